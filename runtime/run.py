@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import os
 import weakref
@@ -31,6 +32,7 @@ from commplan.runtime.input.stages.records import checked_functions
 from commplan.runtime.machines.machine import Binding, Machine
 from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.machines.server import Serving, check_servers
+from commplan.runtime.observe import preflight
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
 from commplan.runtime.observe.metrics import place as metrics_place
 from commplan.runtime.phases import PhaseCall
@@ -110,6 +112,25 @@ class Bound:
         if values:
             spmd.refuse_unnamed(self.context, values)
         return spmd.decorate(self.context, names, returns)
+
+    def jit(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        timeout: float = preflight.TIMEOUT_S,
+        **options: Any,
+    ) -> Any:
+        """`jax.jit(function, **options)` of a step that all ranks compare before they run it.
+
+        Before the first call for new shapes, types or shardings the step is compiled, and its arguments and
+        collectives are compared between all ranks of this run, which therefore call alike. Later calls cost
+        what those of `jax.jit` do. timeout: seconds to wait for a rank, which may still compile. Without
+        `function` a decorator. Calls raise CP0854 on all ranks where they do not fit together, CP0855 where
+        one does not come.
+        """
+        if function is None:
+            return functools.partial(self.jit, timeout=timeout, **options)
+        return preflight.jit(self.context.machine, function, self._file, timeout, options)
 
     def varying(self, tree: Any) -> Any:
         """`tree`, typed by JAX as varying over all of the plan's axes: no communication.

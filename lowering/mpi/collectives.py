@@ -35,6 +35,21 @@ _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", 
 _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
 _LINE = re.compile(r"line \d+")
 LABELS = 1024  # as many as the engine's tags tell apart
+_issued: dict[int, Issued] = {}
+
+
+class Issued(NamedTuple):
+    """A collective as the engine's number for it stands for it: of a buffer of `size` elements."""
+
+    spec: Spec
+    size: int
+    dtype: str
+    groups: Groups
+
+
+def issued(number: int) -> Issued | None:
+    """The collective that is `number` of the engine; None for a request to servers."""
+    return _issued.get(number)
 
 
 class Pending(NamedTuple):
@@ -212,7 +227,9 @@ class Channel:
             fail("CP0832", "this channel is closed")
         key = (replace(spec, axes=self._axes(spec), form="call"), x.size, str(x.dtype))
         if key not in self._numbers:
-            self._numbers[key] = self._make(key[0], x.size, np.dtype(x.dtype))
+            number = self._make(key[0], x.size, np.dtype(x.dtype))
+            self._numbers[key] = number
+            _issued[number] = Issued(*key, self.groups)
         return self._numbers[key]
 
     def _packed(self, number: int, taken: BufferLayout, given: BufferLayout, itemsize: int) -> int:
@@ -225,6 +242,8 @@ class Channel:
                 number, tables[0].ctypes.data, len(taken.runs), tables[1].ctypes.data, len(given.runs),
                 last.ctypes.data, len(last), late.ctypes.data, len(late),
             )  # fmt: skip
+            if number in _issued:
+                _issued[self._numbers[key]] = _issued[number]
         return self._numbers[key]
 
     def _make(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
