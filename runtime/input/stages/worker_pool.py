@@ -292,7 +292,7 @@ class Workers:
         descriptors = [self._payload, self._arena.descriptor]
         descriptors += [self._slots.descriptor] if self._slots else []
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from commplan.runtime.input.stages.worker_process import main; "
+            f"import sys; sys.path[:] = {sys.path!r}; from {_worker.__name__} import main; "
             f"main({theirs.fileno()}, {os.getpid()})"
         )
         # Of a command that ends in `-c`, its code and an argument: the interpreter, with options as here.
