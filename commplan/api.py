@@ -203,10 +203,16 @@ class Program:
         sources: Mapping[str, Any] | None = None,
         functions: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
+        *,
+        watchdog_s: float | None = 10.0,
     ) -> Run:
         """This program with the mesh, data and functions that it runs on (see `runtime.run.Run`).
 
         mesh: a `jax.sharding.Mesh`, or an `mpi4py` communicator; then every rank calls this alike.
+        watchdog_s: seconds after which a collective in which nothing moves ends with an error on all ranks
+        that wait in it, which says who holds them; five times what usually passes between two runs of it
+        where that is longer. None waits for ever. `run.late()` announces that this process comes later.
+        Under `mpi4py` only.
 
         Raises CP1006 where the mesh has other sizes than the one compiled for, and CP08xx for all
         else that does not fit.
@@ -214,7 +220,7 @@ class Program:
         check_binding(self._schedule, self._digest, mesh)
         from commplan.runtime.run import Run  # noqa: PLC0415  jax is loaded only here
 
-        return Run(self, mesh, sources=sources, functions=functions, seed=seed)
+        return Run(self, mesh, sources=sources, functions=functions, seed=seed, watchdog_s=watchdog_s)
 
     def audit(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import operator
 import os
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
@@ -30,6 +32,7 @@ from commplan.runtime.input.stages.records import checked_functions
 from commplan.runtime.machines.machine import Binding, Machine
 from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.machines.server import Serving, check_servers
+from commplan.runtime.observe import preflight
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
 from commplan.runtime.observe.metrics import place as metrics_place
 from commplan.runtime.phases import PhaseCall
@@ -109,6 +112,25 @@ class Bound:
         if values:
             spmd.refuse_unnamed(self.context, values)
         return spmd.decorate(self.context, names, returns)
+
+    def jit(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        timeout: float = preflight.TIMEOUT_S,
+        **options: Any,
+    ) -> Any:
+        """`jax.jit(function, **options)` of a step that all ranks compare before they run it.
+
+        Before the first call for new shapes, types or shardings the step is compiled, and its arguments and
+        collectives are compared between all ranks of this run, which therefore call alike. Later calls cost
+        what those of `jax.jit` do. timeout: seconds to wait for a rank, which may still compile. Without
+        `function` a decorator. Calls raise CP0854 on all ranks where they do not fit together, CP0855 where
+        one does not come.
+        """
+        if function is None:
+            return functools.partial(self.jit, timeout=timeout, **options)
+        return preflight.jit(self.context.machine, function, self._file, timeout, options)
 
     def varying(self, tree: Any) -> Any:
         """`tree`, typed by JAX as varying over all of the plan's axes: no communication.
@@ -263,6 +285,7 @@ class Run(Bound):
         sources: Mapping[str, Any] | None = None,
         functions: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
+        watchdog_s: float | None = None,
     ) -> None:
         schedule = program.schedule
 
@@ -275,7 +298,7 @@ class Run(Bound):
         self.program = program
         context = Context(
             schedule,
-            machine_for(Binding(schedule, program.digest, seed, check), mesh),
+            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s), mesh),
             dict(functions or {}),
             operator.index(seed),
             known_structures(program),
@@ -310,6 +333,17 @@ class Run(Bound):
         """
         if self.role == "worker" and self.context.backend.service is not None:
             self.context.backend.service.close(why)
+
+    @contextlib.contextmanager
+    def late(self) -> Generator[None]:
+        """While this runs, the others' watchdogs expect this process to come late: it evaluates, or writes.
+
+        Without it, ranks that wait for this one longer than `watchdog_s` of `Program.bind` end with CP0834.
+        """
+        from commplan.lowering.mpi.watchdog import expected_late  # noqa: PLC0415  only under MPI
+
+        with expected_late():
+            yield
 
     def metrics(self, path: str | os.PathLike[str], *, period_s: float = PERIOD_S) -> Metrics:
         """Keep a file in the text format of Prometheus that says what the input of this run costs.

@@ -25,6 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.dsl": (),
     "commplan.pytree": (),
     "commplan.io": (),
+    "commplan.recorder": (),
     "commplan.mesh_kind": (),
     "commplan.topology": ("commplan.io",),
     "commplan.cost": (
@@ -39,7 +40,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.verify": ("commplan.collectives", "commplan.input", "commplan.protocol"),
     "commplan.lowering": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.pytree", "commplan.topology",
-        "commplan.protocol", "commplan.io",
+        "commplan.protocol", "commplan.io", "commplan.recorder",
     ),
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.frontend", "commplan.verify", "commplan.pytree",

@@ -146,15 +146,26 @@ def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         root.error("verify: give a file or --algorithm, not both")
 
 
-def _simulate(verb: Any) -> None:
+def _simulated(verb: Any) -> None:
+    """What is simulated, and what is known of its costs."""
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
     _flag(verb, "--ranks", "N", "as many ranks: the first axis of the plan is resized", _count)
     cost = "what one call of a function or one read of a source takes, such as decode=3ms (repeatable)"
     _repeatable(verb, "--cost", "NAME=TIME", cost, _seconds)
+    _binding(verb)
+
+
+def _report(verb: Any) -> None:
+    _simulated(verb)
+    _flag(verb, "--trace", "RUN.json", "a recorded run in Chrome's trace format, shown below the prediction")
+    verb.add_argument("-o", "--output", metavar="OUT.html", required=True, help="write the page here")
+
+
+def _simulate(verb: Any) -> None:
+    _simulated(verb)
     step = "what a training step takes without communication, such as 120ms: for elastic averaging's share"
     _flag(verb, "--step-seconds", "TIME", step, _duration)
     _flag(verb, "--trace", "OUT.json", "write a trace that Perfetto opens")
-    _binding(verb)
 
 
 def _audit(verb: Any) -> None:
@@ -223,6 +234,16 @@ def _completion(verb: Any) -> None:
     verb.add_argument("shell", choices=SHELLS)
 
 
+def _records(verb: Any) -> None:
+    help_ = "files *.rec that ranks recorded, or folders of them (default: those of this host)"
+    verb.add_argument("records", nargs="*", metavar="REC", help=help_)
+
+
+def _trace(verb: Any) -> None:
+    _records(verb)
+    verb.add_argument("-o", "--output", metavar="OUT.json", required=True, help="write the trace here")
+
+
 _JSON = ("json",)
 # Of each verb its summary, what else its help says, the formats besides `human`, and what adds its arguments.
 _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
@@ -246,6 +267,12 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         "The topology is that of --topology; FILE may also be a saved schedule.",
         _JSON,
         _simulate,
+    ),
+    "report": (
+        "show a plan on one HTML page: its graph, timeline, choices, proofs and links",
+        "The page stands alone and needs no network. Times and links need --topology.",
+        _JSON,
+        _report,
     ),
     "diff": (
         "compare two plans or saved schedules",
@@ -277,6 +304,13 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         _JSON,
         _run,
     ),
+    "blame": (
+        "say which rank held the others, from what the ranks of a run recorded",
+        "Works while the run hangs and after it has died.",
+        _JSON,
+        _records,
+    ),
+    "trace": ("show what the ranks of a run recorded, as a trace that Perfetto opens", "", _JSON, _trace),
     "passes": ("list the compiler's passes and their options", "", _JSON, lambda verb: None),
     "new": (
         "begin a plan and a training program from a template",

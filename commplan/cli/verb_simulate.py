@@ -32,7 +32,7 @@ def run(args: Namespace, console: Console) -> int:
         fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
     calibration = load_calibration(args.calibration) if args.calibration else None
     topology = load_topology(args.topology)
-    schedule, lines = _schedule(args, topology, console)
+    schedule, lines = schedule_of(args, topology, console)
     if calibration is not None:
         calibration.check_backend(schedule.backend, args.calibration or "")
     links = calibration.links if calibration else None
@@ -53,8 +53,8 @@ def run(args: Namespace, console: Console) -> int:
     return 0
 
 
-def _schedule(args: Namespace, topology: Topology, console: Console) -> tuple[Schedule, list[str]]:
-    """The schedule, and the lines of the plan where there is one."""
+def schedule_of(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:
+    """The schedule, on `topology` if there is one, and the lines of the plan where there is one."""
     text = console.read(args.file)
     name = name_of(args.file)
     if is_saved(args.file, text):

@@ -46,7 +46,7 @@ def run(args: Namespace, console: Console) -> int:
         schedule, diagnostics = compiled(args.file, args, console).schedule, []
     served = Served(schedule) if not diagnostics else None
     diagnostics += served.wrong if served else []
-    facts = _Facts(schedule, diagnostics)
+    facts = Facts(schedule, diagnostics)
     data = facts.data() | {"servers": served.data() if served else {}, "proved": not diagnostics}
     return console.conclude(
         diagnostics, lambda: facts.text(console.color(sys.stdout)) + (served.text() if served else ""), **data
@@ -71,11 +71,11 @@ def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagn
         if not read:
             raise
         diagnostics.extend(error.diagnostics)
-    _show_lines(read[0], console)
+    show_lines(read[0], console)
     return read[0], diagnostics
 
 
-def _show_lines(schedule: Schedule, console: Console) -> None:
+def show_lines(schedule: Schedule, console: Console) -> None:
     """Read the plan that a schedule was compiled from, for the excerpts, if it still says the same."""
     from commplan import dsl
     from commplan.ir.serialization import is_of
@@ -90,7 +90,7 @@ def _show_lines(schedule: Schedule, console: Console) -> None:
         console.texts.pop(schedule.file, None)
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """Collectives of one plan line that are alike."""
 
     phase: str
@@ -103,8 +103,30 @@ class _Line(NamedTuple):
     nbytes: int  # of the whole buffers, S
     proof: Proof | None
 
+    @property
+    def proved(self) -> str:
+        """How it is known to be right."""
+        if self.proof is None:
+            return "believed: the backend's own"
+        believed = f"; believed: {', '.join(self.proof.believed)}" if self.proof.believed else ""
+        if len(self.proof.tasks) == 1 and not believed:
+            return "proved"
+        return f"{len(self.proof.tasks)} programs{believed}"
 
-class _Facts:
+    @property
+    def busiest(self) -> int | None:
+        """Bytes that the busiest rank sends or receives, whichever is more."""
+        if self.proof is None:
+            return None
+        return _bytes(max(self.proof.cost.sent, self.proof.cost.received), self.nbytes)
+
+    @property
+    def least(self) -> int | None:
+        """Bytes that the busiest rank moves at least, whatever the algorithm."""
+        return _bytes(self.proof.cost.least, self.nbytes) if self.proof else None
+
+
+class Facts:
     """What `verify` says of a schedule in which nothing is wrong."""
 
     def __init__(self, schedule: Schedule, diagnostics: list[Diagnostic]) -> None:
@@ -158,6 +180,11 @@ class _Facts:
         out += [f"  {line}" for line in self.claims.lines()]
         if self.lines:
             out += ["", _table(self.lines, color).rstrip("\n"), ""]
+        return "\n".join([*out, *self.sentences()]) + "\n"
+
+    def sentences(self) -> list[str]:
+        """What is said of communicators, input and memory."""
+        out: list[str] = []
         if self.calls:
             groups = ", ".join("x".join(axes) for axes in self.communicators)
             out.append(
@@ -171,7 +198,7 @@ class _Facts:
                 f"memory of a rank in phase {memory.phase}: at most {_size(memory.nbytes)}{at},"
                 f" of which collectives use {_size(memory.buffers)}"
             )
-        return "\n".join(out) + "\n"
+        return out
 
 
 def _sizes(noun: str, number: int, sizes: dict[str, int]) -> str:
@@ -180,17 +207,17 @@ def _sizes(noun: str, number: int, sizes: dict[str, int]) -> str:
     return plural(number, noun) + (f" ({each})" if each else "")
 
 
-def _lines(schedule: Schedule) -> list[_Line]:
+def _lines(schedule: Schedule) -> list[Line]:
     from commplan.verify.algorithms import prove_op
 
-    lines: dict[tuple[Any, ...], _Line] = {}
+    lines: dict[tuple[Any, ...], Line] = {}
     for phase in schedule.phases:
         for op in (op for op in phase.ops if isinstance(op, Collective)):
             ranks = schedule.size(op.axes)
             whole = op.nbytes * ranks if op.kind == "all_gather" else op.nbytes
             key = (phase.name, op.span.line, op.kind, op.axes, str(op.algorithm), op.root)
             before = lines.get(key)
-            lines[key] = _Line(
+            lines[key] = Line(
                 *key[:5], ranks, (before.number if before else 0) + 1,
                 (before.nbytes if before else 0) + whole,
                 before.proof if before else prove_op(schedule, op),
@@ -223,22 +250,14 @@ def _bytes(share: Fraction, nbytes: int) -> int:
     return -(-share.numerator * nbytes // share.denominator)
 
 
-def _table(lines: list[_Line], color: bool) -> str:
+def _table(lines: list[Line], color: bool) -> str:
     table = fold_table("line", "collective", "over", "via", "rounds", "busiest rank", "at least", "proof")
     for line in lines:
         kind = f"{line.kind} x {line.number}" if line.number > 1 else line.kind
         over = f"{', '.join(line.axes)} ({line.ranks})"
-        if line.proof is None:
-            table.add_row(str(line.line), kind, over, line.via, "", "", "", "believed: the backend's own")
-            continue
-        proof = line.proof
-        believed = f"; believed: {', '.join(proof.believed)}" if proof.believed else ""
-        busiest = max(proof.cost.sent, proof.cost.received)
-        table.add_row(
-            str(line.line), kind, over, line.via, str(proof.cost.rounds), _size(_bytes(busiest, line.nbytes)),
-            _size(_bytes(proof.cost.least, line.nbytes)), f"{len(proof.tasks)} programs{believed}"
-            if len(proof.tasks) != 1 or believed else "proved",
-        )  # fmt: skip
+        rounds = str(line.proof.cost.rounds) if line.proof else ""
+        moved = ("" if nbytes is None else _size(nbytes) for nbytes in (line.busiest, line.least))
+        table.add_row(str(line.line), kind, over, line.via, rounds, *moved, line.proved)
     return printed(lambda screen: screen.print(table), 130, color=color)
 
 

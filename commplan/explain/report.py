@@ -276,23 +276,26 @@ def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 
 def _line(line: Line) -> list[str]:
-    lines = [f"line {line.line}: {line.stage}"]
+    lines = [f"line {line.line}: {line.stage}", *(f"    {text}" for text in line_lines(line))]
+    return lines + [f"    {text}" for choice in line.choices for text in _choice(choice)]
+
+
+def line_lines(line: Line) -> list[str]:
+    """What a line became and moves, ops of one kind on one line."""
+    lines: list[str] = []
     alike = grouped(line.steps, lambda step: (step.kind, step.detail, step.lane))
     for (kind, detail, lane), steps in alike.items():
         count = f"{len(steps)} x " if len(steps) > 1 else ""
         nbytes = sum(step.nbytes for step in steps)
         moved = f", {sized(nbytes)}" if nbytes else ""
-        lines.append(f"    {count}{kind} {detail}".rstrip() + f"{moved}  [{lane.replace('_', ' ')}]")
+        lines.append(f"{count}{kind} {detail}".rstrip() + f"{moved}  [{lane.replace('_', ' ')}]")
     if not line.steps:
-        lines.append("    nothing is left of it")
+        lines.append("nothing is left of it")
     if line.buckets:
         sizes = ", ".join(f"{sized(bucket.nbytes)} ({_leaves(bucket)})" for bucket in line.buckets[:8])
         more = f", and {len(line.buckets) - 8} more" if len(line.buckets) > 8 else ""
-        lines.append(f"    buckets in the order sent: {sizes}{more}")
-    lines += [f"    {text}" for text in _traffic(line.traffic)]
-    lines += [f"    {text}" for text in line.servers]
-    lines += [f"    {text}" for choice in line.choices for text in _choice(choice)]
-    return lines
+        lines.append(f"buckets in the order sent: {sizes}{more}")
+    return [*lines, *_traffic(line.traffic), *line.servers]
 
 
 def _leaves(bucket: Bucket) -> str:

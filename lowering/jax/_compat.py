@@ -5,8 +5,9 @@ Everything that touches a private name of JAX stands here too.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy as np
 # `lax.all_gather(..., to="invarying")` in 0.10; 0.9 has it under this name only.
 from jax._src import core as _src_core
 from jax._src import distributed as _distributed
+from jax._src import lib as _src_lib
+from jax._src import tree_util as _src_tree_util
 from jax._src.interpreters import partial_eval as _src_partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import parallel as _parallel
@@ -26,6 +29,8 @@ Array = Any  # a jax.Array or a tracer of one
 
 _core = cast("Any", _src_core)
 _partial_eval = cast("Any", _src_partial_eval)
+_cpp, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_tree_util)
+_JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
 _all_gather_same: Callable[..., Array] = cast("Any", _parallel).all_gather_invariant
 
 
@@ -61,15 +66,55 @@ def all_gather_text(key: str, mine: str, processes: Sequence[int], timeout_s: fl
 
     Nothing runs on devices: what is under way neither waits nor is waited for. Raises what `barrier` does.
     """
-    client = cast("Any", _distributed).global_state.client
-    client.key_value_set(f"{key}/{jax.process_index()}", mine)
+    cast("Any", _distributed).global_state.client.key_value_set(f"{key}/{jax.process_index()}", mine)
     barrier(key, processes, timeout_s)
+    return texts(key)
+
+
+def texts(key: str) -> dict[int, str]:
+    """The text of each process that has come to `all_gather_text` so far."""
+    client = cast("Any", _distributed).global_state.client
     return {int(name.rpartition("/")[2]): answer for name, answer in client.key_value_dir_get(key)}
 
 
 def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
     """Wait for all of `processes`. Raises a JaxRuntimeError on those that come, where one is not in time."""
     cast("Any", _distributed).global_state.client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))
+
+
+def jit_ahead(
+    function: Callable[..., Any],
+    ahead: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None],
+    **options: Any,
+) -> Any:
+    """`jax.jit(function, **options)` that first calls `ahead(jitted, args, kwargs)` where it may compile.
+
+    `ahead` is called for a signature that the fast path of JAX does not know; other calls never leave that
+    path. What `ahead` compiles by `jitted.lower(..)` is what then runs. Not called within another trace.
+    """
+
+    @functools.wraps(function)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        if not tracing():  # `jax_disable_jit`: the fast path calls this with arrays
+            ahead(jitted, args, kwargs)
+        return function(*args, **kwargs)
+
+    def miss(*args: Any, **kwargs: Any) -> Any:
+        if not tracing():
+            ahead(jitted, args, kwargs)
+        return jitted._cache_miss(*args, **kwargs)
+
+    jitted: Any = jax.jit(entered, **options)
+    info = jitted._jit_info
+    fast: Any = functools.wraps(entered)(
+        _cpp.pjit(
+            jitted.__name__, entered, miss, info.static_argnums, info.static_argnames,
+            cast("Any", _pxla).JitGlobalCppCacheKeys(), _tree_util.dispatch_registry,
+            cast("Any", _pxla).cc_shard_arg, _cpp.PjitFunctionCache(capacity=_JIT_SIGNATURES),
+        )
+    )  # fmt: skip
+    fast._fun, fast._jit_info = entered, info  # what `lower`, `trace` and `eval_shape` read
+    return fast
 
 
 def tracing() -> bool:

@@ -148,14 +148,16 @@ def _communicator(op: Collective, channel: Channel) -> None:
         channel.groups.native(op.axes)
 
 
-def backend_of(schedule: Schedule, comm: Any, sites: Sites, whole: Any = None) -> MpiBackend:
+def backend_of(
+    schedule: Schedule, comm: Any, sites: Sites, whole: Any = None, watchdog_s: float | None = None
+) -> MpiBackend:
     """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
 
     sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
-    if the plan has servers. Raises CP0830 where there are servers and no engine.
+    if the plan has servers. watchdog_s: see `Channel`. Raises CP0830 where there are servers and no engine.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
-    channel, service = Channel(comm, sizes), None
+    channel, service = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan), None
     for phase in schedule.phases:
         for op in phase.ops:
             if isinstance(op, Collective):

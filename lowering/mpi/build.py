@@ -58,6 +58,9 @@ _NUMBER, _POINTER, _TEXT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "channel_open": (_POINTER, [ctypes.c_int, ctypes.c_int]),
     "channel_busy": (ctypes.c_int, [_POINTER]),
+    "channel_watch": (None, [_POINTER, _NUMBER, _NUMBER, _POINTER]),
+    "stack_writer": (None, [_POINTER]),
+    "add_busy": (None, [ctypes.c_int]),
     "channel_close": (None, [_POINTER]),
     "list": (_NUMBER, [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4, _NUMBER, _POINTER, _TEXT]),
     "native": (_NUMBER, [_POINTER, _POINTER, _TEXT]),

@@ -10,7 +10,9 @@ are tied together by their tokens.
 
 from __future__ import annotations
 
+import re
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,7 +24,7 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.backend import BufferLayout, Run
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.lowering.mpi import build, primitives, rounds
+from commplan.lowering.mpi import build, primitives, rounds, watchdog
 from commplan.lowering.mpi.drain import at_exit, drain
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
@@ -31,6 +33,23 @@ from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
 Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
+_LINE = re.compile(r"line \d+")
+LABELS = 1024  # as many as the engine's tags tell apart
+_issued: dict[int, Issued] = {}
+
+
+class Issued(NamedTuple):
+    """A collective as the engine's number for it stands for it: of a buffer of `size` elements."""
+
+    spec: Spec
+    size: int
+    dtype: str
+    groups: Groups
+
+
+def issued(number: int) -> Issued | None:
+    """The collective that is `number` of the engine; None for a request to servers."""
+    return _issued.get(number)
 
 
 class Pending(NamedTuple):
@@ -45,17 +64,30 @@ class Pending(NamedTuple):
 class Channel:
     """A communicator for collectives under jit.
 
-    comm: an mpi4py communicator, which is duplicated. sizes: the plan's axes (see `Groups`). Every rank makes
-    it alike. Raises CP0831 for sizes that do not fit. Where a rank cannot have the engine (CP0830) there is a
-    warning with the reason, and every collective takes the form `rounds`.
+    comm: an mpi4py communicator, which is duplicated. sizes: the plan's axes (see `Groups`). watchdog_s: the
+    seconds without progress after which a wait ends with an error that says who holds it, or five times
+    what usually passes between two runs of the collective, whichever is longer; None waits for ever. plan:
+    its name, for the record. Every rank makes it alike. Raises CP0831 for sizes that do not fit. Where a rank
+    cannot have the engine (CP0830) there is a warning with the reason, and every collective takes the form
+    `rounds`.
     """
 
-    def __init__(self, comm: Any, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        sizes: Mapping[str, int] | None = None,
+        *,
+        watchdog_s: float | None = None,
+        plan: str = "",
+    ) -> None:
         self.groups = Groups(comm, sizes)
-        self._library: Any = self._engine()
+        self._library, watched = self._engine(watchdog_s, plan)
         self._channel: int | None = None
         if self._library is not None:
             self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
+            ranks = self.groups.own.Get_size()
+            if watched is not None and self.groups.concurrent and ranks > 1:
+                watchdog.start(self._library, self._channel, watched, self.groups.rank, ranks)
         self._numbers: dict[Any, int] = {}
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
         at_exit()
@@ -65,19 +97,23 @@ class Channel:
         """The engine, or None where some rank has none."""
         return self._library
 
-    def _engine(self) -> Any:
-        """The engine if all ranks have it: forms do not mix."""
+    def _engine(self, watchdog_s: float | None, plan: str) -> tuple[Any, watchdog.Watched | None]:
+        """The engine if all ranks have it: forms do not mix; watched with the longest of all `watchdog_s`."""
         library, why = None, ""
         try:
             library = build.library()
         except CommplanError as error:
             why = str(error)
-        reasons = [reason for reason in self.groups.own.allgather(why) if reason]
+        own = (why, watchdog_s, watchdog.job())
+        answers: list[tuple[str, float | None, str]] = self.groups.own.allgather(own)
+        reasons = [reason for reason, _, _ in answers if reason]
         if not reasons:
-            return library
+            bounds = [bound for _, bound, _ in answers if bound is not None]
+            every = len(bounds) == len(answers)
+            return library, watchdog.Watched(max(bounds), answers[0][2], plan) if every else None
         if self.groups.rank == 0:
             warnings.warn(f"collectives run message by message, slower: {reasons[0]}", RuntimeWarning, 3)
-        return None
+        return None, None
 
     def close(self) -> None:
         """Wait for what has been dispatched. What was compiled for this channel fails from now on, and what
@@ -191,7 +227,9 @@ class Channel:
             fail("CP0832", "this channel is closed")
         key = (replace(spec, axes=self._axes(spec), form="call"), x.size, str(x.dtype))
         if key not in self._numbers:
-            self._numbers[key] = self._make(key[0], x.size, np.dtype(x.dtype))
+            number = self._make(key[0], x.size, np.dtype(x.dtype))
+            self._numbers[key] = number
+            _issued[number] = Issued(*key, self.groups)
         return self._numbers[key]
 
     def _packed(self, number: int, taken: BufferLayout, given: BufferLayout, itemsize: int) -> int:
@@ -204,6 +242,8 @@ class Channel:
                 number, tables[0].ctypes.data, len(taken.runs), tables[1].ctypes.data, len(given.runs),
                 last.ctypes.data, len(last), late.ctypes.data, len(late),
             )  # fmt: skip
+            if number in _issued:
+                _issued[self._numbers[key]] = _issued[number]
         return self._numbers[key]
 
     def _make(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
@@ -214,7 +254,8 @@ class Channel:
         if choose is None:
             return self._make_native(spec, size, dtype)
         program = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
-        number = self._make_list(program, self.groups.along(axes), spec, dtype)
+        label = _label(spec, whole, dtype)
+        number = self._make_list(program, self.groups.along(axes), spec, dtype, label)
         if spec.kind != "swap":
             return number
         orders = choose.program.targets, choose.program.sources
@@ -234,7 +275,7 @@ class Channel:
         return self._library.commplan_native(self._channel, table.ctypes.data, spec.where.encode())
 
     def _make_list(
-        self, program: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any]
+        self, program: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any], label: int
     ) -> int:
         awaited: list[list[int]] = [[] for _ in program.code]
         for i, before in enumerate(program.waits):
@@ -248,7 +289,7 @@ class Channel:
         messages = max((row.message + 1 for row in program.code), default=0)
         reducing = any(row.what == RECEIVE_REDUCE for row in program.code)
         code, op = _DTYPES.index(dtype.name) if reducing else 0, _OPS.index(spec.op)
-        settings = _numbers((program.scratch, WINDOW, messages > WINDOW, code, op), np.int64)
+        settings = _numbers((program.scratch, WINDOW, messages > WINDOW, code, op, label), np.int64)
         arrays = (waits, begins, after, peers)
         pointers = [array.ctypes.data for array in arrays]
         number = self._library.commplan_list(
@@ -257,6 +298,14 @@ class Channel:
         )  # fmt: skip
         self._ends[number] = program.last, program.late
         return number
+
+
+def _label(spec: Spec, whole: int, dtype: np.dtype[Any]) -> int:
+    """What tells the messages of this collective from those of most others: the same on all ranks, whose
+    plans may lie under other paths. whole: elements of the whole buffer."""
+    line = _LINE.search(spec.where)
+    own = replace(spec, where=line[0] if line else "")
+    return zlib.crc32(f"{own} {whole} {dtype}".encode()) % LABELS
 
 
 def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Array) -> tuple[Pending, Array]:

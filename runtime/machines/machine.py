@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
+import msgspec
 import numpy.typing as npt
 
 from commplan.diagnostics import CommplanError, fail
@@ -22,11 +24,13 @@ from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.check import Layout
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Carrier
+from commplan.runtime.machines.environment import ALIKE, environment
 
 Array = Any
 Host = npt.NDArray[Any]
 Local = Mapping[str, tuple[int, ...]]
 OnFailure = Literal["stop", "continue"]
+_LONG = 80  # characters of a list of ranks
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,26 @@ class Peers:
     hosts: tuple[int, ...]
     ranks: tuple[int, ...]
     places: tuple[int, ...]
+
+
+class Issue(msgspec.Struct, frozen=True, array_like=True):
+    """A collective that a compiled step issues.
+
+    text: what it moves, over what. place: who asks for it: a line of the plan, or a scope of the program.
+    ranks: who takes part, by their numbers on the machine; empty where all do.
+    """
+
+    text: str
+    place: str
+    ranks: tuple[int, ...] = ()
+
+
+def place_of(scope: str) -> str:
+    """The plan's line that JAX's name of an operation tells, else that name without those of functions."""
+    line = re.search(r"commplan/(\w+)/line(\d+)", scope)
+    if line is not None:
+        return f"line {line[2]} of the plan, in phase `{line[1]}`"
+    return re.sub(r"jit\([^)]*\)/?", "", scope)
 
 
 class Machine(Protocol):
@@ -75,6 +99,18 @@ class Machine(Protocol):
 
     def process(self) -> tuple[int, int]:
         """The number of this process, and how many there are."""
+        ...
+
+    def participants(self) -> tuple[int, ...]:
+        """The numbers of the processes that run steps here; only this one's where no other one takes part."""
+        ...
+
+    def gather(self, text: str, timeout_s: float) -> dict[int, str]:
+        """The text of each participant. All call it alike; those that do not come in time are missing."""
+        ...
+
+    def issues(self, traced: Any, compiled: Any) -> tuple[Issue, ...]:
+        """The collectives of a step, a `jax.stages.Traced` and its `Compiled`, in the order of issue."""
         ...
 
     def local(self) -> dict[str, tuple[int, ...]]:
@@ -128,20 +164,22 @@ def peers_of(me: int, seen: Sequence[tuple[bytes, bytes, int, str]]) -> Peers | 
 
 
 class Said(NamedTuple):
-    """What a process says of the program that it binds; `wrong` where it cannot, and why."""
+    """What a process says of the program that it binds: what all must have alike, under the names of `ALIKE`;
+    `wrong` where it cannot, and why."""
 
-    program: str = ""
-    seed: str = ""
+    alike: Mapping[str, str] = {}
     wrong: str = ""
 
 
 class Binding(NamedTuple):
-    """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here."""
+    """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here.
+    watchdog_s: see `Program.bind`."""
 
     schedule: ir.Schedule
     program: str
     seed: SupportsIndex
     check: Callable[[], None]
+    watchdog_s: float | None = None
 
 
 def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]]) -> None:
@@ -156,34 +194,31 @@ def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]
         seed = f"seed {operator.index(mine.seed)}"
     except Exception as error:
         with contextlib.suppress(CommplanError):
-            exchange(Said(wrong=_reason(error)))
+            exchange(Said(wrong=reason(error)))
         raise
-    answers = exchange(Said(f"plan `{mine.schedule.plan}`, schedule {mine.program}", seed))
+    program = f"plan `{mine.schedule.plan}`, schedule {mine.program}"
+    answers = exchange(Said({**environment(mine.schedule), "program": program, "seed": seed}))
     failed = [
         f"{who} {n} cannot bind the program: {answers[n].wrong}" for n in sorted(answers) if answers[n].wrong
     ]
     if failed:
         fail("CP0845", *failed[:4], file=file)
-    same = f"every {who} must compile the same plan, for the same shapes and sizes"
-    _alike(who, "the same program", {n: answer.program for n, answer in answers.items()}, same, file)
-    same = f"random functions draw from it: give every {who} the same one"
-    _alike(who, "with the same seed", {n: answer.seed for n, answer in answers.items()}, same, file)
+    for name, (subject, fix) in ALIKE.items():
+        values = {number: answers[number].alike.get(name, "") for number in sorted(answers)}
+        first = min(values)
+        other = [number for number in values if values[number] != values[first]]
+        if other:
+            fail(
+                "CP0845",
+                f"not every {who} binds {subject}: {who} {other[0]} another one than {who} {first}",
+                *(f"{who} {number}: {values[number]}" for number in (first, *other[:3])),
+                fix.format(who=who),
+                file=file,
+            )
 
 
-def _alike(who: str, subject: str, answers: Mapping[int, str], fix: str, file: str) -> None:
-    first = min(answers)
-    other = [number for number in sorted(answers) if answers[number] != answers[first]]
-    if other:
-        fail(
-            "CP0845",
-            f"not every {who} binds {subject}: {who} {other[0]} another one than {who} {first}",
-            *(f"{who} {number}: {answers[number]}" for number in (first, *other[:3])),
-            fix,
-            file=file,
-        )
-
-
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """An error in a few words, for those that it keeps from going on."""
     if isinstance(error, CommplanError):
         return f"{error.diagnostics[0].code} {error.diagnostics[0].message}"
     return f"{type(error).__name__} {error}"
@@ -192,3 +227,8 @@ def _reason(error: Exception) -> str:
 def digest(text: str) -> bytes:
     """8 bytes that stand for `text`."""
     return hashlib.sha256(text.encode()).digest()[:8]
+
+
+def shortened(text: str) -> str:
+    """`text` if it is short, else its beginning, and a digest that stands for all of it."""
+    return text if len(text) <= _LONG else f"{text[:_LONG]}... ({digest(text).hex()})"

@@ -7,7 +7,8 @@ import contextlib
 import dataclasses
 import itertools
 import secrets
-from collections.abc import Callable, Hashable, Mapping
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -18,8 +19,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from commplan.diagnostics import fail
 from commplan.input.work_partition import Division
 from commplan.ir import schedule as ir
-from commplan.ir.axes import position
+from commplan.ir.axes import groups, position
 from commplan.ir.types import Placement
+from commplan.lowering.audit import HloError, audit_text
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.collectives import LaxBackend
@@ -33,6 +35,7 @@ from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
 from commplan.runtime.machines.machine import (
     Binding,
     Host,
+    Issue,
     Local,
     Machine,
     OnFailure,
@@ -41,6 +44,8 @@ from commplan.runtime.machines.machine import (
     agree,
     digest,
     peers_of,
+    place_of,
+    shortened,
 )
 
 Array = Any
@@ -48,6 +53,7 @@ Cut = tuple[slice, ...]
 BIND_TIMEOUT_S = 1800.0  # for a process that has not come to bind the program yet
 _READ_TIMEOUT_S = 10.0  # for one that has still to read what all said
 _binds: collections.Counter[str] = collections.Counter()  # by the processes of their meshes
+_gathers: collections.Counter[str] = collections.Counter()  # likewise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +161,40 @@ class MeshMachine:
 
     def process(self) -> tuple[int, int]:
         return int(jax.process_index()), int(jax.process_count())
+
+    def participants(self) -> tuple[int, ...]:
+        processes = _processes(self.mesh)
+        return processes if jax.process_index() in processes else (int(jax.process_index()),)
+
+    def gather(self, text: str, timeout_s: float) -> dict[int, str]:
+        processes = self.participants()
+        key = f"commplan/{digest(repr(processes)).hex()}/gather"
+        _gathers[key] += 1
+        return _gathered(f"{key}/{_gathers[key]}", text, processes, timeout_s)[0]
+
+    def issues(self, traced: Any, compiled: Any) -> tuple[Issue, ...]:
+        """Those of the scheduled HLO, in which all partitions of the mesh take part."""
+        try:
+            step = audit_text(compiled.as_text())
+        except HloError as error:
+            warnings.warn(f"the step's collectives cannot be compared: {error}", RuntimeWarning, 2)
+            return ()
+        trips = {loop.body: loop.trips or "unknown" for loop in step.loops}
+        over = {
+            tuple(groups(axes, self.mesh.shape)): f"over {', '.join(axes)}"
+            for count in range(len(self.mesh.axis_names), 0, -1)
+            for axes in itertools.combinations(self.mesh.axis_names, count)
+        }
+        return tuple(
+            Issue(
+                f"{found.kind}{f'({found.op})' if found.op else ''} {', '.join(map(str, found.inputs))} "
+                + (over.get(found.groups) or f"between {shortened(str(found.groups))}")
+                + (f", channel {found.channel}" if found.channel is not None else "")
+                + (f", in a loop of length {trips[found.computation]}" if found.computation in trips else ""),
+                place_of(found.op_name),
+            )
+            for found in step.collectives
+        )
 
     def local(self) -> dict[str, tuple[int, ...]]:
         """Raises CP0819 where the devices of this process are no block of the mesh."""
@@ -356,7 +396,7 @@ def check_processes(binding: Binding, mesh: Any) -> None:
     Raises what `agree` does, and CP0849 where one does not come, on all of them.
     """
     schedule = binding.schedule
-    processes = sorted({int(device.process_index) for device in mesh.devices.flat})
+    processes = _processes(mesh)
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
         binding.check()
         return  # a mesh of devices that are only described has processes that do not run
@@ -365,10 +405,8 @@ def check_processes(binding: Binding, mesh: Any) -> None:
     key, names = f"{key}/{_binds[key]}", ", ".join(map(str, processes))
 
     def exchange(mine: Said) -> dict[int, Said]:
-        text = msgspec.json.encode(mine).decode()
-        try:
-            answers = _compat.all_gather_text(key, text, processes, BIND_TIMEOUT_S)
-        except jax.errors.JaxRuntimeError as error:
+        answers, error = _gathered(key, msgspec.json.encode(mine).decode(), processes, BIND_TIMEOUT_S)
+        if error:
             fail(
                 "CP0849",
                 f"not all of processes {names} bind `{schedule.plan}`: one did not come",
@@ -377,12 +415,29 @@ def check_processes(binding: Binding, mesh: Any) -> None:
                 "every process that holds devices of the mesh binds the same programs in the same order",
                 file=schedule.file,
             )
-        if len({*answers.values()}) > 1:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first to end takes all this with it
-                _compat.barrier(f"{key}/read", processes, _READ_TIMEOUT_S)
         return {number: msgspec.json.decode(answer, type=Said) for number, answer in answers.items()}
 
     agree("process", binding, exchange)
+
+
+def _processes(mesh: Any) -> tuple[int, ...]:
+    """The processes that hold devices of `mesh`."""
+    return tuple(sorted({int(device.process_index) for device in mesh.devices.flat}))
+
+
+def _gathered(key: str, text: str, processes: Sequence[int], timeout_s: float) -> tuple[dict[int, str], str]:
+    """The text of each of `processes`; where not all come, of those that did, and what JAX says of that."""
+    error = ""
+    try:
+        answers = _compat.all_gather_text(key, text, processes, timeout_s)
+    except jax.errors.JaxRuntimeError as raised:
+        error, answers = str(raised), {jax.process_index(): text}
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            answers = _compat.texts(key)
+    if error or len({*answers.values()}) > 1:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first to end takes all this with it
+            _compat.barrier(f"{key}/read", sorted(answers), _READ_TIMEOUT_S)
+    return answers, error
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import math
 import secrets
+import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
+from commplan.lowering.mpi.listing import collectives_of
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
 from commplan.runtime.input.shm.segment import Blame
@@ -26,6 +29,7 @@ from commplan.runtime.input.transport.ulfm import LOSSES
 from commplan.runtime.machines.machine import (
     Binding,
     Host,
+    Issue,
     Local,
     Machine,
     OnFailure,
@@ -34,12 +38,16 @@ from commplan.runtime.machines.machine import (
     agree,
     digest,
     peers_of,
+    place_of,
+    shortened,
 )
 from commplan.runtime.machines.server import Serving
 from commplan.runtime.observe.abort_hook import watch
 from commplan.runtime.param_server.startup_guard import expect
 
 Array = Any
+_LOOK_S = 0.0005  # between two looks for messages
+_unread: list[Any] = []  # sends to ranks that did not come: what they send must stay
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,13 +55,14 @@ class Ranks:
     """See `machine.Machine`.
 
     mesh: the communicator that the program was bound to. own: one of the same ranks without servers, for what
-    is said outside of compiled phases.
+    is said outside of compiled phases. gathers: how often each set of ranks has gathered.
     """
 
     mesh: Any
     own: Any
     backend: MpiBackend
     file: str = ""
+    gathers: Counter[tuple[int, ...]] = dataclasses.field(default_factory=Counter[tuple[int, ...]])
 
     @property
     def layout(self) -> Layout:
@@ -72,6 +81,64 @@ class Ranks:
 
     def process(self) -> tuple[int, int]:
         return int(self.own.Get_rank()), int(self.own.Get_size())
+
+    def participants(self) -> tuple[int, ...]:
+        return self.backend.channel.groups.along(tuple(self.backend.sizes))
+
+    def gather(self, text: str, timeout_s: float) -> dict[int, str]:
+        """Through the first rank. The others wait for it twice as long: it may come last, and wait itself."""
+        ranks = self.participants()
+        self.gathers[ranks] += 1
+        tag = int.from_bytes(digest(f"{ranks} {self.gathers[ranks]}")[:2]) >> 1  # MPI has 2**15 of them
+        with deaths(self.mesh, self.file):
+            if self.own.Get_rank() == ranks[0]:
+                return self._collect(text, ranks, tag, timeout_s)
+            _unread.append(self.own.isend(text, ranks[0], tag))
+            for _, ranks_of in self._messages(ranks[0], tag, 2 * timeout_s):
+                return {rank: answer for answer, own in ranks_of.items() for rank in own}
+        return dict.fromkeys(ranks[1:], "")
+
+    def _collect(self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float) -> dict[int, str]:
+        answers = {ranks[0]: text}
+        if len(answers) < len(ranks):
+            for rank, answer in self._messages(MPI.ANY_SOURCE, tag, timeout_s):
+                answers[rank] = answer
+                if len(answers) == len(ranks):
+                    break
+        ranks_of: dict[str, list[int]] = {}  # most say the same, and all are told all of it
+        for rank, answer in answers.items():
+            ranks_of.setdefault(answer, []).append(rank)
+        sends = [self.own.isend(ranks_of, rank, tag) for rank in list(answers)[1:]]
+        until = time.monotonic() + timeout_s
+        while not MPI.Request.Testall(sends) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        _unread.extend(sends)
+        return answers
+
+    def _messages(self, source: int, tag: int, timeout_s: float) -> Generator[tuple[int, Any]]:
+        """What comes in this time, and from whom."""
+        until, status = time.monotonic() + timeout_s, MPI.Status()
+        while time.monotonic() < until:
+            _unread[:] = [request for request in _unread if not request.Test()]
+            message = self.own.improbe(source, tag, status)
+            if message is None:
+                time.sleep(_LOOK_S)
+            else:
+                yield int(status.Get_source()), message.recv()
+
+    def issues(self, traced: Any, compiled: Any) -> tuple[Issue, ...]:
+        """Calls of engine and mpi4jax, in the order of the program; messages between two ranks are none."""
+        del compiled
+        own, listed = self.own.Get_group(), list(collectives_of(traced.jaxpr.jaxpr, self.backend.channel))
+        numbers = [entry.comm.Get_group().Translate_ranks(list(entry.ranks), own) for entry in listed]
+        return tuple(
+            Issue(
+                entry.text if entry.planned else f"{entry.text} between ranks {shortened(str(ranks))}",
+                place_of(entry.scope),
+                tuple(rank for rank in ranks if rank >= 0),
+            )
+            for entry, ranks in zip(listed, numbers, strict=True)
+        )
 
     def local(self) -> dict[str, tuple[int, ...]]:
         return {axis: (self.backend.place[axis],) for axis in self.backend.sizes}
@@ -170,18 +237,18 @@ def check_backend(schedule: ir.Schedule) -> None:
 
 
 def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
-    schedule, own = binding.schedule, comm.Dup()
+    schedule, own, bound_s = binding.schedule, comm.Dup(), binding.watchdog_s
     exchange = cast("Callable[[Said], list[Said]]", own.allgather)
     agree("rank", binding, lambda mine: dict(enumerate(exchange(mine))))
     roles = sites(schedule)
     watch(schedule, serves=int(own.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        return Ranks(comm, own, backend_of(schedule, own, roles), schedule.file)
+        return Ranks(comm, own, backend_of(schedule, own, roles, None, bound_s), schedule.file)
     rank = int(own.Get_rank())
     server = rank - roles.workers
     part = own.Split(int(server >= 0), rank)
     if server < 0:
-        return Ranks(comm, part, backend_of(schedule, part, roles, own), schedule.file)
+        return Ranks(comm, part, backend_of(schedule, part, roles, own, bound_s), schedule.file)
     expect(own, roles)
     return Serving(comm, own, roles, server, server_names(schedule)[server], schedule.file)
 

@@ -22,6 +22,8 @@ _ERRORS, _VERDICT = 1, 2  # tags
 _SECONDARY = (
     "CP0834",
     "CP0845",
+    "CP0854",
+    "CP0855",
     "CP0920",
     "CP0921",
     "CP0922",

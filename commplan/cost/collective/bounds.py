@@ -75,6 +75,8 @@ def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int
             return max(evenly, _most(member, others) * share)
         case "all_to_all" | "swap":
             return _most(member, held * others) * share
+        case "shift":  # to the rank `root` further along
+            return float(np.bincount(units[units != np.roll(units, -root, axis=1)], minlength=1).max())
         case "scatter" | "gather":
             at_root = member == where[group, root]
             return _most(member, np.where(at_root, others, 0)) * share

@@ -39,7 +39,7 @@ NEIGHBOURS = ("ring", "chain", "torus")
 USUAL_FORM: dict[Backend, Form] = {"jax": "rounds", "mpi": "call"}
 
 Way = Form | Literal["library"]  # a library's own: dataflow, whole messages
-CostKind = Kind | Literal["all_to_all"]
+CostKind = Kind | Literal["all_to_all", "shift"]
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -140,9 +140,7 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         return _of_library(query)
     kind, layout, network = query.kind, query.layout, query.network
     if algorithm.name == "native":
-        library = query._replace(form="library", chunk=None)
-        priced = [_flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)]
-        return min(priced, key=lambda each: each[0]) if priced else None
+        return min(_library(kind, query).values(), key=lambda each: each[0], default=None)
     if algorithm.name != "hierarchical":
         return _flat(algorithm.name, kind, query) if registry.supports(algorithm.name, kind) else None
     parts = split_of(algorithm, layout, network)
@@ -157,6 +155,19 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         return _dataflow(composed(parts.levels, kind, query.root, parts.layout, network), query)
     except CommplanError:
         return None
+
+
+def _library(kind: Kind, query: _Query) -> dict[str, _Modelled]:
+    """What each algorithm that a library may take would cost."""
+    library = query._replace(form="library", chunk=None)
+    return {name: _flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)}
+
+
+@lru_cache(maxsize=1024)
+def library_algorithm(kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0) -> str:
+    """The algorithm that `native` is priced as. nbytes: of the whole buffer, as in `predict`."""
+    priced = _library(kind, _Query(kind, layout, nbytes, network, "library", None, root))
+    return min(priced, key=lambda name: priced[name][0])
 
 
 def _flat(name: str, kind: Kind, query: _Query) -> _Modelled:

@@ -169,6 +169,13 @@ def alone(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Networ
 Ways = tuple[Floats, Floats]  # bytes on the up and on the down link of each member of a level
 
 
+def link_bytes(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> list[Ways]:
+    """What a request of all `workers`, answer included, puts on the links of each level."""
+    senders = workers if traffic.senders is None else workers[list(traffic.senders)]
+    both = zip(*_traffic(network, senders, workers, servers, traffic.up, traffic.down), strict=True)
+    return [(push[0] + pull[0], push[1] + pull[1]) for push, pull in both]
+
+
 def _traffic(
     network: Network, senders: Ints, workers: Ints, servers: Ints, up: Floats, down: Floats
 ) -> tuple[list[Ways], list[Ways]]:

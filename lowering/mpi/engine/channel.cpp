@@ -12,7 +12,7 @@
 #include <chrono>
 #include <map>
 
-#include "engine.h"
+#include "watch.h"
 
 namespace commplan {
 namespace {
@@ -116,10 +116,22 @@ Channel::Channel(MPI_Comm comm, bool together) : comm(comm), together_(together)
   int found = 0, size = 0;
   MPI_Comm_get_attr(comm, MPI_TAG_UB, &bound, &found);
   if (found) tags_ = *bound;  // the last one says that a rank leaves
+  constexpr int64_t kEnough = 1 << 24;
+  if (tags_ >= kEnough) span_ = tags_ / kLabels;
   MPI_Comm_size(comm, &size);
   MPI_Comm_rank(comm, &own_);
   for (auto* each : {&sent_, &received_, &begun_, &said_}) each->resize(size);
   lasts_.resize(size, kHere);
+}
+
+Channel::~Channel() = default;
+
+void Channel::watch(int64_t bound, int64_t first, char* record) {
+  watch_ = std::make_unique<Watch>(comm, bound, first, record);
+}
+
+void Channel::stop_watching() {
+  if (watch_) watch_->stop();
 }
 
 int64_t Channel::reserve_sends(int rank, int64_t count) {
@@ -181,7 +193,10 @@ std::string Channel::explain(int code, const char* call, const std::string& wher
     int length = 0;
     MPI_Error_string(code, text, &length);
     std::string with = name.empty() ? "" : " with " + name;
-    return std::string(call) + with + " failed: " + std::string(text, length) + line;
+    int kind = code;
+    MPI_Error_class(code, &kind);
+    std::string note = kind == MPI_ERR_TRUNCATE ? "\nnote: another rank has begun another collective there" : "";
+    return std::string(call) + with + " failed: " + std::string(text, length) + note + line;
   }
   if (!name.empty()) return name + " has died" + line;
   if (together_) {
@@ -192,7 +207,11 @@ std::string Channel::explain(int code, const char* call, const std::string& wher
   // Who waited for the living learns from them that someone died, and only then who.
   constexpr int64_t kNews = 3'000'000'000, kLook = 10'000'000;
   std::vector<int> ranks = dead(comm);
-  for (int64_t until = now() + kNews; ranks.empty() && now() < until; ranks = dead(comm)) sleep_ns(kLook);
+  for (int64_t until = now() + kNews; ranks.empty() && now() < until; ranks = dead(comm)) {
+    std::string verdict = watch_ ? watch_->verdict() : std::string();  // nobody has died: a watch has revoked it
+    if (!verdict.empty()) return verdict + line;
+    sleep_ns(kLook);
+  }
   if (ranks.empty() && rank >= 0) ranks.push_back(rank);
   if (ranks.empty()) return "another rank found that one has died" + line;
   std::string named = ranks.size() > 1 ? "ranks " : "rank ";
@@ -224,6 +243,7 @@ void Channel::rest() {
 
 std::string Channel::drive(std::unique_ptr<Operation> operation) {
   bool blocks = operation->blocks();
+  if (watch_) watch_->begin(*operation);
   if (blocks) {
     std::lock_guard<std::mutex> lock(mutex_);
     blocking_.push_back(operation.get());
@@ -234,6 +254,7 @@ std::string Channel::drive(std::unique_ptr<Operation> operation) {
   while (!operation->done()) {
     if (operation->step()) {
       patience.moved(operation->bulk());
+      if (watch_) watch_->moved();
     } else {
       patience.wait();
       if (!together_ || (!fails() && now() - looked < kLook)) continue;
@@ -246,6 +267,7 @@ std::string Channel::drive(std::unique_ptr<Operation> operation) {
     blocking_.erase(std::find(blocking_.begin(), blocking_.end(), operation.get()));
   }
   std::string error = operation->error();
+  if (watch_) watch_->end(*operation);
   operation.reset();
   if (!error.empty()) fail(error);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -255,6 +277,7 @@ std::string Channel::drive(std::unique_ptr<Operation> operation) {
 }
 
 int64_t Channel::start(std::unique_ptr<Operation> operation) {
+  if (watch_) watch_->begin(*operation);
   std::lock_guard<std::mutex> lock(mutex_);
   flights_.push_back(std::make_unique<Flight>(Flight{++handles_, std::move(operation), false, {}, nullptr}));
   --inside_;
@@ -297,6 +320,7 @@ void Channel::progress() {
     for (Flight* flight : over) {
       flight->error = flight->operation->error();
       flight->output = flight->operation->output();
+      if (watch_) watch_->end(*flight->operation);
       flight->operation.reset();
       if (!flight->error.empty()) fail(flight->error);
     }
@@ -340,6 +364,7 @@ void Channel::progress() {
     }
     if (moved || !over.empty()) {
       patience.moved(bulk);
+      if (watch_) watch_->moved();
     } else if (!active.empty()) {
       patience.wait();
     }

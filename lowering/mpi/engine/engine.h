@@ -56,6 +56,7 @@ struct List {
   std::vector<int32_t> ways;                   // 2 rank where some go to it, 2 rank + 1 where some come from it
   int64_t scratch = 0, largest = 0;            // bytes
   int64_t window = 0;                          // messages in flight to one peer
+  int64_t label = 0;           // part of its tags: messages of lists that differ never meet
   bool synchronous = false;                    // a send ends when its receiver has begun to take it
   bool reduces = false;
   DType dtype = kF32;
@@ -131,6 +132,7 @@ struct Request {
 };
 
 class Channel;
+class Watch;
 
 // A rank that an operation exchanges messages with. `number`: of the operations that the two have in common.
 struct Partner {
@@ -209,6 +211,7 @@ double number(const void* scalar, DType dtype);
 // Deaths (faults.cpp), where MPI lives on after them.
 bool lost(int code);                          // whether an error says that a process died, or that others found so
 std::vector<int> dead(MPI_Comm comm);         // those known to have died
+void acknowledge(MPI_Comm comm);              // of who has died: others can be heard again
 void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, gets an error
 bool drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, or false after a while
 int64_t now();                                // nanoseconds
@@ -222,14 +225,19 @@ void sleep_ns(int64_t nanoseconds);
 // A channel is never freed: XLA may call a program of it at any time, and is told that it is closed.
 class Channel {
  public:
-  static constexpr int64_t kHere = INT64_MAX, kFailed = -1;  // instead of the last operation of a rank
+  static constexpr int64_t kLabels = 1024;
+  // Instead of the last operation of a rank; kJudged: it failed by the verdict of a watch, which all get.
+  static constexpr int64_t kHere = INT64_MAX, kFailed = -1, kJudged = -2;
 
   Channel(MPI_Comm comm, bool together);
+  ~Channel();
 
   // The tags of the next messages to and from a rank: no two in flight between two ranks are alike.
   int64_t reserve_sends(int rank, int64_t count);
   int64_t reserve_receives(int rank, int64_t count);
-  int tag(int64_t number) const { return static_cast<int>(number % tags_); }
+  int tag(int64_t number, int64_t label) const {
+    return static_cast<int>(span_ > 0 ? number % span_ * kLabels + label : number % tags_);
+  }
 
   std::unique_ptr<char[]> take(int64_t nbytes, int64_t* capacity);  // a used buffer, or a new one
   void give(std::unique_ptr<char[]> buffer, int64_t capacity);
@@ -244,6 +252,8 @@ class Channel {
   bool busy();                                              // whether something is under way
   void close(const std::string& why);  // begins nothing more, and waits for what is under way
   void await_others();                 // until every other rank has left, too
+  void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; all ranks call it alike, once
+  void stop_watching();
 
   // Requests send one after another, in the order in which they began.
   int64_t take_turn() { return turns_++; }
@@ -273,7 +283,8 @@ class Channel {
   std::vector<MPI_Comm> others_;
   int64_t turns_ = 0;
   std::atomic<int64_t> turn_{0};
-  int64_t tags_ = 32768;
+  int64_t tags_ = 32768, span_ = 0;  // span_: of tags for each label, where there are enough
+  std::unique_ptr<Watch> watch_;
   std::vector<int64_t> sent_, received_;
   std::mutex mutex_;
   std::condition_variable work_, news_;

@@ -42,6 +42,8 @@ std::vector<int> dead(MPI_Comm comm) {
   return ours;
 }
 
+void acknowledge(MPI_Comm comm) { MPIX_Comm_failure_ack(comm); }
+
 void revoke(MPI_Comm comm) {
   int flag = 0;
   if (MPIX_Comm_is_revoked(comm, &flag) == MPI_SUCCESS && !flag) MPIX_Comm_revoke(comm);
@@ -51,6 +53,7 @@ void revoke(MPI_Comm comm) {
 
 bool lost(int) { return false; }
 std::vector<int> dead(MPI_Comm) { return {}; }
+void acknowledge(MPI_Comm) {}
 void revoke(MPI_Comm) {}
 
 #endif

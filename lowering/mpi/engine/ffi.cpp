@@ -5,7 +5,7 @@
 #include <cstring>
 #include <deque>
 
-#include "engine.h"
+#include "watch.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace commplan {
@@ -162,6 +162,14 @@ COMMPLAN_API void* commplan_channel_open(int comm, int together) {
   return open_channel(MPI_Comm_f2c(comm), together != 0);
 }
 
+// bound, first: nanoseconds; record: the memory of a record, or null. See `Watch`.
+COMMPLAN_API void commplan_channel_watch(void* channel, int64_t bound, int64_t first, void* record) {
+  static_cast<Channel*>(channel)->watch(bound, first, static_cast<char*>(record));
+}
+
+COMMPLAN_API void commplan_stack_writer(StackWriter writer) { set_stack_writer(writer); }
+COMMPLAN_API void commplan_add_busy(int change) { add_busy(change); }
+
 COMMPLAN_API int commplan_channel_busy(void* channel) { return static_cast<Channel*>(channel)->busy() ? 1 : 0; }
 
 // Waits for what is under way. Programs of a closed channel fail with a message.
@@ -169,7 +177,8 @@ COMMPLAN_API void commplan_channel_close(void* channel) {
   static_cast<Channel*>(channel)->close("the channel of this program is closed");
 }
 
-// table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op.
+// table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op,
+// label.
 COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t count, const int32_t* waits,
                                    const int64_t* begins, const int32_t* next, const int32_t* peers, int64_t many,
                                    const int64_t* settings, const char* where) {
@@ -188,6 +197,7 @@ COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t 
   list->synchronous = settings[2] != 0;
   list->dtype = static_cast<DType>(settings[3]);
   list->op = static_cast<Reduction>(settings[4]);
+  list->label = settings[5];
   for (int64_t i = 0; i < count; ++i) {
     const Instruction& x = rows[i];
     if (x.what == kSend) ++list->sends[x.peer];

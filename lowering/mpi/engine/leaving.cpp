@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "engine.h"
+#include "watch.h"
 
 namespace commplan {
 
@@ -35,7 +35,7 @@ void Channel::leave() {
   left_ = true;
   for (int rank = 0; rank < static_cast<int>(said_.size()); ++rank) {
     if (rank == own_) continue;
-    said_[rank] = fails() ? kFailed : begun_[rank];
+    said_[rank] = !fails() ? begun_[rank] : watch_ && !watch_->verdict().empty() ? kJudged : kFailed;
     MPI_Request request;
     int code = MPI_Isend(&said_[rank], 1, MPI_INT64_T, rank, static_cast<int>(tags_), comm, &request);
     if (code == MPI_SUCCESS) saying_.push_back(request);  // else it has died, or is told by the revocation
@@ -54,11 +54,14 @@ bool Channel::listen() {
     int64_t last = kFailed;
     MPI_Mrecv(&last, 1, MPI_INT64_T, &message, MPI_STATUS_IGNORE);
     lasts_[status.MPI_SOURCE] = last;
+    if (watch_) watch_->has_left(status.MPI_SOURCE, last);
   }
 }
 
 void Channel::break_off(Operation& operation) {
-  std::string why = fails() ? "an earlier operation failed: " + broken_ : missing(operation);
+  std::string why = watch_ ? watch_->verdict() : std::string();
+  if (!why.empty() && !operation.where().empty()) why += "; " + operation.where();
+  if (why.empty()) why = fails() ? "an earlier operation failed: " + broken_ : missing(operation);
   if (!why.empty()) operation.break_off(why);
 }
 
@@ -67,7 +70,8 @@ std::string Channel::missing(const Operation& operation) {
   std::lock_guard<std::mutex> lock(leaving_);
   for (const Partner& partner : operation.partners()) {
     if (partner.number <= lasts_[partner.rank]) continue;
-    std::string why = lasts_[partner.rank] == kFailed ? "an operation failed on rank " : "the program has ended on rank ";
+    if (lasts_[partner.rank] == kJudged && watch_) continue;  // the verdict itself is on its way
+    std::string why = lasts_[partner.rank] < 0 ? "an operation failed on rank " : "the program has ended on rank ";
     std::string line = operation.where().empty() ? "" : "; " + operation.where();
     return why + std::to_string(partner.rank) + line;
   }
@@ -135,6 +139,7 @@ int leave_all(MPI_Comm, int, void*, void*) {
   }
   for (Channel* channel : channels) channel->close("MPI has been finalized");
   for (Channel* channel : channels) channel->await_others();
+  for (Channel* channel : channels) channel->stop_watching();
   return MPI_SUCCESS;
 }
 

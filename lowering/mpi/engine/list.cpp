@@ -176,7 +176,7 @@ class ListRun final : public Operation {
     ++peer.receiving;
     MPI_Request request;
     int code = MPI_Irecv(to, static_cast<int>(x.nbytes), MPI_BYTE, list_.peers[x.peer],
-                         channel_.tag(peer.first_receive + x.message), channel_.comm, &request);
+                         channel_.tag(peer.first_receive + x.message, list_.label), channel_.comm, &request);
     if (!check(code, "MPI_Irecv", list_.peers[x.peer])) return false;
     keep(request, i);
     return true;
@@ -187,7 +187,7 @@ class ListRun final : public Operation {
     MPI_Request request;
     auto how = list_.synchronous ? MPI_Issend : MPI_Isend;
     int code = how(source(x), static_cast<int>(x.nbytes), MPI_BYTE, list_.peers[x.peer],
-                   channel_.tag(peer.first_send + x.message), channel_.comm, &request);
+                   channel_.tag(peer.first_send + x.message, list_.label), channel_.comm, &request);
     if (!check(code, "MPI_Isend", list_.peers[x.peer])) return false;
     sent_[i] = 1;
     ++peer.sending;

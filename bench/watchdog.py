@@ -1,0 +1,111 @@
+"""What the watchdog and the record cost, and whether they ever cry wolf.
+
+    python -m bench.watchdog                        # a step with and without them, in turns
+    python -m bench.watchdog --alarms --steps 100000 --bound 1.0
+
+The cost: ranks run the same jitted step of a program that is bound twice, watched and not, in blocks in turn.
+Alarms: steps of a millisecond, in which now and then a rank comes late by up to nine tenths of the bound.
+Exit 1 where the cost is above 1% of a step of 50 ms, or where there was an alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench.servers.mpirun import command, environment
+
+PLAN = """
+plan watched
+axis data = ?
+input grads : f32[{elements}] partial data
+each step {{
+    grads = reduce grads over data by mean via ring
+    output grads
+}}
+"""
+STEP_S, SHARE, LATE = 0.05, 0.01, 0.9
+BLOCKS, BLOCK, RANKS = 40, 50, 2
+
+
+def stepper(elements: int, watchdog_s: float | None) -> Callable[[], Any]:
+    """A step of a program of its own."""
+    import commplan  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
+    from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
+
+    plan = commplan.loads(PLAN.format(elements=elements))
+    run = plan.compile(MPI.COMM_WORLD).bind(MPI.COMM_WORLD, watchdog_s=watchdog_s)
+
+    def train(state: Any, grads: Any) -> Any:
+        return run.step(state, grads=grads)
+
+    step = jax.jit(train)
+    state, grads = run.init(), jnp.ones(elements)
+    return lambda: jax.block_until_ready(step(state, grads))
+
+
+def cost(rank: int, elements: int) -> None:
+    """Prints the medians of both, and of their difference block by block."""
+    steps = {True: stepper(elements, 10.0), False: stepper(elements, None)}
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for block in range(BLOCKS):
+        for watched in (True, False) if block % 2 else (False, True):
+            begin = time.perf_counter()
+            for _ in range(BLOCK):
+                steps[watched]()
+            seconds[watched].append((time.perf_counter() - begin) / BLOCK)
+    if rank:
+        return
+    more = [with_it - without for with_it, without in zip(seconds[True], seconds[False], strict=True)]
+    low, middle, high = (quarter * 1e6 for quarter in statistics.quantiles(more, n=4))
+    watched, bare = (statistics.median(seconds[each]) * 1e6 for each in (True, False))
+    print(f"watched {watched:.1f} us, not {bare:.1f} us a step of f32[{elements}]", end="; ")
+    print(f"more: median {middle:.1f} us, quartiles {low:.1f} to {high:.1f}")
+    share = middle / 1e6 / STEP_S
+    print(f"{share:.3%} of a step of 50 ms")
+    sys.exit(int(share > SHARE))
+
+
+def alarms(rank: int, steps: int, bound_s: float) -> None:
+    """Every rank sleeps in steps of its own; an alarm is an exception, which ends the job."""
+    step, draw = stepper(1000, bound_s), random.Random(rank)
+    every = max(steps // 200, 1)
+    for number in range(steps):
+        time.sleep(0.001 if draw.random() > 1 / every else draw.uniform(0, LATE * bound_s))
+        step()
+        if rank == 0 and number % (steps // 10 or 1) == 0:
+            print(f"{number} steps", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--alarms", action="store_true")
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--bound", type=float, default=1.0, help="seconds")
+    parser.add_argument("--elements", type=int, default=1000)
+    options = parser.parse_args(arguments)
+    words = ("alarms", options.steps, options.bound) if options.alarms else ("cost", options.elements)
+    job = command(RANKS, "bench.watchdog", "--rank", *words)
+    code = subprocess.run(job, env=environment(), check=False).returncode
+    if options.alarms:
+        print("an alarm" if code else f"no alarm in {options.steps} steps")
+    return int(code != 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        from mpi4py import MPI
+
+        if sys.argv[2] == "cost":
+            cost(MPI.COMM_WORLD.rank, int(sys.argv[3]))
+        else:
+            alarms(MPI.COMM_WORLD.rank, int(sys.argv[3]), float(sys.argv[4]))
+    else:
+        sys.exit(main())

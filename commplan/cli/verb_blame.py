@@ -1,0 +1,94 @@
+"""`commplan blame`: which rank held the others, and where, from what the ranks recorded."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from commplan.cli.console import Console, fold_table
+from commplan.diagnostics import fail
+from commplan.recorder import Blame, Record, blame, read_records
+from commplan.recorder.blame import Rank
+from commplan.recorder.file import Event, folder
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Print who held whom; 1 where somebody did. Raises CP1114 for files that are no records."""
+    verdicts = [blame(records) for records in runs(args.records)]
+    if not console.human:
+        console.document(runs=[_data(verdict) for verdict in verdicts])
+    else:
+        for verdict in verdicts:
+            _show(verdict, console)
+    return int(any(verdict.holders or verdict.verdicts for verdict in verdicts))
+
+
+def runs(paths: list[str]) -> list[list[Record]]:
+    """The records at `paths`, by default this host's, run by run. Raises CP1114 where there are none."""
+    places = paths or [str(folder())]
+    jobs: dict[str, list[Record]] = {}
+    for record in read_records(places):
+        jobs.setdefault(record.path.rpartition("/")[2].split(".")[0], []).append(record)
+    if not jobs:
+        fail(
+            "CP1114",
+            f"there are no records in {', '.join(places)}",
+            "each rank under MPI keeps one while it lives, and where it ended badly: commplan-*.rec",
+        )
+    return list(jobs.values())
+
+
+def _show(verdict: Blame, console: Console) -> None:
+    table = fold_table("rank", "process", "is", "last finished", "now")
+    for rank in verdict.ranks:
+        table.add_row(
+            str(rank.rank),
+            f"{rank.process} on {rank.host}",
+            rank.state,
+            _last(rank, verdict),
+            _now(rank, verdict),
+        )
+    console.put(f"plan {verdict.plan or '(without a name)'}\n")
+    console.show(lambda screen: screen.print(table), 130)
+    for rank, reason in verdict.holders.items():
+        console.put(f"rank {rank} holds the others: {reason}\n")
+    for rank, text in verdict.verdicts.items():
+        console.put(f"the watchdog of rank {rank} said: {text}\n")
+    if not verdict.holders and not verdict.verdicts:
+        console.put("nobody holds the others\n")
+    if verdict.missing:
+        listed = ", ".join(map(str, verdict.missing))
+        console.put(f"no record of ranks {listed}: they ended well, or are on another host\n")
+
+
+def _last(rank: Rank, verdict: Blame) -> str:
+    if rank.last is None:
+        return "nothing"
+    return f"{rank.last.name}, {_times(rank.last)}, {verdict.seconds - rank.last.seconds:.1f} s ago"
+
+
+def _now(rank: Rank, verdict: Blame) -> str:
+    if rank.waits is None:
+        return "in no collective"
+    return f"in {rank.waits.name}, {_times(rank.waits)}, for {verdict.seconds - rank.waits.seconds:.1f} s"
+
+
+def _times(event: Event) -> str:
+    return f"run {event.runs}"
+
+
+def _data(verdict: Blame) -> dict[str, Any]:
+    def shown(event: Event | None) -> dict[str, Any] | None:
+        return event and {"name": event.name, "run": event.runs, "age_s": verdict.seconds - event.seconds}
+
+    ranks = [
+        {
+            "rank": rank.rank, "process": rank.process, "host": rank.host, "state": rank.state,
+            "last": shown(rank.last), "waits": shown(rank.waits),
+        }
+        for rank in verdict.ranks
+    ]  # fmt: skip
+    holders = [{"rank": rank, "reason": reason} for rank, reason in verdict.holders.items()]
+    said = [{"rank": rank, "text": text} for rank, text in verdict.verdicts.items()]
+    missing = list(verdict.missing)
+    return {"plan": verdict.plan, "ranks": ranks, "holders": holders, "verdicts": said, "missing": missing}

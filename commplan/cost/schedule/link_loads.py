@@ -1,0 +1,131 @@
+"""Bytes on every single link of a machine in one run of a phase, where its ranks are few enough to count.
+
+`Prediction.nbytes` says what the busiest link of each level carries; here each member of each level has its
+own figures. Programs are followed transfer by transfer, a library's collectives as the algorithm that they
+are priced as.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from commplan.collectives import registry
+from commplan.collectives.program import Kind
+from commplan.cost.collective.cost import CostKind, library_algorithm, stages_of
+from commplan.cost.network.network import Floats, Layout, Network
+from commplan.cost.predictor import Predictor
+from commplan.cost.servers.requests import Ways, asked, link_bytes
+from commplan.ir.ops.base import Work
+from commplan.ir.plan import Algorithm
+from commplan.ir.schedule import Phase, Schedule, results
+from commplan.protocol.build_sites import sites
+
+COUNTED = 512  # ranks of a collective whose transfers are followed
+PAIRS = 2**20  # pairs of ranks, of all groups of a collective
+
+
+class _Flat(NamedTuple):
+    """One collective by one flat algorithm, of `nbytes` of whole buffer."""
+
+    algorithm: str
+    kind: CostKind
+    layout: Layout
+    nbytes: float
+    root: int
+
+
+def link_loads(schedule: Schedule, phase: Phase, predictor: Predictor) -> list[Ways] | None:
+    """Bytes up and down on the link of each member, of each level innermost first; None of machines and
+    groups that are too large to count."""
+    network = predictor.network
+    if network.places > PAIRS:
+        return None
+    members = [network.places // stride for stride in network.strides]
+    totals: list[Ways] = [(np.zeros(count), np.zeros(count)) for count in members]
+    surveyed = sites(schedule)
+    asking = {site.result: site for site in surveyed.all if site.phase == phase.name}
+    nbytes = {value.id: value.nbytes for value in (*schedule.entry, *phase.values)}
+    collectives: dict[_Flat, float] = {}
+    for op in phase.ops:
+        site = asking.get(next(iter(results(op)), ""))
+        if site is not None:
+            servers = predictor.servers[site.first : site.first + site.servers]
+            _add(totals, link_bytes(asked(site, surveyed), predictor.workers, servers, network))
+            continue
+        work = op.work(nbytes, lambda axes: predictor.layout(axes).ranks)
+        if work.kind in ("copy", "call"):
+            continue
+        for flat in _flats(work, predictor):
+            key = flat._replace(nbytes=1.0)
+            collectives[key] = collectives.get(key, 0.0) + flat.nbytes
+    for flat, size in collectives.items():
+        if flat.layout.ranks > COUNTED or flat.layout.groups.size * flat.layout.ranks > PAIRS:
+            return None
+        _add(totals, _loads(flat, size, network))
+    return totals
+
+
+def _add(totals: list[Ways], more: Iterable[Ways]) -> None:
+    for total, added in zip(totals, more, strict=True):
+        total[0][:] += added[0]
+        total[1][:] += added[1]
+
+
+def _flats(work: Work, predictor: Predictor) -> Iterator[_Flat]:
+    layout = predictor.layout(work.axes, native=work.algorithm.name == "native")
+    gathered = work.kind in ("all_gather", "gather")
+    nbytes = work.nbytes * (layout.ranks if gathered else 1)
+    yield from _split(
+        work.algorithm, cast("CostKind", work.kind), layout, nbytes, predictor.network, work.root
+    )
+
+
+def _split(
+    algorithm: Algorithm, kind: CostKind, layout: Layout, nbytes: float, network: Network, root: int
+) -> Iterator[_Flat]:
+    """The flat collectives that one is carried out as, a hierarchy's level by level."""
+    if layout.ranks == 1:
+        return
+    if kind in ("all_to_all", "shift"):
+        yield _Flat("", kind, layout, nbytes, root)
+    elif algorithm.name == "hierarchical":
+        for stage in stages_of(algorithm, kind, layout, network, root) or ():
+            size = nbytes * stage.share
+            yield from _split(stage.algorithm, stage.kind, stage.layout, size, network, stage.root)
+    elif algorithm.name == "native":
+        yield _Flat(library_algorithm(kind, layout, nbytes, network, root), kind, layout, nbytes, root)
+    else:
+        yield _Flat(algorithm.name, kind, layout, nbytes, root)
+
+
+def _loads(flat: _Flat, nbytes: float, network: Network) -> Iterator[Ways]:
+    """What all groups of one collective put on the links of each level."""
+    ranks = flat.layout.ranks
+    if flat.kind == "all_to_all":
+        shares = np.full((ranks, ranks), 1 / ranks)
+    elif flat.kind == "shift":
+        shares = np.roll(np.eye(ranks), flat.root, axis=1)
+    else:
+        shares = _shares(flat.algorithm, flat.kind, ranks, flat.root)
+    moved = shares * nbytes
+    for index, stride in enumerate(network.strides):
+        up, down = np.zeros(network.places // stride), np.zeros(network.places // stride)
+        units = network.units(flat.layout.groups, index)
+        leaving = np.where(units[:, :, None] != units[:, None, :], moved, 0.0)
+        np.add.at(up, units, leaving.sum(axis=2))
+        np.add.at(down, units, leaving.sum(axis=1))
+        yield up, down
+
+
+@functools.lru_cache(maxsize=64)
+def _shares(algorithm: str, kind: Kind, ranks: int, root: int) -> Floats:
+    """The share of the whole buffer that each rank sends to each [ranks, ranks]."""
+    program = registry.program(algorithm, kind, ranks, root=root)
+    chunks = np.zeros((ranks, ranks))
+    for part in (part for transfers in program.rounds for part in transfers):
+        np.add.at(chunks, (part.src, part.dst), part.count)
+    return chunks / program.chunks

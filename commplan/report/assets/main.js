@@ -1,0 +1,81 @@
+"use strict";
+// Puts the panels on the page: the selection that they share, and the theme.
+(() => {
+  const report = JSON.parse(document.getElementById("document").textContent);
+  const { panels, html } = commplan;
+
+  // The line that is marked: the one pointed at, else the one that was clicked.
+  const listeners = [];
+  let [pointed, held, marked] = [0, 0, 0];
+  const tell = () => {
+    const line = pointed || held;
+    if (line === marked) return;
+    marked = line;
+    listeners.forEach((act) => act(line));
+  };
+  const selection = {
+    hover(line) {
+      pointed = line;
+      tell();
+    },
+    pick(line) {
+      held = held === line ? 0 : line;
+      pointed = 0;
+      tell();
+    },
+    held: () => held,
+    listen(act) {
+      listeners.push(act);
+    },
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && held) selection.pick(held);
+  });
+
+  document.getElementById("name").textContent = report.plan;
+  const fill = (id, parts) => document.getElementById(id).append(...parts.flat().filter(Boolean));
+  fill("summary", panels.summary(report));
+  fill("source", panels.source(report, selection));
+  fill("graph", panels.graph(report, selection));
+  fill("time", panels.time(report, selection));
+  fill("links", panels.links(report));
+  fill("choices", panels.choices(report, selection));
+  fill("lines", panels.lines(report, selection));
+  fill("proofs", panels.proofs(report, selection));
+  fill("foot", [
+    html(
+      "p",
+      {},
+      `Written by commplan ${report.version}. Times are predicted by a model unless they say otherwise.`,
+    ),
+  ]);
+
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((each) => {
+      each.open = true;
+    });
+  });
+
+  const themes = ["system", "light", "dark"];
+  const button = document.getElementById("theme");
+  let theme = "system";
+  const apply = (next) => {
+    theme = themes.includes(next) ? next : "system";
+    if (theme === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    button.textContent = `Theme: ${theme}`;
+  };
+  const kept = (act) => {
+    try {
+      return act(window.localStorage);
+    } catch {
+      return null; // pages from files may have no storage
+    }
+  };
+  apply(kept((storage) => storage.getItem("commplan-theme")));
+  button.addEventListener("click", () => {
+    apply(themes[(themes.indexOf(theme) + 1) % themes.length]);
+    kept((storage) => storage.setItem("commplan-theme", theme));
+  });
+  document.documentElement.dataset.ready = "true";
+})();

@@ -1,0 +1,205 @@
+"""The document behind the page: everything that it shows, as data. Times are seconds, sizes bytes.
+
+Plan lines count from 1; line 0 means none. `left_out` texts say what a bound of the page cut off.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from commplan.explain.graph import Kind
+from commplan.ir.remark import Choice
+
+Work = Literal["host", "device", "network", "other"]
+
+
+class Source(msgspec.Struct, frozen=True):
+    """The text of the plan. whole: whether it is the file's; else stages in words, at their lines."""
+
+    name: str
+    lines: tuple[tuple[int, str], ...]
+    whole: bool
+    left_out: str = ""
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A box of the graph: what stands in it, and its plan line."""
+
+    id: str
+    kind: Kind
+    texts: tuple[str, ...]
+    line: int
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """A value on its way from a node to another. texts: name and type, placement; equal texts with one tail
+    are one value. line: where it is made. back: it is a state's new value."""
+
+    tail: str
+    head: str
+    texts: tuple[str, ...]
+    line: int
+    back: bool = False
+
+
+class Graph(msgspec.Struct, frozen=True):
+    """The graph of one phase, with the inputs, sources and states that it reads."""
+
+    phase: str
+    title: str
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    left_out: str = ""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something on a lane. count: how many ops it stands for, which took `busy` seconds of `seconds`.
+    alone, bound: as in `cost.schedule.timeline.OpTime`; nbytes: on the busiest link of each level."""
+
+    name: str
+    line: int
+    start: float
+    seconds: float
+    work: Work
+    algorithm: str = ""
+    count: int = 1
+    busy: float = 0.0
+    alone: float = 0.0
+    bound: float = 0.0
+    result: str = ""
+    nbytes: dict[str, float] = {}
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """Events in the order in which they start. group: what lanes have in common, such as a process."""
+
+    name: str
+    events: tuple[Event, ...]
+    group: str = ""
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """A part of the critical path, the ops of one line that do the same together."""
+
+    line: int
+    name: str
+    seconds: float
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """A phase in time: see `cost.schedule.timeline.PhaseTime`. nbytes: on the busiest link of each level.
+    untimed: ops that take no time, as far as is known."""
+
+    name: str
+    title: str
+    seconds: float
+    bound: float
+    network: float
+    compute: float
+    nbytes: dict[str, float]
+    critical: tuple[Stretch, ...]
+    lanes: tuple[Lane, ...]
+    untimed: int
+    left_out: str = ""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """What one line of the plan became. seconds: of its ops, one by one; None without a topology."""
+
+    phase: str
+    line: int
+    stage: str
+    became: tuple[str, ...]
+    seconds: float | None
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """Collectives of one line that are alike, and how they are known to be right."""
+
+    line: int
+    kind: str
+    count: int
+    axes: tuple[str, ...]
+    ranks: int
+    algorithm: str
+    proof: str
+    rounds: int | None = None
+    busiest: int | None = None
+    least: int | None = None
+
+
+class Proofs(msgspec.Struct, frozen=True):
+    """What `commplan verify` says. facts: of communicators, input, memory and servers, a sentence each."""
+
+    proved: str
+    believed: tuple[str, ...]
+    not_looked_at: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+    facts: tuple[str, ...]
+    left_out: str = ""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A place or switch of the machine with the link that leads to it from outside, and what is inside it.
+
+    hidden: how many members like it are left out of the picture; the figures are then the largest of theirs.
+    up, down: bytes on its link in each phase; None where they are not counted member by member.
+    """
+
+    name: str
+    up: tuple[float, ...] | None
+    down: tuple[float, ...] | None
+    holds: str
+    members: tuple[Member, ...] = ()
+    hidden: int = 0
+
+
+class Level(msgspec.Struct, frozen=True):
+    """A level of links. nbytes: on its busiest link, in one direction, in each phase."""
+
+    name: str
+    count: int
+    latency: float
+    bandwidth: float
+    nbytes: tuple[float, ...]
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """The topology with its loads; levels outermost first. phases: names, in the order of the loads."""
+
+    name: str
+    places: int
+    phases: tuple[str, ...]
+    levels: tuple[Level, ...]
+    members: tuple[Member, ...]
+    left_out: str = ""
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """What a run recorded, its first event at 0."""
+
+    name: str
+    seconds: float
+    lanes: tuple[Lane, ...]
+    left_out: str = ""
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A whole report. facts: the head of the page, name and text. unknown: what was charged nothing."""
+
+    plan: str
+    version: str
+    facts: tuple[tuple[str, str], ...]
+    source: Source
+    graphs: tuple[Graph, ...]
+    lines: tuple[Line, ...]
+    lines_left_out: str
+    choices: tuple[Choice, ...]
+    choices_left_out: str
+    phases: tuple[Phase, ...]
+    unknown: tuple[str, ...]
+    proofs: Proofs
+    machine: Machine | None = None
+    trace: Trace | None = None

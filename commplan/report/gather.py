@@ -1,0 +1,99 @@
+"""From a schedule and what the other rooms know of it to the document of its page."""
+
+from __future__ import annotations
+
+import msgspec
+
+from commplan import __version__
+from commplan.cost import Predictor, Simulation
+from commplan.explain.report import explain_plan
+from commplan.explain.stages import levels_text, phase_title, stage_text
+from commplan.ir.plan import AxisKind, Plan
+from commplan.ir.schedule import Schedule
+from commplan.report.choices import choices, lines
+from commplan.report.cut import cut_text, first_of
+from commplan.report.document import Document, Line, Proofs, Source, Trace
+from commplan.report.graph import graphs
+from commplan.report.machine import machine
+from commplan.report.timeline import phases
+
+LINES = 4000  # of the plan's text
+COLLECTIVES, FACTS = 300, 300  # of what is proved
+UNKNOWN = 40  # names of what was charged nothing
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """What is known with a topology."""
+
+    predictor: Predictor
+    simulation: Simulation
+
+
+def gather(
+    schedule: Schedule, text: str | None, proofs: Proofs, timed: Timed | None, trace: Trace | None
+) -> Document:
+    """The document of `schedule`. text: of the file that it was compiled from, where that is at hand; timed:
+    None without a topology."""
+    plan = schedule.origin.plan if schedule.origin is not None else None
+    simulation = timed.simulation if timed else None
+    times = simulation.phases if simulation else ()
+    chosen, left_out = choices(schedule.choices)
+    titles = {phase.name: phase_title(phase) for phase in plan.phases} if plan else {}
+    became: tuple[tuple[Line, ...], str] = ((), "")
+    if plan is not None:
+        became = lines(explain_plan(plan, schedule, timed.predictor if timed else None), times)
+    return Document(
+        plan=schedule.plan,
+        version=__version__,
+        facts=tuple(_facts(schedule, simulation)),
+        source=_source(schedule, plan, text),
+        graphs=graphs(plan) if plan else (),
+        lines=became[0],
+        lines_left_out=became[1],
+        choices=chosen,
+        choices_left_out=left_out,
+        phases=phases(times, titles),
+        unknown=simulation.unknown[:UNKNOWN] if simulation else (),
+        proofs=_proofs(proofs),
+        machine=machine(schedule, timed.predictor, simulation) if timed and simulation else None,
+        trace=trace,
+    )
+
+
+def _proofs(proofs: Proofs) -> Proofs:
+    collectives, left_out = first_of(proofs.collectives, COLLECTIVES, "lines of collectives")
+    facts, more = first_of(proofs.facts, FACTS, "sentences")
+    return msgspec.structs.replace(
+        proofs,
+        collectives=collectives,
+        facts=facts,
+        believed=tuple(map(cut_text, proofs.believed)),
+        left_out="; ".join(filter(None, (left_out, more))),
+    )
+
+
+def _facts(schedule: Schedule, simulation: Simulation | None) -> list[tuple[str, str]]:
+    ranks = schedule.size(tuple(schedule.mesh_sizes))
+    facts = [("ranks", f"{ranks:,}")]
+    for axis in schedule.axes:
+        where = f" on {levels_text(axis)}" if axis.levels else ""
+        word = "axis" if axis.kind is AxisKind.REPLICA else axis.kind
+        facts.append((f"{word} {axis.name}", f"{axis.size:,}{where}"))
+    facts.append(("backend", schedule.backend))
+    if simulation is not None:
+        measured = (
+            f"calibrated {simulation.calibrated}" if simulation.calibrated else "topology file, not measured"
+        )
+        facts += [("machine", simulation.topology), ("costs", measured)]
+    return [*facts, ("passes", schedule.pipeline.replace(",", ", ") or "none")]
+
+
+def _source(schedule: Schedule, plan: Plan | None, text: str | None) -> Source:
+    if text is not None:
+        written = [(number, line) for number, line in enumerate(text.splitlines(), 1)]
+    else:
+        stages = [stage for phase in plan.phases for stage in phase.stages] if plan else []
+        written = [(stage.span.line, stage_text(stage)) for stage in stages]
+    shown, left_out = first_of(written, LINES, "lines")
+    cut = tuple((number, cut_text(line)) for number, line in shown)
+    return Source(schedule.file, cut, text is not None, left_out)

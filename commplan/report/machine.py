@@ -1,0 +1,129 @@
+"""The machine for the page: its levels, its members, and what each link carries, drawn as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from commplan.collectives.program import Ints
+from commplan.cost import Predictor, Simulation
+from commplan.cost.network.network import Network
+from commplan.cost.schedule.link_loads import link_loads
+from commplan.cost.servers.requests import Ways
+from commplan.ir.schedule import Schedule
+from commplan.report.document import Level, Machine, Member
+
+SHOWN = 64  # places in the picture
+
+Loads = Sequence[list[Ways]]  # of each phase, for each level; none where they are not counted
+
+
+def machine(schedule: Schedule, predictor: Predictor, simulation: Simulation) -> Machine:
+    """The topology of `predictor` with the bytes of each phase."""
+    network = predictor.network
+    counted = [link_loads(schedule, phase, predictor) for phase in schedule.phases]
+    loads = [each for each in counted if each is not None]
+    by_level = [dict(phase.nbytes) for phase in simulation.phases]
+    levels = tuple(
+        Level(level.name, level.count, level.latency, level.bandwidth,
+              tuple(nbytes.get(level.name, 0.0) for nbytes in by_level))
+        for level in reversed(network.levels)
+    )  # fmt: skip
+    serves = len(schedule.mesh_axes) < len(schedule.axes)
+    servers = predictor.servers if serves else np.zeros(0, np.int64)
+    picture = _Picture(network, loads if len(loads) == len(counted) else [], predictor.workers, servers)
+    remarks: list[str] = []
+    if picture.hides:
+        remarks.append(f"{network.places:,} places: members that are alike stand together")
+    if len(loads) < len(counted):
+        remarks.append("too many to count link by link: every link is drawn as the busiest of its level")
+    return Machine(
+        network.topology.name,
+        network.places,
+        tuple(phase.name for phase in schedule.phases),
+        levels,
+        picture.members(len(network.levels) - 1, 0),
+        "; ".join(remarks),
+    )
+
+
+class _Picture:
+    """Draws the members of levels, outermost first. loads: empty where links are not counted one by one."""
+
+    def __init__(self, network: Network, loads: Loads, workers: Ints, servers: Ints) -> None:
+        self.network, self.loads, self.workers, self.servers = network, loads, workers, servers
+        places = np.unique(np.concatenate([workers, servers]))
+        # The members of each level in which something runs.
+        self.used = [np.unique(network.units(places, level)) for level in range(len(network.levels))]
+        counts = [self._most(level) for level in range(len(network.levels))]
+        self.shown = _shown(counts)
+        self.hides = self.shown != counts
+
+    def _most(self, level: int) -> int:
+        """Used members of `level` inside one of the level outside, at most."""
+        outside = self.used[level] // self.network.levels[level].count
+        return int(np.bincount(outside - outside.min()).max())
+
+    def members(self, level: int, first: int) -> tuple[Member, ...]:
+        """Those of `level` from member `first` on that lie in one member of the level outside.
+
+        Neighbours that are idle stand together, and of many that are used all but the first and the last.
+        """
+        end = first + self.network.levels[level].count
+        used = [int(unit) for unit in self.used[level] if first <= unit < end]
+        alone = used if len(used) <= self.shown[level] else [*used[: self.shown[level] - 2], used[-1]]
+        drawn: list[Member] = []
+        for unit, after in zip([first - 1, *alone], [*alone, end], strict=True):
+            if unit >= first:
+                drawn.append(self._member(level, unit, unit + 1))
+            if unit + 1 < after:
+                drawn.append(self._member(level, unit + 1, after))
+        return tuple(drawn)
+
+    def _member(self, level: int, first: int, end: int) -> Member:
+        """Member `first`, or all from there to before `end`."""
+        up = down = None
+        if self.loads:
+            up = tuple(float(phase[level][0][first:end].max()) for phase in self.loads)
+            down = tuple(float(phase[level][1][first:end].max()) for phase in self.loads)
+        holds = self._holds(level, first, end)
+        hidden = end - first if end - first > 1 else 0
+        leaf = hidden or not holds or not level
+        inside = () if leaf else self.members(level - 1, first * self._inside(level))
+        return Member(self._name(level, first), up, down, holds, inside, hidden)
+
+    def _inside(self, level: int) -> int:
+        """How many members of the level below one of `level` has."""
+        return self.network.levels[level - 1].count
+
+    def _name(self, level: int, index: int) -> str:
+        topology = self.network.topology
+        if topology.hosts and self.network.strides[level] == topology.host_places:
+            return topology.hosts[index]
+        return f"{self.network.levels[level].name} {index % self.network.levels[level].count}"
+
+    def _holds(self, level: int, first: int, end: int) -> str:
+        """`ranks 0 to 3`, `server 1`: what runs in these members."""
+        stride = self.network.strides[level]
+        parts: list[str] = []
+        for word, places in (("rank", self.workers), ("server", self.servers)):
+            inside = np.flatnonzero((places >= first * stride) & (places < end * stride))
+            if len(inside) == 1:
+                parts.append(f"{word} {inside[0]}")
+            elif len(inside):
+                is_run = inside[-1] - inside[0] + 1 == len(inside)
+                run = f"{inside[0]} to {inside[-1]}" if is_run else f"{inside[0]}, {inside[1]}, .."
+                parts.append(f"{word}s {run}")
+        return ", ".join(parts)
+
+
+def _shown(counts: Sequence[int]) -> list[int]:
+    """How many members of each level are drawn: all, else the largest counts shrink until all places fit."""
+    shown = list(counts)
+    while np.prod(shown, dtype=np.float64) > SHOWN:
+        largest = max(range(len(shown)), key=lambda level: (shown[level], level))
+        if shown[largest] <= 3:
+            break
+        shown[largest] = max(3, min(8, shown[largest] - 1))
+    return shown

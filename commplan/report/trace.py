@@ -1,0 +1,81 @@
+"""What a run recorded, in Chrome's trace format: complete events with `cat`, `pid`, `tid`, `args.line`.
+
+A lane is a thread of a process, named as the metadata events of the file say. Other events are passed over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from commplan.diagnostics import fail
+from commplan.report.document import Event, Lane, Trace
+from commplan.report.lanes import condensed
+from commplan.report.timeline import work_on
+
+TEXT = 200  # characters of a name
+
+
+class _Event(msgspec.Struct):
+    """One event of the file; times in microseconds."""
+
+    ph: str
+    name: str = ""
+    cat: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: dict[str, Any] = {}
+
+
+class _File(msgspec.Struct):
+    traceEvents: list[_Event]  # noqa: N815  as the format spells it
+
+
+def read_trace(text: str, name: str) -> Trace:
+    """The trace in `text`. Raises CP1113 where it is not one, or has no complete event."""
+    kind = list[_Event] if text.lstrip().startswith("[") else _File
+    try:
+        decoded = msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        fail("CP1113", f"the trace cannot be read: {error}", "expected Chrome's trace format", file=name)
+    events = decoded.traceEvents if isinstance(decoded, _File) else decoded
+    complete = sorted(
+        (event for event in events if event.ph == "X" and event.dur > 0), key=lambda event: event.ts
+    )
+    if not complete:
+        fail("CP1113", "the trace has no complete event (`ph` X with a duration)", file=name)
+    titles = {
+        (event.name, event.pid, event.tid if event.name == "thread_name" else 0): str(event.args["name"])
+        for event in events
+        if event.ph == "M" and "name" in event.args
+    }
+    first = complete[0].ts
+    lanes: dict[tuple[int | str, int | str], list[Event]] = {}
+    for event in complete:
+        lanes.setdefault((event.pid, event.tid), []).append(_event(event, first))
+    shown, left_out = condensed([
+        Lane(
+            titles.get(("thread_name", pid, tid), f"thread {tid}")[:TEXT],
+            tuple(of_lane),
+            titles.get(("process_name", pid, 0), f"process {pid}")[:TEXT],
+        )
+        for (pid, tid), of_lane in sorted(lanes.items(), key=lambda lane: str(lane[0][0]))
+    ])  # fmt: skip
+    end = max(event.ts + event.dur for event in complete)
+    return Trace(name, (end - first) / 1e6, shown, left_out)
+
+
+def _event(event: _Event, first: float) -> Event:
+    line = event.args.get("line")
+    seconds = event.dur / 1e6
+    return Event(
+        event.name[:TEXT],
+        line if isinstance(line, int) else 0,
+        (event.ts - first) / 1e6,
+        seconds,
+        work_on(event.cat),
+        busy=seconds,
+    )

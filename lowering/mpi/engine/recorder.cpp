@@ -1,0 +1,50 @@
+// Writes what begins and ends into memory that is a file, as `commplan/recorder/file.py` reads it.
+#include <algorithm>
+#include <cstring>
+
+#include "watch.h"
+
+namespace commplan {
+namespace {
+
+constexpr int64_t kNames = 512, kNameBytes = 128;
+
+struct Header {
+  char magic[8];
+  int64_t version, process, rank, ranks, unix_ns, boot_ns, capacity, head, names, failed;
+  char host[64], machine[128], plan[128];
+};
+static_assert(sizeof(Header) == 408);
+
+struct Event {
+  int64_t nanoseconds, kind, name, operation, runs, nbytes;
+};
+
+Header& header(char* base) { return *reinterpret_cast<Header*>(base); }
+
+}  // namespace
+
+// The names that do not fit share the last one.
+int64_t Recorder::name(const std::string& text) {
+  auto known = names_.find(text);
+  if (known != names_.end()) return known->second;
+  int64_t& count = header(base_).names;
+  int64_t index = std::min(count, kNames - 1);
+  if (count < kNames) {
+    char* to = base_ + sizeof(Header) + index * kNameBytes;
+    std::memcpy(to, text.data(), std::min<size_t>(text.size(), kNameBytes - 1));
+    ++count;
+  }
+  return names_[text] = index;
+}
+
+void Recorder::add(Happened kind, const std::string& text, int64_t operation, int64_t runs, int64_t nbytes) {
+  if (base_ == nullptr) return;
+  Header& head = header(base_);
+  auto* events = reinterpret_cast<Event*>(base_ + sizeof(Header) + kNames * kNameBytes);
+  events[head.head % head.capacity] = {now(), kind, name(text), operation, runs, nbytes};
+  if (kind == kFailed || kind == kVerdict) head.failed = 1;
+  __atomic_store_n(&head.head, head.head + 1, __ATOMIC_RELEASE);
+}
+
+}  // namespace commplan

@@ -1,0 +1,103 @@
+// What watches the operations of a channel (watch.cpp).
+#pragma once
+
+#include <unordered_map>
+
+#include "engine.h"
+
+namespace commplan {
+
+// Writes what Python's main thread does, at most so many bytes.
+using StackWriter = void (*)(char* text, int64_t most);
+void set_stack_writer(StackWriter writer);
+void add_busy(int change);  // this process says itself that it will come later
+
+// What a rank began and ended (recorder.cpp). base: a file's memory, or null; it stays mapped.
+class Recorder {
+ public:
+  enum Happened : int64_t { kBegin = 1, kEnd = 2, kFailed = 3, kVerdict = 4 };
+  explicit Recorder(char* base) : base_(base) {}
+  void add(Happened kind, const std::string& text, int64_t operation, int64_t runs, int64_t nbytes);
+
+ private:
+  int64_t name(const std::string& text);
+  char* const base_;
+  std::unordered_map<std::string, int64_t> names_;
+};
+
+// bound: nanoseconds in which nothing moves before the others are asked, or five times what usually passes between two
+// runs of the operation, whichever is longer; `first` of an operation that has seldom run, where the late are alive:
+// they may be compiling. All ranks make one alike.
+class Watch {
+ public:
+  Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record);
+  void begin(Operation& operation);
+  void end(Operation& operation);
+  void moved() { moved_.store(now(), std::memory_order_relaxed); }
+  void has_left(int rank, int64_t last);  // last: of the operations in common, the last that it has begun
+  std::string verdict();  // why all that waits must end, or empty
+  void stop();
+
+ private:
+  struct Active {
+    Operation* operation;
+    int64_t since, number, runs;
+  };
+  struct Cadence {  // of one operation of the program
+    int64_t runs = 0, began = 0;
+    std::vector<int64_t> intervals;
+  };
+  struct Process {
+    int64_t pid;
+    char machine[128], host[72];
+  };
+  struct Sent {
+    std::string bytes;
+    MPI_Request request;
+  };
+  // What a rank says of itself. waited: nanoseconds in its oldest operation, -1 where it is in none; idle: since
+  // something last moved. begun: by rank, of the operations in common, the last that it has begun. runs: of `last`.
+  struct Report {
+    int64_t waited = -1, idle = 0, busy = 0, runs = 0;
+    std::vector<int64_t> begun;
+    std::vector<Partner> partners;  // of the oldest operation
+    std::string where, last, stack;
+  };
+
+  struct Watches;
+  static Watches& all();
+
+  void listen();
+  void answer(int rank, int64_t serial);
+  void look();
+  void conclude();
+  void judge(const std::string& text);
+  void send(int rank, int tag, const std::string& bytes);
+  int64_t patience(const Operation& operation, bool alive);
+  Report own_report();
+  std::string silent(int rank) const;
+  std::string described(int rank, const Report& report) const;
+
+  const int64_t bound_, first_;
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  int own_ = 0, size_ = 0;
+  std::vector<Process> processes_;
+  std::atomic<int64_t> moved_{0};
+  std::mutex mutex_;  // of what follows
+  Recorder recorder_;
+  int64_t operations_ = 0;
+  std::vector<Active> active_;  // in the order in which they began
+  std::unordered_map<const std::string*, Cadence> cadences_;
+  std::vector<int64_t> begun_;
+  std::vector<int64_t> left_;  // by rank, what `has_left` said, or kHere
+  const std::string* last_ = nullptr;
+  int64_t last_runs_ = 0, effective_ = 0;
+  std::string verdict_;
+  // The watching thread's own.
+  std::vector<std::unique_ptr<Sent>> sent_;
+  std::vector<std::unique_ptr<Report>> reports_;
+  std::vector<char> asks_;
+  int64_t serial_ = 0, asked_ = 0, next_ = 0;
+};
+
+}  // namespace commplan

@@ -1,0 +1,73 @@
+"""The collectives that a traced function issues over MPI, in its order: the engine's and mpi4jax's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from commplan.collectives.program import REDUCING
+from commplan.ir.types import DType
+from commplan.lowering.mpi.collectives import Channel, issued
+from commplan.lowering.mpi.typing_shim import MPI
+
+_BETWEEN_TWO = ("send_mpi", "recv_mpi", "sendrecv_mpi")
+_ISSUING = ("commplan_call", "commplan_start")  # what `commplan_finish` ends was issued before
+_OPS = ((MPI.SUM, "sum"), (MPI.MAX, "max"), (MPI.MIN, "min"), (MPI.PROD, "prod"))
+
+
+class Listed(NamedTuple):
+    """A collective of a trace.
+
+    text: kind, operation, type and size of its array. scope: where JAX says that it comes from. ranks: who
+    takes part, by their numbers in `comm`. planned: a channel's own, which all of its ranks call alike.
+    """
+
+    text: str
+    scope: str
+    comm: Any
+    ranks: tuple[int, ...]
+    planned: bool = False
+
+
+def collectives_of(jaxpr: Any, channel: Channel, scope: str = "", around: str = "") -> Iterator[Listed]:
+    """The collectives of `jaxpr` and of all that it calls; those of a loop's body once, all branches'.
+    Planned are those of `channel`.
+
+    Messages between two ranks (`send`, `recv`, `sendrecv`) and requests to servers are left out.
+    """
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        inner = f"{scope}/{equation.source_info.name_stack}".strip("/")
+        if name in _ISSUING:
+            collective = issued(equation.params["program"])
+            if collective is not None:
+                spec, groups = collective.spec, collective.groups
+                axes, array = spec.axes or (), typed(collective.dtype, (collective.size,))
+                reduction = f"({spec.op})" if spec.kind in REDUCING else ""
+                text = f"{spec.kind}{reduction} {array} over {', '.join(axes)}"
+                text += (f" from {spec.root}" if spec.root else "") + f" by {spec.algorithm}{around}"
+                yield Listed(text, inner, groups.own, groups.along(axes), groups is channel.groups)
+        elif name.endswith("_mpi") and name not in _BETWEEN_TWO:
+            yield _of_mpi4jax(equation, inner, around)
+        loop = f"{around}, in {name}" if name in ("scan", "while", "cond") else around
+        loop += f" of length {equation.params['length']}" if name == "scan" else ""
+        for parameter in equation.params.values():
+            for value in parameter if isinstance(parameter, list | tuple) else (parameter,):  # pyright: ignore[reportUnknownVariableType]
+                called = getattr(value, "jaxpr", value)  # pyright: ignore[reportUnknownArgumentType]
+                if hasattr(called, "eqns"):
+                    yield from collectives_of(called, channel, inner, loop)
+
+
+def typed(dtype: str, shape: tuple[int, ...]) -> str:
+    """Type and shape of an array, in a few letters: `f32[8,3]`."""
+    return f"{DType.of(dtype) or dtype}[{','.join(map(str, shape))}]"
+
+
+def _of_mpi4jax(equation: Any, scope: str, around: str) -> Listed:
+    how = {key: getattr(value, "wrapped", value) for key, value in equation.params.items()}
+    op = next((name for op, name in _OPS if op == how.get("op")), "op" if "op" in how else "")
+    given = ", ".join(filter(None, (op, f"root {how['root']}" if "root" in how else "")))
+    arrays = " ".join(typed(str(x.aval.dtype), x.aval.shape) for x in equation.invars)
+    text = f"mpi4jax.{equation.primitive.name.removesuffix('_mpi')}({given}) {arrays}".rstrip()
+    comm = how["comm"]
+    return Listed(f"{text}{around}", scope, comm, tuple(range(comm.Get_size())))

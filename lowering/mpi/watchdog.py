@@ -1,0 +1,79 @@
+"""The engine's watchdog from Python: its bounds, and what a rank says that is late."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import secrets
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from commplan.recorder.file import Recording
+
+BOUND_S = 10.0
+FIRST = 12  # times the bound, for a collective that has run three times at most: the late may be compiling
+_FRAMES = 6  # of the main thread's stack, the innermost ones
+_WRITER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+_libraries: list[Any] = []
+
+
+class Watched(NamedTuple):
+    """A channel that is watched, alike on all of its ranks. bound_s: see `Channel`. job: a name that no other
+    run has; of rank 0. plan: its name."""
+
+    bound_s: float
+    job: str
+    plan: str
+
+
+def job() -> str:
+    """A name that no other run has."""
+    return secrets.token_hex(4)
+
+
+def start(library: Any, channel: int, watched: Watched, rank: int, ranks: int) -> None:
+    """Watch a channel, and record what it does. All of its ranks call this alike."""
+    if not _libraries:
+        _libraries.append(library)
+        library.commplan_stack_writer(ctypes.cast(_write_stack, ctypes.c_void_p))
+        atexit.register(library.commplan_stack_writer, None)
+    nanoseconds = int(watched.bound_s * 1e9)
+    address = _record(watched, rank, ranks)
+    library.commplan_channel_watch(channel, nanoseconds, FIRST * nanoseconds, address)
+
+
+def _record(watched: Watched, rank: int, ranks: int) -> int | None:
+    """The address of a new record, which is removed where this process ends well."""
+    try:
+        recording = Recording(watched.job, watched.plan, rank, ranks)
+    except OSError as error:
+        warnings.warn(f"this run is not recorded: {error}", RuntimeWarning, 2)
+        return None
+    atexit.register(recording.remove)
+    return ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
+
+
+@contextmanager
+def expected_late() -> Generator[None]:
+    """While this runs, the watchdogs of other ranks take it as said that this process comes later."""
+    for library in _libraries:
+        library.commplan_add_busy(1)
+    try:
+        yield
+    finally:
+        for library in _libraries:
+            library.commplan_add_busy(-1)
+
+
+@_WRITER
+def _write_stack(address: int, most: int) -> None:
+    """What the main thread does, innermost first, as UTF-8 that ends with a zero byte."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines = [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in traceback.extract_stack(frame)]
+    text = ", from ".join(lines[: -_FRAMES - 1 : -1]).encode()[:most]
+    ctypes.memmove(address, text + b"\0", len(text) + 1)

@@ -1,0 +1,54 @@
+"""What all processes that bind a program must have alike, so that they compile and compute the same."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+
+import commplan
+from commplan.ir import schedule as ir
+from commplan.lowering.jax.typing_shim import jax
+
+_INSTALL = "install the same versions for every {who}"
+_CONFIGURE = "set it alike for every {who}, before JAX is used"
+_OPTIONS = (
+    "jax_enable_x64", "jax_explicit_x64_dtypes", "jax_default_matmul_precision", "jax_numpy_dtype_promotion",
+    "jax_default_prng_impl", "jax_threefry_partitionable", "jax_use_shardy_partitioner",
+    "jax_optimization_level", "jax_disable_most_optimizations",
+)  # fmt: skip
+# What is compared: how a difference is called, and how it is mended. The first one that differs is named, so
+# what may be the cause of others comes before them.
+ALIKE = {
+    "commplan": ("with the same version of commplan", _INSTALL),
+    "jax": ("with the same version of jax", _INSTALL),
+    "jaxlib": ("with the same version of jaxlib", _INSTALL),
+    "numpy": ("with the same version of numpy", _INSTALL),
+    "platform": ("on the same platform", "give every {who} the same kind of device"),
+    **{option: (f"with the same {option}", _CONFIGURE) for option in _OPTIONS},
+    "XLA_FLAGS": ("with the same XLA_FLAGS", _CONFIGURE),
+    "topology": ("for the same topology", "give `compile` the same topology and mapping for every {who}"),
+    "program": ("the same program", "every {who} must compile the same plan, for the same shapes and sizes"),
+    "seed": ("with the same seed", "random functions draw from it: give every {who} the same one"),
+}
+# Flags that say what a process writes, reads or has, and change no result.
+_OWN = re.compile(r"dump|dir=|file=|path=|log|device_count")
+
+
+def environment(schedule: ir.Schedule) -> dict[str, str]:
+    """What this process has of `ALIKE`, all but the program and the seed."""
+    versions = {"commplan": commplan, "jax": jax, "jaxlib": jax.lib, "numpy": np}
+    flags = sorted(flag for flag in os.environ.get("XLA_FLAGS", "").split() if not _OWN.search(flag))
+    spread = {axis.name: axis.levels for axis in schedule.axes if axis.levels}
+    levels = [
+        f"{name} on {', '.join(f'{level.count} x {level.level}' for level in levels)}"
+        for name, levels in spread.items()
+    ]
+    return {
+        **{name: str(module.__version__) for name, module in versions.items()},
+        "platform": str(jax.default_backend()),
+        **{name: str(getattr(jax.config, name, None)) for name in _OPTIONS},
+        "XLA_FLAGS": " ".join(flags) or "none",
+        "topology": "; ".join((*levels, *schedule.hosts)) or "none",
+    }

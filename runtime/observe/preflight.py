@@ -1,0 +1,244 @@
+"""Before a compiled step runs for the first time: whether all ranks are about to run the same.
+
+Every rank lists the collectives that its compiled step issues, and what the step is called with. Ranks
+exchange digests of these, lists only where digests differ, and all of them refuse what would wait for ever
+or reduce what does not belong together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from commplan.diagnostics import CommplanError, fail
+from commplan.ir.types import DType
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.typing_shim import jax
+from commplan.runtime.machines.machine import Issue, Machine, reason
+
+TIMEOUT_S = 1800.0  # for a rank that has not compiled the step yet
+_FAILED_S = 10.0  # how long a rank that failed waits for the others, to tell them
+_SHOWN = 4  # ranks, or groups of them, that a message names
+_Said = TypeVar("_Said", bound=msgspec.Struct)
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank is about to run: the step's name, its arguments, and its collectives in order.
+
+    program: a digest of all that it computes, where that is the same everywhere; else empty.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    issues: tuple[Issue, ...]
+    program: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Equal on ranks that issue the same over the same axes: the numbers of ranks are left out."""
+        issued = tuple((issue.text, issue.place) for issue in self.issues)
+        return _digest(msgspec.json.encode((self.arguments, issued, self.program)))
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank says first: the digest of its step, or why it has none."""
+
+    digest: str = ""
+    wrong: str = ""
+
+
+class Preflight:
+    """What all ranks of `machine` do before a step that they have not agreed on runs."""
+
+    def __init__(self, machine: Machine, file: str, timeout_s: float) -> None:
+        self.machine, self.file, self.timeout_s = machine, file, timeout_s
+        self.who = "process" if machine.layout == "global" else "rank"
+        self._agreed: set[str] = set()  # digests
+        self._known: set[Any] = set()  # executables of steps that were agreed on
+
+    def __call__(self, jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Compile the step for these arguments, and agree with all others on it.
+
+        Raises what is wrong with the step here; CP0854 where ranks are about to run what does not fit
+        together, or one has no step; CP0855 where one does not come.
+        """
+        try:
+            traced = jitted.trace(*args, **kwargs)
+            lowered = traced.lower()
+            compiled = lowered.compile()
+            executable = compiled.runtime_executable()
+            if executable in self._known:
+                return
+            arguments = _arguments(lowered)
+            if jax.config.jax_disable_jit and self.who == "process":  # devices would run it op by op
+                arguments = ("jax_disable_jit is set", *arguments)
+            issues = self.machine.issues(traced, compiled)
+            step = Step(jitted.__name__, arguments, issues, self._program(lowered))
+        except Exception as error:
+            with contextlib.suppress(CommplanError):
+                self._exchange(Hello(wrong=reason(error)), _FAILED_S)
+            raise
+        if step.digest not in self._agreed:
+            self._agree(step)
+            self._agreed.add(step.digest)
+        self._known.add(executable)
+
+    def _program(self, lowered: Any) -> str:
+        """Devices of one mesh run one program; ranks have their own, and who calls back to Python may too."""
+        text = lowered.as_text() if self.who == "process" else ""
+        return _digest(text.encode()) if text and "callback" not in text else ""
+
+    def _agree(self, step: Step) -> None:
+        hellos = self._exchange(Hello(step.digest), self.timeout_s)
+        failed = [f"{self.who} {n} has no step: {hello.wrong}" for n, hello in hellos.items() if hello.wrong]
+        if failed:
+            fail("CP0854", *failed[:_SHOWN], file=self.file)
+        if len({hello.digest for hello in hellos.values()}) > 1:
+            self._compare(self._exchange(step, self.timeout_s))
+
+    def _exchange(self, mine: _Said, timeout_s: float) -> dict[int, _Said]:
+        """What each participant says. Raises CP0855 where one does not come."""
+        texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s)
+        missing = [number for number in self.machine.participants() if number not in texts]
+        if missing:
+            fail(
+                "CP0855",
+                f"{_named(self.who, missing)} did not come to run the step",
+                f"this is {self.who} {self.machine.process()[0]}, which waited {timeout_s:.0f} s and more",
+                f"every {self.who} calls the same steps in the same order",
+                "run.jit(step, timeout=SECONDS) waits longer",
+                file=self.file,
+            )
+        return {number: msgspec.json.decode(texts[number], type=type(mine)) for number in sorted(texts)}
+
+    def _compare(self, steps: Mapping[int, Step]) -> None:
+        """Raises CP0854 where the steps of ranks do not fit together."""
+        at = issued_together(steps)
+        if any(at[number] < len(step.issues) for number, step in steps.items()):
+            self._refuse_order(steps, at)
+        for issues, group in _by_value({n: step.issues for n, step in steps.items()}).items():
+            if not issues and self.who == "rank":
+                continue  # each computes for itself
+            self._refuse_arguments({n: steps[n].arguments for n in group})
+            self._refuse_programs({n: steps[n].program for n in group if steps[n].program})
+
+    def _refuse_order(self, steps: Mapping[int, Step], at: Mapping[int, int]) -> NoReturn:
+        """Ranks are stuck: name a collective in place of which one of its ranks issues another."""
+        heads = [step.issues[at[n]] for n, step in steps.items() if at[n] < len(step.issues)]
+        rivals = [{n: _next(steps[n], at[n], issue) for n in _members(issue, steps)} for issue in heads]
+        rivals += [{n: at[n] for n in _members(issue, steps)} for issue in heads]  # sets of ranks in a circle
+        groups = (
+            _by_value({n: steps[n].issues[place : place + 1] for n, place in places.items()})
+            for places in rivals
+        )
+        places, kinds = next((p, group) for p, group in zip(rivals, groups, strict=True) if len(group) > 1)
+        first, second = (group[0] for group in list(kinds.values())[:2])
+        fail(
+            "CP0854",
+            f"{self.who} {second} issues another collective than {self.who} {first} as number"
+            f" {places[second] + 1} of its step `{steps[second].name}`",
+            *(
+                f"{_named(self.who, group)}: {_described(steps[group[0]], places[group[0]])}"
+                for group in list(kinds.values())[:_SHOWN]
+            ),
+            f"every {self.who} must issue the same collectives in the same order",
+            file=self.file,
+        )
+
+    def _refuse_arguments(self, arguments: Mapping[int, tuple[str, ...]]) -> None:
+        kinds = _by_value(arguments)
+        if len(kinds) == 1:
+            return
+        (mine, (first, *_)), (theirs, (second, *_)) = list(kinds.items())[:2]
+        differing = [pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]]
+        pair = differing[0] if differing else (f"{len(mine)} arrays", f"{len(theirs)} arrays")
+        fail(
+            "CP0854",
+            f"{self.who} {second} calls the step with other arguments than {self.who} {first}",
+            *(f"{self.who} {number}: {text}" for number, text in zip((first, second), pair, strict=True)),
+            f"every {self.who} that issues the same collectives must give the same shapes and types",
+            file=self.file,
+        )
+
+    def _refuse_programs(self, programs: Mapping[int, str]) -> None:
+        kinds = _by_value(programs)
+        if len(kinds) > 1:
+            first, second = (group[0] for group in list(kinds.values())[:2])
+            fail(
+                "CP0854",
+                f"{self.who} {second} computes something else than {self.who} {first} in the step",
+                "a constant, a static argument or the code differs: devices of one mesh run one program",
+                file=self.file,
+            )
+
+
+def jit(
+    machine: Machine, function: Callable[..., Any], file: str, timeout_s: float, options: Mapping[str, Any]
+) -> Any:
+    """`jax.jit(function, **options)` with a preflight; itself where this process is the only participant."""
+    if len(machine.participants()) == 1:
+        return jax.jit(function, **options)
+    return _compat.jit_ahead(function, Preflight(machine, file, timeout_s), **options)
+
+
+def issued_together(steps: Mapping[int, Step]) -> dict[int, int]:
+    """How many of its collectives each rank issues where each of them waits for all of its ranks."""
+    at = dict.fromkeys(steps, 0)
+    waiting = deque(steps)
+    while waiting:
+        number = waiting.popleft()
+        for issue in steps[number].issues[at[number] : at[number] + 1]:
+            members = _members(issue, steps)
+            if all(steps[m].issues[at[m] : at[m] + 1] == (issue,) for m in members):
+                at |= {member: at[member] + 1 for member in members}
+                waiting.extend(members)
+    return at
+
+
+def _members(issue: Issue, steps: Mapping[int, Step]) -> list[int]:
+    return [number for number in issue.ranks or steps if number in steps]
+
+
+def _next(step: Step, start: int, issue: Issue) -> int:
+    """The place from `start` on of what `step` issues with the same ranks as `issue`; `start` if nothing."""
+    places = range(start, len(step.issues))
+    return next((place for place in places if step.issues[place].ranks == issue.ranks), start)
+
+
+def _described(step: Step, place: int) -> str:
+    if place == len(step.issues):
+        return f"nothing more after {place}"
+    issue = step.issues[place]
+    text = f"{issue.text}, {issue.place}" if issue.place else issue.text
+    return f"{text} (number {place + 1} of {len(step.issues)})"
+
+
+def _arguments(lowered: Any) -> tuple[str, ...]:
+    return tuple(
+        f"argument {jax.tree_util.keystr(path[1:])}: {DType.of(str(leaf.dtype)) or leaf.dtype}"
+        f"{list(leaf.shape)}{', donated' if leaf.donated else ''}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(lowered.args_info)
+    )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _by_value(values: Mapping[int, Any]) -> dict[Any, list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for number, value in values.items():
+        groups.setdefault(value, []).append(number)
+    return groups
+
+
+def _named(who: str, numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"{who} {numbers[0]}"
+    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    return f"{who}{'es' if who.endswith('s') else 's'} {', '.join(map(str, numbers[:_SHOWN]))}{more}"

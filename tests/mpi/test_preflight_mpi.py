@@ -1,0 +1,117 @@
+"""`run.jit` on real ranks: what fits runs, and what does not is refused on all of them before it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import mpirun, preflight_grid, preflight_steps
+
+mpirun.needs_mpi()
+SCRIPT = Path(preflight_steps.__file__)
+PASSING = ("constant", "prints", "without_jit")
+REFUSED = {
+    "phases": (
+        "rank 1 issues another collective than rank 0 as number 1 of its step `train`",
+        "rank 0: all_reduce(sum) f32[6] over data by native, line 7 of the plan, in phase `step` (number 1",
+        "rank 1: all_reduce(max) f32[5] over data by native, line 12 of the plan, in phase `norms` (number 1",
+    ),
+    "batch": (
+        "rank 1 calls the step with other arguments than rank 0",
+        "rank 0: argument [2]: f32[4, 6]",
+        "rank 1: argument [2]: f32[2, 6]",
+    ),
+    "accumulated": (
+        "rank 1 issues another collective than rank 0 as number 3",
+        "rank 1: all_reduce(sum) f32[6] over data by native, line 7 of the plan, in phase `step` (number 3",
+    ),
+    "own": (
+        "rank 1 issues another collective than rank 0 as number 4",
+        "rank 0: nothing more after 3",
+        "rank 1: mpi4jax.allreduce(sum) f32[3] between ranks [0, 1] (number 4 of 4)",
+    ),
+    "own_order": (
+        "rank 0: mpi4jax.allreduce(sum) f32[3] between ranks [0, 1] (number 4 of 5)",
+        "rank 1: mpi4jax.allreduce(sum) f32[4] between ranks [0, 1] (number 4 of 5)",
+    ),
+}
+
+
+def answers(cases: str) -> dict[str, dict[int, list[str]]]:
+    """By case and rank, what became of each call."""
+    said: dict[str, dict[int, list[str]]] = {}
+    for line in mpirun.run(2, SCRIPT, "mpi", cases).splitlines():
+        if not line.startswith("["):
+            continue  # what a case prints
+        number, name, words = json.loads(line)
+        said.setdefault(name, {})[number] = words
+    return said
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, dict[int, list[str]]]:
+    return answers(",".join(("same", "later", *PASSING, *REFUSED, "untraceable")))
+
+
+def test_each_new_shape_is_compared_once(said: dict[str, dict[int, list[str]]]):
+    assert said["same"][0] == said["same"][1] == ["ran, compared 2 times"]
+    assert said["later"][0] == said["later"][1]
+    first, second, third = said["later"][0]
+    assert first == third == "ran"
+    assert "rank 0: argument [2]: f32[6, 6]" in second and "rank 1: argument [2]: f32[8, 6]" in second
+
+
+@pytest.mark.parametrize("case", PASSING)
+def test_what_fits_together_runs(said: dict[str, dict[int, list[str]]], case: str):
+    assert {word for words in said[case].values() for word in words} == {"ran"}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_on_all_ranks(said: dict[str, dict[int, list[str]]], case: str):
+    assert said[case][0] == said[case][1]
+    for answer in said[case][0]:  # the second call says the same
+        assert answer.startswith("error[CP0854]: ")
+        for words in REFUSED[case]:
+            assert words in answer
+
+
+def test_a_rank_without_a_step_tells_the_others(said: dict[str, dict[int, list[str]]]):
+    assert said["untraceable"][1] == ["ZeroDivisionError division by zero"]
+    assert (
+        "error[CP0854]: rank 1 has no step: ZeroDivisionError division by zero" in said["untraceable"][0][0]
+    )
+
+
+@pytest.mark.parametrize(("case", "here", "away"), [("alone", 0, 1), ("first_away", 1, 0)])
+def test_a_rank_that_does_not_come_is_named_in_time(case: str, here: int, away: int):
+    said = answers(case)[case]
+    assert said[here][0].startswith(f"error[CP0855]: rank {away} did not come to run the step")
+    assert said[away] == ["away"]
+
+
+def test_binding_compares_the_options_of_jax():
+    said = answers("x64")["x64"]
+    assert said[0] == said[1]
+    message = (
+        "error[CP0845]: not every rank binds with the same jax_enable_x64: rank 1 another one than rank 0"
+    )
+    assert said[0][0].startswith(message)
+    assert "rank 0: False" in said[0][0] and "rank 1: True" in said[0][0]
+
+
+def test_ranks_are_compared_where_they_take_part_in_the_same():
+    """Members may differ in their steps; orders that go round in a circle are refused."""
+    lines = sorted(mpirun.run(4, Path(preflight_grid.__file__)).splitlines())
+    said = {line.partition(": ")[0]: line.partition(": ")[2] for line in lines}
+    assert len(said) == 6 * 4
+    for rank in range(4):
+        assert said[f"members {rank}"] == str([2.0 + 2 * (rank // 2)] * 4)
+        assert said[f"roles {rank}"] == str(7.0 if rank < 2 else 11.0)
+        assert said[f"local {rank}"] == str(1.0 + rank)
+        assert said[f"split {rank}"] == "8.0"
+        assert "rank 1 issues another collective than rank 0 as number 1" in said[f"crossed {rank}"]
+        assert "rank 0: all_reduce(sum) f32[4] over data" in said[f"crossed {rank}"]
+        assert "rank 1: all_reduce(max) f32[3] over member" in said[f"crossed {rank}"]
+        assert "rank 0: mpi4jax.allreduce(sum) f32[4] between ranks [0, 1, 2, 3]" in said[f"wrong {rank}"]
+        assert "rank 1: mpi4jax.allreduce(sum) f32[4] between ranks [0, 1]" in said[f"wrong {rank}"]

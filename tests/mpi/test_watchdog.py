@@ -1,0 +1,142 @@
+"""A rank that holds the others is named, with its line and what it does, instead of a hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import mpirun
+
+mpirun.needs_mpi()
+
+WORKER = Path(__file__).parent / "watchdog_worker.py"
+ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
+BOUND_S = 2.0
+STOPPED = "rank 2 is stopped (SIGSTOP, or a debugger)"
+LATE = "rank 2 has not come within "
+
+
+def job(
+    fault: str, records: Path, algorithm: str = "ring", form: str = "call", options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    command = mpirun.command(3, WORKER, fault, algorithm, form, BOUND_S)
+    os.environ["COMMPLAN_RECORDS"] = str(records)
+    try:
+        return mpirun.started([command[0], *options, *command[1:]], 120)
+    finally:
+        del os.environ["COMMPLAN_RECORDS"]
+
+
+def told(done: subprocess.CompletedProcess[str], rank: int) -> tuple[float, str]:
+    """After how many seconds a rank got an error, and its text."""
+    match = re.search(rf"rank {rank} after ([\d.]+) s: (.*?)waits for it", done.stdout, re.DOTALL)
+    assert match is not None, done.stdout + done.stderr
+    return float(match[1]), match[2]
+
+
+@pytest.mark.parametrize("form", ["call", "split"])
+@pytest.mark.parametrize(("fault", "says"), [("stop", STOPPED), ("sleep", LATE), ("stopped early", STOPPED)])
+def test_who_holds_the_others_is_named_on_all_that_wait(fault: str, says: str, form: str, tmp_path: Path):
+    done = job(fault, tmp_path, form=form)
+    assert done.returncode != 0
+    for rank in (0, 1):
+        seconds, text = told(done, rank)
+        assert says in text and text.endswith("; line 6 of x.plan ")
+        assert seconds < BOUND_S + 20  # the machine may be busy: it must be far from a hang
+    if fault == "sleep":
+        _, text = told(done, 0)
+        assert "is alive, in no collective for" in text
+        assert "it last finished line 7 of x.plan, 5 times so far" in text
+        assert "watchdog_worker.py:" in text and " in decode, from " in text
+
+
+def test_another_order_of_collectives_is_said_with_both_lines(tmp_path: Path):
+    done = job("order", tmp_path)
+    for rank in (0, 1, 2):
+        _, text = told(done, rank)
+        assert "the ranks wait for one another" in text
+        assert "rank 0 waits in line 6 of x.plan" in text and "rank 2 waits in line 7 of x.plan" in text
+
+
+@pytest.mark.parametrize(("fault", "says"), [("stop", STOPPED), ("sleep", LATE)])
+@pytest.mark.parametrize("form", ["call", "split"])
+def test_mpis_own_collectives_end_too(fault: str, says: str, form: str, tmp_path: Path):
+    done = job(fault, tmp_path, "native", form)
+    assert done.returncode != 0
+    assert says in done.stdout + done.stderr
+    assert "line 6 of x.plan waits for it" in done.stdout + done.stderr
+
+
+def test_mpis_own_collectives_fail_where_mpi_outlives_its_dead(tmp_path: Path):
+    done = job("sleep", tmp_path, "native", "call", tuple(ULFM))
+    assert LATE in done.stdout and "has died" not in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("fault", ["none", "late"])
+def test_who_comes_late_and_says_so_is_waited_for(fault: str, tmp_path: Path):
+    out = mpirun.ended_well(job(fault, tmp_path))
+    assert sorted(out.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
+    assert list(tmp_path.iterdir()) == []  # a clean end leaves no record
+
+
+def test_the_records_say_the_same_afterwards(tmp_path: Path):
+    job("sleep", tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+    from commplan.recorder import blame, read_records, trace  # noqa: PLC0415
+
+    records = read_records([str(tmp_path)])
+    verdict = blame(records)
+    assert verdict.holders == {2: "it has not come to line 6 of x.plan"}
+    assert any(LATE in text for text in verdict.verdicts.values())
+    assert [rank.state for rank in verdict.ranks] == ["dead"] * 3
+    slices = [event for event in json.loads(trace(records))["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == 3 * 10 + 2  # five whole steps on all ranks, and the one that two wait in
+
+
+PLAN = """
+plan p
+axis data = 3
+input grads : f32[10000] partial data
+each step {
+    grads = reduce grads over data by mean
+    output grads
+}
+"""
+PROGRAM = """
+import sys, time
+import jax, numpy as np
+from mpi4py import MPI
+import commplan
+comm = MPI.COMM_WORLD
+run = commplan.loads(%r).compile(comm).bind(comm, watchdog_s=2.0)
+step = jax.jit(lambda state, grads: run.step(state, grads=grads))
+state = run.init()
+for number in range(8):
+    if comm.rank == 1 and number == 5:
+        if sys.argv[1] == "late":
+            with run.late():
+                time.sleep(5)
+        else:
+            time.sleep(600)
+    out, state = step(state, np.ones(10000, np.float32))
+    jax.block_until_ready(out)
+print("done", flush=True)
+"""
+
+
+def test_a_bound_program_is_watched(tmp_path: Path):
+    os.environ["COMMPLAN_RECORDS"] = str(tmp_path)
+    try:
+        done = mpirun.started(mpirun.command(3, PROGRAM % PLAN, "stuck"), 120)
+        assert done.returncode != 0
+        assert "rank 1 has not come within" in done.stderr and "line 6 of <plan> waits for it" in done.stderr
+        assert (
+            mpirun.ended_well(mpirun.started(mpirun.command(3, PROGRAM % PLAN, "late"), 120)).count("done")
+            == 3
+        )
+    finally:
+        del os.environ["COMMPLAN_RECORDS"]

@@ -1,0 +1,67 @@
+"""A rank of a job in which one rank does something wrong in its sixth step: see `test_watchdog.py`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import jax
+import numpy as np
+from mpi4py import MPI
+
+from commplan.ir.plan import Algorithm
+from commplan.lowering.mpi.collectives import Channel
+from commplan.lowering.mpi.tuning import Spec
+from commplan.lowering.mpi.watchdog import expected_late
+
+WRONG, CULPRIT, STEPS = 5, 2, 8
+fault, algorithm, form, bound_s = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
+rank = MPI.COMM_WORLD.rank
+channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, plan="faulty")
+
+
+def step(line: int, size: int):
+    spec = Spec(
+        "all_reduce",
+        algorithm=Algorithm(algorithm),
+        form="split" if form == "split" else "call",
+        where=f"line {line} of x.plan waits for it",
+    )
+    run = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
+    return lambda: jax.block_until_ready(run(np.ones(size, np.float32), channel.token()))
+
+
+first, second = step(6, 300_000), step(7, 300_000)
+
+
+def decode() -> None:
+    time.sleep(600)
+
+
+def go_wrong() -> None:
+    if fault.startswith("stop"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "sleep":
+        decode()
+    elif fault == "late":
+        with expected_late():
+            time.sleep(3 * bound_s)
+    elif fault == "order":
+        second()
+
+
+began = time.monotonic()
+try:
+    for number in range(STEPS):
+        if rank == CULPRIT and number == (0 if fault == "stopped early" else WRONG):
+            go_wrong()
+        began = time.monotonic()
+        first()
+        second()
+    print(f"rank {rank} is done", flush=True)
+except (ValueError, RuntimeError) as error:
+    print(f"rank {rank} after {time.monotonic() - began:.1f} s: {error}", flush=True)
+    time.sleep(3)  # until the others have said theirs
+    MPI.COMM_WORLD.Abort(3)

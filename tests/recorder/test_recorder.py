@@ -1,0 +1,171 @@
+"""Records of ranks: the file, who held whom, and the trace."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from commplan.cli import main
+from commplan.diagnostics import CommplanError
+from commplan.recorder import Record, blame, read_records, trace
+from commplan.recorder import file as record_file
+from commplan.recorder.file import BEGIN, END, FAILED, VERDICT, Event, Recording, machine
+
+PLAN = "images"
+
+
+def record(rank: int, *events: Event, process: int | None = None, elsewhere: bool = False) -> Record:
+    where = "another machine" if elsewhere else machine()
+    pid = os.getpid() if process is None else process
+    return Record(f"job.{rank}.rec", PLAN, rank, 3, "node", where, pid, False, 0, tuple(events))
+
+
+def gone() -> int:
+    """The number of a process that has ended."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def run(name: str, begin: float, end: float | None, operation: int, runs: int = 1) -> tuple[Event, ...]:
+    begun = Event(begin, BEGIN, name, operation, runs, 64)
+    return (begun,) if end is None else (begun, Event(end, END, name, operation, runs, 0))
+
+
+def test_who_has_not_come_holds_those_that_wait():
+    waits = (*run("line 6", 1, 2, 1), *run("line 7", 3, None, 2))
+    verdict = blame([record(0, *waits), record(1, *waits), record(2, *run("line 6", 1, 2, 1))])
+    assert verdict.holders == {2: "it has not come to line 7"}
+    assert verdict.ranks[0].waits is not None and verdict.ranks[0].waits.name == "line 7"
+    assert verdict.ranks[2].last is not None and verdict.ranks[2].last.name == "line 6"
+
+
+def test_who_came_and_went_on_holds_nobody():
+    finished = run("line 6", 1, 2, 1)
+    verdict = blame([record(0, *run("line 6", 1, None, 1)), record(1, *finished), record(2, *finished)])
+    assert verdict.holders == {}
+
+
+def test_a_run_behind_the_others_counts_as_not_come():
+    waits = run("line 6", 4, None, 9, runs=9)
+    behind = run("line 6", 1, 2, 8, runs=8)
+    assert blame([record(0, *waits), record(1, *behind)]).holders == {1: "it has not come to line 6"}
+
+
+def test_another_order_is_that_of_the_fewest():
+    ranks = [record(0, *run("line 6", 1, None, 1)), record(1, *run("line 7", 1, None, 1))]
+    verdict = blame([*ranks, record(2, *run("line 6", 1, None, 1))])
+    assert verdict.holders == {1: "it waits in line 7, most others in line 6"}
+
+
+def test_the_dead_hold_the_living():
+    waits = run("line 6", 1, None, 1)
+    verdict = blame([record(0, *waits), record(1, *waits, process=gone())])
+    assert verdict.holders == {1: "it is dead"}
+    assert verdict.missing == (2,)
+    assert [rank.state for rank in verdict.ranks] == ["alive", "dead"]
+
+
+def test_of_another_machine_nothing_is_known():
+    waits = run("line 6", 1, None, 1)
+    assert blame([record(0, *waits, elsewhere=True)]).ranks[0].state == "unknown"
+
+
+def test_what_failed_is_not_finished_and_verdicts_are_told():
+    events = (
+        *run("line 6", 1, None, 1),
+        Event(2, FAILED, "line 6", 1, 1, 0),
+        Event(3, VERDICT, "rank 1 is", 0, 0, 0),
+    )
+    verdict = blame([record(0, *events)])
+    assert verdict.ranks[0].waits is not None
+    assert verdict.verdicts == {0: "rank 1 is"}
+
+
+def test_the_trace_has_a_slice_for_each_operation():
+    events = (*run("line 6 of x.plan", 10.0, 10.5, 1), *run("line 7 of x.plan", 11.0, None, 2))
+    document = json.loads(trace([record(0, *events), record(1, *run("line 6 of x.plan", 10.0, 12.0, 1))]))
+    slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert [(each["pid"], each["ts"], each["dur"]) for each in slices] == [
+        (0, 0.0, 5e5), (0, 1e6, 1e6), (1, 0.0, 2e6),
+    ]  # fmt: skip
+    assert [each["args"].get("state") for each in slices] == [None, "unfinished", None]
+    assert slices[0]["args"]["line"] == 6
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+    return tmp_path
+
+
+def test_a_new_record_is_empty_and_goes_at_a_clean_end(place: Path):
+    recording = Recording("5f0c", PLAN, 1, 4)
+    (only,) = read_records([str(place)])
+    assert only._replace(path="", host="") == Record(
+        "", PLAN, 1, 4, "", machine(), os.getpid(), False, 0, ()
+    )  # fmt: skip
+    assert recording.path.stat().st_mode & 0o777 == 0o600
+    recording.remove()
+    assert list(place.iterdir()) == []
+
+
+def test_old_records_go_when_a_new_one_is_made(place: Path):
+    old, other = place / f"{record_file.prefix()}old.0.rec", place / "commplan-someone.rec"
+    for path in (old, other):
+        path.write_bytes(b"x")
+        os.utime(path, (1, 1))
+    Recording("new", PLAN, 0, 1)
+    assert not old.exists() and other.exists()
+
+
+def test_the_ring_keeps_the_last_events(place: Path):
+    recording = Recording("5f0c", PLAN, 0, 1)
+    memory, header = recording.memory, record_file._HEADER
+    fields = list(header.unpack_from(memory))
+    capacity, extra = fields[7], 5
+    fields[8], fields[9] = capacity + extra, 1
+    header.pack_into(memory, 0, *fields)
+    memory[header.size : header.size + 6] = b"line 6"
+    events_at = header.size + record_file._NAME * record_file._NAMES
+    for index in range(capacity + extra):
+        at = events_at + record_file._EVENT.size * (index % capacity)
+        record_file._EVENT.pack_into(memory, at, index, BEGIN, 0, index, index, 8)
+    (only,) = read_records([str(recording.path)])
+    assert only.lost == extra
+    assert [event.operation for event in only.events] == list(range(extra, capacity + extra))
+    assert {event.name for event in only.events} == {"line 6"}
+
+
+@pytest.mark.parametrize("content", [b"", b"commplan", b"x" * record_file.SIZE])
+def test_other_files_are_refused(tmp_path: Path, content: bytes):
+    path = tmp_path / "a.rec"
+    path.write_bytes(content)
+    with pytest.raises(CommplanError) as caught:
+        read_records([str(path)])
+    assert caught.value.diagnostics[0].code == "CP1114"
+    with pytest.raises(CommplanError):
+        read_records([str(tmp_path / "missing.rec")])
+
+
+def test_the_command_says_that_there_are_none(place: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["blame"]) == 1
+    assert "CP1114" in capsys.readouterr().err
+    assert main(["trace", "-o", str(place / "out.json")]) == 1
+
+
+def test_the_command_reads_what_is_there(place: Path, capsys: pytest.CaptureFixture[str]):
+    for rank in range(2):
+        Recording("5f0c", PLAN, rank, 2)
+    assert main(["blame", "--format", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert found["plan"] == PLAN and len(found["ranks"]) == 2 and found["holders"] == []
+    assert main(["trace", "-o", str(place / "out.json")]) == 0
+    Recording("6f0c", PLAN, 0, 2)
+    assert main(["trace", "-o", str(place / "out.json")]) == 1
+    assert "2 runs" in capsys.readouterr().err

@@ -1,0 +1,172 @@
+"""`run.jit` under `jax.distributed`, and how the steps of many ranks are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import preflight_steps
+from support.embedding import mesh_of
+from support.ports import free_port
+
+import commplan
+from commplan.lowering.jax import _compat
+from commplan.runtime.machines.machine import Issue
+from commplan.runtime.observe.preflight import Step, issued_together
+
+REFUSED = {
+    "phases": (
+        "line 7 of the plan, in phase `step` (number 1 of 3)",
+        "line 12 of the plan, in phase `norms`",
+    ),
+    "batch": ("process 0: argument [2]: f32[8, 6]", "process 1: argument [2]: f32[4, 6]"),
+    "accumulated": ("process 1 issues another collective than process 0 as number",),
+    "own": ("process 1: all_reduce(sum) f32[6], f32[3] over data",),  # XLA combines the two
+    "own_order": ("f32[6], f32[4], f32[3] over data", "f32[6], f32[3], f32[4] over data"),
+    "without_jit": ("process 1: jax_disable_jit is set",),
+    "constant": ("process 1 computes something else than process 0 in the step",),
+}
+
+
+def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[list[str]]]:
+    """By case, what became of each call on each of two processes."""
+    port = str(free_port())
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    command = [sys.executable, "-W", "error", preflight_steps.__file__, "jax", cases, port]
+    started = [
+        subprocess.Popen(
+            [*command, str(index)],
+            env={**environment, "XLA_FLAGS": flags[index]},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    ends = [(process.communicate(timeout=240), process.returncode) for process in started]
+    assert [code for _, code in ends] == [0, 0], "".join(errors for (_, errors), _ in ends)
+    lines = [
+        line
+        for (output, _), _ in ends
+        for line in output.splitlines()
+        if line.startswith("[") and '"' in line
+    ]
+    said: dict[str, list[list[str]]] = {}
+    for _, name, words in sorted(map(json.loads, lines)):
+        said.setdefault(name, []).append(words)
+    return said
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, list[list[str]]]:
+    return answers(",".join(("same", "later", "prints", *REFUSED, "untraceable")))
+
+
+def test_the_same_step_trains_as_under_jax_jit(said: dict[str, list[list[str]]]):
+    # Once for each shape, and again when parameters come from the devices.
+    assert said["same"] == [["ran, compared 4 times"]] * 2
+
+
+def test_a_new_shape_is_compared_again(said: dict[str, list[list[str]]]):
+    assert said["later"][0] == said["later"][1]
+    first, second, third = said["later"][0]
+    assert first == third == "ran"
+    assert "process 0: argument [2]: f32[12, 6]" in second and "process 1: argument [2]: f32[16, 6]" in second
+
+
+def test_one_process_may_print(said: dict[str, list[list[str]]]):
+    assert said["prints"] == [["ran", "ran"], ["ran", "ran"]]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_on_all_processes(said: dict[str, list[list[str]]], case: str):
+    assert said[case][0] == said[case][1]
+    for answer in said[case][0]:
+        assert answer.startswith("error[CP0854]: process 1 ")
+        for words in REFUSED[case]:
+            assert words in answer
+
+
+def test_a_process_without_a_step_tells_the_others(said: dict[str, list[list[str]]]):
+    assert said["untraceable"][1] == ["ZeroDivisionError division by zero"]
+    assert "process 1 has no step: ZeroDivisionError division by zero" in said["untraceable"][0][0]
+
+
+@pytest.mark.parametrize(("case", "here", "away"), [("alone", 0, 1), ("first_away", 1, 0)])
+def test_a_process_that_does_not_come_is_named_in_time(case: str, here: int, away: int):
+    said = answers(case)[case]
+    assert said[here][0].startswith(f"error[CP0855]: process {away} did not come to run the step")
+    assert said[away] == ["away"]
+
+
+def test_binding_compares_the_flags_of_xla():
+    said = answers("binds", ("--xla_dump_to=", "--xla_cpu_enable_fast_math=true"))["binds"]
+    assert said[0] == said[1]
+    assert said[0][0].startswith("error[CP0845]: not every process binds with the same XLA_FLAGS: process 1")
+    assert "process 0: none" in said[0][0] and "process 1: --xla_cpu_enable_fast_math=true" in said[0][0]
+
+
+def test_one_process_has_nobody_to_compare_with():
+    tree = {"w": jax.ShapeDtypeStruct((6,), jnp.float32)}
+    program = commplan.loads(preflight_steps.PLAN).compile(mesh := mesh_of(data=2), shapes={"grads": tree})
+    run = program.bind(mesh)
+
+    @run.jit(static_argnames="times")
+    def double(x: jax.Array, times: int = 2) -> jax.Array:
+        return x * times
+
+    assert type(double) is type(jax.jit(double))
+    assert double(jnp.ones(2), times=3)[0] == 3
+
+
+def test_ahead_of_what_the_fast_path_does_not_know():
+    seen: list[str] = []
+
+    def ahead(jitted, args, kwargs):
+        seen.append(str(jitted.lower(*args, **kwargs).compile().in_avals[0][0].shape))
+
+    def body(x, n=1, *, k=2.0):
+        return x * n + k
+
+    step = _compat.jit_ahead(body, ahead, static_argnames="n", donate_argnums=0)
+    for size in (3, 3, 4, 3):
+        given = jnp.ones(size)
+        np.testing.assert_array_equal(step(given), np.full(size, 3.0))
+        assert given.is_deleted()
+    assert seen == ["(3,)", "(4,)"]
+    assert step(jnp.ones(3), n=2, k=1.0)[0] == 3 and seen[2:] == ["(3,)"]
+    assert step.lower(jnp.ones(3)).compile()(jnp.ones(3))[0] == 3 and step.__name__ == "body"
+    # Within another trace it is a part of that, and nothing is compared.
+    assert jax.jit(lambda x: step(x) + 1)(jnp.ones(5))[0] == 4
+    assert jax.grad(lambda x: step(x).sum())(jnp.ones(5))[0] == 1
+    assert seen[3:] == []
+    with jax.disable_jit():
+        assert step(jnp.ones(6))[0] == 3
+    assert seen[3:] == ["(6,)"]
+
+
+def test_ranks_issue_what_all_of_its_ranks_issue():
+    """On a grid of 2 x 2; an order that differs between sets of ranks alone goes round in a circle."""
+    rows = [Issue("a", "", (0, 1)), Issue("a", "", (2, 3))]
+    columns = [Issue("b", "", (0, 2)), Issue("b", "", (1, 3))]
+
+    def steps(orders: str) -> dict[int, Step]:
+        issues = [{"r": rows[rank // 2], "c": columns[rank % 2]} for rank in range(4)]
+        return {
+            rank: Step("train", (), tuple(issues[rank][letter] for letter in order))
+            for rank, order in enumerate(orders.split())
+        }
+
+    assert issued_together(steps("rc rc rc rc")) == dict.fromkeys(range(4), 2)
+    assert issued_together(steps("rc rc cr cr")) == dict.fromkeys(
+        range(4), 2
+    )  # the rows wait for nobody else
+    assert issued_together(steps("rc cr cr rc")) == dict.fromkeys(range(4), 0)
+    assert issued_together(steps("r r rr rr")) == {0: 1, 1: 1, 2: 2, 3: 2}
+    assert issued_together(steps("r r r rr")) == {0: 1, 1: 1, 2: 1, 3: 1}

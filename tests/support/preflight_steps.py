@@ -1,0 +1,240 @@
+"""Steps that ranks or processes are about to run, not all alike; each prints what became of it.
+
+`mpirun -n 2 python preflight_steps.py mpi CASE,..`, `python preflight_steps.py jax CASE,.. PORT INDEX`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+
+import commplan
+from commplan.diagnostics import CommplanError
+
+PLAN = """plan two
+axis data = 2
+input grads : tree partial data
+input loss  : f32 per data
+input norm  : f32[5] per data
+each step {
+    grads = reduce grads over data by mean
+    loss  = reduce loss over data by mean
+    output grads, loss
+}
+phase norms {
+    norm = reduce norm over data by max
+    output norm
+}
+"""
+SHORT_S = 3.0
+Words = list[str]
+
+
+class Job:
+    """What a rank or a process does: with a run over MPI, or on a mesh of all processes."""
+
+    def __init__(self, mesh: Any, index: int, *, plan: str = PLAN, size: int = 6, seed: int = 0) -> None:
+        self.over_mpi = not hasattr(mesh, "devices")
+        self.index, self.mesh = index, mesh
+        self.size, tree = size, {"w": jax.ShapeDtypeStruct((size,), jnp.float32)}
+        self.run = commplan.loads(plan).compile(mesh, shapes={"grads": tree}).bind(mesh, seed=seed)
+
+    def step(
+        self,
+        *,
+        norm_first: bool = False,
+        extra: str = "",
+        scale: float = 1,
+        prints: bool = False,
+        accumulate: int = 1,
+        bare: bool = False,
+        **options: Any,
+    ) -> Callable[..., Any]:
+        """A training step. extra: sizes of the user's own collectives, in order. accumulate: reductions."""
+
+        def own(x: Any, size: int) -> Any:
+            piece = jnp.tile(x[0, :1], size)
+            if not self.over_mpi:
+                return jax.lax.psum(piece, "data").sum()
+            import mpi4jax  # noqa: PLC0415
+            from mpi4py import MPI  # noqa: PLC0415
+
+            return mpi4jax.allreduce(piece, op=MPI.SUM, comm=MPI.COMM_WORLD).sum()
+
+        @self.run.spmd(params="same", x="split data", returns=("same", "same", "same"))
+        def train(state: Any, params: Any, x: Any) -> Any:
+            def loss(params: Any) -> Any:
+                return jnp.mean((x @ params["w"]) ** 2) * scale
+
+            value, grads = jax.value_and_grad(loss)(self.run.varying(params))
+            added = jnp.zeros(())
+            if prints:
+                jax.debug.print("a loss of {}", value)
+            if norm_first:
+                norms, state = self.run.norms(state, norm=x[0, :5])
+                value += 0 * norms.norm[0]
+            for _ in range(accumulate):
+                out, state = self.run.step(state, grads=grads, loss=value)
+                grads = self.run.varying(out.grads)
+            if not norm_first:
+                norms, state = self.run.norms(state, norm=x[0, :5] + 0 * out.loss)
+            for size in extra:
+                added = added + own(x, int(size))
+            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, out.grads)
+            return state, params, out.loss + 0 * added, norms.norm
+
+        return train if bare else self.run.jit(train, timeout=SHORT_S, **options)
+
+    def arguments(self, rows: int = 8, dtype: str = "float32") -> tuple[Any, Any]:
+        params = {"w": np.linspace(1, 2, self.size, dtype=np.float32)}
+        x = np.random.default_rng(3).standard_normal((rows, self.size)).astype(dtype)
+        if self.over_mpi:
+            half = rows // 2
+            return params, x[self.index * half : (self.index + 1) * half]
+        sharding = jax.sharding.NamedSharding(self.mesh, jax.P("data"))
+        return params, jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    try:
+        jax.block_until_ready(call())
+    except CommplanError as error:
+        return str(error)
+    return "ran"
+
+
+def same(job: Job) -> Words:
+    """Trains as `jax.jit` does, and goes on for another batch; a step that is known is not compared again."""
+    step, plain, before = job.step(), jax.jit(job.step(bare=True)), compared(job)
+    for rows in (8, 16, 8, 8):
+        params, x = job.arguments(rows)
+        for _ in range(3):
+            _, trained, loss, _ = step({}, params, x)
+            _, expected, plain_loss, _ = plain({}, params, x)
+            np.testing.assert_array_equal(local(trained["w"]), local(expected["w"]))
+            np.testing.assert_array_equal(local(loss), local(plain_loss))
+            params = trained
+    return [f"ran, compared {compared(job) - before} times"]
+
+
+def compared(job: Job) -> int:
+    """How often processes have exchanged something."""
+    from commplan.runtime.machines import mesh  # noqa: PLC0415
+
+    gathers = job.run.context.machine.gathers if job.over_mpi else mesh._gathers
+    return gathers.total()
+
+
+def local(x: Any) -> np.ndarray:
+    return np.asarray(x.addressable_shards[0].data)
+
+
+def differing(**differences: Any) -> Callable[[Job], Words]:
+    """The step of process 1 differs; `rows`: in its batch."""
+
+    def case(job: Job) -> Words:
+        mine = differences if job.index else {}
+        rows = mine.get("rows", 8)
+        step = job.step(**{key: value for key, value in mine.items() if key != "rows"})
+        return [outcome(lambda: step({}, *job.arguments(rows))) for _ in range(2)]
+
+    return case
+
+
+def later(job: Job) -> Words:
+    """The first batches are alike, the second ones are not."""
+    step = job.step()
+    second = 16 if job.index else 12
+    return [outcome(lambda rows=rows: step({}, *job.arguments(rows))) for rows in (8, second, 8)]
+
+
+def own_order(job: Job) -> Words:
+    step = job.step(extra=("34", "43")[job.index])
+    return [outcome(lambda: step({}, *job.arguments()))]
+
+
+def alone(job: Job) -> Words:
+    """Only process 0 comes."""
+    if job.index:
+        time.sleep(2 * SHORT_S)
+        return ["away"]
+    began = time.monotonic()
+    said = outcome(lambda: job.step()({}, *job.arguments()))
+    assert time.monotonic() - began < 20
+    return [said]
+
+
+def first_away(job: Job) -> Words:
+    """Only process 1 comes, and process 0 is the one that others ask."""
+    if job.index == 0:
+        time.sleep(4 * SHORT_S)
+        return ["away"]
+    return [outcome(lambda: job.step()({}, *job.arguments()))]
+
+
+def untraceable(job: Job) -> Words:
+    """The step of process 1 cannot be traced."""
+    step = job.run.jit(job.step(bare=True) if job.index == 0 else lambda *_: 1 / 0, timeout=SHORT_S)
+    try:
+        return [outcome(lambda: step({}, *job.arguments()))]
+    except ZeroDivisionError as error:
+        return [f"ZeroDivisionError {error}"]
+
+
+def without_jit(job: Job) -> Words:
+    with jax.disable_jit(job.index == 1):
+        return [outcome(lambda: job.step()({}, *job.arguments()))]
+
+
+CASES: dict[str, Callable[[Job], Words]] = {
+    "same": same,
+    "phases": differing(norm_first=True),
+    "batch": differing(rows=4),
+    "accumulated": differing(accumulate=2),
+    "own": differing(extra="3"),
+    "constant": differing(scale=2),
+    "prints": differing(prints=True),
+    "later": later,
+    "own_order": own_order,
+    "untraceable": untraceable,
+    "without_jit": without_jit,
+    "alone": alone,
+    "first_away": first_away,
+    "binds": lambda _: ["bound"],
+}
+
+
+def mesh_of_job(backend: str, port: int, number: int) -> Any:
+    """What a process binds to: a communicator of all ranks, or a mesh of the devices of two processes."""
+    if backend == "mpi":
+        from mpi4py import MPI  # noqa: PLC0415
+
+        return MPI.COMM_WORLD
+    jax.distributed.initialize(f"localhost:{port}", 2, number)
+    return jax.make_mesh((2,), ("data",), (AxisType.Auto,))
+
+
+def main(backend: str, names: str, port: str = "0", index: str = "0") -> None:
+    mesh = mesh_of_job(backend, int(port), int(index))
+    number = int(index) if backend == "jax" else int(mesh.Get_rank())
+    if "x64" in names:
+        jax.config.update("jax_enable_x64", number == 1)
+    jobs: list[Job] = []
+    bound = outcome(lambda: jobs.append(Job(mesh, number)))
+    said = {name: CASES[name](jobs[0]) if jobs else [bound] for name in names.split(",")}
+    for name, words in said.items():
+        print(json.dumps([number, name, words]), flush=True)
+    if backend == "jax":
+        jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
