@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from commplan.diagnostics import plural
-from commplan.lowering.audit.compare import Difference, Report, changed
+from commplan.lowering.audit.compare import Difference, Report, changed, same_ranks
 from commplan.lowering.audit.expect import Expected
 from commplan.lowering.audit.step import CompiledStep, Found, Origin
 
@@ -86,10 +86,7 @@ class Causes:
             case "moved":
                 if difference.cause:
                     return difference
-                cause, reason = (
-                    "reordered",
-                    "XLA issues it in another place of the order than the schedule has",
-                )
+                cause, reason = "reordered", "XLA issues it in another place than the schedule has it in"
         return replace(difference, cause=cause, reason=reason, beside=cause in ("own", "partitioner"))
 
     def _missing(self, expected: Expected) -> tuple[str, str]:
@@ -116,11 +113,17 @@ class Causes:
         if not origins:
             return "unknown", "XLA gives it no name"
         names = _listed(origins)
-        if _by_autodiff(origins):
+        if self._by_autodiff(found, origins):
             return "autodiff", _AUTODIFF.format(names)
         if any(origin.primitive in _PRIMITIVES for origin in origins):
-            return "own", f"issued by the step's own code: {names}"
+            derived = "the derivative of " if any(map(_is_transposed, origins)) else ""
+            return "own", f"issued by {derived}the step's own code: {names}"
         return "partitioner", _PARTITIONER.format(names)
+
+    def _by_autodiff(self, found: Found, origins: Sequence[Origin]) -> bool:
+        """Whether a sum over the ranks that the plan reduces over was added by differentiation."""
+        summed = any(_is_transposed(origin) and origin.primitive == "psum" for origin in origins)
+        return summed and any(same_ranks(item, found) for item in self.report.expected)
 
     def _changed(self, expected: Expected, found: Found) -> tuple[str, str]:
         asked = ((t.kind, t.dtypes, t.count, t.groups) for t in self.traced[expected.scope])
@@ -145,7 +148,7 @@ class Causes:
         origins = (named or self._unnamed(found, rest)) if rest else []
         if rest:
             reason += f" with the step's own {_listed(origins) or f'{rest} elements'}"
-        beside = len(expected) == 1 and bool(origins) and not _by_autodiff(origins)
+        beside = len(expected) == 1 and bool(origins) and not self._by_autodiff(found, origins)
         return replace(difference, cause="combined", reason=reason, beside=beside)
 
     def _unnamed(self, found: Found, count: int) -> list[Origin]:
@@ -169,8 +172,8 @@ class Causes:
         return Difference("moved", text, (expected,), (found,), "loop", f"XLA moved it {where}")
 
 
-def _by_autodiff(origins: Iterable[Origin]) -> bool:
-    return any("transpose(" in origin.op_name for origin in origins)
+def _is_transposed(origin: Origin) -> bool:
+    return "transpose(" in origin.op_name
 
 
 def _listed(origins: Sequence[Origin]) -> str:

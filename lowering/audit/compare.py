@@ -97,7 +97,8 @@ def _plain(kind: str, groups: Groups) -> Groups:
     return tuple(sorted(tuple(sorted(group)) if kind == "all_reduce" else group for group in groups))
 
 
-def _same_ranks(wanted: Expected, actual: Found) -> bool:
+def same_ranks(wanted: Expected, actual: Found) -> bool:
+    """Whether both have the same groups, whatever the order within them."""
     return _plain("all_reduce", wanted.groups) == _plain("all_reduce", actual.groups)
 
 
@@ -148,7 +149,7 @@ def _parts_of(actual: Found, wanted: Sequence[Expected]) -> tuple[Expected, ...]
     parts: list[Expected] = []
     for item in wanted:
         same = (item.kind, item.op, (item.dtype,)) == (actual.kind, actual.op, actual.dtypes)
-        if not same or not _same_ranks(item, actual):
+        if not same or not same_ranks(item, actual):
             continue
         if len(sizes) > 1 and item.count in sizes:
             sizes.remove(item.count)
@@ -164,7 +165,7 @@ def _take_split(stretches: Sequence[_Stretch]) -> list[Difference]:
     split: list[Difference] = []
     for stretch in stretches:
         for item in tuple(stretch.wanted):
-            near = [found for found in stretch.actual if _same_ranks(item, found)]
+            near = [found for found in stretch.actual if same_ranks(item, found)]
             pieces = [found for found in near if found.kind == item.kind]
             if item.kind == "all_reduce" and not pieces:
                 pieces = [

@@ -171,6 +171,8 @@ INSERTED = (
 )
 WRITTEN = 'metadata={op_name="jit(step)/psum" source_file="a.py" source_line=3}'
 OLD_STYLE = f"%o = f32[] all-reduce(%x), {SUM}, {WRITTEN}"
+GRADIENT = f'%g = f32[8]{{0}} all-reduce(%x), {SUM}, metadata={{op_name="transpose(jvp())/psum_invariant"}}'
+ELSEWHERE = GRADIENT.replace("{{0,1,2,3}}", "{{0,1},{2,3}}")
 NINE = "%y = f32[9]{0} concatenate(%x, %x), dimensions={0}"
 NAMELESS = f"%m = f32[9]{{0}} all-reduce(%y), {SUM}"
 ZERO = "%z = f32[] constant(0)"
@@ -191,6 +193,8 @@ LOSS = f'%l = f32[] all-reduce(%z), {SUM}, metadata={{op_name="psum" stack_frame
         (text(ASKED, AGAIN), text(ASKED), "copied", "it unrolled or peeled a loop"),
         (text(ASKED, INSERTED), text(ASKED), "partitioner", "`dot_general` at /home/someone/train.py:7"),
         (text(ASKED, OLD_STYLE), text(ASKED), "own", "`psum` at a.py:3"),
+        (text(ASKED, ELSEWHERE), text(ASKED), "own", "the derivative of the step's own code: `psum`"),
+        (text(ASKED, GRADIENT), text(ASKED), "autodiff", "summed by autodiff: `psum`"),
         (text(ASKED, NINE, NAMELESS), text(ASKED), "unknown", "XLA gives it no name"),
         (text(NINE, NAMELESS), text(ASKED, ZERO, LOSS), "combined", "of line 5 with the step's own `psum`"),
     ],
