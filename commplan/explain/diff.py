@@ -9,6 +9,7 @@ import msgspec
 
 from commplan.cost import Simulation
 from commplan.explain.report import traffic
+from commplan.explain.servers import server_lines
 from commplan.ir.grouping import grouped
 from commplan.ir.schedule import Collective, Pack, Phase, Schedule
 from commplan.verify.algorithms import prove_op
@@ -49,38 +50,50 @@ class Limit(msgspec.Struct, frozen=True):
 
     def broken(self, changes: Sequence[Change]) -> list[Change]:
         """The changes of this measure that are larger; a phase that only the second has grew from nothing."""
-        own = (change for change in changes if change.measure == self.measure)
+        own = (change for change in changes if (change.measure, change.subject) == (self.measure, ""))
         return [change for change in own if (change.growth or 0.0) > self.share]
-
-
-def diff(a: Schedule, b: Schedule, times: tuple[Simulation, Simulation] | None) -> tuple[Change, ...]:
-    """All that is compared, whether it changed or not. times: of both, on one topology."""
-    changes = list(_changes("", _whole(a), _whole(b)))
-    simulated = [{phase.name: phase for phase in each.phases} for each in times or ()]
-    facts: list[dict[str, _Facts]] = []
-    for index, schedule in enumerate((a, b)):
-        held = {each.phase: each.nbytes for each in memory(schedule)}
-        facts.append({p.name: _facts(p, schedule) for p in schedule.phases})
-        for name, phase in facts[-1].items():
-            phase["memory", ""] = held[name]
-            if simulated:
-                time = simulated[index][name]
-                phase["time", ""] = time.seconds
-                phase |= {("link bytes", level): round(nbytes) for level, nbytes in time.nbytes if nbytes}
-    for name in dict.fromkeys([*facts[0], *facts[1]]):
-        changes += _changes(name, facts[0].get(name, {}), facts[1].get(name, {}))
-    return tuple(changes)
 
 
 _Facts = dict[tuple[str, str], Number | str]
 """By measure and subject."""
+
+
+def diff(a: Schedule, b: Schedule, times: tuple[Simulation, Simulation] | None) -> tuple[Change, ...]:
+    """All that is compared, whether it changed or not. times: of both, on one topology."""
+    simulated_a, simulated_b = times or (None, None)
+    before, after = _phases(a, simulated_a), _phases(b, simulated_b)
+    changes = list(_changes("", _whole(a), _whole(b)))
+    for name in dict.fromkeys([*before, *after]):
+        changes += _changes(name, before.get(name, {}), after.get(name, {}))
+    return tuple(changes)
+
+
+def _phases(schedule: Schedule, simulation: Simulation | None) -> dict[str, _Facts]:
+    """The facts of each phase by its name."""
+    facts = {phase.name: _facts(phase, schedule) for phase in schedule.phases}
+    for each in memory(schedule):
+        facts[each.phase]["memory", ""] = each.nbytes
+    sent = Counter[str]()
+    for (name, _), text in server_lines(schedule, None).items():
+        sent[name] += text.sent
+    for name, phase in facts.items():
+        if sent[name]:
+            phase["bytes", "to servers"] = sent[name]
+        moved = [nbytes for (measure, _), nbytes in phase.items() if measure == "bytes"]
+        phase["bytes", ""] = sum(nbytes for nbytes in moved if not isinstance(nbytes, str))
+    for time in simulation.phases if simulation else ():
+        facts[time.name]["time", ""] = time.seconds
+        facts[time.name] |= {("link bytes", level): round(nbytes) for level, nbytes in time.nbytes if nbytes}
+    return facts
+
+
 _ORDER = ("time", "memory", "rounds", "bytes", "link bytes", "buckets", "algorithm", "collectives",
           "collective bytes", "ops")  # fmt: skip
 
 
 def _changes(phase: str, before: _Facts, after: _Facts) -> Iterator[Change]:
     keys = dict.fromkeys([*before, *after])
-    for key in sorted(keys, key=lambda key: _ORDER.index(key[0]) if key[0] in _ORDER else -1):
+    for key in sorted(keys, key=lambda key: _ORDER.index(key[0])) if phase else keys:
         yield Change(phase, *key, before.get(key), after.get(key))
 
 
@@ -101,7 +114,7 @@ def _facts(phase: Phase, schedule: Schedule) -> _Facts:
     buckets = [packed[op.result] for op in phase.ops if isinstance(op, Pack)]
     facts: _Facts = {("bytes", f"over {axes}"): nbytes for axes, nbytes in moved.items()}
     rounds = _rounds(collectives, schedule)
-    if rounds is not None:
+    if collectives and rounds is not None:
         facts["rounds", ""] = rounds
     if buckets:
         facts |= {("buckets", "number"): len(buckets), ("buckets", "largest"): max(buckets)}

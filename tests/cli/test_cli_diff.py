@@ -105,6 +105,28 @@ def test_a_slower_algorithm_fails(capsys: Capture, plans: dict[str, str], shapes
     assert run(capsys, *faster, "--fail-on", "slower:0%", "--fail-on", "rounds:0%")[0] == 0
 
 
+def test_what_goes_over_other_axes_is_compared_in_all(capsys: Capture, tmp_path: Path) -> None:
+    plans = ROOT / "examples" / "plans"
+    shapes = tmp_path / "grads.json"
+    shapes.write_text(json.dumps({"grads": {"w": {"shape": [1024, 1024], "dtype": "f32"}}}))
+    flat = tmp_path / "flat.plan"
+    text = (plans / "two_level.plan").read_text()
+    flat.write_text(text.replace("via hierarchical(gpu, node)", "via native"))
+    words = [str(flat), str(plans / "two_level.plan"), "--shapes", str(shapes)]
+    code, data = document(capsys, *words, "--fail-on", "bytes:10%")
+    assert code == 0
+    assert ("bytes", "over node") in changed(data) and ("bytes", "over gpu") in changed(data)
+
+
+def test_states_on_servers(capsys: Capture) -> None:
+    plans, shapes = ROOT / "examples" / "plans", ROOT / "examples" / "shapes" / "elastic.json"
+    words = [plans / "easgd_sync.plan", plans / "easgd_async.plan", "--shapes", shapes, "--backend", "mpi"]
+    code, data = document(capsys, *map(str, words))
+    assert code == 0
+    assert changed(data)["bytes", "to servers"][0] is None
+    assert changed(data)["axis", "worker"] == (8, 4)
+
+
 def test_saved_schedules(capsys: Capture, plans: dict[str, str], shapes: list[str], tmp_path: Path) -> None:
     saved = str(tmp_path / "wide.schedule.json")
     assert main(["compile", plans["wide"], *shapes, "-o", saved]) == 0
