@@ -161,24 +161,16 @@ def _parts_of(actual: Found, wanted: Sequence[Expected]) -> tuple[Expected, ...]
 
 
 def _take_split(stretches: Sequence[_Stretch]) -> list[Difference]:
-    """Collectives that became several: a reduce-scatter and an all-gather, or parts of the elements."""
+    """All-reduces that became a reduce-scatter and an all-gather."""
     split: list[Difference] = []
-    for stretch in stretches:
-        for item in tuple(stretch.wanted):
-            near = [found for found in stretch.actual if same_ranks(item, found)]
-            pieces = [found for found in near if found.kind == item.kind]
-            if item.kind == "all_reduce" and not pieces:
-                pieces = [
-                    next((found for found in near if found.kind == kind), None)
-                    for kind in ("reduce_scatter", "all_gather")
-                ]
-            elif len(pieces) < 2 or sum(found.count for found in pieces) != item.count:
+    for wanted, actual in stretches:
+        for item in tuple(wanted):
+            near = {found.kind: found for found in reversed(actual) if same_ranks(item, found)}
+            parts = tuple(near[kind] for kind in ("reduce_scatter", "all_gather") if kind in near)
+            if item.kind != "all_reduce" or "all_reduce" in near or len(parts) < 2:
                 continue
-            if not pieces or None in pieces:
-                continue
-            parts = tuple(found for found in pieces if found is not None)
-            stretch.wanted.remove(item)
-            stretch.actual[:] = [found for found in stretch.actual if found not in parts]
+            wanted.remove(item)
+            actual[:] = [found for found in actual if found not in parts]
             text = f"{item} became {len(parts)}: {'; '.join(map(str, parts))}"
             split.append(Difference("split", text, (item,), parts))
     return split

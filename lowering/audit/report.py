@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -205,32 +206,25 @@ def _row(item: Expected | None, found: Sequence[Found], cause: str, waits: Mappi
     return Row(*scope, planned, "; ".join(map(str, found)), cause, 1, *costs)
 
 
-def _alike(rows: Sequence[Row]) -> tuple[Row, ...]:
+def _alike(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Rows that follow one another and say the same, as one."""
     merged: list[Row] = []
-    for row in rows:
-        last = merged[-1] if merged else None
-        if last and last.expected and _key(last) == _key(row):
-            both = [(last.seconds, row.seconds), (last.exposed, row.exposed)]
-            costs = [None if a is None or b is None else a + b for a, b in both]
-            merged[-1] = msgspec.structs.replace(
-                last, count=last.count + 1, seconds=costs[0], exposed=costs[1]
-            )
-        else:
-            merged.append(row)
+    for _, group in groupby(rows, lambda row: (row.phase, row.line, row.expected, row.found, row.cause)):
+        first, *more = group
+        costs: dict[str, float] = {}
+        if first.seconds is not None and first.exposed is not None:
+            costs["seconds"] = sum((row.seconds or 0.0 for row in more), first.seconds)
+            costs["exposed"] = sum((row.exposed or 0.0 for row in more), first.exposed)
+        merged.append(msgspec.structs.replace(first, count=1 + len(more), **costs))
     return tuple(merged)
-
-
-def _key(row: Row) -> tuple[object, ...]:
-    return row.phase, row.line, row.expected, row.found, row.cause
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     times = f"{row.count} x " if row.count > 1 else ""
     costs = ["" if seconds is None else timed(seconds) for seconds in (row.seconds, row.exposed)]
-    line = str(row.line or "")
     compiled = f"{row.cause}: {row.found}" if row.cause and row.found else row.cause or "as planned"
-    return row.phase, line, f"{times}{row.expected}" if row.expected else "", compiled, *costs
+    planned, extra = (f"{times}{row.expected}", "") if row.expected else ("", times)
+    return row.phase, str(row.line or ""), planned, f"{extra}{compiled}", *costs
 
 
 def _subject(difference: Difference) -> str:
