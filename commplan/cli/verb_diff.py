@@ -9,16 +9,13 @@ from typing import Any
 
 import msgspec
 
-from commplan.cli.binding import compiled
 from commplan.cli.console import Console, fold_table, in_bytes, name_of
-from commplan.cli.saved import is_saved
-from commplan.cli.verb_simulate import placed, time
-from commplan.cost import Predictor, Simulation, load_calibration, simulate
+from commplan.cli.verb_simulate import schedule_of, simulated, time
+from commplan.cost import load_calibration
 from commplan.diagnostics import fail
 from commplan.explain.diff import Change, Limit, diff
-from commplan.ir.schedule import Schedule
 from commplan.ir.serialization import schedule_digest
-from commplan.topology import Topology, load_topology
+from commplan.topology import load_topology
 
 _MEASURES = {"slower": "time", "memory": "memory", "rounds": "rounds", "bytes": "bytes"}
 _BYTES = ("memory", "bytes", "link bytes", "collective bytes")
@@ -32,9 +29,13 @@ def run(args: Namespace, console: Console) -> int:
     limits = [Limit(_MEASURES[name], share) for name, share in args.fail_on]
     if not args.topology and any(limit.measure == "time" for limit in limits):
         fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
+    calibration = load_calibration(args.calibration) if args.calibration else None
     topology = load_topology(args.topology) if args.topology else None
-    a, b = (_schedule(path, args, topology, console) for path in (args.a, args.b))
-    times = (_simulated(a, args, topology), _simulated(b, args, topology)) if topology else None
+    given = (Namespace(**vars(args), file=path, ranks=None) for path in (args.a, args.b))
+    a, b = (schedule_of(each, topology, console)[0] for each in given)
+    times = None
+    if topology is not None:
+        times = (simulated(a, topology, calibration, args)[1], simulated(b, topology, calibration, args)[1])
     changes = diff(a, b, times)
     worse = [change for limit in limits for change in limit.broken(changes)]
     same = schedule_digest(a) == schedule_digest(b)
@@ -48,22 +49,6 @@ def run(args: Namespace, console: Console) -> int:
         failed = msgspec.to_builtins(worse)
         console.document(schedules=schedules, same=same, changes=facts, failed=failed)
     return int(bool(worse))
-
-
-def _schedule(path: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
-    text = console.read(path)
-    if is_saved(path, text):
-        return placed(text, name_of(path), args, topology, console)
-    return compiled(path, args, console).schedule
-
-
-def _simulated(schedule: Schedule, args: Namespace, topology: Topology) -> Simulation:
-    calibration = load_calibration(args.calibration) if args.calibration else None
-    if calibration is not None:
-        calibration.check_backend(schedule.backend, args.calibration)
-    links = calibration.links if calibration else None
-    predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
-    return simulate(schedule, predictor, {}, calibration.input if calibration else None)
 
 
 def _print(

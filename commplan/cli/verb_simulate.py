@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from commplan.cli.console import STDIN, Console, in_bytes, name_of
 from commplan.cli.saved import is_saved, read_saved
-from commplan.cost import Predictor, Simulation, load_calibration, simulate
+from commplan.cost import Calibration, Predictor, Simulation, load_calibration, simulate
 from commplan.cost.schedule.timeline import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
@@ -33,12 +33,7 @@ def run(args: Namespace, console: Console) -> int:
     calibration = load_calibration(args.calibration) if args.calibration else None
     topology = load_topology(args.topology)
     schedule, lines = schedule_of(args, topology, console)
-    if calibration is not None:
-        calibration.check_backend(schedule.backend, args.calibration or "")
-    links = calibration.links if calibration else None
-    predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
-    measured = calibration.input if calibration else None
-    simulation = simulate(schedule, predictor, dict(args.cost), measured)
+    predictor, simulation = simulated(schedule, topology, calibration, args)
     if args.trace:
         from commplan.cost.schedule.trace import trace
 
@@ -51,6 +46,21 @@ def run(args: Namespace, console: Console) -> int:
     elif not console.human:
         console.document(**_data(simulation, schedule), modes=more.data())
     return 0
+
+
+def simulated(
+    schedule: Schedule, topology: Topology, calibration: Calibration | None, args: Namespace
+) -> tuple[Predictor, Simulation]:
+    """The schedule on `topology`, with what was measured there and what --cost says, if the verb has it.
+
+    Raises CP0753 for a calibration of another backend.
+    """
+    if calibration is not None:
+        calibration.check_backend(schedule.backend, args.calibration or "")
+    links = calibration.links if calibration else None
+    predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
+    measured = calibration.input if calibration else None
+    return predictor, simulate(schedule, predictor, dict(getattr(args, "cost", ())), measured)
 
 
 def schedule_of(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:
