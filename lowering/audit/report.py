@@ -42,7 +42,7 @@ class Row(msgspec.Struct, frozen=True):
 class Audit(msgspec.Struct, frozen=True):
     """What a compiled step has of its plan. `str` gives it as a table and sentences.
 
-    phases: those looked at; skipped: phases of the plan that the step does not call.
+    phases: those looked at; skipped: the others, which the step does not call.
     """
 
     plan: str
@@ -135,7 +135,7 @@ def audit(
     differences = Causes(report, asked).all(beside)
     costs = estimate(step, machine) if machine else None
     rows = _rows(report, differences, costs)
-    skipped = tuple(name for name in known if name not in wanted)
+    skipped = tuple(name for name in known if name not in wanted and not phases)
     return Audit(schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs)
 
 
@@ -168,13 +168,14 @@ def _matched(wanted: Mapping[str, Sequence[Expected]], step: CompiledStep) -> Re
     nameless = [found for found in step.collectives if not any(o.op_name for o in found.origins)]
     mixed = any(len({phase for phase, _ in found.scopes}) > 1 for found in named)
     parts = [(item for items in wanted.values() for item in items)] if mixed else [*wanted.values()]
+    places = {id(found): place for place, found in enumerate(step.collectives)}
     reports: list[Report] = []
     for items in map(tuple, parts):
         scopes = {item.phase for item in items}
         own = [found for found in named if mixed or found.scopes[0][0] in scopes]
         report = match(items, own)
         if nameless and not report.ok:
-            report = match(items, sorted([*own, *nameless], key=step.collectives.index))
+            report = match(items, sorted([*own, *nameless], key=lambda found: places[id(found)]))
             nameless = []
         reports.append(report)
     return Report(

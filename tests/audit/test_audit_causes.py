@@ -93,6 +93,16 @@ def test_a_phase_that_the_step_does_not_call(mesh: Any) -> None:
     assert caught.value.diagnostics[0].code == "CP1151"
 
 
+def test_a_mesh_with_more_axes_than_the_plan() -> None:
+    wide = jax.make_mesh((2, 4), ("other", "data"), axis_types=(AxisType.Auto,) * 2)
+    plan = commplan.loads(steps.PLAN.replace("data = 8", "data = 4"))
+    run = plan.compile(wide, {"grads": steps.shapes()}).bind(wide)
+    step, arguments = steps.stepped(run, wide)
+    report = run.program.audit(step, *arguments)
+    assert report.ok, str(report)
+    assert "2 x 4 ranks" in report.rows[0].found
+
+
 HEAD = """\
 HloModule jit_step, is_scheduled=true, num_partitions=4, frontend_attributes={xla.sdy.meshes={mesh = #sdy.mesh<["data"=4]>}}
 
@@ -216,6 +226,17 @@ each step {
     assert audit(two, asked, asked).ok
     (difference,) = audit(two, text(NINE, second, first), asked).differences
     assert (difference.kind, difference.cause) == ("moved", "reordered")
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "halving_doubling", "chain"])
+def test_slices_of_a_chunk_program_have_no_order_of_their_own(algorithm: str, mesh: Any) -> None:
+    options = f"via {algorithm} {{ chunk = 2 KiB }}"
+    changed = steps.PLAN.replace("{ bucket = 8 KiB, overlap = backward }", options)
+    run = commplan.loads(changed).compile(mesh, {"grads": steps.shapes()}).bind(mesh)
+    step, arguments = steps.stepped(run, mesh)
+    report = run.program.audit(step, *arguments)
+    assert report.ok, str(report)
+    assert sum(row.count for row in report.rows) >= 6
 
 
 def test_exposed_communication_is_estimated(schedule: Schedule) -> None:
