@@ -9,7 +9,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
@@ -22,6 +22,7 @@ from commplan.lowering.mpi.engine_errors import reason
 from commplan.mesh_kind import is_communicator
 from commplan.runtime import member as members
 from commplan.runtime import spmd
+from commplan.runtime.check_bound import check_bound, check_kinds
 from commplan.runtime.context import CALLS, Context
 from commplan.runtime.input.device_batches import Batches
 from commplan.runtime.input.group import Group
@@ -218,12 +219,12 @@ class Bound:
                 f"source `{missing[0]}` is not bound",
                 f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})",
             )
-        member = None
+        clock = None
         if clocked(own) and self.context.members:
-            member = self.clocks.member(self.context, own, self.sources, state, group, timeout, workers)
+            clock = self.clocks.member(self.context, own, self.sources, state, group, timeout, workers)
         batches = Batches(
             self.context, own, self.sources,
-            state=state, among=group, timeout=timeout, clocked=member, workers=workers,
+            state=state, among=group, timeout=timeout, clocked=clock, workers=workers,
         )  # fmt: skip
         self.ledger.add(batches, batches.meters)
         return batches
@@ -290,7 +291,7 @@ class Run(Bound):
         schedule = program.schedule
 
         def check() -> None:
-            _check_kinds(schedule, sources, functions, seed)
+            check_kinds(schedule, sources, functions, seed)
             check_bound(schedule, dict(sources or {}), dict(functions or {}))
             bound(schedule, dict(sources or {}), sources or {})
             checked_functions(schedule, dict(functions or {}))
@@ -430,72 +431,6 @@ def placed(run: Bound, name: str, axis: str | None = None) -> Placement:
     if axis is not None and axis not in value.placement.per:
         fail("CP0818", f"`{name}` is the same for all members: it is {value.placement}", file=file)
     return value.placement
-
-
-def _check_kinds(schedule: ir.Schedule, sources: object, functions: object, seed: object) -> None:
-    """Raises CP0803 for sources or functions that are no mappings, and for a seed that is no whole number."""
-    for name, given in (("sources", sources), ("functions", functions)):
-        if given is not None and not isinstance(given, Mapping):
-            message = f"{name} is of type {type(given).__name__}: a mapping by name was expected"
-            fix = f"pass it: program.bind(mesh, {name}={{NAME: ...}})"
-            fail("CP0803", message, fix, file=schedule.file)
-    if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
-        message = f"the seed is {seed!r}, of type {type(seed).__name__}: a whole number was expected"
-        fail("CP0803", message, "such as program.bind(mesh, seed=0)", file=schedule.file)
-
-
-def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
-    """Raises CP0803 with every name that is missing, unknown or not callable."""
-    used = {op.fn for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Map | ir.Exchange)}
-    read = {op.source for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Read)}
-    wrong = _differences("function", {f.name for f in schedule.fns}, used, functions, schedule.file)
-    wrong += _differences("source", {s.name for s in schedule.sources}, read, sources, schedule.file)
-    wrong += _half_given(schedule, sources)
-    wrong += [
-        Diagnostic(
-            "CP0803",
-            f"function `{name}` is a {type(given).__name__}, which cannot be called",
-            file=schedule.file,
-        )
-        for name, given in functions.items()
-        if not callable(given)
-    ]
-    if wrong:
-        raise CommplanError(*wrong)
-
-
-def _half_given(schedule: ir.Schedule, sources: Mapping[str, Any]) -> list[Diagnostic]:
-    """Sources that are missing where a phase has others: its batches can never be made. A phase of
-    which none is given is one that is run without its data."""
-    wrong: dict[str, Diagnostic] = {}
-    for phase in schedule.phases:
-        reads = [op for op in phase.ops if isinstance(op, ir.Read)]
-        given = [op.source for op in reads if op.source in sources]
-        for op in reads if given else ():
-            if op.source not in sources and op.source not in wrong:
-                also = Note(f"phase `{phase.name}` reads `{given[0]}`, too, which is bound")
-                fix = Note(f"pass it: program.bind(mesh, sources={{{op.source!r}: ...}})")
-                message = f"source `{op.source}` is not bound"
-                wrong[op.source] = Diagnostic("CP0803", message, op.span, (also, fix), file=schedule.file)
-    return list(wrong.values())
-
-
-def _differences(
-    kind: str, declared: set[str], used: set[str], given: Mapping[str, Any], file: str
-) -> list[Diagnostic]:
-    known = Note(f"the plan declares: {', '.join(sorted(declared)) or 'none'}")
-    wrong = [
-        Diagnostic("CP0803", f"the plan has no {kind} `{name}`", None, (known,), file=file)
-        for name in sorted(given)
-        if name not in declared
-    ]
-    if kind == "source":  # a run without data is fine until its batches are asked for
-        return wrong
-    note = Note(f"pass it: program.bind(mesh, {kind}s={{...}})")
-    return wrong + [
-        Diagnostic("CP0803", f"{kind} `{name}` is not bound", None, (note,), file=file)
-        for name in sorted(used - set(given))
-    ]
 
 
 def known_structures(program: Program) -> dict[tuple[str, ...], Structure]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import mpirun, preflight_grid, preflight_steps
+from support import mpirun, preflight_grid, preflight_servers, preflight_steps
 
 mpirun.needs_mpi()
 SCRIPT = Path(preflight_steps.__file__)
@@ -115,3 +115,8 @@ def test_ranks_are_compared_where_they_take_part_in_the_same():
         assert "rank 1: all_reduce(max) f32[3] over member" in said[f"crossed {rank}"]
         assert "rank 0: mpi4jax.allreduce(sum) f32[4] between ranks [0, 1, 2, 3]" in said[f"wrong {rank}"]
         assert "rank 1: mpi4jax.allreduce(sum) f32[4] between ranks [0, 1]" in said[f"wrong {rank}"]
+
+
+def test_workers_are_compared_and_a_server_has_no_steps():
+    lines = mpirun.run(3, Path(preflight_servers.__file__)).splitlines()
+    assert sorted(lines) == ["0: 1.0", "1: 1.0", "2: CP0853"]
