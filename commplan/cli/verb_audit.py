@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping
@@ -67,7 +66,6 @@ def _compiled(args: Namespace, console: Console) -> tuple[Schedule, dict[str, An
 def _mesh(schedule: Schedule, machine: Target | None) -> Any:
     if machine is None:
         return cpu_mesh(schedule)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA looks for a GPU, and says that it has none
     use_cpus(1)
     from commplan.lowering.jax.aot import mesh_on
 
