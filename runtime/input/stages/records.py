@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ class Stage:
             for element, dtype, target in zip(self.elements, self.dtypes, targets, strict=True)
         ]
         start, done, moved, skipped = thread_cpu(), 0, 0, 0
-        fetched = self._fetched(records, valid)
+        fetched, failure = self._fetched(records, valid)
         for row, record in enumerate(records):
             if not valid[row]:
                 continue
@@ -189,6 +190,8 @@ class Stage:
             for column, value in zip(columns, out, strict=True):
                 column[row] = value
                 moved += files.nbytes(value)
+        if failure and done and not skipped:
+            self._warn(failure)
         if done < len(records):
             for column in columns:
                 if isinstance(column, np.ndarray):
@@ -201,19 +204,28 @@ class Stage:
 
     def _fetched(
         self, records: Sequence[int], valid: np.ndarray[Any, np.dtype[np.bool_]]
-    ) -> dict[int, object]:
+    ) -> tuple[dict[int, object], str]:
         """The records of a block at once, where the source can do that and none of them fails: otherwise they
-        are fetched one by one, which tells whose fault it is."""
+        are fetched one by one, which tells whose fault it is, and what went wrong comes with them."""
         wanted = (
             [record for record, usable in zip(records, valid, strict=True) if usable] if self.many else []
         )
         if self.many is None or len(wanted) < 2:
-            return {}
+            return {}, ""
         try:
             fetched = self.many(wanted)
-        except Exception:  # noqa: BLE001  it will be raised again, by the record that it belongs to
-            return {}
-        return dict(zip(wanted, fetched, strict=True)) if len(fetched) == len(wanted) else {}
+            count = len(fetched)
+        except Exception as error:  # noqa: BLE001  it will be raised again, by the record that it belongs to
+            return {}, f"{type(error).__name__}: {_said(error)}"
+        if count != len(wanted):
+            return {}, f"it gave {count} records for {len(wanted)} indices"
+        return dict(zip(wanted, fetched, strict=True)), ""
+
+    def _warn(self, failure: str) -> None:
+        """Of a source whose records can be fetched one by one, and not several at once."""
+        source = self.op.source if isinstance(self.op, Read) else ""
+        message = f"`__getitems__` of source `{source}` fails, and its records are fetched one by one"
+        warnings.warn(f"{message}: {failure}", RuntimeWarning, stacklevel=2)
 
     def _one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
         out = self._called(place, record, arguments)

@@ -166,6 +166,25 @@ def test_batched_access_that_fails_names_its_record() -> None:
     assert sorted({*seen(found, "first")}) == [n for n in range(16) if n != 3]
 
 
+@pytest.mark.parametrize("wrong", ["raises", "gives one too few"])
+def test_batched_access_that_always_fails_is_said(wrong: str) -> None:
+    class Broken(Table):
+        def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+            if wrong == "raises":
+                raise OSError("no such thing")
+            return super().__getitems__(indices[1:])
+
+        def select_columns(self, names: list[str]) -> Table:
+            return self
+
+    table = Broken({"images": images(16)})
+    with pytest.warns(
+        RuntimeWarning, match="`__getitems__` of source `images` fails, .* fetched one by one: "
+    ):
+        found = run({"images": table, "labels": list(range(16))})
+    assert sorted(seen(found, "first")) == list(range(16))
+
+
 def test_columns_that_are_not_there() -> None:
     table = Table({"image": images(8), "label": [0] * 8})
     with pytest.raises(CommplanError) as error:
