@@ -3,7 +3,8 @@
 
 VENV    ?= .venv
 PYTHON  ?=
-WORKERS ?= 2
+# Some tests sleep, or wait for one another: three workers keep two cores busy.
+WORKERS ?= 3
 TESTS   ?=
 OLDEST  ?= tests/lowering tests/runtime/test_run_*.py tests/runtime/input/test_transport_jax.py tests/runtime/input/test_slots.py \
 	tests/runtime/input/test_same_bits.py

@@ -23,6 +23,7 @@ from commplan.verify import load_schedule
 
 if TYPE_CHECKING:
     from commplan.cost.calibration import Calibration
+    from commplan.lowering.audit import Audit, Machine
     from commplan.runtime.run import Run
 
 
@@ -220,6 +221,30 @@ class Program:
         from commplan.runtime.run import Run  # noqa: PLC0415  jax is loaded only here
 
         return Run(self, mesh, sources=sources, functions=functions, seed=seed, watchdog_s=watchdog_s)
+
+    def audit(
+        self,
+        step: Callable[..., Any],
+        *args: Any,
+        mesh: Any = None,
+        phases: Sequence[str] = (),
+        machine: Machine | None = None,
+    ) -> Audit:
+        """Compile `step`, which runs phases of this program, and compare its collectives with the schedule.
+
+        step: jitted or not; args: arrays, or `jax.ShapeDtypeStruct` with shardings. Nothing runs.
+        mesh: that of the step, by default the one that it names. phases: those to look for, by default those
+        that the step calls and `each step`. machine: the rates to estimate exposed communication with, such
+        as `commplan.lowering.audit.target("h100:4x8").machine`.
+
+        Raises CP1151 for a phase that the plan does not have, and what `step` raises.
+        """
+        from commplan.lowering.audit.report import audit  # noqa: PLC0415  jax is loaded only here
+        from commplan.lowering.jax.aot import compile_step  # noqa: PLC0415
+
+        sizes = mesh_sizes(mesh) if mesh is not None else None
+        text = compile_step(step, *args)
+        return audit(self._schedule, *text, mesh=sizes, phases=phases, machine=machine)
 
 
 def load(path: str | Path) -> Plan:

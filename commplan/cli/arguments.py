@@ -12,6 +12,7 @@ from commplan import __version__
 EMITS = ("schedule", "plan", "jaxpr", "hlo", "dot", "mermaid")
 BACKENDS = ("jax", "mpi")
 SHELLS = ("bash", "zsh", "fish")
+MEASURES = ("slower", "bytes", "memory", "rounds")  # of `diff --fail-on`
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _PLAN = "a .plan file, or - for stdin"
@@ -167,6 +168,26 @@ def _simulate(verb: Any) -> None:
     _flag(verb, "--trace", "OUT.json", "write a trace that Perfetto opens")
 
 
+def _audit(verb: Any) -> None:
+    verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
+    step = "of a mesh: it gives a training step and a tuple of its arguments (default: each phase alone)"
+    _flag(verb, "--step", "MODULE:FUNCTION", step)
+    target = "GPUs to compile for, which need not be there, such as h100:4x8 (default: this machine's CPUs)"
+    _flag(verb, "--target", "NAME:HOSTSxDEVICES", target)
+    _repeatable(verb, "--phase", "NAME", "a phase to look for (repeatable; default: those that run)", str)
+    _switch(verb, "--allow-extra", "what the step's own code communicates beside the plan is no difference")
+    _functions(verb, "a function of the plan, without --step (repeatable)")
+    _binding(verb)
+
+
+def _diff(verb: Any) -> None:
+    verb.add_argument("a", metavar="A", help="a .plan file or a saved schedule, or - for stdin")
+    verb.add_argument("b", metavar="B", help="what is compared with it")
+    limit = "exit with 1 where B is worse by more: slower, bytes, memory or rounds (repeatable)"
+    _repeatable(verb, "--fail-on", "MEASURE:N%", limit, _limit)
+    _binding(verb)
+
+
 def _calibrate(verb: Any) -> None:
     verb.add_argument("file", nargs="?", metavar="FILE", help="the plan whose input is measured")
     verb.add_argument("-o", "--output", metavar="OUT", required=True, help="write NAME.calibration.toml here")
@@ -252,6 +273,18 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         "The page stands alone and needs no network. Times and links need --topology.",
         _JSON,
         _report,
+    ),
+    "diff": (
+        "compare two plans or saved schedules",
+        "The flags hold for both; without --topology there are no times.",
+        _JSON,
+        _diff,
+    ),
+    "audit": (
+        "compare a compiled training step with its plan",
+        "Nothing runs. What XLA merged, split, moved or added is named, and what is exposed estimated.",
+        _JSON,
+        _audit,
     ),
     "calibrate": (
         "measure what messages and collectives, or the input of a plan, cost on this machine",
@@ -351,6 +384,15 @@ def _duration(text: str) -> float:
     if not seconds:
         raise argparse.ArgumentTypeError(f"expected a time such as 12ms, found {text!r}")
     return seconds
+
+
+def _limit(text: str) -> tuple[str, float]:
+    measure, _, share = text.partition(":")
+    number = share.removesuffix("%")
+    if measure not in MEASURES or number == share or not _is_number(number.replace(".", "", 1)):
+        expected = f"{', '.join(f'{name}:N%' for name in MEASURES)}"
+        raise argparse.ArgumentTypeError(f"expected one of {expected}, found {text!r}")
+    return measure, float(number) / 100
 
 
 def _nbytes(text: str) -> int:

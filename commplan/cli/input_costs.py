@@ -63,10 +63,10 @@ def _measured(plan: Plan, args: Namespace, console: Console) -> InputCosts:
     need("jax", "'commplan[jax]'")
     from commplan.runtime.calibrate.input import Given, calibrate_input, needed
 
-    functions = {name: function_at(name, where) for name, where in args.fn}
+    functions = {name: function_at(f"--fn {name}={where}", where) for name, where in args.fn}
     sources = {name: source_at(name, path) for name, path in args.source}
     given = Given(plan, sources, functions, dict(args.axis))
-    consumer = function_at("consumer", args.consumer) if args.consumer else None
+    consumer = function_at(f"--consumer {args.consumer}", args.consumer) if args.consumer else None
     _check(given.plan, *needed(given), sources, functions)
     seconds = args.seconds or SECONDS
     console.note(f"measuring {', '.join((*sources, *functions))}, about {seconds} seconds")

@@ -44,49 +44,63 @@ def user_code() -> Generator[None]:
 
 
 @user_code()
-def bind(done: Compiled, args: Namespace, *, sources: bool, world: World | None = None) -> Run:
-    """A run of the compiled plan on CPU devices, one per rank, or on the ranks of `world`.
+def bind(
+    schedule: ir.Schedule,
+    shapes: dict[str, Any],
+    args: Namespace,
+    *,
+    sources: bool,
+    world: World | None = None,
+    mesh: Any = None,
+) -> Run:
+    """A run of a compiled plan on `mesh`, by default CPU devices, one per rank, or on the ranks of `world`.
 
     `sources`: whether its data is needed too. Raises CP1107 for too many ranks or no JAX, CP1108 for
     functions and sources that are not given, CP1109 for functions that cannot be found, CP1110 for data.
     """
-    functions = {name: function_at(name, where) for name, where in args.fn}
+    functions = {name: function_at(f"--fn {name}={where}", where) for name, where in args.fn}
     data = {name: source_at(name, path) for name, path in args.source} if sources else {}
-    _check_given(done.schedule, functions, data if sources else None)
+    _check_given(schedule, functions, data if sources else None)
     if world is not None:
         world.agree()
-    else:
-        _use_cpus(done.schedule)
+        mesh = world.comm
     from commplan.api import Program
-    from commplan.runtime.rehearse.rehearse import mesh_for
 
-    mesh = mesh_for(done.schedule) if world is None else world.comm
-    program = Program(done.schedule, done.shapes)
+    mesh = mesh or cpu_mesh(schedule)
+    program = Program(schedule, shapes)
     return program.bind(mesh, sources=data, functions=functions, seed=getattr(args, "seed", 0))
 
 
 @user_code()
 def program_text(done: Compiled, args: Namespace, console: Console) -> str:
     """The lowered phases, for --emit jaxpr and hlo."""
-    run = bind(done, args, sources=False)
+    run = bind(done.schedule, done.shapes, args, sources=False)
     from commplan.runtime.rehearse import rehearse
 
     console.note(f"lowering {len(run.phases)} phases for this machine's CPUs")
     return rehearse.program_text(run, args.emit)
 
 
-def _use_cpus(schedule: ir.Schedule) -> None:
-    """Ask JAX for as many CPU devices as there are ranks, before it is imported."""
+def cpu_mesh(schedule: ir.Schedule) -> Any:
+    """A mesh of CPU devices, one per rank. Raises CP1107 for too many ranks or no JAX."""
     ranks = math.prod(schedule.mesh_sizes.values())
     if ranks > MOST_RANKS:
         message = f"the plan has {ranks} ranks: one machine plays at most {MOST_RANKS}"
         fail("CP1107", message, "declare an axis `?` and give it a smaller size here with --axis NAME=N")
+    use_cpus(ranks)
+    from commplan.runtime.rehearse.rehearse import mesh_for
+
+    return mesh_for(schedule)
+
+
+def use_cpus(devices: int) -> None:
+    """Ask JAX for as many CPU devices, before it is imported. Raises CP1107 where there is no JAX."""
     if importlib.util.find_spec("jax") is None:
         fail("CP1107", "this needs JAX, which is not installed", "pip install 'commplan[jax]'")
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"
         asked = os.environ.get("JAX_NUM_CPU_DEVICES", "")
-        os.environ["JAX_NUM_CPU_DEVICES"] = str(max(ranks, int(asked) if asked.isdecimal() else 1))
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(max(devices, int(asked) if asked.isdecimal() else 1))
 
 
 def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[str, Any] | None) -> None:
@@ -118,19 +132,19 @@ def differences(
     ]
 
 
-def function_at(name: str, where: str) -> Callable[..., Any]:
-    """The function at MODULE:FUNCTION, or FILE.py:FUNCTION. Raises CP1109."""
+def function_at(flag: str, where: str) -> Callable[..., Any]:
+    """The function at MODULE:FUNCTION, or FILE.py:FUNCTION; `flag` is how it was asked for. Raises CP1109."""
     place, colon, attribute = where.rpartition(":")
     if not (colon and place and attribute):
-        fail("CP1109", f"--fn {name}={where}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
+        fail("CP1109", f"{flag}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
     try:
         target: Any = _file(place) if place.endswith(".py") else _module(place)
         for part in attribute.split("."):
             target = getattr(target, part)
     except (Exception, SystemExit) as error:  # noqa: BLE001  importing runs the user's own code
-        fail("CP1109", f"--fn {name}={where}: {type(error).__name__}: {error}")
+        fail("CP1109", f"{flag}: {type(error).__name__}: {error}")
     if not callable(target):
-        fail("CP1109", f"--fn {name}={where} is a {type(target).__name__}, which cannot be called")
+        fail("CP1109", f"{flag} is a {type(target).__name__}, which cannot be called")
     return target
 
 

@@ -36,7 +36,7 @@ def run(args: Namespace, console: Console) -> int:
 def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World | None) -> Part:
     from commplan.cli.jax_side import bind, user_code
 
-    bound = bind(done, args, sources=True, world=world)
+    bound = bind(done.schedule, done.shapes, args, sources=True, world=world)
     from commplan.runtime.rehearse.rehearse import part
 
     kept = bound.metrics(args.metrics) if args.metrics else nullcontext()

@@ -58,7 +58,9 @@ def schedule_of(args: Namespace, topology: Topology | None, console: Console) ->
     text = console.read(args.file)
     name = name_of(args.file)
     if is_saved(args.file, text):
-        return _saved(text, name, args, topology, console), []
+        if args.ranks:
+            fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
+        return placed(text, name, args, topology, console), []
     from commplan.cli.binding import compiled
 
     def adapt(plan: Plan) -> Plan:
@@ -87,23 +89,20 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
     return replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
 
 
-def _saved(text: str, name: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
+def placed(text: str, name: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
     """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
     from commplan.cli.binding import note_levels
     from commplan.verify import verify
 
-    if args.ranks:
-        fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
     schedule = read_saved(text, name, verify)
-    if topology is None:
-        return schedule
-    mapping = dict(args.map)
-    levels = {level.name for level in topology.levels}
-    known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)
-    placed = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
-    if mapping or not (known and placed):
-        axes = place(schedule.axes, topology, mapping, oversubscribe=args.oversubscribe)
-        schedule = replace(schedule, axes=axes)
+    if topology is not None:
+        mapping = dict(args.map)
+        levels = {level.name for level in topology.levels}
+        known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)
+        lie = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
+        if mapping or not (known and lie):
+            axes = place(schedule.axes, topology, mapping, oversubscribe=args.oversubscribe)
+            schedule = replace(schedule, axes=axes)
     note_levels(schedule, console)
     return schedule
 

@@ -6,6 +6,8 @@ from commplan.lowering.audit.estimate import estimate as estimate
 from commplan.lowering.audit.expect import Expected as Expected
 from commplan.lowering.audit.expect import expected as expected
 from commplan.lowering.audit.hlo import HloError as HloError
+from commplan.lowering.audit.report import Audit as Audit
+from commplan.lowering.audit.report import audit as audit
 from commplan.lowering.audit.step import CompiledStep as CompiledStep
 from commplan.lowering.audit.step import Found as Found
 from commplan.lowering.audit.targets import target as target

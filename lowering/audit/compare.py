@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -13,12 +13,19 @@ from commplan.lowering.audit.step import CompiledStep, Found
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One thing that is not as planned. `field` says what differs where both sides are there."""
+    """One thing that is not as planned: what the plan expects, what the compiled step has in its place.
 
-    kind: Literal["missing", "extra", "changed", "moved", "merged"]
+    cause: why, in one word (see `causes`); reason: in a sentence. Both are "" until `causes` has looked.
+    beside: all of the plan is there, and this is what the step's own code has beside it.
+    """
+
+    kind: Literal["missing", "extra", "changed", "moved", "merged", "split"]
     text: str
     expected: tuple[Expected, ...] = ()
     found: tuple[Found, ...] = ()
+    cause: str = ""
+    reason: str = ""
+    beside: bool = False
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -27,6 +34,8 @@ class Report(msgspec.Struct, frozen=True):
     expected: tuple[Expected, ...]
     found: tuple[Found, ...]
     differences: tuple[Difference, ...]
+    matches: tuple[tuple[Expected, Found], ...] = ()
+    """What is as planned."""
 
     @property
     def ok(self) -> bool:
@@ -43,13 +52,31 @@ def compare(wanted: Sequence[Expected], step: CompiledStep, *, scope: str = "") 
 
     `scope`: look only at the collectives whose `op_name` contains it (all of them by default).
     """
-    actual = tuple(item for item in step.collectives if scope in item.op_name)
+    return match(wanted, [item for item in step.collectives if scope in item.op_name])
+
+
+def match(wanted: Sequence[Expected], actual: Sequence[Found]) -> Report:
+    """Compare what a plan asks for with collectives of a compiled step, both in the order of issue."""
     left, right = [_key_of(item) for item in wanted], [_key_found(item) for item in actual]
-    differences: list[Difference] = []
+    matches: list[tuple[Expected, Found]] = []
+    stretches: list[_Stretch] = []
     for tag, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        if tag != "equal":
-            differences += _explain(tuple(wanted[i:j]), actual[k:m])
-    return Report(tuple(wanted), actual, _with_moves(tuple(differences)))
+        if tag == "equal":
+            matches += zip(wanted[i:j], actual[k:m], strict=True)
+        else:
+            stretches.append(_Stretch(list(wanted[i:j]), list(actual[k:m])))
+    moved = _take_moved(stretches, matches)
+    differences = [*_take_merged(stretches), *_take_split(stretches)]
+    for stretch in stretches:
+        differences += _explain(*stretch)
+    return Report(tuple(wanted), tuple(actual), (*differences, *moved), tuple(matches))
+
+
+class _Stretch(NamedTuple):
+    """A stretch in which the two sequences do not agree, and what of it is not explained yet."""
+
+    wanted: list[Expected]
+    actual: list[Found]
 
 
 def _key_of(item: Expected) -> tuple[object, ...]:
@@ -57,9 +84,12 @@ def _key_of(item: Expected) -> tuple[object, ...]:
 
 
 def _key_found(item: Found) -> tuple[object, ...]:
+    return (item.kind, item.op, item.dtypes, item.count, _plain(item.kind, item.groups), _arrays(item))
+
+
+def _arrays(item: Found) -> int:
     # XLA:CPU writes one all-to-all as one operand per rank; anything else with several operands was merged.
-    arrays = 1 if item.kind == "all_to_all" else len(item.inputs)
-    return (item.kind, item.op, item.dtypes, item.count, _plain(item.kind, item.groups), arrays)
+    return 1 if item.kind == "all_to_all" else len(item.inputs)
 
 
 def _plain(kind: str, groups: Groups) -> Groups:
@@ -67,41 +97,125 @@ def _plain(kind: str, groups: Groups) -> Groups:
     return tuple(sorted(tuple(sorted(group)) if kind == "all_reduce" else group for group in groups))
 
 
-def _explain(wanted: tuple[Expected, ...], actual: tuple[Found, ...]) -> list[Difference]:
-    """Differences of one stretch in which the two sequences do not agree."""
-    if len(wanted) > len(actual) > 0 and sum(len(item.inputs) for item in actual) == len(wanted):
-        text = f"{len(wanted)} collectives became {len(actual)}: {'; '.join(map(str, actual))}"
-        return [Difference("merged", text, wanted, actual)]
+def _same_ranks(wanted: Expected, actual: Found) -> bool:
+    return _plain("all_reduce", wanted.groups) == _plain("all_reduce", actual.groups)
+
+
+def _take_moved(stretches: Sequence[_Stretch], matches: list[tuple[Expected, Found]]) -> list[Difference]:
+    """What is missing in one place and extra in another was moved. Messages of one plan line were not: slices
+    of a chunk program are ordered by their data alone."""
+    moved: list[Difference] = []
+    for origin in stretches:
+        for item in tuple(origin.wanted):
+            places = [(s, f) for s in stretches for f in s.actual if _key_found(f) == _key_of(item)]
+            if places:
+                stretch, actual = places[0]
+                origin.wanted.remove(item)
+                stretch.actual.remove(actual)
+                if item.kind == "permute" and item.scope in actual.scopes:
+                    matches.append((item, actual))
+                    continue
+                text = f"{item} is issued in another place ({actual.name})"
+                moved.append(Difference("moved", text, (item,), (actual,)))
+    return moved
+
+
+def _take_merged(stretches: Sequence[_Stretch]) -> list[Difference]:
+    """Collectives that became one: of several arrays, or of one in which they lie one after another."""
+    merged: list[Difference] = []
+    for stretch in stretches:
+        for actual in tuple(stretch.actual):
+            near = (stretch, *(s for s in stretches if s is not stretch))
+            parts = _parts_of(actual, [item for s in near for item in s.wanted])
+            # What is left over belongs to others; XLA drops the name of what it merges with theirs.
+            whole = sum(item.count for item in parts) == actual.count
+            together = len(parts) > 1 if whole else not actual.op_name
+            if not parts or not (together or _arrays(actual) > 1):
+                continue
+            stretch.actual.remove(actual)
+            for s in stretches:
+                s.wanted[:] = [item for item in s.wanted if not any(item is part for part in parts)]
+            others = "" if whole else " and others of the step"
+            first, *more = parts
+            subject = f"{len(parts)} collectives" if more else f"{first}"
+            merged.append(Difference("merged", f"{subject}{others} became 1: {actual}", parts, (actual,)))
+    return merged
+
+
+def _parts_of(actual: Found, wanted: Sequence[Expected]) -> tuple[Expected, ...]:
+    """Those of `wanted` that `actual` is made of, as far as they are planned."""
+    sizes = [tensor.size for tensor in actual.inputs] if _arrays(actual) > 1 else [actual.count]
+    parts: list[Expected] = []
+    for item in wanted:
+        same = (item.kind, item.op, (item.dtype,)) == (actual.kind, actual.op, actual.dtypes)
+        if not same or not _same_ranks(item, actual):
+            continue
+        if len(sizes) > 1 and item.count in sizes:
+            sizes.remove(item.count)
+            parts.append(item)
+        elif len(sizes) == 1 and item.count <= sizes[0]:
+            sizes[0] -= item.count
+            parts.append(item)
+    return tuple(parts)
+
+
+def _take_split(stretches: Sequence[_Stretch]) -> list[Difference]:
+    """Collectives that became several: a reduce-scatter and an all-gather, or parts of the elements."""
+    split: list[Difference] = []
+    for stretch in stretches:
+        for item in tuple(stretch.wanted):
+            near = [found for found in stretch.actual if _same_ranks(item, found)]
+            pieces = [found for found in near if found.kind == item.kind]
+            if item.kind == "all_reduce" and not pieces:
+                pieces = [
+                    next((found for found in near if found.kind == kind), None)
+                    for kind in ("reduce_scatter", "all_gather")
+                ]
+            elif len(pieces) < 2 or sum(found.count for found in pieces) != item.count:
+                continue
+            if not pieces or None in pieces:
+                continue
+            parts = tuple(found for found in pieces if found is not None)
+            stretch.wanted.remove(item)
+            stretch.actual[:] = [found for found in stretch.actual if found not in parts]
+            text = f"{item} became {len(parts)}: {'; '.join(map(str, parts))}"
+            split.append(Difference("split", text, (item,), parts))
+    return split
+
+
+def _explain(wanted: Sequence[Expected], actual: Sequence[Found]) -> list[Difference]:
+    """Differences of one stretch that is neither merged nor split."""
     if len(wanted) == len(actual):
         pairs = zip(wanted, actual, strict=True)
         if all(w.kind == f.kind for w, f in pairs):
             return [_changed(w, f) for w, f in zip(wanted, actual, strict=True)]
-    missing = [Difference("missing", f"{item}", (item,)) for item in wanted]
-    return missing + [Difference("extra", f"{item} ({item.name})", (), (item,)) for item in actual]
+    differences: list[Difference] = []
+    rest = list(actual)
+    for item in wanted:
+        same = (found for found in rest if found.kind == item.kind and item.scope in found.scopes)
+        found = next(same, None)
+        if found is None:
+            differences.append(Difference("missing", f"{item}", (item,)))
+            continue
+        rest.remove(found)
+        differences.append(_changed(item, found))
+    return differences + [Difference("extra", f"{item} ({item.name})", (), (item,)) for item in rest]
 
 
 def _changed(wanted: Expected, actual: Found) -> Difference:
+    changes = ", ".join(
+        f"{name} {_short(f)} instead of {_short(w)}" for name, w, f in changed(wanted, actual)
+    )
+    return Difference("changed", f"{wanted}: {changes}", (wanted,), (actual,))
+
+
+def changed(wanted: Expected, actual: Found) -> list[tuple[str, object, object]]:
+    """What differs between two: its name, as expected, as found."""
     names = ("kind", "operation", "dtype", "elements", "groups", "arrays")
     pairs = zip(names, _key_of(wanted), _key_found(actual), strict=True)
-    changes = ", ".join(f"{name} {_short(f)} instead of {_short(w)}" for name, w, f in pairs if w != f)
-    return Difference("changed", f"{wanted}: {changes}", (wanted,), (actual,))
+    return [(name, w, f) for name, w, f in pairs if w != f]
 
 
 def _short(value: object) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def _with_moves(differences: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """Call a collective that is missing in one place and extra in another what it is: moved."""
-    left = list(differences)
-    moved: list[Difference] = []
-    for lost in [d for d in differences if d.kind == "missing"]:
-        for extra in [d for d in left if d.kind == "extra"]:
-            if _key_of(lost.expected[0]) == _key_found(extra.found[0]):
-                left.remove(lost)
-                left.remove(extra)
-                text = f"{lost.expected[0]} is issued in another place ({extra.found[0].name})"
-                moved.append(Difference("moved", text, lost.expected, extra.found))
-                break
-    return (*left, *moved)

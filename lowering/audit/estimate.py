@@ -8,6 +8,8 @@ nccl-tests) after a fixed start. It tells schedules of one step apart, no more.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import msgspec
 
 from commplan.lowering.audit.step import CompiledStep, Found, Loop, Move, Product
@@ -22,15 +24,24 @@ class Machine(msgspec.Struct, frozen=True):
     start: float = 20e-6
 
 
+class Wait(msgspec.Struct, frozen=True):
+    """Seconds of one collective, of all its trips where it is in a loop: alone, and those waited for it."""
+
+    name: str
+    seconds: float
+    exposed: float
+
+
 class Estimate(msgspec.Struct, frozen=True):
-    """Seconds: of the step; of its computation and its communication alone; of waiting, in all, and
-    for the last collective that anything waits for."""
+    """Seconds: of the step; of its computation and its communication alone; of waiting, in all, for the
+    last collective that anything waits for, and for each of them."""
 
     total: float
     computation: float
     communication: float
     exposed: float
     last: float
+    waits: tuple[Wait, ...] = ()
 
 
 def estimate(step: CompiledStep, machine: Machine) -> Estimate:
@@ -38,7 +49,8 @@ def estimate(step: CompiledStep, machine: Machine) -> Estimate:
     clock = _Clock(step, machine)
     clock.run(step.entry)
     total = max(clock.now, clock.free)
-    return Estimate(total, clock.computing, clock.communicating, total - clock.computing, clock.last)
+    waits = tuple(Wait(name, seconds, clock.waited[name]) for name, seconds in clock.took.items())
+    return Estimate(total, clock.computing, clock.communicating, total - clock.computing, clock.last, waits)
 
 
 def seconds_of(collective: Found, machine: Machine) -> float:
@@ -55,6 +67,7 @@ class _Clock:
     def __init__(self, step: CompiledStep, machine: Machine) -> None:
         self.step, self.machine = step, machine
         self.now = self.free = self.computing = self.communicating = self.last = 0.0
+        self.took, self.waited = defaultdict[str, float](float), defaultdict[str, float](float)
 
     def run(self, computation: str) -> None:
         step = self.step
@@ -73,10 +86,12 @@ class _Clock:
                 case Found():
                     took = seconds_of(event, self.machine)
                     self.communicating += took
+                    self.took[event.name] += took
                     self.free = max(self.free, self.now) + took
                     ends[event.name] = self.free
                 case str():
                     self.last = max(0.0, ends[event] - self.now)
+                    self.waited[event] += self.last
                     self.now = max(self.now, ends[event])
                 case Loop():
                     for _ in range(event.trips or 1):

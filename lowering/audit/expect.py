@@ -62,6 +62,12 @@ class Expected(msgspec.Struct, frozen=True):
     groups: Groups
     axes: tuple[str, ...]
     span: Span
+    phase: str = ""
+
+    @property
+    def scope(self) -> tuple[str, int]:
+        """The phase and the plan line that ask for it."""
+        return (self.phase, self.span.line)
 
     @property
     def nbytes(self) -> int:
@@ -98,7 +104,7 @@ def expected(
                 collectives += _Moved(op, leaf, mesh, spreads(schedule), platform).whole(
                     value.kind == "array"
                 )
-    return tuple(item for item in collectives if len(item.groups[0]) > 1 and item.count)
+    return tuple(replace(item, phase=phase) for item in collectives if len(item.groups[0]) > 1 and item.count)
 
 
 class _Moved(NamedTuple):

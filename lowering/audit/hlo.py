@@ -13,6 +13,8 @@ import re
 import msgspec
 import numpy as np
 
+from commplan.lowering.audit.sources import Frames, read_frames
+
 _BITS = {
     "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64,
     "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128,
@@ -105,6 +107,7 @@ class Module(msgspec.Struct, frozen=True):
     entry: str
     partitions: int
     computations: dict[str, Computation]
+    frames: Frames
 
 
 def read_module(text: str) -> Module:
@@ -134,7 +137,7 @@ def read_module(text: str) -> Module:
     if entry not in computations:
         raise HloError(f"module {header.group(1)} has no complete ENTRY computation: is the text cut off?")
     count = re.search(r"num_partitions=(\d+)", header.group(2))
-    return Module(entry, int(count.group(1)) if count else 1, computations)
+    return Module(entry, int(count.group(1)) if count else 1, computations, read_frames(text))
 
 
 def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:

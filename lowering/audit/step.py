@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from commplan.lowering.audit.hlo import Tensor
+
+_SCOPE = re.compile(r"commplan\)*/([^/:()]+)\)*/line(\d+)")
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where an array of a collective comes from: JAX's `op_name`, and `file:line` of the user's code."""
+
+    op_name: str
+    source: str = ""
+
+    @property
+    def scope(self) -> tuple[str, int] | None:
+        """The phase and the plan line that asked for it; None where no plan did."""
+        match = _SCOPE.search(self.op_name)
+        return (match[1], int(match[2])) if match else None
+
+    @property
+    def primitive(self) -> str:
+        """What it is in JAX, such as `psum`."""
+        return self.op_name.rpartition("/")[2].strip("()").removesuffix("_invariant")
+
+    def __str__(self) -> str:
+        at = f" at {self.source}" if self.source else ""
+        return f"`{self.primitive}`{at}"
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -29,6 +55,13 @@ class Found(msgspec.Struct, frozen=True):
     name: str
     op_name: str
     synchronous: bool = False
+    origins: tuple[Origin, ...] = ()
+    """Of each of `inputs`, where the text tells them apart, else of all together."""
+
+    @property
+    def scopes(self) -> tuple[tuple[str, int], ...]:
+        """The phases and plan lines that its arrays come from."""
+        return tuple(dict.fromkeys(origin.scope for origin in self.origins if origin.scope))
 
     @property
     def dtypes(self) -> tuple[str, ...]:

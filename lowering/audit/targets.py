@@ -13,21 +13,27 @@ from typing import Literal
 import msgspec
 
 from commplan.diagnostics import fail
+from commplan.lowering.audit.estimate import Machine
 
 
 class Target(msgspec.Struct, frozen=True):
-    """`hosts` machines with `per_host` devices each. `config` is the text for XLA."""
+    """`hosts` machines with `per_host` devices each. `config` is the text for XLA; `machine` the rates to
+    estimate with."""
 
     name: str
     platform: Literal["cuda"]
     hosts: int
     per_host: int
     config: str
+    machine: Machine
 
     @property
     def topology(self) -> str:
         """Partitions x hosts x devices per host, as XLA's topology description reads it."""
         return f"1x{self.hosts}x{self.per_host}"
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.hosts}x{self.per_host}"
 
 
 class _Gpu(msgspec.Struct, frozen=True):
@@ -39,12 +45,26 @@ class _Gpu(msgspec.Struct, frozen=True):
     l2: int
     memory: int
     clock_ghz: float
+    tflops: float  # dense, of 16-bit floats
+    bus: float  # bytes per second that collectives reach, as nccl-tests count them
 
 
 _GPUS = {
-    "h100": _Gpu((9, 0), 132, 233472, 232448, 3_350_000_000_000, 52_428_800, 85_899_345_920, 1.98),
-    "a100": _Gpu((8, 0), 108, 167936, 166912, 2_039_000_000_000, 41_943_040, 85_899_345_920, 1.41),
+    "a100": _Gpu(
+        (8, 0), 108, 167936, 166912, 2_039_000_000_000, 41_943_040, 85_899_345_920, 1.41, 312, 200e9
+    ),
+    "h100": _Gpu(
+        (9, 0), 132, 233472, 232448, 3_350_000_000_000, 52_428_800, 85_899_345_920, 1.98, 989, 300e9
+    ),
+    "h200": _Gpu(
+        (9, 0), 132, 233472, 232448, 4_800_000_000_000, 52_428_800, 151_397_597_184, 1.98, 989, 300e9
+    ),
+    "b200": _Gpu(
+        (10, 0), 148, 233472, 232448, 8_000_000_000_000, 132_120_576, 193_273_528_320, 1.965, 2250, 600e9
+    ),
 }
+_FLOPS_REACHED = 0.6  # shares of the peaks that training reaches
+_MEMORY_REACHED = 0.75
 
 _CONFIG = """\
 gpu_device_info {{
@@ -81,6 +101,8 @@ def target(text: str) -> Target:
     gpu = _GPUS.get(match.group(1)) if match else None
     if match is None or gpu is None:
         fail("CP1150", f"`{text}` is no target to compile for",
-             "targets are a100 and h100, with hosts x devices per host: `h100:4x8`")  # fmt: skip
-    config = _CONFIG.format(gpu=gpu, fpus=128 if gpu.capability[0] == 9 else 64)
-    return Target(match.group(1), "cuda", int(match.group(2) or 1), int(match.group(3) or 1), config)
+             f"targets are {', '.join(_GPUS)}, with hosts x devices per host: `h100:4x8`")  # fmt: skip
+    config = _CONFIG.format(gpu=gpu, fpus=64 if gpu.capability[0] == 8 else 128)
+    machine = Machine(gpu.tflops * 1e12 * _FLOPS_REACHED, gpu.bandwidth * _MEMORY_REACHED, gpu.bus)
+    hosts, per_host = int(match.group(2) or 1), int(match.group(3) or 1)
+    return Target(match.group(1), "cuda", hosts, per_host, config, machine)

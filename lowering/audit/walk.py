@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from commplan.lowering.audit.hlo import Computation, Instruction, Module, Tensor, read_groups, read_module
-from commplan.lowering.audit.step import CompiledStep, Found, Loop, Move, Product
+from commplan.lowering.audit.step import CompiledStep, Found, Loop, Move, Origin, Product
 
 _KINDS = {
     "all-reduce": "all_reduce",
@@ -44,10 +44,9 @@ def audit_text(hlo_text: str) -> CompiledStep:
     module = read_module(hlo_text)
     walk = _Walk(module)
     walk.run(module.computations[module.entry], ())
-    visited = map(tuple, (walk.loops, walk.collectives, walk.products, walk.moves))
-    return CompiledStep(
-        module.entry, *visited, *(tuple(sorted(each.items())) for each in (walk.ops, walk.fused))
-    )
+    counts = (tuple(sorted(each.items())) for each in (walk.ops, walk.fused))
+    visited = (tuple(walk.loops), tuple(walk.collectives), tuple(walk.products), tuple(walk.moves))
+    return CompiledStep(module.entry, *visited, *counts)
 
 
 def _ends(computation: Computation) -> dict[str, int]:
@@ -83,13 +82,28 @@ def _flops(instruction: Instruction, shapes: _Shapes) -> int:
     return 2 * size * math.prod(tensors[0].shape[dim] for dim in dims) if dims else 0
 
 
+def _parts(computation: Computation) -> dict[tuple[str, int], Instruction]:
+    """What takes array `index` of a result out of it, by the result's name and the index."""
+    taken: dict[tuple[str, int], Instruction] = {}
+    starts: dict[str, str] = {}
+    for instruction in computation.instructions:
+        if instruction.opcode.endswith("-done") and instruction.operands:
+            starts[instruction.name] = instruction.operands[0]
+        elif instruction.opcode == "get-tuple-element":
+            name = instruction.operands[0]
+            taken[starts.get(name, name), int(instruction.attribute("index") or 0)] = instruction
+    return taken
+
+
 class _Frame(NamedTuple):
-    """A computation while it is visited: the loops around it, and by name what it makes and where it ends."""
+    """A computation while it is visited: the loops around it, by name what it makes and where it ends, and
+    what takes arrays out of its tuples."""
 
     computation: str
     loops: tuple[str, ...]
     shapes: _Shapes
     ends: Mapping[str, int]
+    parts: Mapping[tuple[str, int], Instruction]
 
 
 class _Walk:
@@ -106,7 +120,7 @@ class _Walk:
 
     def run(self, computation: Computation, loops: tuple[str, ...]) -> None:
         shapes = {i.name: i.results for i in computation.instructions}
-        frame = _Frame(computation.name, loops, shapes, _ends(computation))
+        frame = _Frame(computation.name, loops, shapes, _ends(computation), _parts(computation))
         for instruction in computation.instructions:
             self._visit(instruction, frame)
 
@@ -199,7 +213,17 @@ class _Walk:
         number, source = int(channel) if channel else None, instruction.op_name or core.op_name
         synchronous = '"is_sync":true' in instruction.attributes or done == start
         place = (frame.computation, start, done, frame.loops, name, source, synchronous)
-        return Found(_KINDS[core.opcode], op, inputs, outputs, groups, number, *place)
+        origins = self._origins(instruction, core, len(inputs), frame)
+        return Found(_KINDS[core.opcode], op, inputs, outputs, groups, number, *place, origins)
+
+    def _origins(
+        self, instruction: Instruction, core: Instruction, arrays: int, frame: _Frame
+    ) -> tuple[Origin, ...]:
+        """Where each array comes from: of what was merged, what takes the arrays out of it tells."""
+        taken = [frame.parts.get((instruction.name, index)) for index in range(arrays)]
+        listed = taken if arrays > 1 and all(taken) else [instruction if instruction.op_name else core]
+        frames = self.module.frames
+        return tuple(Origin(each.op_name, frames.source_of(each.attributes)) for each in listed if each)
 
     def _reduction(self, name: str) -> str | None:
         root = self.module.computations[name.lstrip("%")].root

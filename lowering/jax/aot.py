@@ -1,4 +1,4 @@
-"""Devices to compile for ahead of time, on a machine without GPUs.
+"""Compiling a step ahead of time, for devices that need not be there.
 
 It needs no GPU, driver or CUDA library: the wheels `jax-cuda12-plugin` and `jax-cuda12-pjrt` of
 JAX's own version (installed with `--no-deps`) and `nvidia-cuda-nvcc-cu12` are enough. There is no
@@ -9,14 +9,17 @@ matrix kernels is indicative.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from typing import Any, cast
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, plural
 from commplan.lowering.audit.targets import Target
+from commplan.lowering.jax.typing_shim import jax
 
 Devices = Any  # numpy object array of jax devices
 
@@ -35,3 +38,39 @@ def devices(target: Target) -> Devices:
     how = {"platform": target.platform, "topology": target.topology, "target_config": target.config}
     topology = describe(target.name, **how)
     return np.array(topology.devices).reshape(target.hosts, target.per_host)
+
+
+def mesh_on(target: Target, sizes: Mapping[str, int]) -> Mesh:
+    """A mesh of axes of `sizes` on the devices of `target`.
+
+    Raises `CommplanError` CP1152 where it has more or fewer of them, and what `devices` raises.
+    """
+    count, ranks = target.hosts * target.per_host, math.prod(sizes.values())
+    if count != ranks:
+        axes = ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "no axes"
+        message = (
+            f"target {target} has {plural(count, 'device')}, the plan has {plural(ranks, 'rank')} ({axes})"
+        )
+        fail("CP1152", message, f"hosts x devices per host are the ranks: `{target.name}:1x{ranks}`")
+    shape, names = tuple(sizes.values()) or (1,), tuple(sizes) or ("alone",)
+    return Mesh(devices(target).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
+
+
+class StepText(NamedTuple):
+    """A step as text, as XLA compiled it and as JAX handed it to XLA, and what it is compiled for."""
+
+    compiled: str
+    traced: str
+    platform: Literal["cpu", "gpu"]
+
+
+def compile_step(step: Callable[..., Any], *args: Any) -> StepText:
+    """Compile `step`, jitted or not, for arguments of the shapes and shardings of `args`. Nothing runs."""
+    jitted: Any = step if hasattr(step, "lower") else jax.jit(step)
+    lowered = jitted.lower(*args)
+    traced = lowered.compiler_ir(dialect="hlo").as_hlo_module().to_string()
+    compiled = lowered.compile()
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    platforms = {device.platform for sharding in shardings for device in sharding.device_set}
+    cpu = (platforms or {jax.default_backend()}) == {"cpu"}
+    return StepText(compiled.as_text(), traced, "cpu" if cpu else "gpu")

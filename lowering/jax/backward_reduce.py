@@ -25,13 +25,17 @@ class Recipe:
     """How a plan reduces one input: what happens to a buffer of each dtype, then to the tree.
 
     axes: those that the reduction removes. flat: by dtype, for every one that comes; empty where the plan
-    packs no buffers, and `tree` alone says what to do.
+    packs no buffers, and `tree` alone says what to do. lowered: the phase that reduces it.
     """
 
     axes: tuple[str, ...]
     flat: Mapping[str, tuple[Step, ...]]
     tree: tuple[Step, ...]
-    backend: Backend
+    lowered: Lowered
+
+    @property
+    def backend(self) -> Backend:
+        return self.lowered.backend
 
     def reduce(self, leaves: list[Array]) -> list[Array]:
         """Reduce gradients as the plan does: packed by dtype, one after another."""
@@ -62,7 +66,8 @@ class Recipe:
         for op in scattered[:1]:
             flat = ops.pad(flat, self.backend.ways(op.axes))
         for op in chain:
-            flat = self._step(op, flat)
+            with self.lowered.scope(op):
+                flat = self._step(op, flat)
         return flat[:size]
 
     def _step(self, op: Step, x: Array) -> Array:
@@ -100,7 +105,7 @@ def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
     if packs and other:
         why = f"the parameters have a leaf of {other[0]}, and `{name}` was compiled for {' and '.join(flat)}"
         _cannot(lowered, name, why)
-    return Recipe(value.placement.partial, flat, after if packs else tree, lowered.backend)
+    return Recipe(value.placement.partial, flat, after if packs else tree, lowered)
 
 
 def _has_gradient(leaf: Array) -> bool:

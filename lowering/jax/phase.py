@@ -130,7 +130,7 @@ class Lowered:
                 if begun and (after or not all(ref in env for ref in needs)):
                     blocked.append(op)
                     continue
-                with self._scope(op):
+                with self.scope(op):
                     finish = elision.begin(op, env) or self._begin(op, env)
                     if finish is None:
                         if not elision.defers(op, env):
@@ -142,10 +142,11 @@ class Lowered:
             left = blocked
             for ref, (op, finish) in list(begun.items())[:1]:
                 del begun[ref]
-                with self._scope(op):
+                with self.scope(op):
                     env |= finish()
 
-    def _scope(self, op: ir.Op) -> Any:
+    def scope(self, op: ir.Op) -> Any:
+        """The name of `op` in HLO and in profiles: its phase and plan line."""
         return jax.named_scope(f"commplan/{self.phase.name}/line{op.span.line}")
 
     def _begin(self, op: ir.Op, env: Env) -> Callable[[], Env] | None:

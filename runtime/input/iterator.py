@@ -29,7 +29,7 @@ from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
 from commplan.runtime.input.stages.batch_builder import BLOCK, BatchBuilder, BatchFactory, EpochCursor, Pace
 from commplan.runtime.input.stages.records import checked_functions, stages
-from commplan.runtime.input.stages.workers import Workers
+from commplan.runtime.input.stages.worker_pool import Workers
 from commplan.runtime.input.visit_check import Checks
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
 from commplan.lowering.jax.pytree import build
 from commplan.lowering.jax.typing_shim import jax
 from commplan.lowering.mpi.engine_errors import as_diagnostics
+from commplan.runtime.context import CALLS
 from commplan.runtime.input.multirate.run_batches import batches_of
 from commplan.runtime.input.multirate.schedule import clocked
 
@@ -146,17 +148,22 @@ def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = Non
 def program_text(run: Run, kind: Literal["jaxpr", "hlo"]) -> str:
     """Every phase as JAX traces it, or as XLA compiles it for the run's mesh."""
     pieces: list[str] = []
-    for name in run.phases:
-        stage = _Stage(run, name, 0, batches=False)
-        if not stage.calls_anything:
-            continue
-        arguments = (run.init(), *stage.made.values(), *stage.abstract_takes())
+    for name, function, arguments in phase_steps(run):
         if kind == "jaxpr":
-            text = str(jax.make_jaxpr(stage.function)(*arguments))
+            text = str(jax.make_jaxpr(function)(*arguments))
         else:
-            text = stage.function.lower(*arguments).compile().as_text()
+            text = function.lower(*arguments).compile().as_text()
         pieces.append(f"// phase {name}\n{text.rstrip()}\n")
     return "\n".join(pieces)
+
+
+def phase_steps(run: Run, only: Sequence[str] = ()) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """Each phase that computes something: its name, a jitted function of it alone, and the shapes of its
+    arguments on the run's mesh, whose devices need not be there. only: those phases, by default all."""
+    for name in only or run.phases:
+        stage = _Stage(run, name, 0, batches=False)
+        if stage.calls_anything:
+            yield name, stage.function, stage.abstract()
 
 
 class _Stage:
@@ -167,10 +174,7 @@ class _Stage:
         self.phase = run.context.schedule.phase(name)
         self.call_: PhaseCall = run.phases[name]
         self.takes = {binding.name for binding in self.phase.takes}
-        self.made = {
-            argument: _random(run, value, (seed, number))
-            for number, (argument, value) in enumerate(self._arguments(taken=False).items())
-        }
+        self.seed = seed
         self.outputs = [binding for binding in self.phase.outputs if not binding.source_only]
         # A phase that takes what members read by their own clocks is called by each member: never as a whole.
         apart = bool(clocked(self.phase) and self.takes)
@@ -181,6 +185,14 @@ class _Stage:
         self.items: Iterator[Any] = iter(())
         self.seconds: list[float] = []
         self.input: Summary | None = None
+
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        """The inputs, of random numbers."""
+        return {
+            argument: _random(self.run, value, (self.seed, number))
+            for number, (argument, value) in enumerate(self._arguments(taken=False).items())
+        }
 
     def _arguments(self, *, taken: bool) -> dict[str, ir.Value]:
         return {n: v for n, v in self.call_.lowered.arguments.items() if (n in self.takes) is taken}
@@ -201,9 +213,14 @@ class _Stage:
         body.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
         return jax.jit(self.run.spmd(returns=listed or None, **where)(body))
 
-    def abstract_takes(self) -> list[Any]:
-        """The source values that the phase takes, as shapes."""
-        return [_abstract(self.run, value) for value in self._arguments(taken=True).values()]
+    def abstract(self) -> tuple[Any, ...]:
+        """The state and all that the phase takes, as shapes."""
+        state = {name: _abstract(self.run, value) for name, value in self.run.context.states.items()}
+        if self.run.context.counted:
+            counts = jax.ShapeDtypeStruct((), "int32")
+            state[CALLS] = dict.fromkeys(self.run.context.counted, counts)
+        values = {**self._arguments(taken=False), **self._arguments(taken=True)}
+        return (state, *(_abstract(self.run, value) for value in values.values()))
 
     def call(self, state: Any) -> Any:
         item: dict[str, Any] = self._next() if self.batches else {}
@@ -211,10 +228,11 @@ class _Stage:
             jax.block_until_ready(list(item.values()))
             self.seconds.append(0.0)
             return state
+        made = self.made.values()
         begun = time.perf_counter()
         taken = [item[name] for name in self._arguments(taken=True)]
         with as_diagnostics([op.span for op in self.phase.ops], self.run.context.schedule.file):
-            answer = jax.block_until_ready(self.function(state, *self.made.values(), *taken))
+            answer = jax.block_until_ready(self.function(state, *made, *taken))
         self.seconds.append(time.perf_counter() - begun)
         return answer[0] if self.outputs else answer
 

@@ -1,5 +1,5 @@
 """Parameter exchanges between workers: who owns and updates which part of a state.
 
-`shard_updates` is the pass `place`; `owner_selection` lists who may own what, `lower_exchange` writes it as
+`place` is the pass `place`; `owner_selection` lists who may own what, `lower_exchange` writes it as
 ordinary ops, by `owner_shards` where only some ranks own a part.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.decompose import DecomposePass
-from commplan.passes.exchange.shard_updates import PlacePass
+from commplan.passes.exchange.place import PlacePass
 from commplan.passes.fuse.fuse_update import FuseUpdatePass
 from commplan.passes.overlap import OverlapPass
 from commplan.passes.pipeline.base import Pass

@@ -26,7 +26,7 @@ from commplan.runtime.input.stages.batch_builder import BatchBuilder, Task
 
 if TYPE_CHECKING:
     from commplan.runtime.input.shm.shm_channel import SharedRing
-    from commplan.runtime.input.stages.workers import Workers
+    from commplan.runtime.input.stages.worker_pool import Workers
 
 PATIENCE = 1.0  # seconds for threads to end in after an interruption
 

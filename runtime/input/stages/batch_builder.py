@@ -26,7 +26,7 @@ from commplan.runtime.input.stages.records import Place, Record, Stage
 
 if TYPE_CHECKING:
     from commplan.runtime.input.shm.shm_channel import SharedRing
-    from commplan.runtime.input.stages.workers import Workers
+    from commplan.runtime.input.stages.worker_pool import Workers
 
 Task = Callable[[], None]
 BLOCK = 16  # records of one task, at most: small enough that threads share a batch evenly

@@ -26,7 +26,7 @@ from commplan.ir.schedule import Schedule
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.shm import arena
-from commplan.runtime.input.stages import workers
+from commplan.runtime.input.stages import worker_pool as workers
 
 HERE = Path(__file__).parent
 pytestmark = [

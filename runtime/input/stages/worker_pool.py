@@ -34,7 +34,7 @@ from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.shm.arena import HEADER, Arena, Cells, nameless
 from commplan.runtime.input.shm.slots import Slots
-from commplan.runtime.input.stages import worker as _worker
+from commplan.runtime.input.stages import worker_process as _worker
 from commplan.runtime.input.stages.batch_builder import BatchBuilder
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
@@ -292,7 +292,7 @@ class Workers:
         descriptors = [self._payload, self._arena.descriptor]
         descriptors += [self._slots.descriptor] if self._slots else []
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from commplan.runtime.input.stages.worker import main; "
+            f"import sys; sys.path[:] = {sys.path!r}; from {_worker.__name__} import main; "
             f"main({theirs.fileno()}, {os.getpid()})"
         )
         # Of a command that ends in `-c`, its code and an argument: the interpreter, with options as here.

@@ -1,0 +1,106 @@
+"""`commplan diff`: what differs between two plans or saved schedules, and whether the second is worse."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from commplan.cli.binding import compiled
+from commplan.cli.console import Console, fold_table, in_bytes, name_of
+from commplan.cli.saved import is_saved
+from commplan.cli.verb_simulate import placed, time
+from commplan.cost import Predictor, Simulation, load_calibration, simulate
+from commplan.diagnostics import fail
+from commplan.explain.diff import Change, Limit, diff
+from commplan.ir.schedule import Schedule
+from commplan.ir.serialization import schedule_digest
+from commplan.topology import Topology, load_topology
+
+_MEASURES = {"slower": "time", "memory": "memory", "rounds": "rounds", "bytes": "bytes"}
+_BYTES = ("memory", "bytes", "link bytes", "collective bytes")
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Compare; 1 where the second is worse by more than --fail-on allows.
+
+    Raises CP1155 for `slower` without a topology, and what reading and compiling raise.
+    """
+    limits = [Limit(_MEASURES[name], share) for name, share in args.fail_on]
+    if not args.topology and any(limit.measure == "time" for limit in limits):
+        fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
+    topology = load_topology(args.topology) if args.topology else None
+    a, b = (_schedule(path, args, topology, console) for path in (args.a, args.b))
+    times = (_simulated(a, args, topology), _simulated(b, args, topology)) if topology else None
+    changes = diff(a, b, times)
+    worse = [change for limit in limits for change in limit.broken(changes)]
+    same = schedule_digest(a) == schedule_digest(b)
+    if console.human:
+        console.show(lambda rich: _print(rich, changes, worse, same=same, names=(args.a, args.b)), 110)
+    else:
+        facts = [{**msgspec.to_builtins(change), "changed": change.changed} for change in changes]
+        schedules = [
+            {"file": name_of(f), "digest": schedule_digest(s)} for f, s in ((args.a, a), (args.b, b))
+        ]
+        failed = msgspec.to_builtins(worse)
+        console.document(schedules=schedules, same=same, changes=facts, failed=failed)
+    return int(bool(worse))
+
+
+def _schedule(path: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
+    text = console.read(path)
+    if is_saved(path, text):
+        return placed(text, name_of(path), args, topology, console)
+    return compiled(path, args, console).schedule
+
+
+def _simulated(schedule: Schedule, args: Namespace, topology: Topology) -> Simulation:
+    calibration = load_calibration(args.calibration) if args.calibration else None
+    if calibration is not None:
+        calibration.check_backend(schedule.backend, args.calibration)
+    links = calibration.links if calibration else None
+    predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
+    return simulate(schedule, predictor, {}, calibration.input if calibration else None)
+
+
+def _print(
+    rich: Any, changes: Sequence[Change], worse: Sequence[Change], *, same: bool, names: tuple[str, str]
+) -> None:
+    a, b = map(name_of, names)
+    if same:
+        rich.print(f"{a} and {b}: the same schedule", markup=False)
+        return
+    shown = [change for change in changes if change.changed]
+    rich.print(f"{a} -> {b}: {len(shown)} of {len(changes)} figures differ", markup=False)
+    for phase, rows in groupby(shown, lambda change: change.phase):
+        table = fold_table("", "before", "after", "change")
+        for row in rows:
+            subject = f"{row.measure} {row.subject}".strip()
+            table.add_row(subject, _shown(row, row.before), _shown(row, row.after), _growth(row))
+        rich.print(f"\nphase {phase}" if phase else "", markup=False, style="bold")
+        rich.print(table, markup=False)
+    if worse:
+        rich.print("\nworse than --fail-on allows:", markup=False, style="bold")
+    for change in worse:
+        subject = f"{change.measure} {change.subject}".strip()
+        values = f"{_shown(change, change.before)} to {_shown(change, change.after)}"
+        rich.print(f"  phase {change.phase}: {subject} {_growth(change)}, {values}", markup=False)
+
+
+def _shown(change: Change, value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if change.measure == "time":
+        return time(value)
+    nbytes = change.measure in _BYTES or (change.measure, change.subject) == ("buckets", "largest")
+    return in_bytes(value, ".4g") if nbytes else str(value)
+
+
+def _growth(change: Change) -> str:
+    growth = change.growth
+    if growth is None or change.before is None or change.after is None:
+        return "new" if change.before is None else "gone" if change.after is None else ""
+    return f"{growth:+.1%}"

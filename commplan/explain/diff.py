@@ -1,0 +1,128 @@
+"""What two schedules differ in: time, memory, rounds, bytes, collectives, buckets and ops of each phase."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from commplan.cost import Simulation
+from commplan.explain.report import traffic
+from commplan.ir.grouping import grouped
+from commplan.ir.schedule import Collective, Pack, Phase, Schedule
+from commplan.verify.algorithms import prove_op
+from commplan.verify.memory import memory
+
+Number = float | int
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One thing that is compared. subject: of what, where there are several; before, after: None where one of
+    the schedules does not have it, or it is not known."""
+
+    phase: str
+    measure: str
+    subject: str
+    before: Number | str | None
+    after: Number | str | None
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+    @property
+    def growth(self) -> float | None:
+        """By how much of itself it grew; infinite from nothing. None of words and of unknown rounds."""
+        unknown = self.measure == "rounds" and None in (self.before, self.after)
+        before, after = self.before or 0, self.after or 0
+        if unknown or isinstance(before, str) or isinstance(after, str) or before == after:
+            return None
+        return (after - before) / before if before else float("inf")
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """By how much of itself a measure may grow: 0.05 are 5%."""
+
+    measure: str
+    share: float
+
+    def broken(self, changes: Sequence[Change]) -> list[Change]:
+        """The changes of this measure that are larger; a phase that only the second has grew from nothing."""
+        own = (change for change in changes if change.measure == self.measure)
+        return [change for change in own if (change.growth or 0.0) > self.share]
+
+
+def diff(a: Schedule, b: Schedule, times: tuple[Simulation, Simulation] | None) -> tuple[Change, ...]:
+    """All that is compared, whether it changed or not. times: of both, on one topology."""
+    changes = list(_changes("", _whole(a), _whole(b)))
+    simulated = [{phase.name: phase for phase in each.phases} for each in times or ()]
+    facts: list[dict[str, _Facts]] = []
+    for index, schedule in enumerate((a, b)):
+        held = {each.phase: each.nbytes for each in memory(schedule)}
+        facts.append({p.name: _facts(p, schedule) for p in schedule.phases})
+        for name, phase in facts[-1].items():
+            phase["memory", ""] = held[name]
+            if simulated:
+                time = simulated[index][name]
+                phase["time", ""] = time.seconds
+                phase |= {("link bytes", level): round(nbytes) for level, nbytes in time.nbytes if nbytes}
+    for name in dict.fromkeys([*facts[0], *facts[1]]):
+        changes += _changes(name, facts[0].get(name, {}), facts[1].get(name, {}))
+    return tuple(changes)
+
+
+_Facts = dict[tuple[str, str], Number | str]
+"""By measure and subject."""
+_ORDER = ("time", "memory", "rounds", "bytes", "link bytes", "buckets", "algorithm", "collectives",
+          "collective bytes", "ops")  # fmt: skip
+
+
+def _changes(phase: str, before: _Facts, after: _Facts) -> Iterator[Change]:
+    keys = dict.fromkeys([*before, *after])
+    for key in sorted(keys, key=lambda key: _ORDER.index(key[0]) if key[0] in _ORDER else -1):
+        yield Change(phase, *key, before.get(key), after.get(key))
+
+
+def _whole(schedule: Schedule) -> _Facts:
+    sizes = {("axis", axis.name): axis.size for axis in schedule.axes}
+    named = {"plan": schedule.plan, "backend": schedule.backend, "passes": schedule.pipeline or "none"}
+    return {**{(measure, ""): text for measure, text in named.items()}, **sizes}
+
+
+def _facts(phase: Phase, schedule: Schedule) -> _Facts:
+    """What the ops of a phase are and move; rounds only where every collective is a chunk program."""
+    collectives = [op for op in phase.ops if isinstance(op, Collective)]
+    moved = Counter[str]()
+    for op in collectives:
+        moved.update({", ".join(entry.axes): entry.nbytes for entry in traffic(op, schedule)})
+    alike = grouped(collectives, lambda op: f"{op.kind} {op.dtype.value} over {', '.join(op.axes)}")
+    packed = {value.id: value.nbytes for value in phase.values}
+    buckets = [packed[op.result] for op in phase.ops if isinstance(op, Pack)]
+    facts: _Facts = {("bytes", f"over {axes}"): nbytes for axes, nbytes in moved.items()}
+    rounds = _rounds(collectives, schedule)
+    if rounds is not None:
+        facts["rounds", ""] = rounds
+    if buckets:
+        facts |= {("buckets", "number"): len(buckets), ("buckets", "largest"): max(buckets)}
+    for name, ops in alike.items():
+        facts["algorithm", name] = ", ".join(dict.fromkeys(str(op.algorithm) for op in ops))
+        facts |= {("collectives", name): len(ops), ("collective bytes", name): sum(op.nbytes for op in ops)}
+    counts: Mapping[str, int] = Counter(op.title for op in phase.ops if not isinstance(op, Collective))
+    return facts | {("ops", title): count for title, count in counts.items()}
+
+
+def _rounds(collectives: Sequence[Collective], schedule: Schedule) -> int | None:
+    """Rounds of all collectives, one after another; None where one is the backend's own."""
+    known: dict[tuple[object, ...], int | None] = {}
+    total = 0
+    for op in collectives:
+        key = (op.kind, op.axes, str(op.algorithm), op.root)
+        if key not in known:
+            proof = prove_op(schedule, op)
+            known[key] = proof.cost.rounds if proof else None
+        rounds = known[key]
+        if rounds is None:
+            return None
+        total += rounds
+    return total

@@ -1,0 +1,178 @@
+"""Why a compiled step differs from its plan: what JAX traced tells XLA's changes from what the step asks for.
+
+| cause | |
+|---|---|
+| combined | XLA made one collective of several |
+| split | XLA made several of one |
+| folded | XLA removed it |
+| reordered | XLA issues it in another place |
+| loop | XLA issues it inside of another number of loops |
+| retyped, regrouped, replaced | XLA moves another type, among other ranks, by another collective |
+| copied | XLA issues it more than once |
+| repeated | the step asks for it more than once |
+| absent | the step does not ask for it |
+| recompiled | the step asks for other collectives at this plan line |
+| own | the step's own code asks for it |
+| autodiff | the derivative with respect to a value that is the same on all ranks: a sum over them |
+| partitioner | XLA's partitioner needs it: an operation's operands are sharded otherwise than its result |
+| unknown | the text does not tell |
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from commplan.diagnostics import plural
+from commplan.lowering.audit.compare import Difference, Report, changed
+from commplan.lowering.audit.expect import Expected
+from commplan.lowering.audit.step import CompiledStep, Found, Origin
+
+# The primitives of JAX that communicate.
+_PRIMITIVES = frozenset(
+    {
+        "psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter", "psum_scatter",
+        "ragged_all_to_all", "pbroadcast", "unreduced_psum", "pgather",
+    }
+)  # fmt: skip
+_FIELDS = {"dtype": "retyped", "groups": "regrouped"}
+_FOLDED = "the step asks for it, and XLA removed it: nothing uses the result, or it is known without it"
+_COPIED = "the step asks for it once, and XLA issues it again: it unrolled or peeled a loop"
+_RECOMPILED = (
+    "the step asks for others here: its program was compiled from another plan or for other shapes, such as"
+    " those of one layer under `tap`"
+)
+_AUTODIFF = (
+    "summed by autodiff: {}: what is differentiated is the same on all ranks, so its gradient is a sum over"
+    " them; differentiate with respect to `run.varying(params)`"
+)
+_PARTITIONER = "inserted by XLA's partitioner for {}: its operands are sharded otherwise than its result"
+
+
+class Causes:
+    """Explains the differences of one step. traced: the same step as JAX hands it to XLA."""
+
+    def __init__(self, report: Report, traced: CompiledStep) -> None:
+        self.report = report
+        self.wanted = Counter(item.scope for item in report.expected)
+        self.traced = defaultdict[tuple[str, int], list[Found]](list)
+        for found in traced.collectives:
+            for scope in found.scopes:
+                self.traced[scope].append(found)
+        self.own = [found for found in traced.collectives if not found.scopes]
+
+    def all(self, beside: Iterable[Found]) -> tuple[Difference, ...]:
+        """Every difference with its cause; `beside` are the collectives without a plan line."""
+        looped = (self._looped(expected, found) for expected, found in self.report.matches)
+        extra = (Difference("extra", f"{found} ({found.name})", (), (found,)) for found in beside)
+        differences = (*self.report.differences, *filter(None, looped), *extra)
+        return tuple(self._with_cause(difference) for difference in differences)
+
+    def _with_cause(self, difference: Difference) -> Difference:
+        match difference.kind:
+            case "missing":
+                cause, reason = self._missing(difference.expected[0])
+            case "extra":
+                cause, reason = self._extra(difference.found[0])
+            case "changed":
+                cause, reason = self._changed(difference.expected[0], difference.found[0])
+            case "merged":
+                return self._merged(difference)
+            case "split":
+                kinds = ", ".join(found.kind for found in difference.found)
+                cause, reason = "split", f"XLA made {kinds} of it"
+            case "moved":
+                if difference.cause:
+                    return difference
+                cause, reason = (
+                    "reordered",
+                    "XLA issues it in another place of the order than the schedule has",
+                )
+        return replace(difference, cause=cause, reason=reason, beside=cause in ("own", "partitioner"))
+
+    def _missing(self, expected: Expected) -> tuple[str, str]:
+        traced = len(self.traced[expected.scope])
+        if not traced:
+            call = f"the step does not ask for it: phase `{expected.phase}` is not called"
+            return "absent", f"{call}, or nothing uses what it puts out"
+        otherwise = traced < self.wanted[expected.scope] or not self._asks_for(expected)
+        return ("recompiled", _RECOMPILED) if otherwise else ("folded", _FOLDED)
+
+    def _asks_for(self, expected: Expected) -> bool:
+        """Whether the step has a collective of that size at the plan line."""
+        return any(traced.count == expected.count for traced in self.traced[expected.scope])
+
+    def _extra(self, found: Found) -> tuple[str, str]:
+        for phase, line in found.scopes:
+            traced = len(self.traced[phase, line])
+            if traced <= self.wanted[phase, line]:
+                return "copied", _COPIED
+            if self.wanted[phase, line]:
+                return "repeated", f"the step asks for it more than once: it calls phase `{phase}` again"
+            return "recompiled", _RECOMPILED
+        origins = [o for o in found.origins if o.op_name] or self._unnamed(found, found.count)
+        if not origins:
+            return "unknown", "XLA gives it no name"
+        names = _listed(origins)
+        if _by_autodiff(origins):
+            return "autodiff", _AUTODIFF.format(names)
+        if any(origin.primitive in _PRIMITIVES for origin in origins):
+            return "own", f"issued by the step's own code: {names}"
+        return "partitioner", _PARTITIONER.format(names)
+
+    def _changed(self, expected: Expected, found: Found) -> tuple[str, str]:
+        asked = ((t.kind, t.dtypes, t.count, t.groups) for t in self.traced[expected.scope])
+        same = (found.kind, found.dtypes, found.count, found.groups) in asked
+        if same or (self.traced[expected.scope] and not self._asks_for(expected)):
+            return "recompiled", _RECOMPILED
+        fields = {name: after for name, _, after in changed(expected, found)}
+        name = next((name for name in ("dtype", "groups") if name in fields), "")
+        words = {
+            "dtype": f"XLA moves {', '.join(found.dtypes)} where the plan moves {expected.dtype}",
+            "groups": "XLA has other ranks take part",
+        }
+        return _FIELDS.get(name, "replaced"), words.get(name, f"XLA made {found} of it")
+
+    def _merged(self, difference: Difference) -> Difference:
+        expected, found = difference.expected, difference.found[0]
+        lines = sorted({item.span.line for item in expected})
+        count, places = plural(len(expected), "collective"), ", ".join(map(str, lines))
+        reason = f"XLA combined {count} of line{'s' * (len(lines) > 1)} {places}"
+        rest = found.count - sum(item.count for item in expected)
+        named = [origin for origin in found.origins if origin.op_name and not origin.scope]
+        origins = (named or self._unnamed(found, rest)) if rest else []
+        if rest:
+            reason += f" with the step's own {_listed(origins) or f'{rest} elements'}"
+        beside = len(expected) == 1 and bool(origins) and not _by_autodiff(origins)
+        return replace(difference, cause="combined", reason=reason, beside=beside)
+
+    def _unnamed(self, found: Found, count: int) -> list[Origin]:
+        """The origins of what the step asks for beside the plan, and makes `count` elements in all."""
+        origins: list[Origin] = []
+        for traced in self.own:
+            alike = (traced.kind, traced.op, traced.dtypes) == (found.kind, found.op, found.dtypes)
+            if alike and traced.count <= count:
+                count -= traced.count
+                origins += traced.origins
+        return [] if count else origins
+
+    def _looped(self, expected: Expected, found: Found) -> Difference | None:
+        """Where the match of a planned collective is in more or fewer loops than the step has it in."""
+        depths = {len(traced.loops) for traced in self.traced[expected.scope]}
+        if not depths or len(found.loops) in depths:
+            return None
+        inside = len(found.loops) > max(depths)
+        where = "into a loop" if inside else "out of the loop that the step has it in"
+        text = f"{expected} was moved {where} ({found.name})"
+        return Difference("moved", text, (expected,), (found,), "loop", f"XLA moved it {where}")
+
+
+def _by_autodiff(origins: Iterable[Origin]) -> bool:
+    return any("transpose(" in origin.op_name for origin in origins)
+
+
+def _listed(origins: Sequence[Origin]) -> str:
+    counts = Counter(map(str, origins))
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())

@@ -1,0 +1,250 @@
+"""The audit of a compiled step: every collective of the plan beside what became of it, and what it costs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from commplan.diagnostics import fail, plural
+from commplan.ir.schedule import Schedule
+from commplan.ir.types import timed
+from commplan.lowering.audit.causes import Causes
+from commplan.lowering.audit.compare import Difference, Report, match
+from commplan.lowering.audit.estimate import Estimate, Machine, estimate
+from commplan.lowering.audit.expect import Expected, expected
+from commplan.lowering.audit.step import CompiledStep, Found
+from commplan.lowering.audit.walk import audit_text
+
+_MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Collectives in a row that are alike: `count` of them, what the plan has and what the compiled step has.
+
+    expected: "" beside the plan; found: "" where it is missing. cause: "" where it is as planned.
+    seconds, exposed: of all of them, as estimated; None without a machine.
+    """
+
+    phase: str
+    line: int
+    expected: str
+    found: str
+    cause: str
+    count: int = 1
+    seconds: float | None = None
+    exposed: float | None = None
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """What a compiled step has of its plan. `str` gives it as a table and sentences.
+
+    phases: those looked at; skipped: the others, which the step does not call.
+    """
+
+    plan: str
+    phases: tuple[str, ...]
+    skipped: tuple[str, ...]
+    rows: tuple[Row, ...]
+    differences: tuple[Difference, ...]
+    machine: Machine | None = None
+    estimate: Estimate | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the step has the collectives of the plan and no others."""
+        return not self.differences
+
+    def __str__(self) -> str:
+        planned = sum(row.count for row in self.rows if not row.cause)
+        head = f"plan {self.plan}: {plural(planned, 'collective')} as planned"
+        head += f", {plural(len(self.differences), 'difference')}" if self.differences else ""
+        lines = [head, *self._table()]
+        lines += [f"  not called: {', '.join(self.skipped)}"] if self.skipped else []
+        alike = Counter((d.cause, _subject(d), d.reason) for d in self.differences)
+        for (cause, subject, reason), count in alike.items():
+            times = f"{count} x " if count > 1 else ""
+            lines += ["", f"{cause}: {times}{subject}", f"    {reason}"]
+        return "\n".join([*lines, *self._costs()])
+
+    def data(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "phases": list(self.phases), "skipped": list(self.skipped), "ok": self.ok,
+            "rows": msgspec.to_builtins(self.rows),
+            "differences": [_data_of(difference) for difference in self.differences],
+            "estimate": msgspec.to_builtins(self.estimate), "machine": msgspec.to_builtins(self.machine),
+        }  # fmt: skip
+
+    def _table(self) -> list[str]:
+        if not self.rows:
+            return [f"  no collectives in {', '.join(self.phases) or 'the step'}"]
+        cells = [("phase", "line", "plan", "compiled", "takes", "exposed"), *map(_cells, self.rows)]
+        shown = len(cells[0]) if self.estimate else 4
+        widths = [max(len(row[i]) for row in cells) for i in range(shown)]
+        padded = (zip(row[:shown], widths, strict=True) for row in cells)
+        return ["  " + "  ".join(cell.ljust(width) for cell, width in row).rstrip() for row in padded]
+
+    def _costs(self) -> list[str]:
+        if self.estimate is None or self.machine is None:
+            return []
+        machine, seconds = self.machine, self.estimate
+        rates = f"{machine.flops / 1e12:.0f} Tflop/s, {machine.memory / 1e12:.2g} TB/s of memory"
+        rates += f", {machine.bus / 1e9:.0f} GB/s on the bus"
+        waits = f"{timed(seconds.exposed)} of {timed(seconds.communication)} of communication exposed"
+        return ["", f"{waits}, in a step of {timed(seconds.total)}; estimated for {rates}"]
+
+
+def audit(
+    schedule: Schedule,
+    compiled: str,
+    traced: str,
+    platform: Literal["cpu", "gpu"] = "cpu",
+    *,
+    mesh: Mapping[str, int] | None = None,
+    phases: Sequence[str] = (),
+    machine: Machine | None = None,
+) -> Audit:
+    """Compare the compiled text of a step with the schedule of its plan.
+
+    traced: the text of the step as JAX hands it to XLA. mesh: sizes of the axes in the order in which devices
+    are counted; by default as `traced` says, else as the plan does. phases: those to look for; by default
+    those that the step calls, and `each step`. machine: to estimate with.
+
+    Raises CP1151 for a phase that the plan does not have.
+    """
+    step, asked = audit_text(compiled), audit_text(traced)
+    called = dict.fromkeys(scope[0] for part in (asked, step) for f in part.collectives for scope in f.scopes)
+    check_phases(schedule, phases)
+    known = {phase.name: phase.kind == "step" for phase in schedule.phases}
+    chosen = [*phases] or [*called, *(name for name, each in known.items() if each and name not in called)]
+    sizes = _Mesh(mesh or _mesh_in(traced, schedule) or schedule.mesh_sizes)
+    # A step may call phases of another program, which have no schedule here.
+    wanted = {name: expected(schedule, name, sizes, platform) for name in chosen if name in known}
+    report = _matched(wanted, step)
+    planned = {id(found) for found in report.found}
+    ignored = set(known) - set(wanted)
+    beside = [
+        found
+        for found in step.collectives
+        if id(found) not in planned and not any(phase in ignored for phase, _ in found.scopes)
+    ]
+    differences = Causes(report, asked).all(beside)
+    costs = estimate(step, machine) if machine else None
+    rows = _rows(report, differences, costs)
+    skipped = tuple(name for name in known if name not in wanted and not phases)
+    return Audit(schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs)
+
+
+def check_phases(schedule: Schedule, phases: Sequence[str]) -> None:
+    """Refuse names of phases that the plan does not have (CP1151)."""
+    known = [phase.name for phase in schedule.phases]
+    for name in phases:
+        if name not in known:
+            note = f"it has: {', '.join(known)}"
+            fail("CP1151", f"plan `{schedule.plan}` has no phase `{name}`", note, file=schedule.file)
+
+
+class _Mesh(NamedTuple):
+    shape: Mapping[str, int]
+
+
+def _mesh_in(traced: str, schedule: Schedule) -> dict[str, int] | None:
+    """The axes of the mesh that the step runs on, in their order, where its text tells them."""
+    for listed in _MESH.findall(traced.partition("\n")[0]):
+        sizes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', listed)}
+        if schedule.mesh_sizes.items() <= sizes.items():
+            return sizes
+    return None
+
+
+def _matched(wanted: Mapping[str, Sequence[Expected]], step: CompiledStep) -> Report:
+    """Each phase against its own collectives, since nothing orders one phase after another; those that XLA
+    gives no name are looked at with the first phase that is not as planned."""
+    named = [found for found in step.collectives if any(scope[0] in wanted for scope in found.scopes)]
+    nameless = [found for found in step.collectives if not any(o.op_name for o in found.origins)]
+    mixed = any(len({phase for phase, _ in found.scopes}) > 1 for found in named)
+    parts = [(item for items in wanted.values() for item in items)] if mixed else [*wanted.values()]
+    places = {id(found): place for place, found in enumerate(step.collectives)}
+    reports: list[Report] = []
+    for items in map(tuple, parts):
+        scopes = {item.phase for item in items}
+        own = [found for found in named if mixed or found.scopes[0][0] in scopes]
+        report = match(items, own)
+        if nameless and not report.ok:
+            report = match(items, sorted([*own, *nameless], key=lambda found: places[id(found)]))
+            nameless = []
+        reports.append(report)
+    return Report(
+        tuple(item for report in reports for item in report.expected),
+        tuple(item for report in reports for item in report.found),
+        tuple(item for report in reports for item in report.differences),
+        tuple(item for report in reports for item in report.matches),
+    )
+
+
+def _rows(report: Report, differences: Iterable[Difference], costs: Estimate | None) -> tuple[Row, ...]:
+    waits = {wait.name: wait for wait in costs.waits} if costs else {}
+    became: dict[int, tuple[Sequence[Found], str]] = {id(e): ((f,), "") for e, f in report.matches}
+    extra: list[Row] = []
+    for difference in differences:
+        became |= {id(item): (difference.found, difference.cause) for item in difference.expected}
+        if not difference.expected:
+            extra.append(_row(None, difference.found, difference.cause, waits))
+    return _alike([*(_row(item, *became[id(item)], waits) for item in report.expected), *extra])
+
+
+def _row(item: Expected | None, found: Sequence[Found], cause: str, waits: Mapping[str, Any]) -> Row:
+    scope = item.scope if item else next((s for f in found for s in f.scopes), ("", 0))
+    times = [waits[each.name] for each in found if each.name in waits]
+    costs = (sum(t.seconds for t in times), sum(t.exposed for t in times)) if times else (None, None)
+    planned = str(item).rpartition(" (line")[0] if item else ""
+    return Row(*scope, planned, "; ".join(map(str, found)), cause, 1, *costs)
+
+
+def _alike(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows that follow one another and say the same, as one."""
+    merged: list[Row] = []
+    for row in rows:
+        last = merged[-1] if merged else None
+        if last and last.expected and _key(last) == _key(row):
+            both = [(last.seconds, row.seconds), (last.exposed, row.exposed)]
+            costs = [None if a is None or b is None else a + b for a, b in both]
+            merged[-1] = msgspec.structs.replace(
+                last, count=last.count + 1, seconds=costs[0], exposed=costs[1]
+            )
+        else:
+            merged.append(row)
+    return tuple(merged)
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    return row.phase, row.line, row.expected, row.found, row.cause
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    times = f"{row.count} x " if row.count > 1 else ""
+    costs = ["" if seconds is None else timed(seconds) for seconds in (row.seconds, row.exposed)]
+    line = str(row.line or "")
+    compiled = f"{row.cause}: {row.found}" if row.cause and row.found else row.cause or "as planned"
+    return row.phase, line, f"{times}{row.expected}" if row.expected else "", compiled, *costs
+
+
+def _subject(difference: Difference) -> str:
+    return re.sub(r" \([\w.-]+\)$", "", difference.text) if difference.kind == "extra" else difference.text
+
+
+def _data_of(difference: Difference) -> dict[str, Any]:
+    lines = [item.scope for item in difference.expected] or [s for f in difference.found for s in f.scopes]
+    origins = [origin for found in difference.found for origin in found.origins]
+    return {
+        "kind": difference.kind, "cause": difference.cause, "reason": difference.reason,
+        "text": difference.text, "beside": difference.beside,
+        "lines": [{"phase": phase, "line": line} for phase, line in dict.fromkeys(lines)],
+        "expected": [str(item) for item in difference.expected],
+        "found": [found.name for found in difference.found],
+        "origins": msgspec.to_builtins(origins),
+    }  # fmt: skip

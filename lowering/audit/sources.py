@@ -1,0 +1,62 @@
+"""Where the instructions of HLO text come from in the user's code."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+_OWN = str(Path(__file__).parents[2]) + os.sep  # frames of commplan itself
+_WRITTEN = re.compile(r'source_file="([^"]+)"(?: source_line=(\d+))?')
+
+
+class Frames(msgspec.Struct, frozen=True):
+    """The tables of stack frames that stand before the computations of a module."""
+
+    files: Mapping[str, str]
+    locations: Mapping[str, str]
+    frames: Mapping[str, str]
+
+    def source_of(self, attributes: str) -> str:
+        """`file:line` of the innermost frame outside of commplan; "" where the text does not tell."""
+        written = _WRITTEN.search(attributes)
+        if written:
+            return _shown(written[1], written[2] or "")
+        return next(
+            (_shown(*place) for place in self._stack(attributes) if not place[0].startswith(_OWN)), ""
+        )
+
+    def _stack(self, attributes: str) -> Iterator[tuple[str, str]]:
+        """File and line of each frame, innermost first."""
+        frame = _number(attributes, "stack_frame_id")
+        # XLA writes parents one too high: the first frame, which has none, would be its own.
+        shift = int(_number(self.frames.get("1", ""), "parent_frame_id") == "1")
+        while frame in self.frames:
+            place = self.locations.get(_number(self.frames[frame], "file_location_id"), "")
+            yield self.files.get(_number(place, "file_name_id"), "").strip('"'), _number(place, "line")
+            frame = str(int(_number(self.frames[frame], "parent_frame_id") or 0) - shift)
+
+
+def read_frames(text: str) -> Frames:
+    """The tables in the text of a module; empty ones where it has none."""
+    return Frames(*(_table(text, title) for title in ("FileNames", "FileLocations", "StackFrames")))
+
+
+def _table(text: str, title: str) -> dict[str, str]:
+    match = re.search(rf"^{title}\n((?:\d+ .*\n)+)", text, re.MULTILINE)
+    rows = (line.partition(" ") for line in match[1].splitlines()) if match else ()
+    return {key: row for key, _, row in rows}
+
+
+def _number(text: str, key: str) -> str:
+    match = re.search(rf"\b{key}=(\d+)", text)
+    return match[1] if match else ""
+
+
+def _shown(file: str, line: str) -> str:
+    """The path from here where the file lies below, else as it is."""
+    below = file.removeprefix(str(Path.cwd()) + os.sep)
+    return f"{below}:{line}" if line else below
