@@ -69,13 +69,17 @@ def _unlike(before: Tree, whole: Tree, parts: list[Tree], size: float | None) ->
     for key, shape in SHAPES.items():
         count = int(np.prod(shape))
         start = before[key].reshape(-1).astype(np.float64)
-        one = whole[key].reshape(-1) - start
+        difference = whole[key].reshape(-1) - start
         other = np.concatenate([part[key] for part in parts])[:count] - start
-        spread = NEAR * np.maximum(np.abs(one), np.abs(other)) + 2.0**-21 * np.abs(start)
-        close = (np.abs(one - other) <= spread) | (np.isnan(one) & np.isnan(other)) | (one == other)
+        spread = NEAR * np.maximum(np.abs(difference), np.abs(other)) + 2.0**-21 * np.abs(start)
+        close = (
+            (np.abs(difference - other) <= spread)
+            | (np.isnan(difference) & np.isnan(other))
+            | (difference == other)
+        )
         if not close.all():
             at = int(np.flatnonzero(~close)[0])
-            return Difference(key, float(one[at]), float(other[at]), size)
+            return Difference(key, float(difference[at]), float(other[at]), size)
     return None
 
 

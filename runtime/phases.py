@@ -33,7 +33,7 @@ class Outputs:
     def __getitem__(self, name: str) -> Any:
         names: tuple[str, ...] = object.__getattribute__(self, "_names")
         if name not in names:
-            known = ", ".join(f"`{one}`" for one in names) or "none"
+            known = ", ".join(f"`{known_name}`" for known_name in names) or "none"
             raise KeyError(f"the phase has no output `{name}`; its outputs: {known}")
         return object.__getattribute__(self, "_values")[names.index(name)]
 

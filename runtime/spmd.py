@@ -211,7 +211,7 @@ class _Step:
             after = {name: flat(state_out[name]) for name in context.states}
             for name, value in context.states.items():
                 self._check_same(f"state `{name}`", after[name], value.placement)
-            structures.extend(flat(one).structure for one in rest)
+            structures.extend(flat(result_tree).structure for result_tree in rest)
             out: list[Any] = []
             for i, result in enumerate(results):
                 if i < len(rest):

@@ -89,6 +89,6 @@ def _data(verdict: Blame) -> dict[str, Any]:
         for rank in verdict.ranks
     ]  # fmt: skip
     holders = [{"rank": rank, "reason": reason} for rank, reason in verdict.holders.items()]
-    said = [{"rank": rank, "text": text} for rank, text in verdict.verdicts.items()]
+    sayings = [{"rank": rank, "text": text} for rank, text in verdict.verdicts.items()]
     missing = list(verdict.missing)
-    return {"plan": verdict.plan, "ranks": ranks, "holders": holders, "verdicts": said, "missing": missing}
+    return {"plan": verdict.plan, "ranks": ranks, "holders": holders, "verdicts": sayings, "missing": missing}

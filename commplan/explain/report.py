@@ -175,8 +175,8 @@ def _phase(
     # What a phase gets from servers without a stage that says so: states that it puts out as they are.
     for op in (op for op in compiled.ops if op.span not in spans):
         step, telling = _step(op, values, schedule), tellings.get((phase.name, op.span), ServerText())
-        stage, made = f"{step.kind} {step.detail}", ir.results(op)
-        lines.append(Line(op.span.line, stage, made, (step,), (), (), (), telling.lines, telling.sent))
+        stage, resulting = f"{step.kind} {step.detail}", ir.results(op)
+        lines.append(Line(op.span.line, stage, resulting, (step,), (), (), (), telling.lines, telling.sent))
     for stage in phase.stages:
         telling = tellings.get((phase.name, stage.span), ServerText())
         own = ops.get(stage.span, [])

@@ -29,13 +29,13 @@ class WrittenReduction(msgspec.Struct, frozen=True):
 
 
 def written_call(
-    ctx: Context, by: ast.Call | ast.Number | None, what: str, known: Sequence[str]
+    ctx: Context, by: ast.Call | ast.Number | None, subject: str, known: Sequence[str]
 ) -> ast.Call | None:
     """What stands behind `by`, or None: nothing was written, or a number, which is reported. what: what
     stands there, in a word, one of `known`."""
     if isinstance(by, ast.Number):
-        message = f"there is no {what} `{written(by)}`"
-        ctx.error("CP0404", message, by.span, f"the {what}s are {listed(known)}")
+        message = f"there is no {subject} `{written(by)}`"
+        ctx.error("CP0404", message, by.span, f"the {subject}s are {listed(known)}")
         return None
     return by
 
@@ -63,11 +63,11 @@ def sum_or_mean(
     ctx: Context, scope: Scope, by: ast.Call | ast.Number | None, span: Span, stage: str
 ) -> WrittenReduction | None:
     """The operator of a stage that adds terms of a sum, or None with the error reported."""
-    made = reduction(ctx, scope, by, span)
-    if made is None or made.op.name in ("sum", "mean"):
-        return made
-    message = f"`{stage}` adds terms of a sum, and `{made.op.name}` does not"
-    return ctx.error("CP0317", message, made.span, "use `sum` or `mean`")
+    op = reduction(ctx, scope, by, span)
+    if op is None or op.op.name in ("sum", "mean"):
+        return op
+    message = f"`{stage}` adds terms of a sum, and `{op.op.name}` does not"
+    return ctx.error("CP0317", message, op.span, "use `sum` or `mean`")
 
 
 def _weighted(

@@ -8,7 +8,7 @@ from commplan.lowering.audit.expect import expected as expected
 from commplan.lowering.audit.hlo import HloError as HloError
 from commplan.lowering.audit.report import Audit as Audit
 from commplan.lowering.audit.report import audit as audit
+from commplan.lowering.audit.step import CompiledCollective as CompiledCollective
 from commplan.lowering.audit.step import CompiledStep as CompiledStep
-from commplan.lowering.audit.step import Found as Found
 from commplan.lowering.audit.targets import target as target
 from commplan.lowering.audit.walk import audit_text as audit_text

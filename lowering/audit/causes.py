@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from commplan.diagnostics import plural
 from commplan.lowering.audit.compare import Difference, Report, changed
 from commplan.lowering.audit.expect import Expected
-from commplan.lowering.audit.step import CompiledStep, Found, Origin
+from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Origin
 
 # The primitives of JAX that communicate.
 _PRIMITIVES = frozenset(
@@ -57,16 +57,19 @@ class Causes:
     def __init__(self, report: Report, traced: CompiledStep) -> None:
         self.report = report
         self.wanted = Counter(item.scope for item in report.expected)
-        self.traced = defaultdict[tuple[str, int], list[Found]](list)
-        for found in traced.collectives:
-            for scope in found.scopes:
-                self.traced[scope].append(found)
-        self.own = [found for found in traced.collectives if not found.scopes]
+        self.traced = defaultdict[tuple[str, int], list[CompiledCollective]](list)
+        for collective in traced.collectives:
+            for scope in collective.scopes:
+                self.traced[scope].append(collective)
+        self.own = [collective for collective in traced.collectives if not collective.scopes]
 
-    def all(self, beside: Iterable[Found]) -> tuple[Difference, ...]:
+    def all(self, unplanned: Iterable[CompiledCollective]) -> tuple[Difference, ...]:
         """Every difference with its cause; `beside` are the collectives without a plan line."""
-        looped = (self._looped(expected, found) for expected, found in self.report.matches)
-        extra = (Difference("extra", f"{found} ({found.name})", (), (found,)) for found in beside)
+        looped = (self._looped(expected, collective) for expected, collective in self.report.matches)
+        extra = (
+            Difference("extra", f"{collective} ({collective.name})", (), (collective,))
+            for collective in unplanned
+        )
         differences = (*self.report.differences, *filter(None, looped), *extra)
         return tuple(self._with_cause(difference) for difference in differences)
 
@@ -81,7 +84,7 @@ class Causes:
             case "merged":
                 return self._merged(difference)
             case "split":
-                kinds = ", ".join(found.kind for found in difference.found)
+                kinds = ", ".join(collective.kind for collective in difference.found)
                 cause, reason = "split", f"XLA made {kinds} of it"
             case "moved":
                 if difference.cause:
@@ -104,15 +107,15 @@ class Causes:
         """Whether the step has a collective of that size at the plan line."""
         return any(traced.count == expected.count for traced in self.traced[expected.scope])
 
-    def _extra(self, found: Found) -> tuple[str, str]:
-        for phase, line in found.scopes:
+    def _extra(self, actual: CompiledCollective) -> tuple[str, str]:
+        for phase, line in actual.scopes:
             traced = len(self.traced[phase, line])
             if traced <= self.wanted[phase, line]:
                 return "copied", _COPIED
             if self.wanted[phase, line]:
                 return "repeated", f"the step asks for it more than once: it calls phase `{phase}` again"
             return "recompiled", _RECOMPILED
-        origins = [o for o in found.origins if o.op_name] or self._unnamed(found, found.count)
+        origins = [o for o in actual.origins if o.op_name] or self._unnamed(actual, actual.count)
         if not origins:
             return "unknown", "XLA gives it no name"
         names = _listed(origins)
@@ -122,51 +125,51 @@ class Causes:
             return "own", f"issued by the step's own code: {names}"
         return "partitioner", _PARTITIONER.format(names)
 
-    def _changed(self, expected: Expected, found: Found) -> tuple[str, str]:
+    def _changed(self, expected: Expected, actual: CompiledCollective) -> tuple[str, str]:
         asked = ((t.kind, t.dtypes, t.count, t.groups) for t in self.traced[expected.scope])
-        same = (found.kind, found.dtypes, found.count, found.groups) in asked
+        same = (actual.kind, actual.dtypes, actual.count, actual.groups) in asked
         if same or (self.traced[expected.scope] and not self._asks_for(expected)):
             return "recompiled", _RECOMPILED
-        fields = {name: after for name, _, after in changed(expected, found)}
+        fields = {name: after for name, _, after in changed(expected, actual)}
         name = next((name for name in ("dtype", "groups") if name in fields), "")
         words = {
-            "dtype": f"XLA moves {', '.join(found.dtypes)} where the plan moves {expected.dtype}",
+            "dtype": f"XLA moves {', '.join(actual.dtypes)} where the plan moves {expected.dtype}",
             "groups": "XLA has other ranks take part",
         }
-        return _FIELDS.get(name, "replaced"), words.get(name, f"XLA made {found} of it")
+        return _FIELDS.get(name, "replaced"), words.get(name, f"XLA made {actual} of it")
 
     def _merged(self, difference: Difference) -> Difference:
-        expected, found = difference.expected, difference.found[0]
+        expected, actual = difference.expected, difference.found[0]
         lines = sorted({item.span.line for item in expected})
         count, places = plural(len(expected), "collective"), ", ".join(map(str, lines))
         reason = f"XLA combined {count} of line{'s' * (len(lines) > 1)} {places}"
-        rest = found.count - sum(item.count for item in expected)
-        named = [origin for origin in found.origins if origin.op_name and not origin.scope]
-        origins = (named or self._unnamed(found, rest)) if rest else []
+        rest = actual.count - sum(item.count for item in expected)
+        named = [origin for origin in actual.origins if origin.op_name and not origin.scope]
+        origins = (named or self._unnamed(actual, rest)) if rest else []
         if rest:
             reason += f" with the step's own {_listed(origins) or f'{rest} elements'}"
-        beside = len(expected) == 1 and bool(origins) and not _by_autodiff(origins)
-        return replace(difference, cause="combined", reason=reason, beside=beside)
+        has_extra = len(expected) == 1 and bool(origins) and not _by_autodiff(origins)
+        return replace(difference, cause="combined", reason=reason, beside=has_extra)
 
-    def _unnamed(self, found: Found, count: int) -> list[Origin]:
+    def _unnamed(self, actual: CompiledCollective, count: int) -> list[Origin]:
         """The origins of what the step asks for beside the plan, and makes `count` elements in all."""
         origins: list[Origin] = []
         for traced in self.own:
-            alike = (traced.kind, traced.op, traced.dtypes) == (found.kind, found.op, found.dtypes)
+            alike = (traced.kind, traced.op, traced.dtypes) == (actual.kind, actual.op, actual.dtypes)
             if alike and traced.count <= count:
                 count -= traced.count
                 origins += traced.origins
         return [] if count else origins
 
-    def _looped(self, expected: Expected, found: Found) -> Difference | None:
+    def _looped(self, expected: Expected, actual: CompiledCollective) -> Difference | None:
         """Where the match of a planned collective is in more or fewer loops than the step has it in."""
         depths = {len(traced.loops) for traced in self.traced[expected.scope]}
-        if not depths or len(found.loops) in depths:
+        if not depths or len(actual.loops) in depths:
             return None
-        inside = len(found.loops) > max(depths)
+        inside = len(actual.loops) > max(depths)
         where = "into a loop" if inside else "out of the loop that the step has it in"
-        text = f"{expected} was moved {where} ({found.name})"
-        return Difference("moved", text, (expected,), (found,), "loop", f"XLA moved it {where}")
+        text = f"{expected} was moved {where} ({actual.name})"
+        return Difference("moved", text, (expected,), (actual,), "loop", f"XLA moved it {where}")
 
 
 def _by_autodiff(origins: Iterable[Origin]) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from commplan.lowering.audit.expect import Expected, Groups
-from commplan.lowering.audit.step import CompiledStep, Found
+from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class Difference(msgspec.Struct, frozen=True):
     kind: Literal["missing", "extra", "changed", "moved", "merged", "split"]
     text: str
     expected: tuple[Expected, ...] = ()
-    found: tuple[Found, ...] = ()
+    found: tuple[CompiledCollective, ...] = ()
     cause: str = ""
     reason: str = ""
     beside: bool = False
@@ -32,9 +32,9 @@ class Report(msgspec.Struct, frozen=True):
     """The outcome of a comparison: `ok` if the compiled step has the plan's collectives and no others."""
 
     expected: tuple[Expected, ...]
-    found: tuple[Found, ...]
+    found: tuple[CompiledCollective, ...]
     differences: tuple[Difference, ...]
-    matches: tuple[tuple[Expected, Found], ...] = ()
+    matches: tuple[tuple[Expected, CompiledCollective], ...] = ()
     """What is as planned."""
 
     @property
@@ -55,10 +55,10 @@ def compare(wanted: Sequence[Expected], step: CompiledStep, *, scope: str = "") 
     return match(wanted, [item for item in step.collectives if scope in item.op_name])
 
 
-def match(wanted: Sequence[Expected], actual: Sequence[Found]) -> Report:
+def match(wanted: Sequence[Expected], actual: Sequence[CompiledCollective]) -> Report:
     """Compare what a plan asks for with collectives of a compiled step, both in the order of issue."""
     left, right = [_key_of(item) for item in wanted], [_key_found(item) for item in actual]
-    matches: list[tuple[Expected, Found]] = []
+    matches: list[tuple[Expected, CompiledCollective]] = []
     stretches: list[_Stretch] = []
     for tag, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         if tag == "equal":
@@ -76,18 +76,18 @@ class _Stretch(NamedTuple):
     """A stretch in which the two sequences do not agree, and what of it is not explained yet."""
 
     wanted: list[Expected]
-    actual: list[Found]
+    actual: list[CompiledCollective]
 
 
 def _key_of(item: Expected) -> tuple[object, ...]:
     return (item.kind, item.op, (item.dtype,), item.count, _plain(item.kind, item.groups), 1)
 
 
-def _key_found(item: Found) -> tuple[object, ...]:
+def _key_found(item: CompiledCollective) -> tuple[object, ...]:
     return (item.kind, item.op, item.dtypes, item.count, _plain(item.kind, item.groups), _arrays(item))
 
 
-def _arrays(item: Found) -> int:
+def _arrays(item: CompiledCollective) -> int:
     # XLA:CPU writes one all-to-all as one operand per rank; anything else with several operands was merged.
     return 1 if item.kind == "all_to_all" else len(item.inputs)
 
@@ -97,11 +97,13 @@ def _plain(kind: str, groups: Groups) -> Groups:
     return tuple(sorted(tuple(sorted(group)) if kind == "all_reduce" else group for group in groups))
 
 
-def _same_ranks(wanted: Expected, actual: Found) -> bool:
+def _same_ranks(wanted: Expected, actual: CompiledCollective) -> bool:
     return _plain("all_reduce", wanted.groups) == _plain("all_reduce", actual.groups)
 
 
-def _take_moved(stretches: Sequence[_Stretch], matches: list[tuple[Expected, Found]]) -> list[Difference]:
+def _take_moved(
+    stretches: Sequence[_Stretch], matches: list[tuple[Expected, CompiledCollective]]
+) -> list[Difference]:
     """What is missing in one place and extra in another was moved. Messages of one plan line were not: slices
     of a chunk program are ordered by their data alone."""
     moved: list[Difference] = []
@@ -129,8 +131,8 @@ def _take_merged(stretches: Sequence[_Stretch]) -> list[Difference]:
             parts = _parts_of(actual, [item for s in near for item in s.wanted])
             # What is left over belongs to others; XLA drops the name of what it merges with theirs.
             whole = sum(item.count for item in parts) == actual.count
-            together = len(parts) > 1 if whole else not actual.op_name
-            if not parts or not (together or _arrays(actual) > 1):
+            is_merged = len(parts) > 1 if whole else not actual.op_name
+            if not parts or not (is_merged or _arrays(actual) > 1):
                 continue
             stretch.actual.remove(actual)
             for s in stretches:
@@ -142,7 +144,7 @@ def _take_merged(stretches: Sequence[_Stretch]) -> list[Difference]:
     return merged
 
 
-def _parts_of(actual: Found, wanted: Sequence[Expected]) -> tuple[Expected, ...]:
+def _parts_of(actual: CompiledCollective, wanted: Sequence[Expected]) -> tuple[Expected, ...]:
     """Those of `wanted` that `actual` is made of, as far as they are planned."""
     sizes = [tensor.size for tensor in actual.inputs] if _arrays(actual) > 1 else [actual.count]
     parts: list[Expected] = []
@@ -164,26 +166,26 @@ def _take_split(stretches: Sequence[_Stretch]) -> list[Difference]:
     split: list[Difference] = []
     for stretch in stretches:
         for item in tuple(stretch.wanted):
-            near = [found for found in stretch.actual if _same_ranks(item, found)]
-            pieces = [found for found in near if found.kind == item.kind]
+            near = [collective for collective in stretch.actual if _same_ranks(item, collective)]
+            pieces = [collective for collective in near if collective.kind == item.kind]
             if item.kind == "all_reduce" and not pieces:
                 pieces = [
-                    next((found for found in near if found.kind == kind), None)
+                    next((collective for collective in near if collective.kind == kind), None)
                     for kind in ("reduce_scatter", "all_gather")
                 ]
-            elif len(pieces) < 2 or sum(found.count for found in pieces) != item.count:
+            elif len(pieces) < 2 or sum(collective.count for collective in pieces) != item.count:
                 continue
             if not pieces or None in pieces:
                 continue
-            parts = tuple(found for found in pieces if found is not None)
+            parts = tuple(collective for collective in pieces if collective is not None)
             stretch.wanted.remove(item)
-            stretch.actual[:] = [found for found in stretch.actual if found not in parts]
+            stretch.actual[:] = [collective for collective in stretch.actual if collective not in parts]
             text = f"{item} became {len(parts)}: {'; '.join(map(str, parts))}"
             split.append(Difference("split", text, (item,), parts))
     return split
 
 
-def _explain(wanted: Sequence[Expected], actual: Sequence[Found]) -> list[Difference]:
+def _explain(wanted: Sequence[Expected], actual: Sequence[CompiledCollective]) -> list[Difference]:
     """Differences of one stretch that is neither merged nor split."""
     if len(wanted) == len(actual):
         pairs = zip(wanted, actual, strict=True)
@@ -192,24 +194,24 @@ def _explain(wanted: Sequence[Expected], actual: Sequence[Found]) -> list[Differ
     differences: list[Difference] = []
     rest = list(actual)
     for item in wanted:
-        same = (found for found in rest if found.kind == item.kind and item.scope in found.scopes)
-        found = next(same, None)
-        if found is None:
+        same = (match for match in rest if match.kind == item.kind and item.scope in match.scopes)
+        match = next(same, None)
+        if match is None:
             differences.append(Difference("missing", f"{item}", (item,)))
             continue
-        rest.remove(found)
-        differences.append(_changed(item, found))
+        rest.remove(match)
+        differences.append(_changed(item, match))
     return differences + [Difference("extra", f"{item} ({item.name})", (), (item,)) for item in rest]
 
 
-def _changed(wanted: Expected, actual: Found) -> Difference:
+def _changed(wanted: Expected, actual: CompiledCollective) -> Difference:
     changes = ", ".join(
         f"{name} {_short(f)} instead of {_short(w)}" for name, w, f in changed(wanted, actual)
     )
     return Difference("changed", f"{wanted}: {changes}", (wanted,), (actual,))
 
 
-def changed(wanted: Expected, actual: Found) -> list[tuple[str, object, object]]:
+def changed(wanted: Expected, actual: CompiledCollective) -> list[tuple[str, object, object]]:
     """What differs between two: its name, as expected, as found."""
     names = ("kind", "operation", "dtype", "elements", "groups", "arrays")
     pairs = zip(names, _key_of(wanted), _key_found(actual), strict=True)

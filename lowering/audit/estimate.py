@@ -12,7 +12,7 @@ from collections import defaultdict
 
 import msgspec
 
-from commplan.lowering.audit.step import CompiledStep, Found, Loop, Move, Product
+from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Loop, Move, Product
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ def estimate(step: CompiledStep, machine: Machine) -> Estimate:
     return Estimate(total, clock.computing, clock.communicating, total - clock.computing, clock.last, waits)
 
 
-def seconds_of(collective: Found, machine: Machine) -> float:
+def seconds_of(collective: CompiledCollective, machine: Machine) -> float:
     """Of one collective alone: start + bytes that cross each rank's link, over the bus bandwidth."""
     ranks = max(len(collective.groups[0]), 1)
     share = (ranks - 1) / ranks
@@ -71,7 +71,7 @@ class _Clock:
 
     def run(self, computation: str) -> None:
         step = self.step
-        events: list[tuple[int, Product | Move | Loop | Found | str]] = []
+        events: list[tuple[int, Product | Move | Loop | CompiledCollective | str]] = []
         events += [(p.position, p) for p in step.products if p.computation == computation]
         events += [(m.position, m) for m in step.moves if m.computation == computation]
         events += [(loop.position, loop) for loop in step.loops if loop.computation == computation]
@@ -83,7 +83,7 @@ class _Clock:
             match event:
                 case Product() | Move():
                     self._compute(event)
-                case Found():
+                case CompiledCollective():
                     took = seconds_of(event, self.machine)
                     self.communicating += took
                     self.took[event.name] += took

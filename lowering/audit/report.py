@@ -16,7 +16,7 @@ from commplan.lowering.audit.causes import Causes
 from commplan.lowering.audit.compare import Difference, Report, match
 from commplan.lowering.audit.estimate import Estimate, Machine, estimate
 from commplan.lowering.audit.expect import Expected, expected
-from commplan.lowering.audit.step import CompiledStep, Found
+from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 from commplan.lowering.audit.walk import audit_text
 
 _MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")
@@ -125,14 +125,14 @@ def audit(
     # A step may call phases of another program, which have no schedule here.
     wanted = {name: expected(schedule, name, sizes, platform) for name in chosen if name in known}
     report = _matched(wanted, step)
-    planned = {id(found) for found in report.found}
+    planned = {id(collective) for collective in report.found}
     ignored = set(known) - set(wanted)
-    beside = [
-        found
-        for found in step.collectives
-        if id(found) not in planned and not any(phase in ignored for phase, _ in found.scopes)
+    unplanned = [
+        collective
+        for collective in step.collectives
+        if id(collective) not in planned and not any(phase in ignored for phase, _ in collective.scopes)
     ]
-    differences = Causes(report, asked).all(beside)
+    differences = Causes(report, asked).all(unplanned)
     costs = estimate(step, machine) if machine else None
     rows = _rows(report, differences, costs)
     skipped = tuple(name for name in known if name not in wanted and not phases)
@@ -164,18 +164,24 @@ def _mesh_in(traced: str, schedule: Schedule) -> dict[str, int] | None:
 def _matched(wanted: Mapping[str, Sequence[Expected]], step: CompiledStep) -> Report:
     """Each phase against its own collectives, since nothing orders one phase after another; those that XLA
     gives no name are looked at with the first phase that is not as planned."""
-    named = [found for found in step.collectives if any(scope[0] in wanted for scope in found.scopes)]
-    nameless = [found for found in step.collectives if not any(o.op_name for o in found.origins)]
-    mixed = any(len({phase for phase, _ in found.scopes}) > 1 for found in named)
+    named = [
+        collective
+        for collective in step.collectives
+        if any(scope[0] in wanted for scope in collective.scopes)
+    ]
+    nameless = [
+        collective for collective in step.collectives if not any(o.op_name for o in collective.origins)
+    ]
+    mixed = any(len({phase for phase, _ in collective.scopes}) > 1 for collective in named)
     parts = [(item for items in wanted.values() for item in items)] if mixed else [*wanted.values()]
-    places = {id(found): place for place, found in enumerate(step.collectives)}
+    places = {id(collective): place for place, collective in enumerate(step.collectives)}
     reports: list[Report] = []
     for items in map(tuple, parts):
         scopes = {item.phase for item in items}
-        own = [found for found in named if mixed or found.scopes[0][0] in scopes]
+        own = [collective for collective in named if mixed or collective.scopes[0][0] in scopes]
         report = match(items, own)
         if nameless and not report.ok:
-            report = match(items, sorted([*own, *nameless], key=lambda found: places[id(found)]))
+            report = match(items, sorted([*own, *nameless], key=lambda collective: places[id(collective)]))
             nameless = []
         reports.append(report)
     return Report(
@@ -188,7 +194,9 @@ def _matched(wanted: Mapping[str, Sequence[Expected]], step: CompiledStep) -> Re
 
 def _rows(report: Report, differences: Iterable[Difference], costs: Estimate | None) -> tuple[Row, ...]:
     waits = {wait.name: wait for wait in costs.waits} if costs else {}
-    became: dict[int, tuple[Sequence[Found], str]] = {id(e): ((f,), "") for e, f in report.matches}
+    became: dict[int, tuple[Sequence[CompiledCollective], str]] = {
+        id(e): ((f,), "") for e, f in report.matches
+    }
     extra: list[Row] = []
     for difference in differences:
         became |= {id(item): (difference.found, difference.cause) for item in difference.expected}
@@ -197,12 +205,14 @@ def _rows(report: Report, differences: Iterable[Difference], costs: Estimate | N
     return _alike([*(_row(item, *became[id(item)], waits) for item in report.expected), *extra])
 
 
-def _row(item: Expected | None, found: Sequence[Found], cause: str, waits: Mapping[str, Any]) -> Row:
-    scope = item.scope if item else next((s for f in found for s in f.scopes), ("", 0))
-    times = [waits[each.name] for each in found if each.name in waits]
+def _row(
+    item: Expected | None, actual: Sequence[CompiledCollective], cause: str, waits: Mapping[str, Any]
+) -> Row:
+    scope = item.scope if item else next((s for f in actual for s in f.scopes), ("", 0))
+    times = [waits[each.name] for each in actual if each.name in waits]
     costs = (sum(t.seconds for t in times), sum(t.exposed for t in times)) if times else (None, None)
     planned = str(item).rpartition(" (line")[0] if item else ""
-    return Row(*scope, planned, "; ".join(map(str, found)), cause, 1, *costs)
+    return Row(*scope, planned, "; ".join(map(str, actual)), cause, 1, *costs)
 
 
 def _alike(rows: Sequence[Row]) -> tuple[Row, ...]:
@@ -239,12 +249,12 @@ def _subject(difference: Difference) -> str:
 
 def _data_of(difference: Difference) -> dict[str, Any]:
     lines = [item.scope for item in difference.expected] or [s for f in difference.found for s in f.scopes]
-    origins = [origin for found in difference.found for origin in found.origins]
+    origins = [origin for collective in difference.found for origin in collective.origins]
     return {
         "kind": difference.kind, "cause": difference.cause, "reason": difference.reason,
         "text": difference.text, "beside": difference.beside,
         "lines": [{"phase": phase, "line": line} for phase, line in dict.fromkeys(lines)],
         "expected": [str(item) for item in difference.expected],
-        "found": [found.name for found in difference.found],
+        "found": [collective.name for collective in difference.found],
         "origins": msgspec.to_builtins(origins),
     }  # fmt: skip

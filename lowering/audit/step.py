@@ -33,7 +33,7 @@ class Origin(msgspec.Struct, frozen=True):
         return f"`{self.primitive}`{at}"
 
 
-class Found(msgspec.Struct, frozen=True):
+class CompiledCollective(msgspec.Struct, frozen=True):
     """One collective of the compiled step.
 
     `inputs` and `outputs` are what one rank gives and gets; `groups` the partitions that take part
@@ -135,7 +135,7 @@ class CompiledStep(msgspec.Struct, frozen=True):
 
     entry: str
     loops: tuple[Loop, ...]
-    collectives: tuple[Found, ...]
+    collectives: tuple[CompiledCollective, ...]
     products: tuple[Product, ...]
     moves: tuple[Move, ...]
     ops: tuple[tuple[str, int], ...]
@@ -143,7 +143,7 @@ class CompiledStep(msgspec.Struct, frozen=True):
     fused_ops: tuple[tuple[str, int], ...]
     """The same with the instructions inside fusions in place of the fusions."""
 
-    def hidden(self, collective: Found) -> tuple[Product, ...]:
+    def hidden(self, collective: CompiledCollective) -> tuple[Product, ...]:
         """The products that are issued between the start and the done of `found`."""
         return tuple(
             product
@@ -159,7 +159,7 @@ class CompiledStep(msgspec.Struct, frozen=True):
         under = sum(collective.nbytes for collective in self.collectives if self.hidden(collective))
         return under / total if total else 0.0
 
-    def before(self, collective: Found) -> int:
+    def before(self, collective: CompiledCollective) -> int:
         """How many products of its computation are issued before `found` starts."""
         return sum(
             p.computation == collective.computation and p.position < collective.start for p in self.products

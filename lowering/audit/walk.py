@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from commplan.lowering.audit.hlo import Computation, Instruction, Module, Tensor, read_groups, read_module
-from commplan.lowering.audit.step import CompiledStep, Found, Loop, Move, Origin, Product
+from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Loop, Move, Origin, Product
 
 _KINDS = {
     "all-reduce": "all_reduce",
@@ -112,7 +112,7 @@ class _Walk:
     def __init__(self, module: Module) -> None:
         self.module = module
         self.loops: list[Loop] = []
-        self.collectives: list[Found] = []
+        self.collectives: list[CompiledCollective] = []
         self.products: list[Product] = []
         self.moves: list[Move] = []
         self.ops: Counter[str] = Counter()
@@ -199,7 +199,7 @@ class _Walk:
 
     def _collective(
         self, instruction: Instruction, core: Instruction, inputs: tuple[Tensor, ...], frame: _Frame
-    ) -> Found:
+    ) -> CompiledCollective:
         pairs = core.attribute("source_target_pairs")
         groups = read_groups(pairs or core.attribute("replica_groups") or "{}", self.module.partitions)
         channel = core.attribute("channel_id")
@@ -214,7 +214,7 @@ class _Walk:
         synchronous = '"is_sync":true' in instruction.attributes or done == start
         place = (frame.computation, start, done, frame.loops, name, source, synchronous)
         origins = self._origins(instruction, core, len(inputs), frame)
-        return Found(_KINDS[core.opcode], op, inputs, outputs, groups, number, *place, origins)
+        return CompiledCollective(_KINDS[core.opcode], op, inputs, outputs, groups, number, *place, origins)
 
     def _origins(
         self, instruction: Instruction, core: Instruction, arrays: int, frame: _Frame

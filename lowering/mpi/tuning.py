@@ -93,7 +93,7 @@ def _shift(ranks: int, distance: int) -> Program:
     """One round in which each rank sends all it has to the one `distance` further, and takes what comes. Of
     its slots it is an all-reduce: every rank begins and ends with all of them."""
     src = np.arange(ranks, dtype=np.int64)
-    one, rounds = np.ones_like(src), ()
+    ones, rounds = np.ones_like(src), ()
     if distance % ranks:
-        rounds = ((Send(src, (src + distance) % ranks, 0 * src, one, False),),)
+        rounds = ((Send(src, (src + distance) % ranks, 0 * src, ones, False),),)
     return Program("shift", "all_reduce", ranks, 1, rounds)

@@ -138,7 +138,7 @@ def _pairs_of(topology: Topology, places: Sequence[int]) -> list[tuple[str, Pair
     level is paired with one in another, so that they fill its link together.
     """
     network = Network.of(topology)
-    found: list[tuple[str, Pairs, int]] = []
+    candidates: list[tuple[str, Pairs, int]] = []
     array = np.asarray(places, np.int64)
     inside = np.zeros(len(places), np.int64)
     for index in reversed(range(len(network.levels))):
@@ -151,13 +151,13 @@ def _pairs_of(topology: Topology, places: Sequence[int]) -> list[tuple[str, Pair
         width = 1
         for members in groups.values():
             listed = list(members.values())
-            for one, other in zip(listed[::2], listed[1::2], strict=False):
-                both = list(zip(one, other, strict=False))
+            for first, second in zip(listed[::2], listed[1::2], strict=False):
+                both = list(zip(first, second, strict=False))
                 width = max(width, len(both))
                 pairs += both
         if pairs:
-            found.append((network.levels[index].name, pairs, width))
-    return found[::-1]
+            candidates.append((network.levels[index].name, pairs, width))
+    return candidates[::-1]
 
 
 def _level(

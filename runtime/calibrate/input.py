@@ -153,7 +153,7 @@ def _sample(given: Given, phase: Phase, totals: Mapping[str, _Total], seconds: f
     end = time.perf_counter() + seconds
     blocks = 0
     while blocks <= LEAST or time.perf_counter() < end:
-        made: dict[Ref, Sequence[Any]] = {}
+        arrays: dict[Ref, Sequence[Any]] = {}
         for stage in stages:
             name = stage.op.source if isinstance(stage.op, Load) else stage.op.fn
             total = totals[name] if blocks else _Total()
@@ -162,11 +162,11 @@ def _sample(given: Given, phase: Phase, totals: Mapping[str, _Total], seconds: f
                 rows = [(next(order),) for _ in range(BLOCK)]
                 columns = stage.run(rows, total, source.__getitem__)
             else:
-                given_rows = list(zip(*(made[ref] for ref in stage.op.operands), strict=True))
+                given_rows = list(zip(*(arrays[ref] for ref in stage.op.operands), strict=True))
                 columns = stage.run(given_rows, total, stage.call)
                 kept = calls.setdefault(name, [])
                 kept += [(stage.call, row, stage.random) for row in given_rows[: max(0, 64 - len(kept))]]
-            made.update(zip(stage.results, columns, strict=True))
+            arrays.update(zip(stage.results, columns, strict=True))
         blocks += 1
     return calls
 
@@ -328,10 +328,10 @@ def _per_batch(rows: int, batches: int = 60) -> float:
     data = np.zeros((rows * batches, 1), np.uint8)
     schedule = _plain(rows)
     took: list[float] = []
-    with PhaseBatches(schedule, "step", {"rows": data}, {}) as found:
+    with PhaseBatches(schedule, "step", {"rows": data}, {}) as iterated:
         for _ in range(ROUNDS):
             start = time.process_time()
-            for _ in found:
+            for _ in iterated:
                 pass
             took.append((time.process_time() - start) / batches)
     return min(took)

@@ -21,7 +21,7 @@ from commplan.input.work_partition import Division
 from commplan.ir import schedule as ir
 from commplan.ir.axes import groups, position
 from commplan.ir.types import Placement
-from commplan.lowering.audit import HloError, audit_text
+from commplan.lowering.audit import CompiledCollective, HloError, audit_text
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.collectives import LaxBackend
@@ -185,34 +185,34 @@ class MeshMachine:
             for count in range(len(self.mesh.axis_names), 0, -1)
             for axes in itertools.combinations(self.mesh.axis_names, count)
         }
-        return tuple(
-            Issue(
-                f"{found.kind}{f'({found.op})' if found.op else ''} {', '.join(map(str, found.inputs))} "
-                + (over.get(found.groups) or f"between {shortened(str(found.groups))}")
-                + (f", channel {found.channel}" if found.channel is not None else "")
-                + (f", in a loop of length {trips[found.computation]}" if found.computation in trips else ""),
-                place_of(found.op_name),
-            )
-            for found in step.collectives
-        )
+
+        def text(collective: CompiledCollective) -> str:
+            kind = f"{collective.kind}({collective.op})" if collective.op else collective.kind
+            where = over.get(collective.groups) or f"between {shortened(str(collective.groups))}"
+            channel = f", channel {collective.channel}" if collective.channel is not None else ""
+            trip = trips.get(collective.computation)
+            loop = f", in a loop of length {trip}" if trip else ""
+            return f"{kind} {', '.join(map(str, collective.inputs))} {where}{channel}{loop}"
+
+        return tuple(Issue(text(each), place_of(each.op_name)) for each in step.collectives)
 
     def local(self) -> dict[str, tuple[int, ...]]:
         """Raises CP0819 where the devices of this process are no block of the mesh."""
         mesh = self.mesh
-        here = np.array(
+        is_local = np.array(
             [device.process_index == jax.process_index() for device in mesh.devices.flat], dtype=np.bool_
         ).reshape(mesh.devices.shape)
         local: dict[str, tuple[int, ...]] = {}
-        block = np.ones(here.shape, np.bool_)
+        block = np.ones(is_local.shape, np.bool_)
         for place, name in enumerate(mesh.axis_names):
-            others = tuple(i for i in range(here.ndim) if i != place)
-            held = here.any(axis=others)
-            shape = [1] * here.ndim
+            others = tuple(i for i in range(is_local.ndim) if i != place)
+            held = is_local.any(axis=others)
+            shape = [1] * is_local.ndim
             shape[place] = -1
             block &= held.reshape(shape)
             if name in self.sizes:
                 local[name] = tuple(int(i) for i in np.flatnonzero(held))
-        if not here.any() or not (block == here).all():
+        if not is_local.any() or not (block == is_local).all():
             fail(
                 "CP0819",
                 f"process {jax.process_index()} does not hold a block of the mesh",

@@ -164,12 +164,12 @@ class Ranks:
 
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> Ranks:
         """The ranks of this rank's own member. Raises CP0842 for another one."""
-        here = self.backend.place[axis]
-        if place != here:
+        place_here = self.backend.place[axis]
+        if place != place_here:
             fail(
                 "CP0842",
-                f"this rank belongs to member {here} of `{axis}`, not to member {place}",
-                f"under MPI a rank has the arrays of its own member alone: run.member({here})",
+                f"this rank belongs to member {place_here} of `{axis}`, not to member {place}",
+                f"under MPI a rank has the arrays of its own member alone: run.member({place_here})",
                 file=self.file,
             )
         sizes = schedule.mesh_sizes

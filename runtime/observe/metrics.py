@@ -162,10 +162,10 @@ def text(summaries: Iterable[Summary]) -> str:
     known = list(summaries)
     lines: list[str] = []
     for name, help_, samples in _FAMILIES:
-        found = [f"{_PREFIX}{name}{_labels(labels)} {value!r}" for s in known for labels, value in samples(s)]
-        if found:
+        rows = [f"{_PREFIX}{name}{_labels(labels)} {value!r}" for s in known for labels, value in samples(s)]
+        if rows:
             kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP {_PREFIX}{name} {help_}", f"# TYPE {_PREFIX}{name} {kind}", *found]
+            lines += [f"# HELP {_PREFIX}{name} {help_}", f"# TYPE {_PREFIX}{name} {kind}", *rows]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -120,7 +120,7 @@ class Keep:
         """
         best: dict[tuple[str, int, int], list[Found]] = {}
         for cell, kept in self.store:
-            copies = sorted(self._both(cell, kept), key=lambda one: one.version, reverse=True)
+            copies = sorted(self._both(cell, kept), key=lambda copy: copy.version, reverse=True)
             best[cell.name, cell.group, kept.unit.number] = copies
         for first, second in pairs:
             for (name, group, unit), copies in best.items():
@@ -128,7 +128,7 @@ class Keep:
                 if name == first and copies and other:
                     updates = min(copies[0].updates, other[0].updates)
                     for places in (copies, other):
-                        places.sort(key=lambda one: one.updates != updates)
+                        places.sort(key=lambda copy: copy.updates != updates)
                     if copies[0].updates != other[0].updates:
                         self._refuse(
                             f"is damaged: unit {unit} of `{first}` is not of the time of `{second}`", _OTHER

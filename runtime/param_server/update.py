@@ -41,11 +41,11 @@ class Update:
         fn: Callable[..., Any],
         weights: Layout,
         gradients: Sequence[DType],
-        beside: Beside | None,
+        scalars: Beside | None,
         span: Span,
         file: str,
     ) -> None:
-        self.name, self.fn, self.beside = name, fn, beside
+        self.name, self.fn, self.beside = name, fn, scalars
         self.weights, self.gradients = weights, tuple(gradients)
         self.span, self.file = span, file
         for number in sorted({unit.part for unit in weights.units}):

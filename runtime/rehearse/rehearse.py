@@ -209,7 +209,7 @@ class _Stage:
             return (state, *(outputs[binding.name] for binding in self.outputs)) if listed else state
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [inspect.Parameter(one, kind) for one in ("state", *values)]
+        parameters = [inspect.Parameter(parameter, kind) for parameter in ("state", *values)]
         body.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
         return jax.jit(self.run.spmd(returns=listed or None, **where)(body))
 
@@ -228,11 +228,11 @@ class _Stage:
             jax.block_until_ready(list(item.values()))
             self.seconds.append(0.0)
             return state
-        made = self.made.values()
+        values = self.made.values()
         begun = time.perf_counter()
         taken = [item[name] for name in self._arguments(taken=True)]
         with as_diagnostics([op.span for op in self.phase.ops], self.run.context.schedule.file):
-            answer = jax.block_until_ready(self.function(state, *made, *taken))
+            answer = jax.block_until_ready(self.function(state, *values, *taken))
         self.seconds.append(time.perf_counter() - begun)
         return answer[0] if self.outputs else answer
 

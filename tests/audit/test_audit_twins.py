@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization import decode
-from commplan.lowering.audit import CompiledStep, Found, audit_text, compare, expected
+from commplan.lowering.audit import CompiledCollective, CompiledStep, audit_text, compare, expected
 from commplan.lowering.jax.typing_shim import jax, jnp
 
 NAMES = ("data_parallel", "data_parallel_wire", "two_level", "sharded_update")
@@ -45,7 +45,7 @@ def pair(
     return made.schedule, audit_text(made.planned), audit_text(made.by_hand)
 
 
-def plain(found: Found) -> tuple[object, ...]:
+def plain(found: CompiledCollective) -> tuple[object, ...]:
     return found.kind, found.op, found.inputs, found.outputs, found.groups, found.loops
 
 

@@ -216,8 +216,8 @@ def _op_time(op: Op, seconds: float, prediction: Prediction | None, when: TaskTi
     bound, source, nbytes = 0.0, "", ()
     if prediction is not None:
         bound, source, nbytes = prediction.bound, prediction.source, prediction.nbytes
-    made, took = ", ".join(results(op)), when.end - when.start
-    return OpTime(name, made, op.span.line, op.lane, when.start, took, seconds, *how, bound, source, nbytes)
+    values, took = ", ".join(results(op)), when.end - when.start
+    return OpTime(name, values, op.span.line, op.lane, when.start, took, seconds, *how, bound, source, nbytes)
 
 
 def _bound(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> float:

@@ -115,8 +115,8 @@ class _Pieces:
                     operands.append(ref)
             results = {ref: self._value(ref, sizes, f"{ref}/u{number}") for ref in self.op.results}
             self.made.append(results)
-            made = tuple(results.values())
-            self.editor.ops.append(replace(self.op, results=made, operands=tuple(operands), after=()))
+            pieces = tuple(results.values())
+            self.editor.ops.append(replace(self.op, results=pieces, operands=tuple(operands), after=()))
 
     def gather(self, ref: Ref, joined: Gathered) -> None:
         """The parts of result `ref` gathered, each as soon as it is made, and put together."""

@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.lowering.audit import (
+    CompiledCollective,
     CompiledStep,
-    Found,
     Machine,
     audit_text,
     compare,
@@ -89,7 +89,7 @@ def inputs(mesh: Mesh, dtype: str, rows: int = ROWS) -> tuple[Tree, Any]:
     return twins.placed(mesh, P(), layers(dtype)), x
 
 
-def by_bucket(step: CompiledStep, count: int) -> list[Sequence[Found]]:
+def by_bucket(step: CompiledStep, count: int) -> list[Sequence[CompiledCollective]]:
     each, rest = divmod(len(step.collectives), count)
     assert rest == 0
     return [step.collectives[i * each : (i + 1) * each] for i in range(count)]
