@@ -94,7 +94,7 @@ def together(where: Any, params: Any, batches: list[tuple[Any, Any]]) -> tuple[A
     optimizer = optax.chain(commplan.optax.reduce(run, "grads"), _optimizer())
     opt = optimizer.init(params)
 
-    @jax.jit
+    @run.jit
     @run.spmd(
         params="params",
         opt="params",

@@ -135,7 +135,7 @@ def train(run: Any, mesh: Any, options: Any) -> tuple[list[float], Any]:
     optimizer = optax.adam(0.003)
     opt = jax.jit(jax.vmap(optimizer.init))(params)
 
-    @jax.jit
+    @run.jit
     @run.spmd(
         params="params",
         opt="params",

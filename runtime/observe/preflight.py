@@ -95,15 +95,19 @@ class Preflight:
 
     def _agree(self, step: Step) -> None:
         hellos = self._exchange(Hello(step.digest), self.timeout_s)
-        failed = [f"{self.who} {n} has no step: {hello.wrong}" for n, hello in hellos.items() if hello.wrong]
-        if failed:
-            fail("CP0854", *failed[:_SHOWN], file=self.file)
         if len({hello.digest for hello in hellos.values()}) > 1:
             self._compare(self._exchange(step, self.timeout_s))
 
     def _exchange(self, mine: _Said, timeout_s: float) -> dict[int, _Said]:
-        """What each participant says. Raises CP0855 where one does not come."""
+        """What each participant says. Raises CP0854 where one has no step, CP0855 where one does not come."""
         texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s)
+        answers = {n: msgspec.json.decode(texts[n], type=type(mine)) for n in sorted(texts) if texts[n]}
+        wrong = {
+            n: answer.wrong for n, answer in answers.items() if isinstance(answer, Hello) and answer.wrong
+        }
+        if wrong:
+            failed = [f"{self.who} {number} has no step: {text}" for number, text in wrong.items()]
+            fail("CP0854", *failed[:_SHOWN], file=self.file)
         missing = [number for number in self.machine.participants() if number not in texts]
         if missing:
             fail(
@@ -114,7 +118,7 @@ class Preflight:
                 "run.jit(step, timeout=SECONDS) waits longer",
                 file=self.file,
             )
-        return {number: msgspec.json.decode(texts[number], type=type(mine)) for number in sorted(texts)}
+        return answers
 
     def _compare(self, steps: Mapping[int, Step]) -> None:
         """Raises CP0854 where the steps of ranks do not fit together."""

@@ -40,7 +40,7 @@ plan = commplan.load(Path(__file__).with_suffix(".plan"))
 run = plan.compile(mesh, shapes={"params": shapes, "grads": shapes}).bind(mesh)
 
 
-@jax.jit
+@run.jit
 @run.spmd(params="params", x="split data", y="split data", returns=("params", "per data"))
 def train(state, params, x, y):
     value, grads = jax.value_and_grad(loss)(run.varying(params), x, y)

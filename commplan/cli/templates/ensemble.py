@@ -57,7 +57,7 @@ program = plan.compile(mesh, shapes={"params": shapes, "grads": shapes})
 run = program.bind(mesh, sources={"samples": samples()}, functions={"unpack": unpack, "jitter": jitter})
 
 
-@jax.jit
+@run.jit
 @run.spmd(params="params", x="x", labels="labels", returns=("params", "per member, data"))
 def train(state, params, x, labels):
     value, grads = jax.value_and_grad(loss)(run.varying(params), x, labels)
