@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,9 @@ def record(rank: int, *events: Event, process: int | None = None, elsewhere: boo
 
 def gone() -> int:
     """The number of a process that has ended."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return pid
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    return ended.pid
 
 
 def run(name: str, begin: float, end: float | None, operation: int, runs: int = 1) -> tuple[Event, ...]:

@@ -1,0 +1,8 @@
+"""`python -m commplan` is the command."""
+
+import sys
+
+from commplan.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
