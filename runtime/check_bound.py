@@ -8,9 +8,14 @@ from typing import Any, SupportsIndex
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 
+_LONGEST_S = 1e7  # months; the engine counts nanoseconds
 
-def check_kinds(schedule: ir.Schedule, sources: object, functions: object, seed: object) -> None:
-    """Raises CP0803 for sources or functions that are no mappings, and for a seed that is no whole number."""
+
+def check_kinds(
+    schedule: ir.Schedule, sources: object, functions: object, seed: object, watchdog_s: object
+) -> None:
+    """Raises CP0803 for sources or functions that are no mappings, for a seed that is no whole number, and
+    for a watchdog without a positive number of seconds."""
     for name, given in (("sources", sources), ("functions", functions)):
         if given is not None and not isinstance(given, Mapping):
             message = f"{name} is of type {type(given).__name__}: a mapping by name was expected"
@@ -19,6 +24,11 @@ def check_kinds(schedule: ir.Schedule, sources: object, functions: object, seed:
     if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
         message = f"the seed is {seed!r}, of type {type(seed).__name__}: a whole number was expected"
         fail("CP0803", message, "such as program.bind(mesh, seed=0)", file=schedule.file)
+    is_number = isinstance(watchdog_s, int | float) and not isinstance(watchdog_s, bool)
+    if watchdog_s is not None and not (is_number and 0 < watchdog_s <= _LONGEST_S):
+        message = f"watchdog_s is {watchdog_s!r}: seconds above 0 were expected, at most {_LONGEST_S:.0f}"
+        fix = "such as program.bind(comm, watchdog_s=60); None waits for ever"
+        fail("CP0803", message, fix, file=schedule.file)
 
 
 def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Mapping[str, Any]) -> None:

@@ -291,7 +291,7 @@ class Run(Bound):
         schedule = program.schedule
 
         def check() -> None:
-            check_kinds(schedule, sources, functions, seed)
+            check_kinds(schedule, sources, functions, seed, watchdog_s)
             check_bound(schedule, dict(sources or {}), dict(functions or {}))
             bound(schedule, dict(sources or {}), sources or {})
             checked_functions(schedule, dict(functions or {}))

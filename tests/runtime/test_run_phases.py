@@ -344,8 +344,12 @@ each step {
 
 
 @pytest.mark.parametrize(
-    "given", [{"sources": [1]}, {"functions": [1]}, {"seed": "x"}, {"seed": 1.5}, {"seed": True}]
-)
+    "given",
+    [
+        {"sources": [1]}, {"functions": [1]}, {"seed": "x"}, {"seed": 1.5}, {"seed": True},
+        *({"watchdog_s": wrong} for wrong in (0, -1.0, "abc", True, float("nan"), float("inf"))),
+    ],
+)  # fmt: skip
 def test_what_is_bound_comes_by_name_and_a_seed_is_whole(given: dict[str, Any]) -> None:
     program = commplan.loads(ELASTIC).compile(mesh_of(worker=4), {"params": TREE, "center": TREE})
     with pytest.raises(CommplanError) as caught:
