@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import IO
 
 from commplan.cli.arguments import parse
-from commplan.cli.console import Console
+from commplan.cli.console import Console, silence
 from commplan.diagnostics import CommplanError
 
 CLEAN, PROBLEMS, FAILURE = 0, 1, 2
@@ -52,24 +51,14 @@ def _refused(error: CommplanError, console: Console) -> int:
     except CommplanError:  # stdout takes nothing: people read it on stderr
         if not console.human:
             Console("never").report(error.diagnostics)
-        _silence(sys.stdout)
+        silence(sys.stdout)
     return PROBLEMS
 
 
 def _reader_gone() -> int:
     """The reader of our output has closed it: write nothing more, not even at exit."""
-    _silence(sys.stdout, sys.stderr)
+    silence(sys.stdout, sys.stderr)
     return BROKEN_PIPE
-
-
-def _silence(*streams: IO[str]) -> None:
-    """Discard what is still written to these streams, also at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in streams:
-        try:
-            os.dup2(nowhere, stream.fileno())
-        except (OSError, ValueError):  # not a real file: nothing is flushed to it at exit
-            continue
 
 
 def _internal(error: Exception, console: Console) -> int:

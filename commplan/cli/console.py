@@ -140,7 +140,17 @@ def _to_stderr(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError:
-        return
+        silence(sys.stderr)
+
+
+def silence(*streams: IO[str]) -> None:
+    """Discard what is still written to these streams, also at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        try:
+            os.dup2(nowhere, stream.fileno())
+        except (OSError, ValueError):  # not a real file: nothing is flushed to it at exit
+            continue
 
 
 @contextmanager
