@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -94,10 +93,10 @@ class Plan(msgspec.Struct, frozen=True):
         machine = load_topology(topology) if isinstance(topology, str | Path) else topology
         places = None
         if machine is not None and mapping is None and mesh is not None and is_communicator(mesh):
-            from commplan.runtime.machines.ranks import deaths  # noqa: PLC0415  as above
+            from commplan.runtime.machines.ranks import deaths, host_names  # noqa: PLC0415  as above
 
             with deaths(mesh, self.graph.file):
-                places = places_of_hosts(machine, mesh.allgather(socket.gethostname()))
+                places = places_of_hosts(machine, host_names(mesh))
         schedule = compiler.compile_plan(
             self.graph,
             sizes,

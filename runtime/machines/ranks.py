@@ -6,9 +6,12 @@ import contextlib
 import dataclasses
 import math
 import secrets
+import socket
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
@@ -263,6 +266,30 @@ def deaths(comm: Any, file: str = "") -> Generator[None]:
         if diagnostic is None:
             raise
         raise CommplanError(diagnostic) from error
+
+
+def host_names(comm: Any) -> list[str]:
+    """The name of the host of each rank. Warns where one name stands for several machines or networks: ranks
+    are then placed as if they were on one host."""
+    answers: list[tuple[str, str]] = comm.allgather((socket.gethostname(), _network()))
+    machines = {name: {other for known, other in answers if known == name} for name, _ in answers}
+    for name, own in machines.items():
+        if len(own) > 1:
+            warnings.warn(
+                f"{len(own)} machines are called `{name}`: their ranks are placed on one host of the"
+                " topology; give each a host name of its own",
+                RuntimeWarning,
+                4,
+            )
+    return [name for name, _ in answers]
+
+
+def _network() -> str:
+    """What tells this machine's network from others', of containers too."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return boot + str(Path("/proc/self/ns/net").readlink())
+    return ""
 
 
 def death(comm: Any, error: Any, file: str = "") -> Diagnostic | None:

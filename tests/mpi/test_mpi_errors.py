@@ -89,3 +89,21 @@ def test_a_rank_that_fails_ends_them_all():
     done = mpirun.started(command, timeout=120)
     assert done.returncode != 0
     assert "ValueError: on rank 1" in done.stderr
+
+
+class Elsewhere:
+    """A communicator whose ranks answer as if they ran on these machines."""
+
+    def __init__(self, names: list[str], networks: list[str]) -> None:
+        self.answers = list(zip(names, networks, strict=True))
+
+    def allgather(self, _: object) -> list[tuple[str, str]]:
+        return self.answers
+
+
+def test_machines_of_one_name_are_said():
+    from commplan.runtime.machines.ranks import host_names  # noqa: PLC0415  MPI is there
+
+    assert host_names(Elsewhere(["a", "a", "b"], ["1", "1", "2"])) == ["a", "a", "b"]
+    with pytest.warns(RuntimeWarning, match="2 machines are called `a`"):
+        assert host_names(Elsewhere(["a", "a", "b"], ["1", "2", "3"])) == ["a", "a", "b"]
