@@ -235,8 +235,8 @@ def _completion(verb: Any) -> None:
 
 
 def _records(verb: Any) -> None:
-    help_ = "files *.rec that ranks recorded, or folders of them (default: those of this host)"
-    verb.add_argument("records", nargs="*", metavar="REC", help=help_)
+    files = "files *.rec or folders of them (default: those of this host's runs that live, or of the last)"
+    verb.add_argument("records", nargs="*", metavar="REC", help=files)
 
 
 def _trace(verb: Any) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from typing import Any
 
 from commplan.cli.console import Console, fold_table
 from commplan.diagnostics import fail
-from commplan.recorder import Blame, Record, blame, read_records
+from commplan.recorder import Blame, Record, blame, read_records, state
 from commplan.recorder.blame import Rank
 from commplan.recorder.file import Event, folder
 
@@ -24,7 +25,8 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def runs(paths: list[str]) -> list[list[Record]]:
-    """The records at `paths`, by default this host's, run by run. Raises CP1114 where there are none."""
+    """The records at `paths`, run by run; without paths those of this host's runs that live, else of the last
+    one. Raises CP1114 where there are none."""
     places = paths or [str(folder())]
     jobs: dict[str, list[Record]] = {}
     for record in read_records(places):
@@ -35,7 +37,10 @@ def runs(paths: list[str]) -> list[list[Record]]:
             f"there are no records in {', '.join(places)}",
             "each rank under MPI keeps one while it lives, and where it ended badly: commplan-*.rec",
         )
-    return list(jobs.values())
+    if paths:
+        return list(jobs.values())
+    alive = [records for records in jobs.values() if any(state(record) != "dead" for record in records)]
+    return alive or [max(jobs.values(), key=lambda records: records[0].started)]
 
 
 def _show(verdict: Blame, console: Console) -> None:
@@ -48,7 +53,8 @@ def _show(verdict: Blame, console: Console) -> None:
             _last(rank, verdict),
             _now(rank, verdict),
         )
-    console.put(f"plan {verdict.plan or '(without a name)'}\n")
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(verdict.started))
+    console.put(f"plan {verdict.plan or '(without a name)'}, started {started}\n")
     console.show(lambda screen: screen.print(table), 130)
     for rank, reason in verdict.holders.items():
         console.put(f"rank {rank} holds the others: {reason}\n")

@@ -6,6 +6,7 @@ in it (`lowering/mpi/engine/recorder.cpp` has the same layout). Reading needs ne
 
 from commplan.recorder.blame import Blame as Blame
 from commplan.recorder.blame import blame as blame
+from commplan.recorder.blame import state as state
 from commplan.recorder.file import Record as Record
 from commplan.recorder.file import read_records as read_records
 from commplan.recorder.trace import trace as trace

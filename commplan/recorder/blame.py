@@ -28,14 +28,15 @@ class Rank(NamedTuple):
 
 class Blame(NamedTuple):
     """holders: the ranks that hold others, with the reason. verdicts: by rank what its watchdog said.
-    missing: those without a record, which ended well or have theirs elsewhere. seconds: since 1970, to which
-    ages are counted."""
+    missing: those without a record, which ended well or have theirs elsewhere. started, seconds: since 1970,
+    when the run began, and to which ages are counted."""
 
     plan: str
     ranks: tuple[Rank, ...]
     missing: tuple[int, ...]
     holders: dict[int, str]
     verdicts: dict[int, str]
+    started: float
     seconds: float
 
 
@@ -50,7 +51,7 @@ def blame(records: Sequence[Record]) -> Blame:
         record.rank: event.name for record in records for event in record.events if event.kind == VERDICT
     }
     when = time.time() if alive else latest
-    return Blame(records[0].plan, ranks, missing, _holders(ranks), verdicts, when)
+    return Blame(records[0].plan, ranks, missing, _holders(ranks), verdicts, records[0].started, when)
 
 
 def _rank(record: Record) -> Rank:
@@ -63,10 +64,11 @@ def _rank(record: Record) -> Rank:
     for event in (event for event in record.events if event.kind == BEGIN):
         begun[event.name] = max(begun.get(event.name, 0), event.runs)
     waits = min(unfinished.values(), default=None)
-    return Rank(record.rank, record.process, record.host, _state(record), last, waits, begun)
+    return Rank(record.rank, record.process, record.host, state(record), last, waits, begun)
 
 
-def _state(record: Record) -> str:
+def state(record: Record) -> str:
+    """Of the process that recorded: see `Rank`."""
     if record.machine != machine():
         return "unknown"
     try:

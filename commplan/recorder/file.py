@@ -40,7 +40,8 @@ class Event(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What one rank recorded, events in order. lost: of the first events, which the ring has dropped."""
+    """What one rank recorded, events in order. started: seconds since 1970. lost: of the first events, which
+    the ring has dropped."""
 
     path: str
     plan: str
@@ -49,6 +50,7 @@ class Record(NamedTuple):
     host: str
     machine: str
     process: int
+    started: float
     failed: bool
     lost: int
     events: tuple[Event, ...]
@@ -143,8 +145,9 @@ def _read(path: Path) -> Record:
         for index in range(max(0, head - _EVENTS), head)
     ]
     whole = tuple(sorted(event for event in events if event.kind))
+    lost = max(0, head - _EVENTS)
     return Record(
-        str(path), plan, rank, ranks, host, space, process, bool(failed), max(0, head - _EVENTS), whole
+        str(path), plan, rank, ranks, host, space, process, unix_ns / 1e9, bool(failed), lost, whole
     )  # fmt: skip
 
 

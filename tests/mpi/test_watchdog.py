@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from support import mpirun
@@ -24,11 +27,14 @@ def job(
     fault: str, records: Path, algorithm: str = "ring", form: str = "call", options: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     command = mpirun.command(3, WORKER, fault, algorithm, form, BOUND_S)
-    os.environ["COMMPLAN_RECORDS"] = str(records)
-    try:
+    with recorded_in(records):
         return mpirun.started([command[0], *options, *command[1:]], 120)
-    finally:
-        del os.environ["COMMPLAN_RECORDS"]
+
+
+@contextlib.contextmanager
+def recorded_in(place: Path) -> Iterator[None]:
+    with mock.patch.dict(os.environ, COMMPLAN_RECORDS=str(place)):
+        yield
 
 
 def told(done: subprocess.CompletedProcess[str], rank: int) -> tuple[float, str]:
@@ -123,20 +129,28 @@ for number in range(8):
         else:
             time.sleep(600)
     out, state = step(state, np.ones(10000, np.float32))
-    jax.block_until_ready(out)
+    if "unawaited" not in sys.argv[1]:
+        jax.block_until_ready(out)
 print("done", flush=True)
 """
 
 
+def bound(what: str, records: Path) -> subprocess.CompletedProcess[str]:
+    with recorded_in(records):
+        return mpirun.started(mpirun.command(3, PROGRAM % PLAN, what), 120)
+
+
 def test_a_bound_program_is_watched(tmp_path: Path):
-    os.environ["COMMPLAN_RECORDS"] = str(tmp_path)
-    try:
-        done = mpirun.started(mpirun.command(3, PROGRAM % PLAN, "stuck"), 120)
-        assert done.returncode != 0
-        assert "rank 1 has not come within" in done.stderr and "line 6 of <plan> waits for it" in done.stderr
-        assert (
-            mpirun.ended_well(mpirun.started(mpirun.command(3, PROGRAM % PLAN, "late"), 120)).count("done")
-            == 3
-        )
-    finally:
-        del os.environ["COMMPLAN_RECORDS"]
+    done = bound("stuck", tmp_path)
+    assert done.returncode != 0
+    assert "rank 1 has not come within" in done.stderr and "line 6 of <plan> waits for it" in done.stderr
+
+
+def test_a_bound_program_waits_for_who_is_late(tmp_path: Path):
+    assert mpirun.ended_well(bound("late", tmp_path)).count("done") == 3
+
+
+def test_steps_that_nobody_awaits_end_the_job_too(tmp_path: Path):
+    done = bound("stuck unawaited", tmp_path)
+    assert done.returncode != 0
+    assert "has not come within" in done.stderr and ": the job ends" in done.stderr

@@ -21,7 +21,7 @@ PLAN = "images"
 def record(rank: int, *events: Event, process: int | None = None, elsewhere: bool = False) -> Record:
     where = "another machine" if elsewhere else machine()
     pid = os.getpid() if process is None else process
-    return Record(f"job.{rank}.rec", PLAN, rank, 3, "node", where, pid, False, 0, tuple(events))
+    return Record(f"job.{rank}.rec", PLAN, rank, 3, "node", where, pid, 1.0, False, 0, tuple(events))
 
 
 def gone() -> int:
@@ -106,8 +106,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_new_record_is_empty_and_goes_at_a_clean_end(place: Path):
     recording = Recording("5f0c", PLAN, 1, 4)
     (only,) = read_records([str(place)])
-    assert only._replace(path="", host="") == Record(
-        "", PLAN, 1, 4, "", machine(), os.getpid(), False, 0, ()
+    assert only._replace(path="", host="", started=0.0) == Record(
+        "", PLAN, 1, 4, "", machine(), os.getpid(), 0.0, False, 0, ()
     )  # fmt: skip
     assert recording.path.stat().st_mode & 0o777 == 0o600
     recording.remove()
@@ -168,3 +168,15 @@ def test_the_command_reads_what_is_there(place: Path, capsys: pytest.CaptureFixt
     Recording("6f0c", PLAN, 0, 2)
     assert main(["trace", "-o", str(place / "out.json")]) == 1
     assert "2 runs" in capsys.readouterr().err
+
+
+def test_without_files_the_last_run_is_shown(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for job, plan in (("b", "first"), ("a", "last")):
+        Recording(job, plan, 0, 1)
+    monkeypatch.setattr("commplan.cli.verb_blame.state", lambda _: "dead")
+    main(["blame", "--format", "json"])
+    assert [each["plan"] for each in json.loads(capsys.readouterr().out)["runs"]] == ["last"]
+    main(["blame", str(place), "--format", "json"])
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 2

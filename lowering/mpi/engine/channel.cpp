@@ -130,6 +130,8 @@ void Channel::watch(int64_t bound, int64_t first, char* record) {
   watch_ = std::make_unique<Watch>(comm, bound, first, record);
 }
 
+std::string Channel::verdict() { return watch_ ? watch_->verdict() : std::string(); }
+
 void Channel::stop_watching() {
   if (watch_) watch_->stop();
 }
@@ -208,8 +210,8 @@ std::string Channel::explain(int code, const char* call, const std::string& wher
   constexpr int64_t kNews = 3'000'000'000, kLook = 10'000'000;
   std::vector<int> ranks = dead(comm);
   for (int64_t until = now() + kNews; ranks.empty() && now() < until; ranks = dead(comm)) {
-    std::string verdict = watch_ ? watch_->verdict() : std::string();  // nobody has died: a watch has revoked it
-    if (!verdict.empty()) return verdict + line;
+    std::string judged = verdict();  // nobody has died: a watch has revoked it
+    if (!judged.empty()) return judged + line;
     sleep_ns(kLook);
   }
   if (ranks.empty() && rank >= 0) ranks.push_back(rank);

@@ -254,6 +254,7 @@ class Channel {
   void await_others();                 // until every other rank has left, too
   void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; all ranks call it alike, once
   void stop_watching();
+  std::string verdict();  // of the watch, or empty
 
   // Requests send one after another, in the order in which they began.
   int64_t take_turn() { return turns_++; }
@@ -307,6 +308,6 @@ class Channel {
 };
 
 Channel* open_channel(MPI_Comm comm, bool together);
-void end_job(const std::string& why);  // where one of MPI's own collectives never ends
+void end_job(const std::string& why);  // where it would never end by itself
 
 }  // namespace commplan

@@ -35,7 +35,7 @@ void Channel::leave() {
   left_ = true;
   for (int rank = 0; rank < static_cast<int>(said_.size()); ++rank) {
     if (rank == own_) continue;
-    said_[rank] = !fails() ? begun_[rank] : watch_ && !watch_->verdict().empty() ? kJudged : kFailed;
+    said_[rank] = !fails() ? begun_[rank] : !verdict().empty() ? kJudged : kFailed;
     MPI_Request request;
     int code = MPI_Isend(&said_[rank], 1, MPI_INT64_T, rank, static_cast<int>(tags_), comm, &request);
     if (code == MPI_SUCCESS) saying_.push_back(request);  // else it has died, or is told by the revocation
@@ -59,7 +59,7 @@ bool Channel::listen() {
 }
 
 void Channel::break_off(Operation& operation) {
-  std::string why = watch_ ? watch_->verdict() : std::string();
+  std::string why = verdict();
   if (!why.empty() && !operation.where().empty()) why += "; " + operation.where();
   if (why.empty()) why = fails() ? "an earlier operation failed: " + broken_ : missing(operation);
   if (!why.empty()) operation.break_off(why);
@@ -111,7 +111,7 @@ void Channel::await_others() {
 }
 
 void end_job(const std::string& why) {
-  std::fprintf(stderr, "commplan: %s; MPI's own collectives cannot be broken off: the job ends\n", why.c_str());
+  std::fprintf(stderr, "commplan: %s: the job ends\n", why.c_str());
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
@@ -138,7 +138,11 @@ int leave_all(MPI_Comm, int, void*, void*) {
     channels = open().channels;
   }
   for (Channel* channel : channels) channel->close("MPI has been finalized");
-  for (Channel* channel : channels) channel->await_others();
+  for (Channel* channel : channels) {
+    std::string verdict = channel->verdict();  // who holds the others does not come to part with them, either
+    if (!verdict.empty()) end_job(verdict.substr(0, verdict.find('\n')));
+    channel->await_others();
+  }
   for (Channel* channel : channels) channel->stop_watching();
   return MPI_SUCCESS;
 }

@@ -7,6 +7,7 @@
 namespace commplan {
 namespace {
 
+constexpr char kStays[] = "; MPI's own collectives cannot be broken off";
 constexpr int64_t kMost = int64_t{1} << 30;  // elements in one call: counts are 32-bit
 
 template <DType kType, Reduction kOp>
@@ -149,7 +150,7 @@ class NativeRun final : public Operation {
     auto ended = [](MPI_Request request) { return request == MPI_REQUEST_NULL; };
     if (std::all_of(requests_.begin(), requests_.end(), ended)) return;
     revoke(comm_);
-    if (!drain(requests_)) end_job(error_);
+    if (!drain(requests_)) end_job(error_ + kStays);
   }
 
   bool step() override {
@@ -203,7 +204,7 @@ class NativeCall final : public Operation {
       since_ = now();
       revoke(comm_);
     } else if (now() - since_ > kLongest) {
-      end_job(why);
+      end_job(why + kStays);
     }
   }
 
