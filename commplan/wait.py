@@ -1,0 +1,62 @@
+"""How this product waits: in slices, so that Ctrl-C works, whoever is waited for is looked after, and no wait
+goes past its bound without a word."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn, TypeVar
+
+SLICE_S = 0.25
+_Result = TypeVar("_Result")
+
+
+class Wait(NamedTuple):
+    """What a wait does while nothing comes.
+
+    bound_s: seconds after which it ends. late: raises what is said then, given the seconds that were waited:
+    what was waited for, the plan's line, and who did not come. look: called between slices with the seconds
+    so far; what it raises ends the wait. slice_s: seconds between two looks.
+    """
+
+    bound_s: float
+    late: Callable[[float], NoReturn]
+    look: Callable[[float], object] = lambda waited: None
+    slice_s: float = SLICE_S
+
+
+def until(attempt: Callable[[float], _Result], wait: Wait) -> _Result:
+    """The first result of `attempt` that is true. It is called with the seconds that it may wait for one."""
+    begun, waited = time.monotonic(), 0.0
+    while not (result := attempt(min(wait.slice_s, max(0.0, wait.bound_s - waited)))):
+        waited = time.monotonic() - begun
+        wait.look(waited)
+        if waited >= wait.bound_s:
+            wait.late(waited)
+    return result
+
+
+def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
+    """`call()`, which waits for others without a bound of its own, in a thread that is left behind where
+    they do not come. Raises what it raises."""
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001  carried to the caller
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="commplan-wait", daemon=True)
+    thread.start()
+
+    def ended(seconds: float) -> bool:
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    until(ended, wait)
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -1,0 +1,126 @@
+"""Waits end at their bound and look after others between slices; no endless wait is in the sources."""
+
+from __future__ import annotations
+
+import ast
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from commplan.wait import Wait, apart, until
+
+ROOT = Path(__file__).parents[1]
+# Calls that wait for other processes as long as these like, whatever they are given.
+ENDLESS = {
+    "allgather",
+    "bcast",
+    "Barrier",
+    "Dup",
+    "Split",
+    "Create_group",
+    "Waitall",
+    "Waitsome",
+    "Wait",
+    "Recv",
+}
+# Calls that do so where they are given nothing.
+BOUNDED = {"wait", "join", "result", "get", "acquire", "communicate", "recv", "accept"}
+# Calls of these names that do not wait for others, or are the inside of a wait that is bounded.
+ALLOWED: dict[str, set[str]] = {
+    "commplan/cli/run_view.py": {"join"},
+    "commplan/verify/programs/symbolic_execution.py": {"result"},
+    "lowering/mpi/collectives.py": {"allgather"},
+    "lowering/mpi/groups.py": {"Create_group", "Dup", "allgather"},
+    "lowering/mpi/shared.py": {"Recv"},
+    "runtime/calibrate/lock.py": {"Barrier", "join", "wait"},
+    "runtime/calibrate/mpi.py": {"Barrier", "Dup", "Waitall", "allgather", "bcast"},
+    "runtime/input/multirate/batches.py": {"result"},
+    "runtime/input/multirate/stream.py": {"join"},
+    "runtime/input/prefetch/prefetch.py": {"wait"},
+    "runtime/input/shm/shm_control.py": {"acquire"},
+    "runtime/input/stages/worker_pool.py": {"recv", "wait"},
+    "runtime/input/stages/worker_process.py": {"recv"},
+    "runtime/input/transport/jax.py": {"get", "result"},
+    "runtime/input/transport/mpi_executor.py": {"wait"},
+    "runtime/input/transport/mpi_group.py": {"wait"},
+    "runtime/machines/ranks.py": {"Create_group", "Dup", "Split", "allgather", "recv"},
+    "runtime/observe/metrics.py": {"join"},
+    "runtime/param_server/checkpoint.py": {"join"},
+    "runtime/rehearse/mpi.py": {"Dup", "allgather"},
+}
+
+
+class LateError(Exception):
+    """What a wait raises here past its bound."""
+
+
+def late(waited: float) -> NoReturn:
+    raise LateError(f"{waited:.2f}")
+
+
+def test_what_comes_in_time_is_returned() -> None:
+    asked: list[float] = []
+
+    def attempt(seconds: float) -> str:
+        asked.append(seconds)
+        return "here" if len(asked) == 3 else ""
+
+    assert until(attempt, Wait(60.0, late, slice_s=0.125)) == "here"
+    assert asked == [0.125] * 3
+
+
+def test_past_the_bound_it_is_said_what_did_not_come() -> None:
+    looks: list[float] = []
+    with pytest.raises(LateError):
+        until(time.sleep, Wait(0.05, late, looks.append, slice_s=0.01))
+    assert len(looks) > 1
+    assert looks == sorted(looks)
+
+
+def test_a_look_ends_the_wait() -> None:
+    def look(waited: float) -> None:
+        raise ConnectionError(f"rank 1 has died after {waited} s")
+
+    with pytest.raises(ConnectionError, match="rank 1 has died"):
+        until(time.sleep, Wait(60.0, late, look, slice_s=0.001))
+
+
+def test_a_call_that_waits_by_itself_is_left_behind() -> None:
+    never = threading.Event()
+    with pytest.raises(LateError):
+        apart(lambda: never.wait(60), Wait(0.02, late, slice_s=0.01))
+    never.set()
+    assert apart(lambda: 7, Wait(60.0, late)) == 7
+    with pytest.raises(ZeroDivisionError):
+        apart(lambda: 1 // 0, Wait(60.0, late))
+
+
+def test_a_wait_for_nothing_in_particular_is_found() -> None:
+    source = "def f(queue, comm, words):\n    queue.get()\n    comm.allgather(1)\n    ', '.join(words)\n"
+    assert list(endless(source)) == [(2, "get"), (3, "allgather")]
+
+
+def test_no_wait_is_endless() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for room in ("commplan", "dsl", "lowering", "runtime")
+        for path in sorted((ROOT / room).rglob("*.py"))
+        if not any(part.is_symlink() for part in path.parents)
+        for line, name in endless(path.read_text("utf-8"))
+        if name not in ALLOWED.get(str(path.relative_to(ROOT)), ())
+    ]
+    assert not found, "\n".join(["these wait without a bound: see commplan/wait.py", *found])
+
+
+def endless(source: str) -> Iterator[tuple[int, str]]:
+    """Line and name of each call that may wait for ever."""
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        name, given = node.func.attr, bool(node.args or node.keywords)
+        if name in ENDLESS or (name in BOUNDED and not given):
+            yield node.lineno, name
