@@ -79,9 +79,9 @@ def check_collectives(context: Context, budget_s: float, timeout_s: float) -> li
         answer = Answer(time.perf_counter() - begun, wrong)
         texts = context.machine.gather(msgspec.json.encode(answer).decode(), timeout_s)
         answers = [msgspec.json.decode(texts[n], type=Answer) for n in sorted(texts) if texts[n]]
-        found = [text for each in answers for text in each.wrong]
-        if found:
-            _refuse(candidate, found, context.schedule.file)
+        mistakes = [text for each in answers for text in each.wrong]
+        if mistakes:
+            _refuse(candidate, mistakes, context.schedule.file)
         checked.append(Checked(candidate.text, place_of(candidate.scope), seconds))
         if max(each.elapsed_s for each in answers) > budget_s:
             break
@@ -137,11 +137,11 @@ def _tried(context: Context, candidate: Candidate) -> tuple[float, tuple[str, ..
     wrong: list[str] = []
     for counted, valued in zip(counts.addressable_shards, values.addressable_shards, strict=True):
         rank, number, first = (int(x) for x in np.asarray(counted.data).reshape(-1))
-        found, expected = (float(x) for x in np.asarray(valued.data).reshape(-1))
+        received, expected = (float(x) for x in np.asarray(valued.data).reshape(-1))
         if number:
             wrong.append(
                 f"rank {rank}: {number} elements are wrong, the first is element {first}:"
-                f" {found:g}, expected {expected:g}"
+                f" {received:g}, expected {expected:g}"
             )
     return seconds, tuple(wrong)
 
@@ -153,16 +153,16 @@ def _compare(candidate: Candidate, backend: Backend, axes: tuple[str, ...]) -> t
     mine = _pattern(rank, jnp.arange(candidate.size, dtype=jnp.int32))
     own = backend.varying(_as(mine, dtype), op.axes)
     finish = backend.start(own, op)
-    found = (finish() if finish is not None else backend.move(own, op)).reshape(-1)
-    expected = _as(_expected(op, backend, axes, candidate.size, found.size, dtype), dtype)
-    found, expected = (x.astype(jnp.float32) for x in (found, expected))
+    received = (finish() if finish is not None else backend.move(own, op)).reshape(-1)
+    expected = _as(_expected(op, backend, axes, candidate.size, received.size, dtype), dtype)
+    received, expected = (x.astype(jnp.float32) for x in (received, expected))
     rounding = float(jnp.finfo(dtype).eps) * backend.ways(op.axes) if candidate.dtype.is_float else 0.0
-    close = jnp.abs(found - expected) <= rounding * jnp.abs(expected)
+    close = jnp.abs(received - expected) <= rounding * jnp.abs(expected)
     if op.kind == "reduce":  # elsewhere it may be anything
         close |= jnp.asarray(backend.index(op.axes)) != op.root
     first = jnp.argmin(close)
     counts = jnp.stack([rank, jnp.sum(~close, dtype=jnp.int32), first.astype(jnp.int32)])
-    values = jnp.stack([found[first], expected[first]])
+    values = jnp.stack([received[first], expected[first]])
     return backend.varying(counts[None], axes), backend.varying(values[None], axes)
 
 
