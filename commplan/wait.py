@@ -9,7 +9,13 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn, TypeVar
 
 SLICE_S = 0.25
+LONGEST_S = 1e7  # months; the engine counts nanoseconds
 _Result = TypeVar("_Result")
+
+
+def is_seconds(value: object) -> bool:
+    """Whether `value` is a time to wait: a number of seconds above 0, and not above `LONGEST_S`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_S
 
 
 class Wait(NamedTuple):

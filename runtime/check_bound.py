@@ -7,8 +7,7 @@ from typing import Any, SupportsIndex
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
-
-_LONGEST_S = 1e7  # months; the engine counts nanoseconds
+from commplan.wait import LONGEST_S, is_seconds
 
 
 def check_kinds(
@@ -24,9 +23,8 @@ def check_kinds(
     if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
         message = f"the seed is {seed!r}, of type {type(seed).__name__}: a whole number was expected"
         fail("CP0803", message, "such as program.bind(mesh, seed=0)", file=schedule.file)
-    is_number = isinstance(watchdog_s, int | float) and not isinstance(watchdog_s, bool)
-    if watchdog_s is not None and not (is_number and 0 < watchdog_s <= _LONGEST_S):
-        message = f"watchdog_s is {watchdog_s!r}: seconds above 0 were expected, at most {_LONGEST_S:.0f}"
+    if watchdog_s is not None and not is_seconds(watchdog_s):
+        message = f"watchdog_s is {watchdog_s!r}: seconds above 0 were expected, at most {LONGEST_S:.0f}"
         fix = "such as program.bind(comm, watchdog_s=60); None waits for ever"
         fail("CP0803", message, fix, file=schedule.file)
 

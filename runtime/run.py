@@ -38,6 +38,7 @@ from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_c
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
 from commplan.runtime.observe.metrics import place as metrics_place
 from commplan.runtime.phases import PhaseCall
+from commplan.wait import LONGEST_S, is_seconds
 
 if TYPE_CHECKING:
     from commplan.api import Program
@@ -132,27 +133,46 @@ class Bound:
         0: not at all. Later calls cost what those of `jax.jit` do. timeout: seconds to wait for a rank, which
         may still compile. Without `function` a decorator. Calls raise CP0854 on all ranks where they do not
         fit together, CP0855 where one does not come, CP0856 where a collective gives what it should not.
+        Raises CP0857 for times that are none.
         """
+        self._check_times(check_s=check_s, timeout=timeout)
         if function is None:
             return functools.partial(self.jit, timeout=timeout, check_s=check_s, **options)
 
-        def agreed() -> None:
-            if check_s > 0 and not self._checked:
-                self.check_collectives(check_s, timeout)
+        def check() -> preflight.Check | None:
+            return None if self._checked or not check_s else functools.partial(self._check, check_s)
 
-        return preflight.jit(self.context.machine, function, self._file, timeout, options, agreed)
+        return preflight.jit(self.context.machine, function, self._file, timeout, options, check)
 
     def check_collectives(
         self, seconds: float = BUDGET_S, timeout: float = preflight.TIMEOUT_S
     ) -> list[Checked]:
         """Carry out each distinct collective of the plan at its real size on data whose result is known.
 
-        The largest come first; none is begun once `seconds` have passed. All ranks call this alike. Returns
-        what was tried: `text` and `place` of a collective and the `seconds` that it took. Raises CP0856 on
-        all ranks where one of them gets something else than the plan asks for.
+        The largest come first; none is begun once `seconds` have passed, on any rank. All ranks call this
+        alike. Returns what was tried: `text` and `place` of a collective and the `seconds` that it took.
+        Raises CP0856 on all ranks where one of them gets something else than the plan asks for, CP0854 where
+        some are about to run a step instead, CP0855 where one does not come within `timeout` seconds, CP0857
+        for times that are none and inside a function that JAX traces.
         """
+        self._check_times(seconds=seconds, timeout=timeout)
+        if _compat.tracing():
+            call = "run.check_collectives() is called inside a function that JAX traces"
+            self.context.fail("CP0857", call, "it carries out collectives: call it before the step")
+        comparison = preflight.Preflight(self.context.machine, self._file, timeout)
+        comparison.begin(preflight.Hello(checks=True))
+        return self._check(seconds, comparison)
+
+    def _check(self, seconds: float, comparison: preflight.Preflight) -> list[Checked]:
         self._checked = True
-        return check_collectives(self.context, seconds, timeout)
+        return check_collectives(self.context, seconds, comparison)
+
+    def _check_times(self, *, timeout: float, **budget: float) -> None:
+        """Raises CP0857 for a time that is no number of seconds; of a budget 0 is one, too."""
+        for name, value in {"timeout": timeout, **budget}.items():
+            if not is_seconds(value) and not (name in budget and value == 0):
+                message = f"{name} is {value!r}: seconds were expected, at most {LONGEST_S:.0f}"
+                self.context.fail("CP0857", message, "a timeout is above 0; check_s and seconds may be 0")
 
     def varying(self, tree: Any) -> Any:
         """`tree`, typed by JAX as varying over all of the plan's axes: no communication.

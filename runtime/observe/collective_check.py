@@ -23,6 +23,7 @@ from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.context import Context
 from commplan.runtime.machines.machine import place_of
+from commplan.runtime.observe.preflight import Preflight
 
 BUDGET_S = 5.0
 _PERIOD = 7  # of the data, in elements: prime, so that no block, slice or message is as long as a multiple
@@ -42,9 +43,9 @@ class Checked(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What a process says of one collective. elapsed_s: of all so far. wrong: what its ranks got instead."""
+    """What a process says of one collective. left_s: of its budget. wrong: what its ranks got instead."""
 
-    elapsed_s: float
+    left_s: float
     wrong: tuple[str, ...] = ()
 
 
@@ -67,23 +68,21 @@ class Candidate(NamedTuple):
         return f"commplan/{self.phase}/line{self.op.span.line}"
 
 
-def check_collectives(context: Context, budget_s: float, timeout_s: float) -> list[Checked]:
-    """Try the collectives of `context`, the largest first, until one ends past `budget_s` seconds.
+def check_collectives(context: Context, budget_s: float, preflight: Preflight) -> list[Checked]:
+    """Try the collectives of `context`, the largest first, until one ends past the seconds of some process.
 
-    All processes of the run call this alike. Raises CP0856 on all of them where some rank does not get what
-    it should.
+    All processes of the run have agreed to call this. Raises CP0856 on all of them where some rank does not
+    get what it should, CP0855 where one does not come back.
     """
     begun, checked = time.perf_counter(), list[Checked]()
     for candidate in candidates(context):
         seconds, wrong = _tried(context, candidate)
-        answer = Answer(time.perf_counter() - begun, wrong)
-        texts = context.machine.gather(msgspec.json.encode(answer).decode(), timeout_s)
-        answers = [msgspec.json.decode(texts[n], type=Answer) for n in sorted(texts) if texts[n]]
+        answers = preflight.exchange(Answer(budget_s - (time.perf_counter() - begun), wrong)).values()
         mistakes = [text for each in answers for text in each.wrong]
         if mistakes:
             _refuse(candidate, mistakes, context.schedule.file)
         checked.append(Checked(candidate.text, place_of(candidate.scope), seconds))
-        if max(each.elapsed_s for each in answers) > budget_s:
+        if min(each.left_s for each in answers) < 0:
             break
     return checked
 
@@ -130,10 +129,11 @@ def _tried(context: Context, candidate: Candidate) -> tuple[float, tuple[str, ..
 
     spec = PartitionSpec(axes)
     run = jax.jit(machine.spread(body, (), (spec, spec)))
-    for _ in range(2):  # the first compiles
-        begun = time.perf_counter()
-        counts, values = jax.block_until_ready(run())
-        seconds = time.perf_counter() - begun
+    with jax.disable_jit(False):
+        for _ in range(2):  # the first compiles
+            begun = time.perf_counter()
+            counts, values = jax.block_until_ready(run())
+            seconds = time.perf_counter() - begun
     wrong: list[str] = []
     for counted, valued in zip(counts.addressable_shards, values.addressable_shards, strict=True):
         rank, number, first = (int(x) for x in np.asarray(counted.data).reshape(-1))

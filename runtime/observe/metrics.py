@@ -7,7 +7,6 @@ text files (node_exporter's, for one) picks the file up where it lies: nothing o
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 import weakref
@@ -20,6 +19,7 @@ from typing import Protocol
 from commplan.diagnostics import fail
 from commplan.io import replacing
 from commplan.runtime.input.accounting import LineUsage, Meter, Summary, merged
+from commplan.wait import is_seconds
 
 PERIOD_S = 10.0
 _PREFIX = "commplan_input_"
@@ -128,8 +128,7 @@ def close_quietly(metrics: Metrics) -> None:
 
 def checked_period(period_s: float) -> float:
     """Raises CP0961 for a period that is no positive number of seconds."""
-    is_number = isinstance(period_s, int | float) and not isinstance(period_s, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not is_number or not math.isfinite(period_s) or period_s <= 0:
+    if not is_seconds(period_s):
         fail("CP0961", f"metrics are written every {period_s!r} seconds: a number above 0 was expected")
     return float(period_s)
 

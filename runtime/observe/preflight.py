@@ -25,6 +25,7 @@ TIMEOUT_S = 1800.0  # for a rank that has not compiled the step yet
 _FAILED_S = 10.0  # how long a rank that failed waits for the others, to tell them
 _SHOWN = 4  # ranks, or groups of them, that a message names
 _Said = TypeVar("_Said", bound=msgspec.Struct)
+Check = Callable[["Preflight"], object]  # through which all exchange what they find
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -46,19 +47,27 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank says first: the digest of its step, or why it has none."""
+    """What a rank says first: the digest of its step, or why it has none, and whether it first tries the
+    plan's collectives. With neither digest nor mistake it does nothing else."""
 
     digest: str = ""
     wrong: str = ""
+    checks: bool = False
+
+    @property
+    def text(self) -> str:
+        if not self.digest:
+            return "calls run.check_collectives()"
+        return f"begins a step{', before which it tries the collectives of the plan' if self.checks else ''}"
 
 
 class Preflight:
     """What all ranks of `machine` do before a step that they have not agreed on runs."""
 
     def __init__(
-        self, machine: Machine, file: str, timeout_s: float, agreed: Callable[[], None] = lambda: None
+        self, machine: Machine, file: str, timeout_s: float, check: Callable[[], Check | None] = lambda: None
     ) -> None:
-        self.machine, self.file, self.timeout_s, self.agreed = machine, file, timeout_s, agreed
+        self.machine, self.file, self.timeout_s, self.check = machine, file, timeout_s, check
         self.who = "process" if machine.layout == "global" else "rank"
         self._agreed: set[str] = set()  # digests
         self._known: set[Any] = set()  # executables of steps that were agreed on
@@ -83,12 +92,16 @@ class Preflight:
             step = Step(jitted.__name__, arguments, issues, self._program(lowered))
         except Exception as error:
             with contextlib.suppress(CommplanError):
-                self._exchange(Hello(wrong=reason(error)), _FAILED_S)
+                self.exchange(Hello(wrong=reason(error)), _FAILED_S)
             raise
         if step.digest not in self._agreed:
-            self._agree(step)
+            check = self.check()
+            hellos = self.begin(Hello(step.digest, checks=check is not None))
+            if len({hello.digest for hello in hellos.values()}) > 1:
+                self._compare(self.exchange(step))
             self._agreed.add(step.digest)
-            self.agreed()
+            if check is not None:
+                check(self)
         self._known.add(executable)
 
     def _program(self, lowered: Any) -> str:
@@ -96,13 +109,24 @@ class Preflight:
         text = lowered.as_text() if self.who == "process" else ""
         return _digest(text.encode()) if text and "callback" not in text else ""
 
-    def _agree(self, step: Step) -> None:
-        hellos = self._exchange(Hello(step.digest), self.timeout_s)
-        if len({hello.digest for hello in hellos.values()}) > 1:
-            self._compare(self._exchange(step, self.timeout_s))
+    def begin(self, mine: Hello) -> dict[int, Hello]:
+        """What each participant begins. Raises CP0854 where some try collectives and others do not."""
+        hellos = self.exchange(mine)
+        kinds = _by_value({n: hello.text for n, hello in hellos.items()})
+        if len(kinds) > 1:
+            first, second = (group[0] for group in list(kinds.values())[:2])
+            fail(
+                "CP0854",
+                f"{self.who} {second} begins something else than {self.who} {first}",
+                *(f"{_named(self.who, group)} {text}" for text, group in kinds.items()),
+                f"every {self.who} gives run.jit the same check_s, and calls run.check_collectives() alike",
+                file=self.file,
+            )
+        return hellos
 
-    def _exchange(self, mine: _Said, timeout_s: float) -> dict[int, _Said]:
+    def exchange(self, mine: _Said, timeout_s: float | None = None) -> dict[int, _Said]:
         """What each participant says. Raises CP0854 where one has no step, CP0855 where one does not come."""
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s)
         answers = {n: msgspec.json.decode(texts[n], type=type(mine)) for n in sorted(texts) if texts[n]}
         wrong = {
@@ -115,9 +139,9 @@ class Preflight:
         if missing:
             fail(
                 "CP0855",
-                f"{_named(self.who, missing)} did not come to run the step",
+                f"{_named(self.who, missing)} did not come",
                 f"this is {self.who} {self.machine.process()[0]}, which waited {timeout_s:.0f} s and more",
-                f"every {self.who} calls the same steps in the same order",
+                f"every {self.who} calls the same steps, and run.check_collectives(), in the same order",
                 "run.jit(step, timeout=SECONDS) waits longer",
                 file=self.file,
             )
@@ -190,14 +214,14 @@ def jit(
     file: str,
     timeout_s: float,
     options: Mapping[str, Any],
-    agreed: Callable[[], None],
+    check: Callable[[], Check | None],
 ) -> Any:
     """`jax.jit(function, **options)` with a preflight; itself where this process is the only participant.
 
-    agreed: called by all alike, once they have agreed on a step and before it runs."""
+    check: what is still to be carried out by all alike, once they agree on a step and before it runs."""
     if len(machine.participants()) == 1:
         return jax.jit(function, **options)
-    return _compat.jit_ahead(function, Preflight(machine, file, timeout_s, agreed), **options)
+    return _compat.jit_ahead(function, Preflight(machine, file, timeout_s, check), **options)
 
 
 def issued_together(steps: Mapping[int, Step]) -> dict[int, int]:

@@ -83,10 +83,12 @@ def test_a_rank_without_a_step_tells_the_others(said: dict[str, dict[int, list[s
     )
 
 
-@pytest.mark.parametrize(("case", "here", "away"), [("alone", 0, 1), ("first_away", 1, 0)])
+@pytest.mark.parametrize(
+    ("case", "here", "away"), [("alone", 0, 1), ("first_away", 1, 0), ("checks_alone", 0, 1)]
+)
 def test_a_rank_that_does_not_come_is_named_in_time(case: str, here: int, away: int):
     said = answers(case)[case]
-    assert said[here][0].startswith(f"error[CP0855]: rank {away} did not come to run the step")
+    assert said[here][0].startswith(f"error[CP0855]: rank {away} did not come")
     assert said[away] == ["away"]
 
 
@@ -131,3 +133,13 @@ def test_collectives_that_miscount_are_refused_on_all_ranks():
     what = "all_reduce(sum) f32[6] over data by native"
     assert first == f"<plan>:7:5: error[CP0856]: {what} does not give what phase `step` asks for"
     assert second == "  note: rank 1: 1 elements are wrong, the first is element 2: 6, expected 5"
+
+
+def test_collectives_are_tried_by_all_ranks_or_none():
+    said = answers("checks")["checks"]
+    assert said[0] == said[1]
+    step, called, tried = said[0]
+    first = "error[CP0854]: rank 1 begins something else than rank 0\n  note: rank 0 "
+    assert step.startswith(f"{first}begins a step, before which it tries the collectives of the plan\n")
+    assert called.startswith(f"{first}calls run.check_collectives()\n  note: rank 1 begins a step\n")
+    assert tried == "1 checked"  # the least time of all counts

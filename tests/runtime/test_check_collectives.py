@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from support.agreement import compile_case
@@ -102,3 +103,31 @@ def test_what_is_not_begun_in_time_is_left_out():
     assert len(run.check_collectives()) == 2
     largest = run.check_collectives(seconds=0.0)
     assert [collective.text for collective in largest] == ["all_reduce(sum) f32[1001] over b by native"]
+
+
+@pytest.mark.parametrize("wrong", ["x", None, -1, float("nan"), float("inf"), True, 10**400, [1]])
+def test_times_that_are_none_are_refused_with_one_process_too(wrong: Any):
+    run = bind(PLAN.format(stage=STAGES["all_reduce"], dtype="f32"), mesh_of(a=2, b=4))
+    for call in (
+        lambda: run.check_collectives(wrong),
+        lambda: run.check_collectives(timeout=wrong),
+        lambda: run.jit(lambda x: x, check_s=wrong),
+        lambda: run.jit(timeout=wrong),
+    ):
+        with pytest.raises(CommplanError, match="CP0857"):
+            call()
+
+
+def test_nothing_is_tried_while_a_step_is_traced():
+    run = bind(PLAN.format(stage=STAGES["all_reduce"], dtype="f32"), mesh_of(a=2, b=4))
+
+    @run.spmd()
+    def step(state: Any) -> Any:
+        run.check_collectives()
+        return state
+
+    for traced in (lambda: jax.jit(step)({}), lambda: step({}), jax.jit(run.check_collectives)):
+        with pytest.raises(CommplanError, match="inside a function that JAX traces"):
+            traced()
+    with jax.disable_jit():
+        assert len(checked(run)) == 1

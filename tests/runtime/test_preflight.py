@@ -109,10 +109,22 @@ def test_collectives_that_miscount_are_refused_on_all_processes():
     assert second == "  note: rank 1: 1 elements are wrong, the first is element 2: 6, expected 5"
 
 
-@pytest.mark.parametrize(("case", "here", "away"), [("alone", 0, 1), ("first_away", 1, 0)])
+def test_collectives_are_tried_by_all_processes_or_none():
+    said = answers("checks")["checks"]
+    assert said[0] == said[1]
+    step, called, tried = said[0]
+    first = "error[CP0854]: process 1 begins something else than process 0\n  note: process 0 "
+    assert step.startswith(f"{first}begins a step, before which it tries the collectives of the plan\n")
+    assert called.startswith(f"{first}calls run.check_collectives()\n  note: process 1 begins a step\n")
+    assert tried == "1 checked"  # the least time of all counts
+
+
+@pytest.mark.parametrize(
+    ("case", "here", "away"), [("alone", 0, 1), ("first_away", 1, 0), ("checks_alone", 0, 1)]
+)
 def test_a_process_that_does_not_come_is_named_in_time(case: str, here: int, away: int):
     said = answers(case)[case]
-    assert said[here][0].startswith(f"error[CP0855]: process {away} did not come to run the step")
+    assert said[here][0].startswith(f"error[CP0855]: process {away} did not come")
     assert said[away] == ["away"]
 
 

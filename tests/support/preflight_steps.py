@@ -211,6 +211,25 @@ def miscounted(job: Job) -> Words:
     return [f"{checked} checked", outcome(lambda: job.step(check_s=60.0)({}, *job.arguments()))]
 
 
+def checks(job: Job) -> Words:
+    """What tries collectives on process 0 and does something else on process 1 is refused before it moves."""
+    step, arguments = job.step(check_s=0.0 if job.index else 60.0), job.arguments()
+    said = [outcome(lambda: step({}, *arguments))]
+    said += [
+        outcome(lambda: step({}, *arguments) if job.index else job.run.check_collectives(timeout=SHORT_S))
+    ]
+    budget_s = 60.0 if job.index else 0.0
+    return [*said, f"{len(job.run.check_collectives(budget_s))} checked"]
+
+
+def checks_alone(job: Job) -> Words:
+    """Only process 0 tries the plan's collectives."""
+    if job.index:
+        time.sleep(2 * SHORT_S)
+        return ["away"]
+    return [outcome(lambda: job.run.check_collectives(timeout=SHORT_S))]
+
+
 CASES: dict[str, Callable[[Job], Words]] = {
     "same": same,
     "phases": differing(norm_first=True),
@@ -225,6 +244,8 @@ CASES: dict[str, Callable[[Job], Words]] = {
     "without_jit": without_jit,
     "miscounted": miscounted,
     "alone": alone,
+    "checks": checks,
+    "checks_alone": checks_alone,
     "first_away": first_away,
     "binds": lambda _: ["bound"],
 }
