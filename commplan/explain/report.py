@@ -39,8 +39,8 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One op. `nbytes` is the size of one rank's operand, of what servers are asked: what travels to them or
-    from them; `algorithm` is set for collectives.
+    """One op. `nbytes` is the size of one rank's operand, of what is packed: of the parts, of what servers are
+    asked: what travels to them or from them; `algorithm` is set for collectives.
     """
 
     kind: str
@@ -205,6 +205,7 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
 def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> Step:
     # States that live on servers stay there, but for what a worker gets of them.
     moved = sent(op) or ir.results(op) if op.asks_servers(values) else ir.operands(op)
+    moved = ir.results(op) if isinstance(op, ir.Pack) else moved
     nbytes = sum(values[ref].nbytes for ref in moved)
     step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)
     if not isinstance(op, ir.Collective):

@@ -99,6 +99,19 @@ def test_two_level_moves_an_eighth_between_nodes():
     assert over == {("gpu",): 2 * nbytes * 7 // 8, ("node",): 2 * (nbytes // 8) * 3 // 4}
 
 
+def test_what_is_packed_is_counted_once():
+    plan = commplan.load(PLANS / "data_parallel.plan")
+    tree = {name: {"shape": [9_000_000], "dtype": "f32"} for name in "ab"}
+    schedule = plan.compile(shapes={"params": tree, "grads": tree}, passes="bucket").schedule
+    packs = [
+        each
+        for line in step(explain_plan(plan.graph, schedule)).lines
+        for each in line.steps
+        if each.kind == "pack"
+    ]
+    assert len(packs) == 2 and [pack.nbytes for pack in packs] == [36_000_000] * 2
+
+
 def test_stages_are_worded_as_they_are_written():
     """Every stage of every example, on one line, reads like its source without the alignment."""
     for path in PLANS.glob("*.plan"):
