@@ -25,7 +25,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         code = leaving.code if isinstance(leaving.code, int) else FAILURE
         return _finished(lambda console: code, Console())
     verb = import_module(f"commplan.cli.{args.verb}")
-    return _finished(lambda console: verb.run(args, console), Console(args.color, args.format))
+    given = [getattr(args, name, None) for name in ("file", "shapes", "topology", "calibration")]
+    inputs = [path for path in (*given, *getattr(args, "records", ())) if path]
+    return _finished(lambda console: verb.run(args, console), Console(args.color, args.format, inputs))
 
 
 def _finished(work: Callable[[Console], int], console: Console) -> int:

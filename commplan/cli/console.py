@@ -29,8 +29,9 @@ RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 class Console:
     """The streams of one run, in the format and colour that were asked for."""
 
-    def __init__(self, color: Color = "auto", style: Style = "human") -> None:
+    def __init__(self, color: Color = "auto", style: Style = "human", inputs: Sequence[str] = ()) -> None:
         self.color_choice = color
+        self.inputs = inputs  # files that are read, and never written
         self.style: Style = style
         self.texts: dict[str, str] = {}  # of the files read, for the excerpts of diagnostics
 
@@ -123,12 +124,15 @@ class Console:
         return text
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file, or stdout for `-`. Raises CP1101 where that is impossible."""
+        """Write a file, or stdout for `-`. Raises CP1101 where that is impossible, and for an input."""
         if path == STDIN:
             self.put(data.decode("utf-8"))
             return
         try:
-            Path(path).write_bytes(data)
+            place, inputs = Path(path), filter(Path.exists, map(Path, self.inputs))
+            if place.is_file() and any(map(place.samefile, inputs)):
+                fail("CP1101", f"cannot write {path}: it is one of the files that are read", file=path)
+            place.write_bytes(data)
         except (OSError, ValueError) as error:
             fail("CP1101", f"cannot write {path}: {getattr(error, 'strerror', None) or error}", file=path)
 

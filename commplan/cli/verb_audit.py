@@ -28,7 +28,7 @@ def run(args: Namespace, console: Console) -> int:
 
     Raises CP1150 to CP1154, CP0850 without the compiler for GPUs, and what compiling raises.
     """
-    machine = target(args.target) if args.target else None
+    machine = None if args.target is None else target(args.target)
     schedule, shapes = _compiled(args, console)
     with user_code(), _named(args.step):
         mesh = _mesh(schedule, machine)

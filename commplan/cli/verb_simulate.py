@@ -53,14 +53,20 @@ def simulated(
 ) -> tuple[Predictor, Simulation]:
     """The schedule on `topology`, with what was measured there and what --cost says, if the verb has it.
 
-    Raises CP0753 for a calibration of another backend.
+    Raises CP0753 for a calibration of another backend, CP1108 for costs of what the plan does not have.
     """
+    costs = dict[str, float](getattr(args, "cost", ()))
+    names = [declared.name for declared in (*schedule.fns, *schedule.sources)]
+    for name in costs:
+        if name not in names:
+            message = f"--cost {name}: the plan has no function or source `{name}`"
+            fail("CP1108", message, f"it declares: {', '.join(names) or 'none'}")
     if calibration is not None:
         calibration.check_backend(schedule.backend, args.calibration or "")
     links = calibration.links if calibration else None
     predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
     measured = calibration.input if calibration else None
-    return predictor, simulate(schedule, predictor, dict(getattr(args, "cost", ())), measured)
+    return predictor, simulate(schedule, predictor, costs, measured)
 
 
 def schedule_of(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:

@@ -39,8 +39,8 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One op. `nbytes` is the size of one rank's operand, of what is packed: of the parts, of what servers are
-    asked: what travels to them or from them; `algorithm` is set for collectives.
+    """One op. `nbytes` is the size of one rank's operand, of what is packed that of the buffer, of what
+    servers are asked what travels to them or from them; `algorithm` is set for collectives.
     """
 
     kind: str

@@ -90,6 +90,7 @@ def test_a_saved_schedule_will_do(capsys: Capture, plan: list[str], tmp_path: Pa
         (["--step", f"{STEPS}:broken"], "CP1154", "cannot be compiled: RuntimeError: no data here"),
         (["--phase", "train"], "CP1151", "plan `audited` has no phase `train`"),
         (["--target", "b9000:1x8"], "CP1150", "`b9000:1x8` is no target to compile for"),
+        (["--target", ""], "CP1150", "`` is no target to compile for"),
         (["--target", "h100:1x4"], "CP1152", "target h100:1x4 has 4 devices, the plan has 8 ranks"),
         (["--backend", "mpi"], "CP0841", "whose collectives are none of XLA's"),
     ],

@@ -126,6 +126,8 @@ def test_costs_are_charged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert found["phases"][0]["seconds"] == pytest.approx(2.5e-3)
     for wrong in ("f=3", "f", "f=ms", "f=1.2.3ms"):
         assert run(capsys, *words, "--cost", wrong)[0] == 2
+    code, _, err = run(capsys, *words, "--cost", "g=3ms")
+    assert (code, "error[CP1108]: --cost g: the plan has no function or source `g`" in err) == (1, True)
 
 
 def test_a_topology_is_needed(capsys: pytest.CaptureFixture[str], shapes: Path) -> None:

@@ -307,6 +307,23 @@ def test_compile_says_what_it_cannot_write(flag: str, shapes: str, bad: str, cap
     assert "CP1101" in capsys.readouterr().err
 
 
+def test_no_input_is_written_over(shapes: str, tmp_path: Path, capsys: Capture) -> None:
+    plan, topology = tmp_path / "a.plan", tmp_path / "t.toml"
+    plan.write_text(Path(DATA_PARALLEL).read_text())
+    topology.write_text((EXAMPLES / "topologies" / "h100_64.toml").read_text())
+    read = {path: path.read_text() for path in (plan, topology, Path(shapes))}
+    flags = [str(plan), "--shapes", shapes, "--topology", str(topology)]
+    for verb, output in (("compile", "-o"), ("report", "-o"), ("simulate", "--trace")):
+        for path in read:
+            link = tmp_path / f"{verb}.{path.name}"
+            link.symlink_to(path)
+            assert main([verb, *flags, output, str(link)]) == 1
+            assert f"error[CP1101]: cannot write {link}: it is one of the files" in capsys.readouterr().err
+    assert read == {path: path.read_text() for path in read}
+    assert main(["compile", *flags, "-o", str(tmp_path / "new.txt")]) == 0
+    assert main(["compile", *flags, "-o", str(tmp_path / "new.txt")]) == 0
+
+
 def test_problems_are_the_document_in_json(bad: str, capsys: Capture) -> None:
     assert main(["compile", bad, "--format", "json"]) == 1
     assert [d["code"] for d in document(capsys)["diagnostics"]] == ["CP0008"]
