@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn, TypeVar
 
 SLICE_S = 0.25
+LONGEST_S = 1e7  # months; the engine counts nanoseconds
 _Result = TypeVar("_Result")
 
 
@@ -24,6 +25,12 @@ class Wait(NamedTuple):
     late: Callable[[float], NoReturn]
     look: Callable[[float], object] = lambda waited: None
     slice_s: float = SLICE_S
+
+
+def is_bound(seconds: object) -> bool:
+    """Whether a wait may have this bound: a number of seconds above 0."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return is_number and 0 < seconds <= LONGEST_S
 
 
 def until(attempt: Callable[[float], _Result], wait: Wait) -> _Result:

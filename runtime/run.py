@@ -287,11 +287,12 @@ class Run(Bound):
         functions: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
         watchdog_s: float | None = None,
+        timeout: float = 600.0,
     ) -> None:
         schedule = program.schedule
 
         def check() -> None:
-            check_kinds(schedule, sources, functions, seed, watchdog_s)
+            check_kinds(schedule, sources, functions, seed, watchdog_s, timeout)
             check_bound(schedule, dict(sources or {}), dict(functions or {}))
             bound(schedule, dict(sources or {}), sources or {})
             checked_functions(schedule, dict(functions or {}))
@@ -299,7 +300,7 @@ class Run(Bound):
         self.program = program
         context = Context(
             schedule,
-            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s), mesh),
+            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s, timeout), mesh),
             dict(functions or {}),
             operator.index(seed),
             known_structures(program),

@@ -18,6 +18,7 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
+from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.service import Service, send_leave, waiting_line
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
@@ -149,15 +150,21 @@ def _communicator(op: Collective, channel: Channel) -> None:
 
 
 def backend_of(
-    schedule: Schedule, comm: Any, sites: Sites, whole: Any = None, watchdog_s: float | None = None
+    schedule: Schedule,
+    comm: Any,
+    sites: Sites,
+    whole: Any = None,
+    watchdog_s: float | None = None,
+    meet: Rendezvous | None = None,
 ) -> MpiBackend:
     """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
 
     sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
-    if the plan has servers. watchdog_s: see `Channel`. Raises CP0830 where there are servers and no engine.
+    if the plan has servers. watchdog_s, meet: see `Channel`. Raises CP0830 where there are servers and no
+    engine, CP0849 where a rank does not come.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
-    channel, service = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan), None
+    channel, service = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan, meet=meet), None
     for phase in schedule.phases:
         for op in phase.ops:
             if isinstance(op, Collective):

@@ -28,6 +28,7 @@ from commplan.lowering.mpi import build, primitives, rounds, watchdog
 from commplan.lowering.mpi.drain import at_exit, drain
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
+from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
 
 Array = Any
@@ -67,9 +68,9 @@ class Channel:
     comm: an mpi4py communicator, which is duplicated. sizes: the plan's axes (see `Groups`). watchdog_s: the
     seconds without progress after which a wait ends with an error that says who holds it, or five times
     what usually passes between two runs of the collective, whichever is longer; None waits for ever. plan:
-    its name, for the record. Every rank makes it alike. Raises CP0831 for sizes that do not fit. Where a rank
-    cannot have the engine (CP0830) there is a warning with the reason, and every collective takes the form
-    `rounds`.
+    its name, for the record. meet: see `Groups`. Every rank makes it alike. Raises CP0831 for sizes that do
+    not fit, CP0849 where a rank does not come. Where a rank cannot have the engine (CP0830) there is a
+    warning with the reason, and every collective takes the form `rounds`.
     """
 
     def __init__(
@@ -79,15 +80,18 @@ class Channel:
         *,
         watchdog_s: float | None = None,
         plan: str = "",
+        meet: Rendezvous | None = None,
     ) -> None:
-        self.groups = Groups(comm, sizes)
+        self.groups = Groups(comm, sizes, meet)
         self._library, watched = self._engine(watchdog_s, plan)
         self._channel: int | None = None
         if self._library is not None:
             self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
             ranks = self.groups.own.Get_size()
             if watched is not None and self.groups.concurrent and ranks > 1:
-                watchdog.start(self._library, self._channel, watched, self.groups.rank, ranks)
+                self.groups.meet(
+                    watchdog.start, self._library, self._channel, watched, self.groups.rank, ranks
+                )
         self._numbers: dict[Any, int] = {}
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
         at_exit()
@@ -105,7 +109,7 @@ class Channel:
         except CommplanError as error:
             why = str(error)
         own = (why, watchdog_s, watchdog.job())
-        answers: list[tuple[str, float | None, str]] = self.groups.own.allgather(own)
+        answers: list[tuple[str, float | None, str]] = self.groups.meet(self.groups.own.allgather, own)
         reasons = [reason for reason, _, _ in answers if reason]
         if not reasons:
             bounds = [bound for _, bound, _ in answers if bound is not None]
