@@ -10,8 +10,10 @@ are tied together by their tokens.
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,8 +30,10 @@ from commplan.lowering.mpi import build, primitives, rounds, watchdog
 from commplan.lowering.mpi.drain import at_exit, drain
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
+from commplan.lowering.mpi.release import Resources, free_dropped
 from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
+from commplan.recorder.file import Recording
 
 Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -46,6 +50,14 @@ class Issued(NamedTuple):
     size: int
     dtype: str
     groups: Groups
+
+
+def _forget(numbers: Mapping[Any, int], recording: Recording | None) -> None:
+    """What is kept of a channel that all ranks have left."""
+    for number in numbers.values():
+        _issued.pop(number, None)
+    if recording is not None:
+        watchdog.forget(recording)
 
 
 def issued(number: int) -> Issued | None:
@@ -85,14 +97,19 @@ class Channel:
         self.groups = Groups(comm, sizes, meet)
         self._library, watched = self._engine(watchdog_s, plan)
         self._channel: int | None = None
+        self._numbers: dict[Any, int] = {}
+        self.resources: Resources | None = None
         if self._library is not None:
             self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
-            ranks = self.groups.own.Get_size()
+            ranks, recording = self.groups.own.Get_size(), None
             if watched is not None and self.groups.concurrent and ranks > 1:
-                self.groups.meet(
+                recording = self.groups.meet(
                     watchdog.start, self._library, self._channel, watched, self.groups.rank, ranks
                 )
-        self._numbers: dict[Any, int] = {}
+            forget = functools.partial(_forget, self._numbers, recording)
+            self.resources = Resources(self._library, self._channel, self.groups, forget)
+            weakref.finalize(self, self.resources.drop).atexit = False
+        free_dropped()
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
         at_exit()
 
@@ -233,6 +250,7 @@ class Channel:
         if key not in self._numbers:
             number = self._make(key[0], x.size, np.dtype(x.dtype))
             self._numbers[key] = number
+            primitives.owners[number] = self
             _issued[number] = Issued(*key, self.groups)
         return self._numbers[key]
 
@@ -246,6 +264,7 @@ class Channel:
                 number, tables[0].ctypes.data, len(taken.runs), tables[1].ctypes.data, len(given.runs),
                 last.ctypes.data, len(last), late.ctypes.data, len(late),
             )  # fmt: skip
+            primitives.owners[self._numbers[key]] = self
             if number in _issued:
                 _issued[self._numbers[key]] = _issued[number]
         return self._numbers[key]

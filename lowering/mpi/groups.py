@@ -71,6 +71,10 @@ class Groups:
             self._others[use, axes] = create(self.own.Create_group, group, len(self._others))
         return self._others[use, axes]
 
+    def made(self) -> tuple[Any, ...]:
+        """All communicators that are its own."""
+        return (self.own, *self._others.values())
+
     @property
     def concurrent(self) -> bool:
         """Whether MPI may be called by several threads at once: what the `split` form needs."""

@@ -257,15 +257,21 @@ def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
     roles = sites(schedule)
     watch(schedule, serves=int(own.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        return Ranks(comm, own, backend_of(schedule, own, roles, None, bound_s, meet), schedule.file)
+        return _worker(comm, own, backend_of(schedule, own, roles, None, bound_s, meet), schedule.file)
     rank = int(own.Get_rank())
     server = rank - roles.workers
     part = meet(own.Split, int(server >= 0), rank)
     if server < 0:
         workers = meet.among(range(roles.workers))
-        return Ranks(comm, part, backend_of(schedule, part, roles, own, bound_s, workers), schedule.file)
+        return _worker(comm, part, backend_of(schedule, part, roles, own, bound_s, workers), schedule.file)
     expect(own, roles)
     return Serving(comm, own, roles, server, server_names(schedule)[server], schedule.file)
+
+
+def _worker(comm: Any, own: Any, backend: MpiBackend, file: str) -> Ranks:
+    if backend.channel.resources is not None:
+        backend.channel.resources.communicators.append(own)
+    return Ranks(comm, own, backend, file)
 
 
 @contextlib.contextmanager

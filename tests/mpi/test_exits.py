@@ -84,3 +84,56 @@ def test_what_mpi_does_not_take_back_ends_the_job(form: str):
     done = early("native", form, "awaited", [])
     assert done.returncode != 0
     assert f"{GONE}; MPI's own collectives cannot be broken off: the job ends" in done.stderr
+
+
+LAST = """
+import os, signal, sys, time
+import jax, numpy as np
+from mpi4py import MPI
+from commplan.ir.plan import Algorithm
+from commplan.lowering.mpi import watchdog
+from commplan.lowering.mpi.collectives import Channel
+from commplan.lowering.mpi.tuning import Spec
+how, rank = sys.argv[1], MPI.COMM_WORLD.rank
+watchdog.FIRST = 2
+bound_s = None if how == "none" and rank == 1 else 2.0
+channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, plan="p")
+spec = Spec("all_reduce", algorithm=Algorithm("ring"), where="line 6 of x.plan waits for it")
+step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
+for _ in range(6):
+    step(np.ones(1000, np.float32), channel.token()).block_until_ready()
+print("last", rank, flush=True)
+if rank == 1:
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(10)
+    if how == "none":
+        step(np.ones(1000, np.float32), channel.token()).block_until_ready()
+elif how == "none":
+    step(np.ones(1000, np.float32), channel.token()).block_until_ready()
+print("done", rank, flush=True)
+"""
+
+
+def last(how: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = mpirun.command(3, LAST, how)
+    return mpirun.started([command[0], *options, *command[1:]], 120)
+
+
+@pytest.mark.parametrize("options", [[], ULFM])
+def test_who_stops_after_the_last_collective_holds_nobody(options: list[str]):
+    done = last("stop", *options)
+    assert done.returncode != 0
+    said = "commplan: rank 1 is stopped (SIGSTOP, or a debugger), and all others have ended: the job ends"
+    assert said in done.stderr, done.stdout + done.stderr
+
+
+def test_who_has_work_to_do_at_the_end_is_waited_for_and_that_is_said():
+    done = last("work")
+    assert mpirun.ended_well(done).count("done") == 3
+    assert "commplan: this process has ended and waits for rank 1\nnote: rank 1 (process " in done.stderr
+
+
+def test_nobody_is_watched_where_one_rank_waits_for_ever():
+    """Ranks agree on how they are watched."""
+    assert mpirun.ended_well(last("none")).count("done") == 3

@@ -43,7 +43,9 @@ def test_who_does_not_come_is_named_on_all_others(where: str, how: str, options:
     assert done.returncode != 0
     state = "stopped" if how == "stop" else "alive"
     for rank in (0, 2):
-        raised = rf"rank {rank} raised error\[CP0849\].*: rank 1 has not come to {PURPOSES[where]} within \d+ s"
+        raised = (
+            rf"rank {rank} raised error\[CP0849\].*: rank 1 has not come to {PURPOSES[where]} within \d+ s"
+        )
         assert re.search(raised, done.stdout), done.stdout + done.stderr
     assert len(re.findall(rf"note: rank 1 \(process \d+ on .*\) is {state}\n", done.stdout)) == 2
 

@@ -130,6 +130,12 @@ class Library:
 
     def commplan_channel_close(self, channel: int) -> None: ...
 
+    def commplan_channel_busy(self, channel: int) -> int:
+        return 0
+
+    def commplan_channel_release(self, channel: int) -> int:
+        return 0
+
     def commplan_list(
         self, channel: int, code: int, count: int, waits: int, begins: int, after: int, peers: int,
         ways: int, settings: int, where: bytes,

@@ -252,6 +252,7 @@ class Channel {
   bool busy();                                              // whether something is under way
   void close(const std::string& why);  // begins nothing more, and waits for what is under way
   void await_others();                 // until every other rank has left, too
+  bool release();                      // of a closed one that all have left: nothing of it is under way any more
   void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; all ranks call it alike, once
   void stop_watching();
   std::string verdict();  // of the watch, or empty
@@ -276,6 +277,7 @@ class Channel {
   void run_beside();  // the progress thread, where there is none yet
   void fail(const std::string& error);
   void leave();        // tells the other ranks
+  bool parted();
   bool listen();       // takes in which of them have left; false where MPI fails
   void break_off(Operation& operation);  // where it would never end
   bool resting() const;
@@ -308,6 +310,7 @@ class Channel {
 };
 
 Channel* open_channel(MPI_Comm comm, bool together);
+bool release_channel(Channel* channel);  // whether its communicators may be freed
 void end_job(const std::string& why);  // where it would never end by itself
 
 }  // namespace commplan

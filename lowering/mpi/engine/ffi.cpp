@@ -177,6 +177,12 @@ COMMPLAN_API void commplan_channel_close(void* channel) {
   static_cast<Channel*>(channel)->close("the channel of this program is closed");
 }
 
+// Of a closed channel: whether all ranks have left it, so that its communicators may be freed, and its record. What was
+// once said may not be asked again.
+COMMPLAN_API int commplan_channel_release(void* channel) {
+  return release_channel(static_cast<Channel*>(channel)) ? 1 : 0;
+}
+
 // table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op,
 // label.
 COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t count, const int32_t* waits,

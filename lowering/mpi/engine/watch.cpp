@@ -190,6 +190,11 @@ void Watch::has_left(int rank, int64_t last) {
   left_[rank] = last;
 }
 
+std::vector<int64_t> Watch::all_left() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return left_;
+}
+
 std::string Watch::verdict() {
   std::lock_guard<std::mutex> lock(mutex_);
   return verdict_.empty() || now() < effective_ ? std::string() : verdict_;
@@ -203,6 +208,17 @@ void Watch::stop() {
   std::thread last = std::move(watches.thread);
   lock.unlock();
   last.join();
+}
+
+void Watch::part() { parting_ = now(); }
+
+bool Watch::release() {
+  listen();
+  if (!sent_.empty()) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  recorder_.release();
+  MPI_Comm_free(&comm_);
+  return true;
 }
 
 // Under `mutex_`.
@@ -241,7 +257,7 @@ void Watch::send(int rank, int tag, const std::string& bytes) {
   sent_.push_back(std::make_unique<Sent>(Sent{bytes, MPI_REQUEST_NULL}));
   Sent& sent = *sent_.back();
   int many = static_cast<int>(sent.bytes.size());
-  if (MPI_Isend(sent.bytes.data(), many, MPI_BYTE, rank, tag, comm_, &sent.request) != MPI_SUCCESS) sent_.pop_back();
+  if (MPI_Issend(sent.bytes.data(), many, MPI_BYTE, rank, tag, comm_, &sent.request) != MPI_SUCCESS) sent_.pop_back();
 }
 
 void Watch::listen() {
@@ -304,14 +320,15 @@ void Watch::look() {
     if (all || at - asked_ > kGrace) {
       asked_ = 0;
       next_ = at + kAgain;
-      conclude();
+      parting_ > 0 ? conclude_parting() : conclude();
     }
     return;
   }
   Writer writer;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    bool waits = !active_.empty() && at - std::max(active_.front().since, moved_.load()) > bound_;
+    bool waits = parting_ > 0 ? at - parting_ > bound_
+                              : !active_.empty() && at - std::max(active_.front().since, moved_.load()) > bound_;
     if (!waits || !verdict_.empty() || at < next_) return;
     asks_.assign(size_, 0);
     for (int rank = 0; rank < size_; ++rank) asks_[rank] = rank != own_ && left_[rank] == Channel::kHere;
@@ -360,13 +377,14 @@ void Watch::conclude() {
   std::vector<char> reached(size_, 0);
   reached[own_] = 1;
   int64_t least = mine.idle;
+  std::vector<int64_t> left = all_left();
   for (size_t next = 0; next < waiting.size(); ++next) {
     int rank = waiting[next];
     for (const Partner& partner : reports_[rank]->partners) {
       int other = partner.rank;
       // Who waits for what a rank has not begun that has left is told so by its channel.
-      if (rank == own_ && left_[other] < partner.number) return;
-      if (reached[other] || left_[other] != Channel::kHere) continue;
+      if (rank == own_ && left[other] < partner.number) return;
+      if (reached[other] || left[other] != Channel::kHere) continue;
       if (!reports_[other]) {
         reached[other] = 1;
         silent_ranks.push_back(other);
@@ -409,6 +427,33 @@ void Watch::conclude() {
     }
   }
   judge(text);
+}
+
+// Whether those that this rank waits for at its end will ever come there: who is alive may still have work to do.
+void Watch::conclude_parting() {
+  std::vector<int> silent_ranks;
+  std::vector<int64_t> left = all_left();
+  for (int rank = 0; rank < size_; ++rank) {
+    if (left[rank] != Channel::kHere || !asks_[rank]) continue;
+    if (!reports_[rank]) {
+      silent_ranks.push_back(rank);
+      continue;
+    }
+    if (reports_[rank]->waited < 0 && now() - parting_ > first_ && !announced_) {
+      announced_ = true;
+      std::string text = "this process has ended and waits for rank " + std::to_string(rank);
+      text += described(rank, *reports_[rank]);
+      std::fprintf(stderr, "commplan: %s\n", text.c_str());
+    }
+    return;
+  }
+  if (silent_ranks.empty()) return;
+  std::string text;
+  for (int rank : silent_ranks) {
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + silent(rank);
+  }
+  abandoned_ = true;
+  judge(text + ", and all others have ended");
 }
 
 void Watch::judge(const std::string& text) {
