@@ -29,8 +29,7 @@ class Wait(NamedTuple):
 
 def is_bound(seconds: object) -> bool:
     """Whether a wait may have this bound: a number of seconds above 0."""
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    return is_number and 0 < seconds <= LONGEST_S
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S
 
 
 def until(attempt: Callable[[float], _Result], wait: Wait) -> _Result:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support import mpirun
 
+from bench import exits
+
 mpirun.needs_mpi()
 
 ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
@@ -38,7 +40,7 @@ if MPI.COMM_WORLD.rank == 1 and rest == "finalized":
 GONE = "the program has ended on rank 1; line 6 of x.plan waits for it"
 
 
-@pytest.mark.parametrize(("count", "how"), [(3, ()), (1, ("--ulfm",)), (1, ("--elements", "1000"))])
+@pytest.mark.parametrize(("count", "how"), [(12, ()), (3, ("--ulfm",)), (3, ("--elements", "1000"))])
 def test_steps_in_flight_end_before_mpi_does(count: int, how: tuple[str, ...]):
     done = subprocess.run(
         [sys.executable, "-m", "bench.exits", "--count", str(count), "--json", *how],
@@ -50,7 +52,19 @@ def test_steps_in_flight_end_before_mpi_does(count: int, how: tuple[str, ...]):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["problems"] == [] and found["runs"] == count
+    assert found["problems"] == [] and found["exits"] == count
+    assert found["with_a_failing_rank"] == count // 12
+
+
+def test_a_campaign_goes_on_where_it_was_left(tmp_path: Path):
+    kept = tmp_path / "launches.jsonl"
+    launch = {"way": "kept", "culprit": -1, "ulfm": False, "elements": 1000, "seconds": 0.5, "problem": ""}
+    lines = [json.dumps({"number": number} | launch) for number in range(3)]
+    kept.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    words = ["--count", "12", "--elements", "1000", "--resume", str(kept), "--json"]
+    assert exits.main(words) == 0
+    assert [json.loads(line)["number"] for line in kept.read_text("utf-8").splitlines()] == [0, 1, 2, 3]
+    assert json.loads(kept.read_text("utf-8").splitlines()[3])["way"] == "raises"
 
 
 def early(algorithm: str, form: str, rest: str, options: list[str]) -> subprocess.CompletedProcess[str]:
