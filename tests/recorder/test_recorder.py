@@ -170,6 +170,19 @@ def test_the_command_reads_what_is_there(place: Path, capsys: pytest.CaptureFixt
     assert "2 runs" in capsys.readouterr().err
 
 
+def test_the_command_says_what_another_host_alone_knows(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    recording = Recording("5f0c", PLAN, 0, 2)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("commplan.recorder.blame.machine", lambda: "another")
+        assert main(["blame", str(place)]) == 0
+    host = read_records([str(recording.path)])[0].host
+    assert f"whether processes on {host} live or are stopped is told there alone" in capsys.readouterr().out
+    assert main(["blame", str(place)]) == 0
+    assert "told there alone" not in capsys.readouterr().out
+
+
 def test_without_files_the_last_run_is_shown(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
