@@ -29,6 +29,7 @@ from commplan.lowering.mpi.drain import at_exit, drain
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
+from commplan.recorder.file import Details
 
 Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -87,7 +88,7 @@ class Channel:
             self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
             ranks = self.groups.own.Get_size()
             if watched is not None and self.groups.concurrent and ranks > 1:
-                watchdog.start(self._library, self._channel, watched, self.groups.rank, ranks)
+                watchdog.start(self._library, self._channel, watched, self.groups.rank, self.groups.sizes)
         self._numbers: dict[Any, int] = {}
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
         at_exit()
@@ -229,6 +230,11 @@ class Channel:
         if key not in self._numbers:
             number = self._make(key[0], x.size, np.dtype(x.dtype))
             self._numbers[key] = number
+            details = Details(
+                spec.kind, spec.algorithm.name, self._whole(x.size, spec) * np.dtype(x.dtype).itemsize,
+                str(x.dtype), spec.root, spec.opens, self._axes(spec),
+            )  # fmt: skip
+            self._library.commplan_describe(number, details.text().encode())
             _issued[number] = Issued(*key, self.groups)
         return self._numbers[key]
 
