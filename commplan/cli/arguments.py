@@ -164,8 +164,9 @@ def _simulated(verb: Any) -> None:
 def _report(verb: Any) -> None:
     _simulated(verb)
     recorded = "what the ranks of a run recorded, files *.rec or folders: shown below the prediction"
-    verb.add_argument("--records", nargs="+", metavar="REC", help=recorded)
-    _flag(verb, "--trace", "RUN.json", "instead, a recorded run in Chrome's trace format")
+    run = verb.add_mutually_exclusive_group()
+    run.add_argument("--records", nargs="+", metavar="REC", help=recorded)
+    _flag(run, "--trace", "RUN.json", "instead, a recorded run in Chrome's trace format")
     verb.add_argument("-o", "--output", metavar="OUT.html", required=True, help="write the page here")
 
 

@@ -8,7 +8,7 @@ from commplan.cli.verb_blame import runs
 from commplan.cost import Simulation
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Schedule
-from commplan.recorder import Record, Run, read_run
+from commplan.recorder import Record, Run, Summary, read_run, summary
 from commplan.recorder.collectives import Predicted
 
 
@@ -24,6 +24,14 @@ def run_in(paths: list[str], schedule: Schedule | None = None, simulation: Simul
     if schedule is not None:
         _check(records, schedule)
     return read_run(records, _predicted(simulation) if simulation else None)
+
+
+def totals(run: Run) -> Summary:
+    """A run in numbers. Raises CP1114 where it has not come to a collective."""
+    if not run.collectives:
+        where = ", ".join(record.path for record in run.records[:3])
+        fail("CP1114", f"there is no collective in {where}", "the run has not come to its first one yet")
+    return summary(run)
 
 
 def _check(records: list[Record], schedule: Schedule) -> None:

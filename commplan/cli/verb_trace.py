@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 
 from commplan.cli.console import STDIN, Console, fold_table
-from commplan.cli.records import run_in
+from commplan.cli.records import run_in, totals
 from commplan.cli.verb_simulate import schedule_of, simulated, size, time
 from commplan.cost import Simulation, load_calibration
-from commplan.diagnostics import fail
 from commplan.ir.schedule import Schedule
-from commplan.recorder import Run, Summary, summary, trace
+from commplan.recorder import Run, Summary, trace
 from commplan.recorder.summary import Line
 from commplan.recorder.trace import head
 from commplan.topology import load_topology
@@ -52,36 +51,33 @@ def _plan(args: Namespace, console: Console) -> tuple[Schedule | None, Simulatio
 
 
 def _summarise(recorded: Run, console: Console) -> int:
-    totals = summary(recorded)
-    if not totals.lines:
-        where = ", ".join(record.path for record in recorded.records[:3])
-        fail("CP1114", f"there is no collective in {where}", "the run has not come to its first one yet")
+    summary = totals(recorded)
     if not console.human:
-        data: dict[str, Any] = msgspec.to_builtins(totals)
-        for line, known in zip(data["lines"], totals.lines, strict=True):
+        data: dict[str, Any] = msgspec.to_builtins(summary)
+        for line, known in zip(data["lines"], summary.lines, strict=True):
             line |= {"drift": known.drift, "last": dict(known.last)}
-        for step, known in zip(data["steps"], totals.steps, strict=True):
+        for step, known in zip(data["steps"], summary.steps, strict=True):
             step["hidden"] = known.hidden
         console.document(**data, clocks=head(recorded)["clocks"], missing=head(recorded)["missing"])
         return 0
-    _show(totals, recorded, console)
+    _show(summary, recorded, console)
     return 0
 
 
-def _show(totals: Summary, recorded: Run, console: Console) -> None:
+def _show(summary: Summary, recorded: Run, console: Console) -> None:
     hosts = len({record.host for record in recorded.records})
-    where = f"{totals.recorded} of {totals.ranks} ranks on {hosts} host{'s' * (hosts != 1)}"
-    console.put(f"plan {totals.plan or '(without a name)'}: {where}, {time(totals.seconds)} recorded\n")
-    for steps in totals.steps:
+    where = f"{summary.recorded} of {summary.ranks} ranks on {hosts} host{'s' * (hosts != 1)}"
+    console.put(f"plan {summary.plan or '(without a name)'}: {where}, {time(summary.seconds)} recorded\n")
+    for steps in summary.steps:
         each = f"{time(steps.seconds)} each (p95 {time(steps.p95)})"
         share = f"communication {steps.communicating:.1%} of it, {steps.hidden:.0%} of that beside other work"
         console.put(f"phase {steps.phase}: {steps.count} runs, {each}; {share}\n")
-    predicted = any(line.predicted is not None for line in totals.lines)
+    predicted = any(line.predicted is not None for line in summary.lines)
     extra = ("predicted", "times that") if predicted else ()
     table = fold_table(
         "what", "bytes", "times", "median", "p95", "all there", "bandwidth", "waited", "came last", *extra
     )
-    for line in totals.lines:
+    for line in summary.lines:
         table.add_row(*_row(line), *(_compared(line) if predicted else ()))
     console.show(lambda screen: screen.print(table), 150)
     _remark(recorded, console)

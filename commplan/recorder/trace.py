@@ -26,12 +26,12 @@ _Json = dict[str, Any]
 def trace(run: Run) -> bytes:
     """The trace as JSON; times count from the first begin. What is unfinished ends with the last event."""
     first = min((each.begin for each in run.slices), default=0.0)
-    slices, tracks = by_rank(run.slices), dict[tuple[int, float], int]()
+    slices, place = by_rank(run.slices), dict[tuple[int, float], int]()
     names, events = list[_Json](), list[_Json]()
     for record in run.records:
         rank, own = record.rank, slices.get(record.rank, [])
-        placed = _tracks(own)
-        tracks |= {(rank, each.begin): track for each, track in zip(own, placed, strict=True)}
+        placed = tracks(own)
+        place |= {(rank, each.begin): track for each, track in zip(own, placed, strict=True)}
         events += [_slice(each, track, first) for each, track in zip(own, placed, strict=True)]
         waits = [_wait(each, first) for each in own if each.blocked != (each.begin, each.end)]
         label = f"rank {rank} ({record.host})"
@@ -46,7 +46,7 @@ def trace(run: Run) -> bytes:
              "ts": max(0.0, event.seconds - first) * 1e6}
             for event in verdicts
         ]  # fmt: skip
-    arrows = (arrow for collective in run.collectives for arrow in _arrows(collective, tracks, first))
+    arrows = (arrow for collective in run.collectives for arrow in _arrows(collective, place, first))
     events += [end | {"id": number} for number, arrow in enumerate(arrows, 1) for end in arrow]
     events.sort(key=lambda event: event["ts"])
     document = {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": head(run)}
@@ -72,15 +72,15 @@ def _named(kind: str, rank: int, track: int, name: str) -> _Json:
     return {"ph": "M", "name": f"{kind}_name", "pid": rank, "tid": track, "args": {"name": name}}
 
 
-def _tracks(slices: Sequence[Slice]) -> list[int]:
+def tracks(slices: Sequence[Slice]) -> list[int]:
     """A track for each slice of a rank, in order of their begin: the first that is free by then."""
     ends: list[float] = []
-    tracks: list[int] = []
+    placed: list[int] = []
     for each in slices:
         free = next((track for track, end in enumerate(ends) if end <= each.begin), len(ends))
         ends[free : free + 1] = [each.end]
-        tracks.append(free + 1)
-    return tracks
+        placed.append(free + 1)
+    return placed
 
 
 def _slice(each: Slice, track: int, first: float) -> _Json:
@@ -117,7 +117,7 @@ def _times(begin: float, end: float, first: float) -> _Json:
 
 
 def _arrows(
-    collective: Sequence[Slice], tracks: dict[tuple[int, float], int], first: float
+    collective: Sequence[Slice], place: dict[tuple[int, float], int], first: float
 ) -> Iterator[tuple[_Json, _Json]]:
     """From the slice of the rank that came last to that of each which waited, when it came."""
     begins = {each.rank: each.begin for each in collective}
@@ -126,7 +126,7 @@ def _arrows(
             continue
         came = begins[each.holder]
         arrow = {"name": "came last", "cat": "wait"}
-        tail = {"pid": each.holder, "tid": tracks[each.holder, came], "ts": max(0.0, came - first) * 1e6}
+        tail = {"pid": each.holder, "tid": place[each.holder, came], "ts": max(0.0, came - first) * 1e6}
         at = min(each.begin + each.held, each.end)
-        point = {"pid": each.rank, "tid": tracks[each.rank, each.begin], "ts": (at - first) * 1e6, "bp": "e"}
+        point = {"pid": each.rank, "tid": place[each.rank, each.begin], "ts": (at - first) * 1e6, "bp": "e"}
         yield {"ph": "s"} | arrow | tail, {"ph": "f"} | arrow | point

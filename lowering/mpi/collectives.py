@@ -230,11 +230,6 @@ class Channel:
         if key not in self._numbers:
             number = self._make(key[0], x.size, np.dtype(x.dtype))
             self._numbers[key] = number
-            details = Details(
-                spec.kind, spec.algorithm.name, self._whole(x.size, spec) * np.dtype(x.dtype).itemsize,
-                str(x.dtype), spec.root, spec.opens, self._axes(spec),
-            )  # fmt: skip
-            self._library.commplan_describe(number, details.text().encode())
             _issued[number] = Issued(*key, self.groups)
         return self._numbers[key]
 
@@ -258,15 +253,24 @@ class Channel:
         whole, axes = self._whole(size, spec), spec.axes or ()
         choose = choice(spec, self.groups, whole, dtype.itemsize)
         if choose is None:
-            return self._make_native(spec, size, dtype)
+            return self._described(self._make_native(spec, size, dtype), spec, whole, dtype)
         program = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
         label = _label(spec, whole, dtype)
         number = self._make_list(program, self.groups.along(axes), spec, dtype, label)
+        self._described(number, spec, whole, dtype)
         if spec.kind != "swap":
             return number
         orders = choose.program.targets, choose.program.sources
         taken, given = (_in_slots(order[self.groups.index(axes)].tolist(), size) for order in orders)
         return self._packed(number, taken, given, dtype.itemsize)
+
+    def _described(self, number: int, spec: Spec, whole: int, dtype: np.dtype[Any]) -> int:
+        """`number`, a list or MPI's own, with what the record says of it. whole: see `_label`."""
+        nbytes, axes = whole * dtype.itemsize, spec.axes or ()
+        algorithm = spec.algorithm.name
+        details = Details(spec.kind, algorithm, nbytes, dtype.name, spec.root, spec.opens, axes)
+        self._library.commplan_describe(number, details.text().encode())
+        return number
 
     def _make_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         group = self.groups.native(spec.axes or ())
