@@ -48,8 +48,6 @@ ALLOWED: dict[str, set[str]] = {
     "runtime/input/transport/mpi_executor.py": {"wait"},
     "runtime/input/transport/mpi_group.py": {"wait"},
     "runtime/machines/ranks.py": {"Create_group", "Dup", "Split", "allgather", "recv"},
-    "runtime/observe/metrics.py": {"join"},
-    "runtime/param_server/checkpoint.py": {"join"},
     "runtime/rehearse/mpi.py": {"Dup", "allgather"},
 }
 
