@@ -66,7 +66,7 @@
       return [cell(line.predicted === null ? "–" : seconds(line.predicted), true), cell("")];
     const times = line.transfer / line.predicted;
     const most = Math.max(2, times);
-    const bar = html("span", { class: "against" }, html("span", { class: "share-text" }, `${times.toPrecision(3)} ×`));
+    const bar = html("span", { class: "against" }, html("span", { class: "share-text" }, `${Number(times.toPrecision(3)).toLocaleString("en")} ×`));
     bar.style.setProperty("--share", `${(100 * times) / most}%`);
     bar.style.setProperty("--once", `${100 / most}%`);
     return [cell(seconds(line.predicted), true), html("td", { class: "bar-cell" }, bar)];
