@@ -34,15 +34,8 @@ from commplan.runtime.machines.machine import Binding, Machine
 from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.machines.server import Serving, check_servers
 from commplan.runtime.observe import preflight
-from commplan.runtime.observe.metrics import (
-    PERIOD_S,
-    Ledger,
-    Metrics,
-    checked_period,
-    close_quietly,
-    listening,
-    place,
-)  # fmt: skip
+from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
+from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
 from commplan.runtime.phases import PhaseCall
 
 if TYPE_CHECKING:
@@ -80,6 +73,7 @@ class Bound:
         self.context, self.mesh, self.sources = context, context.machine.mesh, dict(sources)
         self.ledger = Ledger()  # what the batches of this run cost
         self.clocks = ClockedPhases()
+        self._checked = False  # whether collectives were tried
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
 
@@ -126,19 +120,38 @@ class Bound:
         function: Callable[..., Any] | None = None,
         *,
         timeout: float = preflight.TIMEOUT_S,
+        check_s: float = BUDGET_S,
         **options: Any,
     ) -> Any:
         """`jax.jit(function, **options)` of a step that all ranks compare before they run it.
 
         Before the first call for new shapes, types or shardings the step is compiled, and its arguments and
-        collectives are compared between all ranks of this run, which therefore call alike. Later calls cost
-        what those of `jax.jit` do. timeout: seconds to wait for a rank, which may still compile. Without
-        `function` a decorator. Calls raise CP0854 on all ranks where they do not fit together, CP0855 where
-        one does not come.
+        collectives are compared between all ranks of this run, which therefore call alike. Before the first
+        step of the run they try the plan's collectives, see `check_collectives`, for about `check_s` seconds;
+        0: not at all. Later calls cost what those of `jax.jit` do. timeout: seconds to wait for a rank, which
+        may still compile. Without `function` a decorator. Calls raise CP0854 on all ranks where they do not
+        fit together, CP0855 where one does not come, CP0856 where a collective gives what it should not.
         """
         if function is None:
-            return functools.partial(self.jit, timeout=timeout, **options)
-        return preflight.jit(self.context.machine, function, self._file, timeout, options)
+            return functools.partial(self.jit, timeout=timeout, check_s=check_s, **options)
+
+        def agreed() -> None:
+            if check_s > 0 and not self._checked:
+                self.check_collectives(check_s, timeout)
+
+        return preflight.jit(self.context.machine, function, self._file, timeout, options, agreed)
+
+    def check_collectives(
+        self, seconds: float = BUDGET_S, timeout: float = preflight.TIMEOUT_S
+    ) -> list[Checked]:
+        """Carry out each distinct collective of the plan at its real size on data whose result is known.
+
+        The largest come first; none is begun once `seconds` have passed. All ranks call this alike. Returns
+        what was tried: `text` and `place` of a collective and the `seconds` that it took. Raises CP0856 on
+        all ranks where one of them gets something else than the plan asks for.
+        """
+        self._checked = True
+        return check_collectives(self.context, seconds, timeout)
 
     def varying(self, tree: Any) -> Any:
         """`tree`, typed by JAX as varying over all of the plan's axes: no communication.
@@ -370,10 +383,7 @@ class Run(Bound):
         `host:9464`; rank r answers at port 9464 + r. Raises CP0960 where that cannot be written or listened
         at, CP0961 for a period that is none, CP0962 without prometheus-client, CP0963 for what is no address.
         """
-        period, process = checked_period(period_s), self.context.machine.process()
-        file = place(path, *process) if path is not None else None
-        listens = listening(address, process[0]) if address is not None else None
-        metrics = Metrics(file, self.ledger.summaries, period, listens)
+        metrics = kept(self.ledger.summaries, self.context.machine.process(), path, period_s, address)
         weakref.finalize(self, close_quietly, metrics)
         return metrics
 

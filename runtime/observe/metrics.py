@@ -147,6 +147,15 @@ class Metrics:
         fail("CP0960", f"metrics cannot be written to {self.path}: a write has hung for {waited:.0f} s")
 
 
+def kept(
+    summaries: Callable[[], Sequence[Summary]], process: tuple[int, int], path: str | os.PathLike[str] | None,
+    period_s: float, address: str | None,
+) -> Metrics:  # fmt: skip
+    """Metrics as `run.metrics` is asked for them. process: its number, and how many there are."""
+    period, file = checked_period(period_s), None if path is None else place(path, *process)
+    return Metrics(file, summaries, period, None if address is None else listening(address, process[0]))
+
+
 def close_quietly(metrics: Metrics) -> None:
     """What a finaliser calls: a last write as far as it goes."""
     with contextlib.suppress(Exception):
