@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.records import data_parallel
 
 from commplan.cli import main
 from commplan.recorder import Record, read_run, summary, trace
@@ -233,6 +234,28 @@ def test_steps_go_on_where_a_ring_has_wrapped() -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
     return tmp_path
+
+
+def test_the_command_summarises(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data_parallel(place)
+    assert main(["trace", "summarise", str(place)]) == 0
+    out = capsys.readouterr().out
+    assert "plan data_parallel: 8 of 8 ranks on 1 host" in out
+    assert (
+        "phase step: 6 runs, 1 s each" in out and "rank 3 6x" in out and "line 16: all_gather native" in out
+    )
+    assert main(["trace", "summarise", str(place), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["lines"][0]["last"] == {"3": 6} and data["missing"] == [] and data["steps"][0]["hidden"] == 0
+
+
+def test_the_command_says_what_a_ring_has_lost(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data_parallel(place, steps=2500)
+    (place / next(path.name for path in place.iterdir() if path.name.endswith(".7.rec"))).unlink()
+    assert main(["trace", "summarise", str(place)]) == 0
+    said = capsys.readouterr().err
+    assert "the first 12,656 of 70,000 events (18%) have been overwritten" in said
+    assert "no record of ranks 7" in said
 
 
 def test_an_empty_ring_has_no_summary(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
