@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from commplan.cli.verb_blame import runs
 from commplan.cost import Simulation
@@ -21,6 +22,13 @@ def run_in(paths: list[str], schedule: Schedule | None = None, simulation: Simul
         fail(
             "CP1114", f"these are records of {1 + len(others)} runs: {named}", "name those of one: JOB.*.rec"
         )
+    for before, record in pairwise(records):
+        if before.rank == record.rank:
+            fail(
+                "CP1114",
+                f"{before.path} and {record.path} are both of rank {record.rank}",
+                "name one of them",
+            )
     if schedule is not None:
         _check(records, schedule)
     return read_run(records, _predicted(simulation) if simulation else None)

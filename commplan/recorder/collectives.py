@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -138,8 +139,9 @@ def line_of(event: Event) -> int:
 def _keyed(record: Record, slices: Iterable[Slice]) -> Iterator[tuple[tuple[object, ...], Slice]]:
     """Each slice with what names its collective on all of its ranks, whose plans may have other paths."""
     same: dict[tuple[object, ...], int] = {}
+    group = functools.cache(functools.partial(_group, record=record))
     for each in slices:
-        name = (each.line or each.name, each.details, each.runs, _group(each.details, record))
+        name = (each.line or each.name, each.details, each.runs, group(each.details))
         same[name] = same.get(name, -1) + 1
         yield (*name, same[name]), each
 
@@ -214,6 +216,9 @@ def _moved(
     moved: list[Slice] = []
     for each in group:
         offset = clocks[machine[each.rank]].offset
+        if not offset and each.state != _UNFINISHED:
+            moved.append(each)
+            continue
         begin, end = each.begin + offset, each.end + offset if each.state != _UNFINISHED else latest
         called = each.blocked == (each.begin, each.end)
         blocked = (begin, end) if called else (each.blocked[0] + offset, each.blocked[1] + offset)
@@ -225,6 +230,8 @@ def _judged(
     group: Sequence[Slice], machine: Mapping[int, int], clocks: Sequence[Clock], record: Record
 ) -> tuple[Slice, ...]:
     arrived = sorted(group, key=lambda each: each.begin)
+    machines = {machine[each.rank] for each in group}
+    unsure = 2 * max(clocks[number].uncertainty for number in machines) if len(machines) > 1 else 0.0
     judged: list[Slice] = []
     for each in group:
         sources = _sources(arrived, each, record)
@@ -233,8 +240,6 @@ def _judged(
             judged.append(each)
             continue
         holder, second = late[-1], max(each.begin, late[-2].begin if len(late) > 1 else each.begin)
-        apart = {machine[other.rank] for other in (*late, each)}
-        unsure = 2 * max(clocks[number].uncertainty for number in apart) if len(apart) > 1 else 0.0
         held = min(holder.begin, each.end) - each.begin
         judged.append(each._replace(holder=holder.rank, held=held, margin=holder.begin - second - unsure))
     return tuple(judged)

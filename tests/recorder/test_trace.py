@@ -258,6 +258,15 @@ def test_the_command_says_what_a_ring_has_lost(place: Path, capsys: pytest.Captu
     assert "no record of ranks 7" in said
 
 
+def test_two_records_of_a_rank_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Recording("5f0c", "p", 0, 2).path
+    (place / "again").mkdir()
+    copied = place / "again" / path.name
+    copied.write_bytes(path.read_bytes())
+    assert main(["trace", "summarise", str(path), str(copied)]) == 1
+    assert "are both of rank 0" in capsys.readouterr().err
+
+
 def test_an_empty_ring_has_no_summary(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Recording("5f0c", "p", 0, 2)
     assert main(["trace", "summarise", str(place)]) == 1
