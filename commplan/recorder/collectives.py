@@ -232,6 +232,8 @@ def _judged(
     arrived = sorted(group, key=lambda each: each.begin)
     machines = {machine[each.rank] for each in group}
     unsure = 2 * max(clocks[number].uncertainty for number in machines) if len(machines) > 1 else 0.0
+    if math.isinf(unsure):
+        return tuple(group)
     judged: list[Slice] = []
     for each in group:
         sources = _sources(arrived, each, record)

@@ -90,6 +90,13 @@ def test_without_a_common_collective_hosts_are_not_compared() -> None:
     assert json.loads(trace(run))["otherData"]["clocks"]["hosts"][1]["uncertainty_us"] is None
 
 
+def test_between_clocks_that_cannot_be_compared_nobody_is_last() -> None:
+    """A broadcast bounds clocks from one side alone."""
+    known = details("broadcast", root=3)
+    records = [record(rank, *once(1, 10 + rank, 15, known), host=rank // 2) for rank in range(4)]
+    assert [each.holder for each in read_run(records).slices] == [None] * 4
+
+
 def test_processes_of_one_machine_have_its_clock() -> None:
     stepped = record(1, *once(1, 2.0, 3.0, details()))._replace(clock=1.0)  # set back by a second meanwhile
     run = read_run([record(0, *once(1, 1.0, 2.0, details())), stepped])
