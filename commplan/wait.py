@@ -43,6 +43,16 @@ def until(attempt: Callable[[float], _Result], wait: Wait) -> _Result:
     return result
 
 
+def joined(thread: threading.Thread, wait: Wait) -> None:
+    """Until `thread` has ended."""
+
+    def ended(seconds: float) -> bool:
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    until(ended, wait)
+
+
 def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
     """`call()`, which waits for others without a bound of its own, in a thread that is left behind where
     they do not come. Raises what it raises."""
@@ -57,12 +67,7 @@ def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
 
     thread = threading.Thread(target=run, name="commplan-wait", daemon=True)
     thread.start()
-
-    def ended(seconds: float) -> bool:
-        thread.join(seconds)
-        return not thread.is_alive()
-
-    until(ended, wait)
+    joined(thread, wait)
     if errors:
         raise errors[0]
     return results[0]

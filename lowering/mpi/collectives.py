@@ -33,7 +33,7 @@ from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, ins
 from commplan.lowering.mpi.release import Resources, free_dropped
 from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
-from commplan.recorder.file import Recording
+from commplan.recorder.file import Details, Recording
 
 Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -104,7 +104,7 @@ class Channel:
             ranks, recording = self.groups.own.Get_size(), None
             if watched is not None and self.groups.concurrent and ranks > 1:
                 recording = self.groups.meet(
-                    watchdog.start, self._library, self._channel, watched, self.groups.rank, ranks
+                    watchdog.start, self._library, self._channel, watched, self.groups.rank, self.groups.sizes
                 )
             forget = functools.partial(_forget, self._numbers, recording)
             self.resources = Resources(self._library, self._channel, self.groups, forget)
@@ -275,15 +275,24 @@ class Channel:
         whole, axes = self._whole(size, spec), spec.axes or ()
         choose = choice(spec, self.groups, whole, dtype.itemsize)
         if choose is None:
-            return self._make_native(spec, size, dtype)
+            return self._described(self._make_native(spec, size, dtype), spec, whole, dtype)
         program = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
         label = _label(spec, whole, dtype)
         number = self._make_list(program, self.groups.along(axes), spec, dtype, label)
+        self._described(number, spec, whole, dtype)
         if spec.kind != "swap":
             return number
         orders = choose.program.targets, choose.program.sources
         taken, given = (_in_slots(order[self.groups.index(axes)].tolist(), size) for order in orders)
         return self._packed(number, taken, given, dtype.itemsize)
+
+    def _described(self, number: int, spec: Spec, whole: int, dtype: np.dtype[Any]) -> int:
+        """`number`, a list or MPI's own, with what the record says of it. whole: see `_label`."""
+        nbytes, axes = whole * dtype.itemsize, spec.axes or ()
+        algorithm = spec.algorithm.name
+        details = Details(spec.kind, algorithm, nbytes, dtype.name, spec.root, spec.opens, axes)
+        self._library.commplan_describe(number, details.text().encode())
+        return number
 
     def _make_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         group = self.groups.native(spec.axes or ())

@@ -162,6 +162,8 @@ class Library:
         nbytes = count * _itemsize(_DTYPES[dtype])
         return self._number(Native(KINDS[kind], self.made[comm], nbytes, root, _DTYPES[dtype], _OPS[op]))
 
+    def commplan_describe(self, number: int, details: bytes) -> None: ...
+
     def commplan_packed(
         self, number: int, taken: int, takes: int, given: int, gives: int, last: int, lasts: int, late: int,
         lates: int,

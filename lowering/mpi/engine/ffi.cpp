@@ -189,7 +189,7 @@ COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t 
                                    const int64_t* begins, const int32_t* next, const int32_t* peers, int64_t many,
                                    const int64_t* settings, const char* where) {
   auto list = std::make_unique<List>();
-  list->where = where;
+  list->where.line = where;
   auto* rows = reinterpret_cast<const Instruction*>(table);
   list->code.assign(rows, rows + count);
   list->waits.assign(waits, waits + count);
@@ -223,7 +223,7 @@ COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t 
 // settings: kind, communicator, count, root, dtype, op.
 COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, const char* where) {
   auto native = std::make_unique<Native>();
-  native->where = where;
+  native->where.line = where;
   native->kind = static_cast<Collective>(settings[0]);
   native->comm = MPI_Comm_f2c(static_cast<int>(settings[1]));
   native->count = settings[2];
@@ -235,6 +235,12 @@ COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, con
   opened->uses(native->comm);
   native->ranks = opened->others(native->comm);
   return add({opened, nullptr, std::move(native), nullptr, nullptr});
+}
+
+// What the record says of `number`, a list or MPI's own, before it first runs.
+COMMPLAN_API void commplan_describe(int64_t number, const char* details) {
+  const Callable& callable = *find(number);
+  (callable.list ? callable.list->where : callable.native->where).details = details;
 }
 
 // A list or MPI's own, `number`, for arrays of which its buffers consist: from, to: so many rows of Run, after the
@@ -264,7 +270,7 @@ COMMPLAN_API int64_t commplan_packed(int64_t number, const int64_t* from, int64_
 COMMPLAN_API int64_t commplan_request(void* channel, const char* where, const int32_t* peers, const char** names,
                                       int64_t many, const int64_t* table, int64_t count, int64_t window, void* told) {
   auto request = std::make_unique<Request>();
-  request->where = where;
+  request->where.line = where;
   request->peers.assign(peers, peers + many);
   request->names.assign(names, names + many);
   request->sends.resize(many);

@@ -30,6 +30,13 @@ std::string line_of(const std::string& where) {
   return at == std::string::npos ? where : where.substr(0, at);
 }
 
+// Under a line's name its details follow the zero byte that ends it (`commplan/recorder/file.py`).
+std::string recorded(const Operation& operation) {
+  const std::string& details = operation.details();
+  std::string line = line_of(operation.where());
+  return details.empty() ? line : line.substr(0, Recorder::kNameBytes - 2 - details.size()) + '\0' + details;
+}
+
 std::string seconds(int64_t nanoseconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(nanoseconds) * 1e-9);
@@ -157,7 +164,7 @@ Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record)
   }
 }
 
-void Watch::begin(Operation& operation) {
+int64_t Watch::begin(Operation& operation) {
   int64_t at = now();
   std::lock_guard<std::mutex> lock(mutex_);
   for (const Partner& partner : operation.partners()) begun_[partner.rank] = std::max(begun_[partner.rank], partner.number);
@@ -169,8 +176,9 @@ void Watch::begin(Operation& operation) {
   ++cadence.runs;
   cadence.began = at;
   active_.push_back({&operation, at, ++operations_, cadence.runs});
-  recorder_.add(Recorder::kBegin, line_of(operation.where()), operations_, cadence.runs, operation.nbytes());
+  recorder_.add(Recorder::kBegin, recorded(operation), operations_, cadence.runs, operation.nbytes());
   moved_ = at;
+  return operations_;
 }
 
 void Watch::end(Operation& operation) {
@@ -178,11 +186,16 @@ void Watch::end(Operation& operation) {
   auto mine = [&](const Active& each) { return each.operation == &operation; };
   auto at = std::find_if(active_.begin(), active_.end(), mine);
   auto kind = operation.failed() ? Recorder::kFailed : Recorder::kEnd;
-  recorder_.add(kind, line_of(operation.where()), at->number, at->runs, 0);
+  recorder_.add(kind, recorded(operation), at->number, at->runs, 0);
   active_.erase(at);
   last_ = &operation.where();
   last_runs_ = cadences_[last_].runs;
   moved_ = now();
+}
+
+void Watch::waited(int64_t number, int64_t nanoseconds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  recorder_.add(Recorder::kWaited, "", number, 0, nanoseconds);
 }
 
 void Watch::has_left(int rank, int64_t last) {

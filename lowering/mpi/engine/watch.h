@@ -15,7 +15,8 @@ void add_busy(int change);  // this process says itself that it will come later
 // What a rank began and ended (recorder.cpp). base: a file's memory, or null; it stays mapped.
 class Recorder {
  public:
-  enum Happened : int64_t { kBegin = 1, kEnd = 2, kFailed = 3, kVerdict = 4 };
+  static constexpr int64_t kNameBytes = 128;
+  enum Happened : int64_t { kBegin = 1, kEnd = 2, kFailed = 3, kVerdict = 4, kWaited = 5 };
   explicit Recorder(char* base) : base_(base) {}
   void add(Happened kind, const std::string& text, int64_t operation, int64_t runs, int64_t nbytes);
   void release() { base_ = nullptr; }  // the memory is not written to any more
@@ -32,8 +33,9 @@ class Recorder {
 class Watch {
  public:
   Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record);
-  void begin(Operation& operation);
+  int64_t begin(Operation& operation);  // its number, of those of this rank
   void end(Operation& operation);
+  void waited(int64_t number, int64_t nanoseconds);  // for what was begun before, until it had ended
   void moved() { moved_.store(now(), std::memory_order_relaxed); }
   void has_left(int rank, int64_t last);  // last: of the operations in common, the last that it has begun
   std::string verdict();  // why all that waits must end, or empty
