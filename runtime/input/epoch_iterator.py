@@ -10,8 +10,8 @@ from typing import Any, NoReturn, Self
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.visit_check import Checks
+from commplan.runtime.input.wait_log import ClosedError
 
 
 class EpochIterator(Iterator[HostBatch]):

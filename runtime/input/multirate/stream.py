@@ -25,8 +25,9 @@ from commplan.ir.schedule import Read
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.iterator import Pace, PhaseBatches
+from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.schedule import ClockPlan
+from commplan.runtime.input.program import Pace
 from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.shm_control import LOOK_S
 from commplan.runtime.input.sources import files as _sources

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from commplan.diagnostics import CommplanError
+from commplan.input.order import Order
 from commplan.input.prefetch import KEEP
 from commplan.input.work_partition import Division, division
+from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read, Share
 from commplan.runtime.input import wait_log
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.group import Group
-from commplan.runtime.input.program import HostProgram, designed
+from commplan.runtime.input.program import EpochCursor, HostProgram, designed
 from commplan.runtime.input.shm import futex, segment
 from commplan.runtime.input.shm import shm_control as _control
 from commplan.runtime.input.shm.shm_channel import SharedRing
@@ -26,6 +28,7 @@ from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.turn_schedule import TurnSchedule
 from commplan.runtime.input.wait_log import LOG, WaitReporter
 from commplan.verify.input.visitation import prove_division
+from commplan.wait import Wait, until
 
 
 @dataclass(frozen=True)
@@ -53,23 +56,24 @@ class _Rendezvous:
             self._await_seal()
 
     def _await_joined(self, process: int) -> None:
-        word = self.control.word(process, "presence")
-        begun, lasting = time.monotonic(), WaitReporter(wait_log.START_S)
-        while (seen := word.value) == ABSENT:
+        word, lasting = self.control.word(process, "presence"), WaitReporter(wait_log.START_S)
+        index, count, timeout = self.group.index, self.group.count, self.group.timeout
+
+        def look(waited: float) -> None:
             segment.refused(self.control.memory, self.wanted)
-            if self.group.index != self.group.local[0] and not self.control.memory.maker_lives():
+            if index != self.group.local[0] and not self.control.memory.maker_lives():
                 self._lost_maker()
-            waited = time.monotonic() - begun
             if lasting.due(waited):
                 LOG.warning(
                     "process %d has waited %.0f s for process %d of %d to come; it gives up after %g s",
-                    self.group.index, waited, process, self.group.count, self.group.timeout,
+                    index, waited, process, count, timeout,
                 )  # fmt: skip
-            if waited > self.group.timeout:
-                late = f"did not come within {self.group.timeout:g} s"
-                self.told.fail("CP0921", f"process {process} of {self.group.count} {late}")
-            futex.wait(word, seen, LOOK_S)
-        if process != self.group.index and not self.control.memory.owned(process) and not self._sealed():
+
+        def late(_: float) -> NoReturn:
+            self.told.fail("CP0921", f"process {process} of {count} did not come within {timeout:g} s")
+
+        until(lambda seconds: futex.changed(word, ABSENT, seconds), Wait(timeout, late, look, LOOK_S))
+        if process != index and not self.control.memory.owned(process) and not self._sealed():
             self.told.lost(process, "died while the group was forming")
 
     def _sealed(self) -> bool:
@@ -77,12 +81,14 @@ class _Rendezvous:
 
     def _await_seal(self) -> None:
         word = self.control.memory.word(segment.SEAL_AT)
-        until = time.monotonic() + self.group.timeout
-        while not (seen := word.value):
-            futex.wait(word, seen, LOOK_S)
+
+        def look(_: float) -> None:
             segment.refused(self.control.memory, self.wanted)
-            if not word.value and (not self.control.memory.maker_lives() or time.monotonic() > until):
+            if not word.value and not self.control.memory.maker_lives():
                 self._lost_maker()
+
+        wait = Wait(self.group.timeout, lambda _: self._lost_maker(), look, LOOK_S)
+        until(lambda seconds: futex.changed(word, 0, seconds), wait)
 
     def _lost_maker(self) -> NoReturn:
         if not self.control.memory.maker_lives():
@@ -93,7 +99,9 @@ class _Rendezvous:
 def join(
     group: Group,
     program: HostProgram,
-    at: tuple[int, int, int],
+    orders: Mapping[Ref, Order],
+    course: EpochCursor,
+    order: int,
     *,
     slots: int,
     meter: Meter,
@@ -103,10 +111,11 @@ def join(
 ) -> SharedRing:
     """Meet the other processes of `group` and map the slots for what travels in `program`.
 
-    at: epoch, step and order that the first batch stands at, the same in all. keep: batches that this process
-    may show at a time without a copy; less than `slots`, unless it waits for its own arrays. leaving: a
-    process may leave the others at any time. ahead: batches in the making at a time, at most, where readers
-    may take turns at making them; None: each makes a part of every batch. Errors: CP0761, CP0920 to CP0923.
+    course, order: where the batches stand, and a checksum of `orders`; the same in all. keep: batches that
+    this process may show at a time without a copy; less than `slots`, unless it waits for its own arrays.
+    leaving: a process may leave the others at any time. ahead: batches in the making at a time, at most,
+    where readers may take turns at making them; None: each makes a part of every batch. Errors: CP0761,
+    CP0920 to CP0923.
     """
     schedule, phase = program.schedule, program.phase
     shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
@@ -124,10 +133,9 @@ def join(
     layout = slot_layout(program, divisions)
     over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
     alike = {axis: indices for axis, indices in program.local.items() if axis not in over}
-    epoch, step, order = at
     facts = {
         "the plan": schedule.plan_digest or schedule.plan,
-        "the place in the order": (epoch, step),
+        "the place in the order": (course.epoch, course.step),
         "the order of records (lengths of the sources, seeds, visits)": order,
         "slots and what lies in them": (slots, layout.nbytes),
         "the hosts": group.hosts,
@@ -159,7 +167,15 @@ def join(
         goes_on = leaving or any(hint.on_failure == "continue" for hint in hints)
         errors = PeerErrors(group, blame)
         roster = TurnSchedule(control, divisions, group.local, layout.makers, slots, ahead)
-        ring = SharedRing(group, control, mapped, layout, roster, errors, share.result, meter, goes_on, keep)
+
+        def rows(step: int) -> dict[int, int]:
+            flows = ((place, program.flows[place]) for place in divisions)
+            return {p: len(program.rows(flow, orders[flow.reads[0].result].rows(step))) for p, flow in flows}
+
+        ring = SharedRing(
+            group, control, mapped, layout, roster, errors, share.result, meter, goes_on, keep, course, order,
+            rows,
+        )  # fmt: skip
         with meter.working(share.result, waits=True):
             _Rendezvous(group, control, errors, wanted).meet()
     except BaseException:

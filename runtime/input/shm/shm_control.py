@@ -11,14 +11,15 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NoReturn
 
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.segment import Segment
 from commplan.runtime.input.shm.slot_layout import PAGE
+from commplan.runtime.input.wait_log import ClosedError
+from commplan.wait import Wait, attended, until
 
 LOOK_S = 0.25  # how often a waiting process looks whether its peers live
 ABSENT, JOINED, LEFT = 0, 1, 2
@@ -52,9 +53,9 @@ def fence() -> None:
     that order memory loosely keep no more than that: the second taking holds back reads that follow a write.
     """
     once = threading.Lock()
-    once.acquire()
+    once.acquire(blocking=False)
     once.release()
-    once.acquire()
+    once.acquire(blocking=False)
 
 
 @dataclass
@@ -138,23 +139,35 @@ class Control:
         self.bell("carried").value = number
         futex.wake(self.bell("carried"))
 
-    def wait(self, bell: Bell, enough: Callable[[], bool], look: Callable[[], None] | None = None) -> bool:
-        """Sleep until `enough`; False once stopped. look: called now and then while it is not; may raise."""
+    def wait(
+        self,
+        bell: Bell,
+        enough: Callable[[], bool],
+        look: Callable[[], None] = lambda: None,
+        bound: tuple[float, Callable[[float], NoReturn]] | None = None,
+    ) -> None:
+        """Sleep until `enough`; raises ClosedError once stopped. look: called now and then while it is not;
+        may raise. bound: seconds, and what then raises; None for what this process itself goes on with."""
         word = self.bell(bell)
-        next_look = time.monotonic() + LOOK_S
-        while not self.stopped:
+
+        def attempt(seconds: float) -> bool:
+            if self.stopped:
+                raise ClosedError
             seen = word.value
             fence()
-            if enough():
-                fence()
-                return True
-            now = time.monotonic()
-            if now >= next_look:
-                if look is not None:
-                    look()
-                next_look = now + LOOK_S
-            futex.wait(word, seen, LOOK_S)
-        return False
+            if not enough():
+                if seconds:
+                    futex.wait(word, seen, seconds)
+                return False
+            fence()
+            return True
+
+        if attempt(0.0):  # mostly it is there already
+            return
+        if bound is None:
+            attended(attempt, lambda _: look(), LOOK_S)
+        else:
+            until(attempt, Wait(*bound, lambda _: look(), LOOK_S))
 
     def alive(self, process: int) -> bool:
         """Whether `process`, of this host, has come, has not left and lives."""

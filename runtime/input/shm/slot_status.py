@@ -97,6 +97,11 @@ class PeerErrors:
         """Raise CP0920: `process` is not there any more."""
         self.fail("CP0920", f"process {process} of {self.group.count} {how}")
 
+    def silent(self, process: int, seconds: float) -> NoReturn:
+        """Raise CP0921: `process` does not come."""
+        count = self.group.count
+        self.fail("CP0921", f"process {process} of {count} lives, but was silent for {seconds:g} s")
+
     def fail(self, code: str, message: str) -> NoReturn:
         self.blame.fail(
             code,

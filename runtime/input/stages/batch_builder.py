@@ -18,8 +18,7 @@ from commplan.ir.types import ArrayType
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState, HostBatch, Visit, compact, count, layout
 from commplan.runtime.input.layout import Array, Bools, agrees, aligned, blocks, read_only
-from commplan.runtime.input.program import Coords, Flow, HostProgram, identity, validity
-from commplan.runtime.input.shm import slot_status
+from commplan.runtime.input.program import FIRST, Coords, EpochCursor, Flow, HostProgram, identity, validity
 from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.input.stages.records import Place, Record, Stage
@@ -33,37 +32,8 @@ BLOCK = 16  # records of one task, at most: small enough that threads share a ba
 
 
 @dataclass(frozen=True)
-class EpochCursor:
-    """Where batches stand that are counted from 0. epoch, step: of the first; steps: of an epoch."""
-
-    epoch: int
-    step: int
-    steps: int
-
-    def at(self, number: int) -> tuple[int, int]:
-        """Epoch and step of batch `number`."""
-        epochs, step = divmod(self.step + number, self.steps)
-        return self.epoch + epochs, step
-
-
-@dataclass(frozen=True)
-class Pace(EpochCursor):
-    """The course of batches that several consumers take apart, each at its own rate.
-
-    steps: batches of an epoch, whatever the loads would make of it: positions past the end of a source wrap.
-    slots: batches that may be there at a time, made or in the making.
-
-    Such batches are not put together around records that were skipped: every row stays in its place, and
-    `HostBatch.values` tells for each flow, under `making.validity`, which rows hold a record.
-    """
-
-    slots: int
-
-
-@dataclass(frozen=True)
 class BatchFactory:
-    """Makes the batches of one phase. orders, sources: by the id of the load's result, and by name.
-    fingerprint: of the order of records."""
+    """Makes the batches of one phase. orders: by the id of the load's result."""
 
     program: HostProgram
     orders: Mapping[Ref, Order]
@@ -74,8 +44,7 @@ class BatchFactory:
     apart: bool = False  # rows that were skipped stay in their places, and the batch tells which
     workers: Workers | None = None
     together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
-    course: EpochCursor = EpochCursor(0, 0, 1)
-    fingerprint: int = 0
+    course: EpochCursor = FIRST
     # What is the same for most batches: the rows of a step and which of them count, what is handed over.
     _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
@@ -86,22 +55,6 @@ class BatchFactory:
             for state in states:
                 self.look_up(state, epoch, step)
         return BatchBuilder(self, number, epoch, step, states)
-
-    # --- what `SharedRing` asks ---
-
-    def place(self, number: int) -> slot_status.Place:
-        """Where batch `number` stands."""
-        return slot_status.Place(*self.course.at(number), self.fingerprint)
-
-    def rows(self, number: int) -> dict[int, int]:
-        """The rows of batch `number`, for each flow that moves anything by its place in the program."""
-        _, step = self.course.at(number)
-        program = self.program
-        return {
-            place: len(program.rows(flow, self.orders[flow.reads[0].result].rows(step)))
-            for place, flow in enumerate(program.flows)
-            if flow.moved
-        }
 
     def remake(self, number: int, process: int) -> None:
         """Fill the parts of `process` in batch `number`, in this thread."""

@@ -33,9 +33,9 @@ from commplan.lowering.jax import order, programs
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.lowering.programs import program_named
 from commplan.runtime.input.layout import aligned, rounded
-from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Bytes, RowSlices
+from commplan.runtime.input.wait_log import ClosedError
 
 AXIS = "host"
 FILLED = 16  # slices per hop of a chain, at least: filling it takes a sixteenth of the time that bytes take

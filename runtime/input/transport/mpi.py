@@ -23,13 +23,13 @@ import numpy as np
 from commplan.diagnostics import fail
 from commplan.input.work_partition import Division, Move, adopted
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.mpi_executor import Awaited
 from commplan.runtime.input.transport.mpi_group import Team, free_closed, goes_on
 from commplan.runtime.input.transport.transfer_plan import Form, TransferPlan, script
 from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 from commplan.runtime.input.transport.ulfm import LOSSES, Survivors
+from commplan.runtime.input.wait_log import ClosedError
 
 LOOK_S = 0.05  # seconds between two looks at who has died or left
 SETTLE_S = 3.0  # seconds in which the news of a death reaches every process
