@@ -7,6 +7,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
 from typing import NamedTuple, NoReturn, TypeVar
 
 SLICE_S = 0.25
@@ -59,6 +61,12 @@ def ended(thread: threading.Thread, seconds: float) -> bool:
     """Whether `thread` has ended after so many seconds at most."""
     thread.join(seconds)
     return not thread.is_alive()
+
+
+def outcome(future: Future[_Result]) -> _Result:
+    """What a thread of this process comes to return, or raises."""
+    attended(lambda seconds: future.done() or bool(futures.wait([future], seconds).done))
+    return future.result(0)
 
 
 def apart(call: Callable[[], _Result], wait: Wait) -> _Result:

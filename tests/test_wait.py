@@ -39,13 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     "lowering/mpi/shared.py": {"Recv"},
     "runtime/calibrate/lock.py": {"Barrier", "join", "wait"},
     "runtime/calibrate/mpi.py": {"Barrier", "Dup", "Waitall", "allgather", "bcast"},
-    "runtime/input/multirate/batches.py": {"result"},
-    "runtime/input/multirate/stream.py": {"join"},
-    "runtime/input/stages/worker_pool.py": {"recv", "wait"},
-    "runtime/input/stages/worker_process.py": {"recv"},
-    "runtime/input/transport/jax.py": {"get", "result"},
-    "runtime/input/transport/mpi_executor.py": {"wait"},
-    "runtime/input/transport/mpi_group.py": {"wait"},
+    "runtime/input/stages/worker_pool.py": {"recv"},  # behind a poll
+    "runtime/input/stages/worker_process.py": {"recv"},  # of its parent, with whom it ends
     "runtime/machines/ranks.py": {"Create_group", "Dup", "Split", "allgather", "recv"},
     "runtime/observe/metrics.py": {"join"},
     "runtime/param_server/checkpoint.py": {"join"},

@@ -11,6 +11,7 @@ Where processes share the stream, a thread keeps each of them at its duty while 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -32,6 +33,7 @@ from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.shm_control import LOOK_S
 from commplan.runtime.input.sources import files as _sources
 from commplan.runtime.input.wait_log import LOG, WaitReporter
+from commplan.wait import attended, ended
 
 NOBODY_S = 120.0  # how long a member is waited for that no thread seems to drive
 TIMEOUT_S = 1800.0
@@ -163,7 +165,7 @@ class MultirateStream:
         if pool is not None:
             pool.shutdown(wait=wait)
         if wait and attendant is not None and attendant is not threading.current_thread():
-            attendant.join()
+            attended(functools.partial(ended, attendant))
 
     def pool(self, threads: int) -> ThreadPoolExecutor:
         """Threads for what members do for themselves."""

@@ -36,6 +36,7 @@ from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.stages import worker_process as _worker
 from commplan.runtime.input.stages.batch_builder import BatchBuilder
 from commplan.runtime.input.wait_log import ClosedError
+from commplan.wait import attended
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
 _FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up
@@ -72,11 +73,14 @@ class _Process:
 
     def ask(self, message: object) -> Any:
         """Send, and wait for the answer. Raises EndedError where the process is gone before that."""
+
+        def look(_: float) -> None:
+            if self.process.poll() is not None:  # a process of its own may still hold the socket open
+                raise EndedError
+
         try:
             self.link.send(message)
-            while not self.link.poll(_LOOK_S):
-                if self.process.poll() is not None:  # a process of its own may still hold the socket open
-                    raise EndedError
+            attended(self.link.poll, look, _LOOK_S)
             return self.link.recv()
         except (EOFError, OSError):
             raise EndedError from None
@@ -85,11 +89,11 @@ class _Process:
         """Let it finish its record if that is soon, and make sure that it is gone. The link is closed with
         its last user: another thread may be about to hang up."""
         self.hang_up()
-        try:
-            self.process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
+        for seconds in (GRACE_S, _FATE_S):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
+                return
             self.process.kill()
-            self.process.wait()
 
     def hang_up(self) -> None:
         with (

@@ -30,6 +30,7 @@ from commplan.runtime.input.transport.transfer_plan import Form, TransferPlan, s
 from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 from commplan.runtime.input.transport.ulfm import LOSSES, Survivors
 from commplan.runtime.input.wait_log import ClosedError
+from commplan.wait import Wait
 
 LOOK_S = 0.05  # seconds between two looks at who has died or left
 SETTLE_S = 3.0  # seconds in which the news of a death reaches every process
@@ -82,7 +83,6 @@ class MpiCarrier:
         self._due: RegroupedError | None = None
         self._busy = threading.Lock()
         self._stopped = self._closed = False
-        self._looked = 0.0
 
     # --- the calls of the ring ---
 
@@ -125,7 +125,7 @@ class MpiCarrier:
         if not plan.messages:
             return
         arrays = [parcel.cells.reshape(-1) for parcel in parcels]
-        team.wire.run(plan, arrays, self._look)
+        team.wire.run(plan, arrays, self._waiting)
         self.sent += plan.nbytes(outgoing=True)
         self.received += plan.nbytes(outgoing=False)
 
@@ -154,7 +154,7 @@ class MpiCarrier:
                 if error.Get_error_class() not in LOSSES:
                     self._refused(error)
                 team.revoke()
-            survivors.after(team, self._waits_for_survivors)
+            self._await_survivors(survivors, team)
 
     def _settle(
         self, team: Team, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices]
@@ -164,7 +164,7 @@ class MpiCarrier:
 
         Hosts are one batch apart at most: nobody ends a batch before all have ended the one before.
         """
-        numbers = team.numbers(number, self._look)
+        numbers = team.numbers(number, self._waiting)
         last = max(numbers.values())
         behind = [host for host, other in numbers.items() if other < last]
         mine = self.division.hosts[self._process]
@@ -196,10 +196,11 @@ class MpiCarrier:
         move = Move("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
         self._run(team, self._script(move, (beat,)), (beat,))
 
-    def _waits_for_survivors(self, waited: float) -> None:
-        self._go_on()
-        if waited > self._timeout:
+    def _await_survivors(self, survivors: Survivors, team: Team) -> None:
+        def late(_: float) -> NoReturn:
             self._fail("CP0937", f"those who are left did not find each other within {self._timeout:g} s")
+
+        survivors.after(team, Wait(self._timeout, late, lambda _: self._go_on(), LOOK_S))
 
     # --- looking after the others ---
 
@@ -207,12 +208,15 @@ class MpiCarrier:
         if self._stopped:
             raise ClosedError
 
-    def _look(self, waited: float, awaited: Awaited) -> None:
+    def _waiting(self, awaited: Awaited) -> Wait:
+        def late(_: float) -> NoReturn:
+            who = ", ".join(f"process {self._speaking.speakers[host]} on host {host}" for host in awaited())
+            self._fail("CP0937", f"{who or 'another host'} was silent for {self._timeout:g} s")
+
+        return Wait(self._timeout, late, self._look, LOOK_S)
+
+    def _look(self, waited: float) -> None:
         self._go_on()
-        now = time.monotonic()
-        if now - self._looked < LOOK_S:
-            return
-        self._looked = now
         team, survivors = self._speaking, self._survivors
         # Where a call was under way, not every revocation is told: there may be another team already.
         if survivors is not None and (survivors.team is not team or team.silenced()):
@@ -223,9 +227,6 @@ class MpiCarrier:
         if gone and waited > _LAST_WORDS_S:
             # The first: all others left because of it.
             self._fail("CP0935", f"host {gone[0]} left: its batches were closed before the epoch's end")
-        if waited > self._timeout:
-            who = ", ".join(f"process {team.speakers[host]} on host {host}" for host in awaited())
-            self._fail("CP0937", f"{who or 'another host'} was silent for {self._timeout:g} s")
 
     def _raise_dead(self, team: Team, error: Any) -> NoReturn:
         """MPI refused: say who died, or what it said. The others learn of it by the revocation."""

@@ -22,6 +22,7 @@ import numpy as np
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.transport.transfer_plan import Message, TransferPlan, Window
 from commplan.runtime.input.transport.transport import Bytes
+from commplan.wait import Wait, until
 
 SENDS, RECEIVES = 64, 128  # messages from, and to, one host that are under way
 _SHORTEST, _LONGEST = 1e-3, 4e-3  # seconds of a sleep; what comes in the first waits in buffers
@@ -31,24 +32,21 @@ RESERVED = 8  # tags from 0 on that scripts do not use
 
 _left_alone: list[tuple[Any, Any]] = []  # requests that nobody waits for, and memory that they may touch
 Awaited = Callable[[], list[int]]
-Look = Callable[[float, Awaited], None]
+Waiting = Callable[[Awaited], Wait]  # how long, and what to look after meanwhile
 
 
-class Backoff:
-    """Sleeps between looks. look: called after each with the seconds since something moved, and what tells
-    the hosts that are waited for; what it raises ends the wait."""
+def until_moved(step: Callable[[], object], wait: Wait) -> None:
+    """Call `step` until it says that something has moved, and sleep in between."""
+    begun = time.monotonic()
 
-    def __init__(self, look: Look, awaited: Awaited) -> None:
-        self._look, self._awaited = look, awaited
-        self._since = time.monotonic()
-
-    def moved(self) -> None:
-        self._since = time.monotonic()
-
-    def wait(self) -> None:
-        waited = time.monotonic() - self._since
+    def attempt(_: float) -> bool:
+        if step():
+            return True
+        waited = time.monotonic() - begun
         time.sleep(_SHORTEST if waited < _LIVELY else min(waited / _SHARE, _LONGEST))
-        self._look(waited, self._awaited)
+        return False
+
+    until(attempt, wait)
 
 
 @dataclass
@@ -66,20 +64,17 @@ class Endpoint:
     def __post_init__(self) -> None:
         self._tags = int(self.comm.Get_attr(MPI.TAG_UB)) + 1 - RESERVED
 
-    def run(self, script: TransferPlan, arrays: Sequence[Bytes], look: Look) -> None:
+    def run(self, script: TransferPlan, arrays: Sequence[Bytes], waiting: Waiting) -> None:
         """Carry out `script` on `arrays`, one-dimensional; returns when all is sent and all is there.
 
-        look: see `Backoff`. Raises what it raises, and `MPI.Exception` as MPI does; after either this wire
-        cannot be used again.
+        waiting: for the next message. Raises what the wait raises, and `MPI.Exception` as MPI does; after
+        either this wire cannot be used again.
         """
         run = _Run(self, script, arrays)
+        wait = waiting(run.awaited)
         try:
-            patience = Backoff(look, run.awaited)
             while run.order.is_active():
-                if run.step():
-                    patience.moved()
-                else:
-                    patience.wait()
+                until_moved(run.step, wait)
         except MPI.Exception:
             run.abandon(failed=True)
             raise

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.runtime.input.transport.mpi_executor import Backoff, Endpoint, Look, ended, forget, orphan
+from commplan.runtime.input.transport.mpi_executor import (
+    Endpoint,
+    Waiting,
+    ended,
+    forget,
+    orphan,
+    until_moved,
+)
 
 _LEFT, _NUMBER = 0, 1  # tags
 _GOODBYE_S = 0.2  # seconds that a last message may take to leave
@@ -90,18 +97,22 @@ class Team:
 
     # --- what speakers tell each other besides rows ---
 
-    def numbers(self, number: int, look: Look) -> dict[int, int]:
+    def numbers(self, number: int, waiting: Waiting) -> dict[int, int]:
         """What each speaker gives, by host. All of them call it."""
         mine = np.array([number], np.int64)
         words = {host: np.zeros(1, np.int64) for host in self.others}
         receiving = {h: self.comm.Irecv([w, MPI.INT64_T], self.ranks[h], _NUMBER) for h, w in words.items()}
         sending = {h: self.comm.Issend([mine, MPI.INT64_T], self.ranks[h], _NUMBER) for h in words}
-        patience = Backoff(look, lambda: sorted({*receiving, *sending}))
+
+        def all_over() -> bool:
+            for host in [host for host, request in receiving.items() if request.Test()]:
+                del receiving[host]
+            for host in [host for host, request in sending.items() if ended(request)]:
+                del sending[host]
+            return not receiving and not sending
+
         try:
-            while receiving or sending:
-                receiving = {host: request for host, request in receiving.items() if not request.Test()}
-                sending = {host: request for host, request in sending.items() if not ended(request)}
-                patience.wait()
+            until_moved(all_over, waiting(lambda: sorted({*receiving, *sending})))
         except BaseException:
             for request in (*receiving.values(), *sending.values()):
                 orphan(request, words, mine)
