@@ -19,7 +19,6 @@ from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.prefetch.prefetch import Prefetcher
-from commplan.runtime.input.prefetch.zero_copy import Direct
 from commplan.runtime.input.program import EpochCursor, HostProgram, Pace, host_program
 from commplan.runtime.input.shm.rendezvous import join
 from commplan.runtime.input.shm.shm_channel import SharedRing
@@ -126,8 +125,6 @@ class PhaseBatches(EpochIterator):
         self._cursor = _Cursor(maker.batch, course, self._armed)
         name = f"commplan-{schedule.plan}-{phase}"
         direct = pace is None and _direct(program, exchange)
-        if direct and exchange is not None:
-            self._cursor.make = Direct(maker, exchange).batch
         self._ring = Prefetcher(self._cursor.start, ahead, cores, name, exchange, crew, direct)
         self._closing = weakref.finalize(self, self._ring.end)
 

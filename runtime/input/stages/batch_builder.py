@@ -73,9 +73,9 @@ class BatchFactory:
             owned = self.program.rows(flow, rows)
             counts = {read.result: self.orders[read.result].counts(step)[owned] for read in flow.reads}
             valid = np.ones((len(self.program.variants(flow.per)), len(owned)), bool)
-            self._known[key] = (owned, counts, valid)
-        owned, counts, valid = self._known[key]
-        return FlowState(flow, owned, {}, counts, {}, valid.copy())
+            self._known[key] = (owned, counts, valid, {})
+        owned, counts, valid, known = self._known[key]
+        return FlowState(flow, owned, {}, counts, {}, valid.copy(), known)
 
     def look_up(self, state: FlowState, epoch: int, step: int) -> None:
         """The records of the rows, in the order of each load."""
@@ -187,10 +187,14 @@ class BatchBuilder:
         """What may be handed over as it lies in the slot."""
         if self.maker.exchange is not None and not CAN_LEND:
             return
-        for ref in set(roots).intersection(state.flow.moved):
-            shape = layout(self.maker.program, ref, self.moved[ref].shape, len(state.rows))
-            if shape is not None:
-                state.shown[ref] = self.moved[ref][:, : len(state.rows)].reshape(shape)
+        rows = len(state.rows)
+        for ref in state.flow.moved:
+            if ref not in roots:
+                continue
+            if ref not in state.known:
+                state.known[ref] = layout(self.maker.program, ref, self.moved[ref].shape, rows)
+            if state.known[ref] is not None:
+                state.shown[ref] = self.moved[ref][:, :rows].reshape(state.known[ref])
 
     def _joined(self, tasks: list[list[Task]]) -> list[Task]:
         """The tasks of all flows; blocks of flows whose sources fetch their records together are one task."""
@@ -294,30 +298,37 @@ class BatchBuilder:
         values: dict[Ref, Array] = {}
         records: dict[Ref, npt.NDArray[np.int64]] = {}
         visits: list[Visit] = []
-        for state in self.states:
-            visits += self._visits(state)
-            self._received(state)
+        for place, state in enumerate(self.states):
+            clean = bool(state.valid.all())
+            visits += self._visits(state, clean)
+            self._received(place, state, clean)
             if self.maker.apart:
                 values[validity(state.flow)] = state.valid
                 named = [identity(read) for read in state.flow.reads]
                 values.update({ref: self.moved[ref] for ref in named if ref in self.moved})
-            elif not state.valid.all():
+            elif not clean:
                 compact(program, state)
             for ref in self.maker.roots(state.flow):
                 values[ref] = state.shown[ref] if ref in state.shown else state.arrays[ref]
             for read in state.flow.reads:
                 records[read.result] = _laid_out(program, read, state.records)
                 if read.count in program.roots:
-                    values[read.count] = count(program, state, read, read.count)
+                    values[read.count] = self._count(state, read, read.count, clean)
             state.shown = {}
         self.moved = {}
         seeds = {read.result: read.seed for state in self.states for read in state.flow.reads}
         return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits))
 
-    def _visits(self, state: FlowState) -> list[Visit]:
+    def _count(self, state: FlowState, read: Read, ref: Ref, clean: bool) -> Array:
+        if not clean:
+            return count(self.maker.program, state, read, ref)
+        if ref not in state.known:
+            state.known[ref] = read_only(count(self.maker.program, state, read, ref))
+        return state.known[ref]
+
+    def _visits(self, state: FlowState, clean: bool) -> list[Visit]:
         """The records that count here."""
         visits: list[Visit] = []
-        clean = state.valid.all()
         for read in state.flow.reads:
             counts = state.counts[read.result]
             for coords in self.maker.program.variants(read.per):
@@ -328,19 +339,19 @@ class BatchBuilder:
                 visits.append(Visit(read.result, coords, state.records[read.result, coords][counts], skipped))
         return visits
 
-    def _received(self, state: FlowState) -> None:
+    def _received(self, place: int, state: FlowState, clean: bool) -> None:
         """Account for what others made of shared values."""
         exchange = self.maker.exchange
         if exchange is None or not state.flow.moved:
             return
-        rows, division = len(state.rows), exchange.division(self.states.index(state), self.number)
-        mine = [division.part(rows, part) for process in self.duties for part in division.of(process)]
-        number, skipped = rows - sum(high - low for low, high in mine), 0
-        if not state.valid.all():
-            failed: Bools = ~np.asarray(state.valid.all(0))
-            skipped = int(np.count_nonzero(failed)) - sum(
-                int(np.count_nonzero(failed[low:high])) for low, high in mine
-            )
+        number = len(state.rows)
+        failed: Bools = ~np.asarray(state.valid.all(0)) if not clean else np.empty(0, bool)
+        skipped = int(np.count_nonzero(failed))
+        division = exchange.division(place, self.number)
+        for part in (part for process in self.duties for part in division.of(process)):
+            low, high = division.part(len(state.rows), part)
+            number -= high - low
+            skipped -= int(np.count_nonzero(failed[low:high]))
         for op in state.flow.before:
             if isinstance(op, Share) and op.result in state.flow.moved:
                 nbytes = number * self.moved[op.result][:, :1].nbytes
