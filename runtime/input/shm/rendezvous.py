@@ -41,7 +41,7 @@ class _Rendezvous:
     wanted: segment.Wanted
 
     def meet(self) -> None:
-        """Wait until all have joined; then the name of the file goes."""
+        """Wait until all have joined; whoever sees it first removes the name of the file."""
         memory = self.control.memory
         mine = self.control.word(self.group.index, "presence")
         self.control.say_cores(cores_of())
@@ -49,11 +49,8 @@ class _Rendezvous:
         futex.wake(mine)
         for process in self.group.local:
             self._await_joined(process)
-        if self.group.index == self.group.local[0]:
-            memory.unlink()
-            memory.seal()
-        else:
-            self._await_seal()
+        memory.unlink()
+        memory.seal()
 
     def _await_joined(self, process: int) -> None:
         word, lasting = self.control.word(process, "presence"), WaitReporter(wait_log.START_S)
@@ -78,17 +75,6 @@ class _Rendezvous:
 
     def _sealed(self) -> bool:
         return bool(self.control.memory.word(segment.SEAL_AT).value)
-
-    def _await_seal(self) -> None:
-        word = self.control.memory.word(segment.SEAL_AT)
-
-        def look(_: float) -> None:
-            segment.refused(self.control.memory, self.wanted)
-            if not word.value and not self.control.memory.maker_lives():
-                self._lost_maker()
-
-        wait = Wait(self.group.timeout, lambda _: self._lost_maker(), look, LOOK_S)
-        until(lambda seconds: futex.changed(word, 0, seconds), wait)
 
     def _lost_maker(self) -> NoReturn:
         if not self.control.memory.maker_lives():
