@@ -86,13 +86,10 @@ class SharedRing:
 
     def in_use(self) -> tuple[int, int]:
         """The slots, and how many of them hold a batch that somebody fills, has filled or still reads."""
-        with self._lock:
-            if self._left:
-                return self.slots.count, 0
-            filled = max((self.control.word(p, "filled").value for p in self._makers), default=0)
-            if self.roster.follows(filled) >= 0:  # counters stand at turns to come
-                filled = self.control.least("filled", self._makers)
-            taken = self.control.least("taken", self._living())
+        filled = max((self.control.word(p, "filled").value for p in self._makers), default=0)
+        if self.roster.follows(filled) >= 0:  # counters stand at turns to come
+            filled = self.control.least("filled", self._makers)
+        taken = self.control.least("taken", self._living())
         return self.slots.count, max(0, min(filled - taken, self.slots.count))
 
     def _living(self) -> list[int]:
@@ -179,10 +176,7 @@ class SharedRing:
 
     def ahead(self, number: int) -> int:
         """Batches from `number` on that are here whole."""
-        with self._lock:
-            if self._left:
-                return 0
-            filled = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
+        filled = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
         return max(0, filled - number)
 
     def readable(self, number: int) -> None:
@@ -415,25 +409,16 @@ class SharedRing:
 
     def wanted(self) -> int:
         """Epochs that some living process of this host has begun."""
-        with self._lock:
-            if self._left:
-                return 0
-            return max((self.control.word(p, "wanted").value for p in self._living()), default=0)
+        return max((self.control.word(p, "wanted").value for p in self._living()), default=0)
 
     def sleep(self, seconds: float) -> None:
         """Until something is let go or wanted, or for so long."""
-        with self._lock:
-            if self._left:
-                return
-            word = self.control.bell("taken")
+        word = self.control.bell("taken")
         futex.wait(word, word.value, seconds)
 
     def slowest(self, number: int) -> tuple[int, int] | None:
         """The process of this host that batch `number` waits for, and how many batches it has let go."""
-        with self._lock:
-            if self._left:
-                return None
-            taken = [(self.control.word(p, "taken").value, p) for p in self._living() if p != self.index]
+        taken = [(self.control.word(p, "taken").value, p) for p in self._living() if p != self.index]
         least, process = min(taken, default=(number, -1))
         return (process, least) if least <= number - self.slots.count else None
 

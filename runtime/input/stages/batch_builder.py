@@ -323,8 +323,11 @@ class BatchBuilder:
         if not clean:
             return count(self.maker.program, state, read, ref)
         if ref not in state.known:
-            state.known[ref] = read_only(count(self.maker.program, state, read, ref))
-        return state.known[ref]
+            state.known[ref] = count(self.maker.program, state, read, ref)
+        known: Array = state.known[ref]
+        own = aligned(known.shape, known.dtype)
+        own[...] = known
+        return own
 
     def _visits(self, state: FlowState, clean: bool) -> list[Visit]:
         """The records that count here."""
