@@ -164,7 +164,7 @@ class MpiCarrier:
 
         Hosts are one batch apart at most: nobody ends a batch before all have ended the one before.
         """
-        numbers = team.numbers(number, self._waiting)
+        numbers = self._gathered(team, number)
         last = max(numbers.values())
         behind = [host for host, other in numbers.items() if other < last]
         mine = self.division.hosts[self._process]
@@ -187,14 +187,19 @@ class MpiCarrier:
 
     def _pulse(self, team: Team) -> None:
         """Where some hosts make no rows, learn that they have got those of this batch: see `_settle`."""
-        hosts = tuple(team.speakers)
         makers = {self.division.hosts[reader] for reader in self.division.readers}
-        if makers.issuperset(hosts):
-            return
-        cells = np.zeros((1, len(hosts), 8), np.uint8)
-        beat = RowSlices(cells, tuple(range(len(hosts) + 1)))
+        if not makers.issuperset(team.speakers):
+            self._gathered(team, 0)
+
+    def _gathered(self, team: Team, number: int) -> dict[int, int]:
+        """What the speaker of each host gives. All of them call it."""
+        hosts = tuple(team.speakers)
+        numbers = np.zeros((1, len(hosts), 1), np.int64)
+        numbers[0, hosts.index(self.division.hosts[self._process])] = number
+        parcel = RowSlices(numbers.view(np.uint8), tuple(range(len(hosts) + 1)))
         move = Move("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
-        self._run(team, self._script(move, (beat,)), (beat,))
+        self._run(team, self._script(move, (parcel,)), (parcel,))
+        return dict(zip(hosts, numbers.ravel().tolist(), strict=True))
 
     def _await_survivors(self, survivors: Survivors, team: Team) -> None:
         def late(_: float) -> NoReturn:
