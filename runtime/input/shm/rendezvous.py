@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NoReturn
 
 from commplan.diagnostics import CommplanError
@@ -31,55 +31,34 @@ from commplan.verify.input.visitation import prove_division
 from commplan.wait import Wait, until
 
 
-@dataclass(frozen=True)
-class _Rendezvous:
-    """Of the processes of one host."""
+def _meet(group: Group, control: Control, told: PeerErrors, wanted: segment.Wanted) -> None:
+    """Wait until all processes of the host have joined; who sees it first removes the name of the file."""
+    memory, index, timeout, maker = control.memory, group.index, group.timeout, group.local[0]
+    control.say_cores(cores_of())
+    mine = control.word(index, "presence")
+    mine.value = JOINED
+    futex.wake(mine)
+    for process in group.local:
+        word, lasting = control.word(process, "presence"), WaitReporter(wait_log.START_S)
+        who = f"process {process} of {group.count}"
 
-    group: Group
-    control: Control
-    told: PeerErrors
-    wanted: segment.Wanted
-
-    def meet(self) -> None:
-        """Wait until all have joined; whoever sees it first removes the name of the file."""
-        memory = self.control.memory
-        mine = self.control.word(self.group.index, "presence")
-        self.control.say_cores(cores_of())
-        mine.value = JOINED
-        futex.wake(mine)
-        for process in self.group.local:
-            self._await_joined(process)
-        memory.unlink()
-        memory.seal()
-
-    def _await_joined(self, process: int) -> None:
-        word, lasting = self.control.word(process, "presence"), WaitReporter(wait_log.START_S)
-        index, count, timeout = self.group.index, self.group.count, self.group.timeout
-
-        def look(waited: float) -> None:
-            segment.refused(self.control.memory, self.wanted)
-            if index != self.group.local[0] and not self.control.memory.maker_lives():
-                self._lost_maker()
+        def look(waited: float, lasting: WaitReporter = lasting, who: str = who) -> None:
+            segment.refused(memory, wanted)
+            if index != maker and not memory.maker_lives():
+                memory.unlink()
+                told.lost(maker, "died or gave up while the group was forming")
             if lasting.due(waited):
-                LOG.warning(
-                    "process %d has waited %.0f s for process %d of %d to come; it gives up after %g s",
-                    index, waited, process, count, timeout,
-                )  # fmt: skip
+                message = "process %d has waited %.0f s for %s to come; it gives up after %g s"
+                LOG.warning(message, index, waited, who, timeout)
 
-        def late(_: float) -> NoReturn:
-            self.told.fail("CP0921", f"process {process} of {count} did not come within {timeout:g} s")
+        def late(_: float, who: str = who) -> NoReturn:
+            told.fail("CP0921", f"{who} did not come within {timeout:g} s")
 
-        until(lambda seconds: futex.changed(word, ABSENT, seconds), Wait(timeout, late, look, LOOK_S))
-        if process != index and not self.control.memory.owned(process) and not self._sealed():
-            self.told.lost(process, "died while the group was forming")
-
-    def _sealed(self) -> bool:
-        return bool(self.control.memory.word(segment.SEAL_AT).value)
-
-    def _lost_maker(self) -> NoReturn:
-        if not self.control.memory.maker_lives():
-            self.control.memory.unlink()
-        self.told.lost(self.group.local[0], "died or gave up while the group was forming")
+        until(functools.partial(futex.changed, word, ABSENT), Wait(timeout, late, look, LOOK_S))
+        if process != index and not memory.owned(process) and not memory.sealed():
+            told.lost(process, "died while the group was forming")
+    memory.unlink()
+    memory.seal()
 
 
 def join(
@@ -163,7 +142,7 @@ def join(
             rows,
         )  # fmt: skip
         with meter.working(share.result, waits=True):
-            _Rendezvous(group, control, errors, wanted).meet()
+            _meet(group, control, errors, wanted)
     except BaseException:
         if ring is not None:
             ring.leave()

@@ -96,6 +96,10 @@ class Segment:
         """Lock `byte` until this process ends or closes the segment; False where another process has it."""
         return self.descriptor >= 0 and _lock(self.descriptor, byte)
 
+    def sealed(self) -> bool:
+        """Whether all have joined."""
+        return bool(self.word(SEAL_AT).value)
+
     def seal(self) -> None:
         self.word(SEAL_AT).value = 1
         futex.wake(self.word(SEAL_AT))

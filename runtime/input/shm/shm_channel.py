@@ -263,14 +263,11 @@ class SharedRing:
     def _take_over(self, process: int, filled: int, begun: int) -> None:
         """From batch `begun` on the parts of `process` are made with this process's own; those from `filled`
         to there are made up for."""
-
-        def advance(to: int) -> None:
-            self.control.advance(process, "filled", to, self._makers)
-
-        def after(number: int) -> int:
-            return self.roster.turn(process, number + 1)
-
-        self._done[process] = CompletionCounter(advance, filled, after)
+        self._done[process] = CompletionCounter(
+            lambda to: self.control.advance(process, "filled", to, self._makers),
+            filled,
+            lambda number: self.roster.turn(process, number + 1),
+        )
         self._duties[process] = begun
 
     def _make_up(self, number: int) -> None:
