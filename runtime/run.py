@@ -34,6 +34,7 @@ from commplan.runtime.machines.machine import Binding, Machine
 from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.machines.server import Serving, check_servers
 from commplan.runtime.observe import preflight
+from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
 from commplan.runtime.observe.metrics import place as metrics_place
 from commplan.runtime.phases import PhaseCall
@@ -73,6 +74,7 @@ class Bound:
         self.context, self.mesh, self.sources = context, context.machine.mesh, dict(sources)
         self.ledger = Ledger()  # what the batches of this run cost
         self.clocks = ClockedPhases()
+        self._checked = False  # whether collectives were tried
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
 
@@ -96,7 +98,7 @@ class Bound:
         return state
 
     def spmd(
-        self, *values: str, returns: Sequence[str] | str | None = None, **names: str
+        self, *values: str, returns: Sequence[str] | str | None = None, check_vma: bool = True, **names: str
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorate a step: `jax.shard_map` over the plan's axes, with specs from the plan.
 
@@ -106,32 +108,54 @@ class Bound:
         pytrees (an optimiser's state lies like its parameters). The function sees one rank's arrays, `per`
         dimensions stripped, and returns the state, then its named arguments in order or the first few of
         them; `returns` lists other results: for each one after the state a value's name or a placement.
+        check_vma: as of `jax.shard_map`; False for steps whose types JAX cannot tell (Pallas kernels). Then
+        nobody notices gradients that are reduced already (CP0807) and results that differ though they should
+        be the same (CP0813).
 
         Raises CP0806 for partial values, CP0810 when called inside a shard_map, CP0811 for names and
         results that do not agree, CP0805 and CP0812 for arguments that do not fit.
         """
         if values:
             spmd.refuse_unnamed(self.context, values)
-        return spmd.decorate(self.context, names, returns)
+        return spmd.decorate(self.context, names, returns, check_vma=check_vma)
 
     def jit(
         self,
         function: Callable[..., Any] | None = None,
         *,
         timeout: float = preflight.TIMEOUT_S,
+        check_s: float = BUDGET_S,
         **options: Any,
     ) -> Any:
         """`jax.jit(function, **options)` of a step that all ranks compare before they run it.
 
         Before the first call for new shapes, types or shardings the step is compiled, and its arguments and
-        collectives are compared between all ranks of this run, which therefore call alike. Later calls cost
-        what those of `jax.jit` do. timeout: seconds to wait for a rank, which may still compile. Without
-        `function` a decorator. Calls raise CP0854 on all ranks where they do not fit together, CP0855 where
-        one does not come.
+        collectives are compared between all ranks of this run, which therefore call alike. Before the first
+        step of the run they try the plan's collectives, see `check_collectives`, for about `check_s` seconds;
+        0: not at all. Later calls cost what those of `jax.jit` do. timeout: seconds to wait for a rank, which
+        may still compile. Without `function` a decorator. Calls raise CP0854 on all ranks where they do not
+        fit together, CP0855 where one does not come, CP0856 where a collective gives what it should not.
         """
         if function is None:
-            return functools.partial(self.jit, timeout=timeout, **options)
-        return preflight.jit(self.context.machine, function, self._file, timeout, options)
+            return functools.partial(self.jit, timeout=timeout, check_s=check_s, **options)
+
+        def agreed() -> None:
+            if check_s > 0 and not self._checked:
+                self.check_collectives(check_s, timeout)
+
+        return preflight.jit(self.context.machine, function, self._file, timeout, options, agreed)
+
+    def check_collectives(
+        self, seconds: float = BUDGET_S, timeout: float = preflight.TIMEOUT_S
+    ) -> list[Checked]:
+        """Carry out each distinct collective of the plan at its real size on data whose result is known.
+
+        The largest come first; none is begun once `seconds` have passed. All ranks call this alike. Returns
+        what was tried: `text` and `place` of a collective and the `seconds` that it took. Raises CP0856 on
+        all ranks where one of them gets something else than the plan asks for.
+        """
+        self._checked = True
+        return check_collectives(self.context, seconds, timeout)
 
     def varying(self, tree: Any) -> Any:
         """`tree`, typed by JAX as varying over all of the plan's axes: no communication.

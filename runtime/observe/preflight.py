@@ -55,8 +55,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 class Preflight:
     """What all ranks of `machine` do before a step that they have not agreed on runs."""
 
-    def __init__(self, machine: Machine, file: str, timeout_s: float) -> None:
-        self.machine, self.file, self.timeout_s = machine, file, timeout_s
+    def __init__(
+        self, machine: Machine, file: str, timeout_s: float, agreed: Callable[[], None] = lambda: None
+    ) -> None:
+        self.machine, self.file, self.timeout_s, self.agreed = machine, file, timeout_s, agreed
         self.who = "process" if machine.layout == "global" else "rank"
         self._agreed: set[str] = set()  # digests
         self._known: set[Any] = set()  # executables of steps that were agreed on
@@ -86,6 +88,7 @@ class Preflight:
         if step.digest not in self._agreed:
             self._agree(step)
             self._agreed.add(step.digest)
+            self.agreed()
         self._known.add(executable)
 
     def _program(self, lowered: Any) -> str:
@@ -182,12 +185,19 @@ class Preflight:
 
 
 def jit(
-    machine: Machine, function: Callable[..., Any], file: str, timeout_s: float, options: Mapping[str, Any]
+    machine: Machine,
+    function: Callable[..., Any],
+    file: str,
+    timeout_s: float,
+    options: Mapping[str, Any],
+    agreed: Callable[[], None],
 ) -> Any:
-    """`jax.jit(function, **options)` with a preflight; itself where this process is the only participant."""
+    """`jax.jit(function, **options)` with a preflight; itself where this process is the only participant.
+
+    agreed: called by all alike, once they have agreed on a step and before it runs."""
     if len(machine.participants()) == 1:
         return jax.jit(function, **options)
-    return _compat.jit_ahead(function, Preflight(machine, file, timeout_s), **options)
+    return _compat.jit_ahead(function, Preflight(machine, file, timeout_s, agreed), **options)
 
 
 def issued_together(steps: Mapping[int, Step]) -> dict[int, int]:

@@ -120,3 +120,14 @@ def test_ranks_are_compared_where_they_take_part_in_the_same():
 def test_workers_are_compared_and_a_server_has_no_steps():
     lines = mpirun.run(3, Path(preflight_servers.__file__)).splitlines()
     assert sorted(lines) == ["0: 1.0", "1: 1.0", "2: CP0853"]
+
+
+def test_collectives_that_miscount_are_refused_on_all_ranks():
+    said = answers("miscounted")["miscounted"]
+    assert said[0] == said[1]
+    checked, refused = said[0]
+    assert checked == "3 checked"
+    first, second = refused.splitlines()[:2]
+    what = "all_reduce(sum) f32[6] over data by native"
+    assert first == f"<plan>:7:5: error[CP0856]: {what} does not give what phase `step` asks for"
+    assert second == "  note: rank 1: 1 elements are wrong, the first is element 2: 6, expected 5"

@@ -98,6 +98,17 @@ def test_a_process_without_a_step_tells_the_others(said: dict[str, list[list[str
     assert "process 1 has no step: ZeroDivisionError division by zero" in said["untraceable"][0][0]
 
 
+def test_collectives_that_miscount_are_refused_on_all_processes():
+    said = answers("miscounted")["miscounted"]
+    assert said[0] == said[1]
+    checked, refused = said[0]
+    assert checked == "3 checked"
+    first, second = refused.splitlines()[:2]
+    what = "all_reduce(sum) f32[6] over data by native"
+    assert first == f"<plan>:7:5: error[CP0856]: {what} does not give what phase `step` asks for"
+    assert second == "  note: rank 1: 1 elements are wrong, the first is element 2: 6, expected 5"
+
+
 @pytest.mark.parametrize(("case", "here", "away"), [("alone", 0, 1), ("first_away", 1, 0)])
 def test_a_process_that_does_not_come_is_named_in_time(case: str, here: int, away: int):
     said = answers(case)[case]

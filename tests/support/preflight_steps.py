@@ -56,6 +56,7 @@ class Job:
         prints: bool = False,
         accumulate: int = 1,
         bare: bool = False,
+        check_s: float = 0.0,
         **options: Any,
     ) -> Callable[..., Any]:
         """A training step. extra: sizes of the user's own collectives, in order. accumulate: reductions."""
@@ -91,7 +92,7 @@ class Job:
             params = jax.tree.map(lambda p, g: p - 0.1 * g, params, out.grads)
             return state, params, out.loss + 0 * added, norms.norm
 
-        return train if bare else self.run.jit(train, timeout=SHORT_S, **options)
+        return train if bare else self.run.jit(train, timeout=SHORT_S, check_s=check_s, **options)
 
     def arguments(self, rows: int = 8, dtype: str = "float32") -> tuple[Any, Any]:
         params = {"w": np.linspace(1, 2, self.size, dtype=np.float32)}
@@ -194,6 +195,22 @@ def without_jit(job: Job) -> Words:
         return [outcome(lambda: job.step()({}, *job.arguments()))]
 
 
+def miscounted(job: Job) -> Words:
+    """What carries out collectives on process 1 gets the third element of each result wrong."""
+    backend = type(job.run.context.backend)
+    move = backend.move
+
+    def wrong(self: Any, x: Any, op: Any) -> Any:
+        result = move(self, x, op)
+        last = jnp.asarray(self.index("data") == 1, result.dtype)
+        return self.same(result.at[2].add(last), op.axes) if result.size > 2 else result
+
+    checked = len(job.run.check_collectives())
+    backend.move = wrong
+    job.run._checked = False
+    return [f"{checked} checked", outcome(lambda: job.step(check_s=60.0)({}, *job.arguments()))]
+
+
 CASES: dict[str, Callable[[Job], Words]] = {
     "same": same,
     "phases": differing(norm_first=True),
@@ -206,6 +223,7 @@ CASES: dict[str, Callable[[Job], Words]] = {
     "own_order": own_order,
     "untraceable": untraceable,
     "without_jit": without_jit,
+    "miscounted": miscounted,
     "alone": alone,
     "first_away": first_away,
     "binds": lambda _: ["bound"],

@@ -54,6 +54,7 @@ class UnderMpi:
 
     def check(self, answers: Mapping[str, tuple[dict[str, Tree], dict[str, Tree]]]) -> None:
         """Raise `DisagreementError` unless every phase gives this rank what the oracle says."""
+        self.run.check_collectives(seconds=60.0)
         state = self.run.init()
         for number, phase in enumerate(self.ways.phases):
             compiled = self.schedule.phase(phase)

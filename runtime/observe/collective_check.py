@@ -1,0 +1,220 @@
+"""Each distinct collective of a bound program, carried out at its real size on data whose result is known.
+
+What it should give is worked out here from the kind of the collective alone, element by element, and shares
+no code with what carries it out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from jax.sharding import PartitionSpec
+from msgspec.structs import replace
+
+from commplan.collectives.registry import scalar_algorithm
+from commplan.diagnostics import Span, fail
+from commplan.ir import schedule as ir
+from commplan.ir.types import DType
+from commplan.lowering.jax.backend import Backend
+from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.runtime.context import Context
+from commplan.runtime.machines.machine import place_of
+
+BUDGET_S = 5.0
+_PERIOD = 7  # of the data, in elements: prime, so that no block, slice or message is as long as a multiple
+_MOST = 2**31 - 1  # elements that an i32 counts
+_SHOWN = 4  # ranks that a message names
+
+Array = Any
+
+
+class Checked(NamedTuple):
+    """A collective that gave what it should. text: what moves, over what. place: who asks for it.
+    seconds: of the second run of two, waiting for others included."""
+
+    text: str
+    place: str
+    seconds: float
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What a process says of one collective. elapsed_s: of all so far. wrong: what its ranks got instead."""
+
+    elapsed_s: float
+    wrong: tuple[str, ...] = ()
+
+
+class Candidate(NamedTuple):
+    """A collective on a flat array of `size` elements of a rank."""
+
+    op: ir.Collective
+    phase: str
+    dtype: DType
+    size: int
+
+    @property
+    def text(self) -> str:
+        op = self.op
+        kind = f"{op.kind}({op.op})" if op.op else op.kind
+        return f"{kind} {self.dtype}[{self.size}] over {', '.join(op.axes)} by {op.algorithm}"
+
+    @property
+    def scope(self) -> str:
+        return f"commplan/{self.phase}/line{self.op.span.line}"
+
+
+def check_collectives(context: Context, budget_s: float, timeout_s: float) -> list[Checked]:
+    """Try the collectives of `context`, the largest first, until one ends past `budget_s` seconds.
+
+    All processes of the run call this alike. Raises CP0856 on all of them where some rank does not get what
+    it should.
+    """
+    begun, checked = time.perf_counter(), list[Checked]()
+    for candidate in candidates(context):
+        seconds, wrong = _tried(context, candidate)
+        answer = Answer(time.perf_counter() - begun, wrong)
+        texts = context.machine.gather(msgspec.json.encode(answer).decode(), timeout_s)
+        answers = [msgspec.json.decode(texts[n], type=Answer) for n in sorted(texts) if texts[n]]
+        mistakes = [text for each in answers for text in each.wrong]
+        if mistakes:
+            _refuse(candidate, mistakes, context.schedule.file)
+        checked.append(Checked(candidate.text, place_of(candidate.scope), seconds))
+        if max(each.elapsed_s for each in answers) > budget_s:
+            break
+    return checked
+
+
+def candidates(context: Context) -> list[Candidate]:
+    """What to try, largest first; collectives that move the same in the same way are one."""
+    distinct: dict[Any, Candidate] = {}
+    for phase in context.schedule.phases:
+        lowered = context.lower(phase)
+        for op in lowered.ops:
+            if isinstance(op, ir.Collective) and context.backend.ways(op.axes) > 1:
+                for candidate in _leaves(op, phase.name, lowered.values[op.operand], context.backend):
+                    key = replace(
+                        candidate.op, result="", operand="", span=Span(0, 0, 0, 0), nbytes=0, after=()
+                    )
+                    distinct.setdefault((key, *candidate[2:]), candidate)
+    return sorted(distinct.values(), key=lambda each: -each.size * each.dtype.nbytes)
+
+
+def _leaves(op: ir.Collective, phase: str, operand: ir.Value, backend: Backend) -> Iterator[Candidate]:
+    """Leaf by leaf, as the lowering hands them to the backend."""
+    ways = backend.ways(op.axes)
+    for leaf in operand.leaves:
+        size, own = leaf.size, op
+        if op.kind == "reduce_scatter":
+            if not leaf.shape:
+                own = replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
+            rows = leaf.shape[0] if operand.kind == "array" and leaf.shape else size
+            size = size // max(1, rows) * -(-rows // ways) * ways if leaf.shape else 1
+        elif op.kind == "all_gather" and not leaf.shape:
+            continue
+        known = str(jax.dtypes.canonicalize_dtype(leaf.dtype.numpy_name)) == leaf.dtype.numpy_name
+        if known and 0 < size * (ways if op.kind == "all_gather" else 1) <= _MOST:
+            yield Candidate(own, phase, leaf.dtype, size)
+
+
+def _tried(context: Context, candidate: Candidate) -> tuple[float, tuple[str, ...]]:
+    """Seconds of the second run, and what ranks of this process got that they should not."""
+    backend, machine, axes = context.backend, context.machine, tuple(context.sizes)
+
+    def body() -> tuple[Array, Array]:
+        with jax.named_scope(candidate.scope):
+            return _compare(candidate, backend, axes)
+
+    spec = PartitionSpec(axes)
+    run = jax.jit(machine.spread(body, (), (spec, spec)))
+    for _ in range(2):  # the first compiles
+        begun = time.perf_counter()
+        counts, values = jax.block_until_ready(run())
+        seconds = time.perf_counter() - begun
+    wrong: list[str] = []
+    for counted, valued in zip(counts.addressable_shards, values.addressable_shards, strict=True):
+        rank, number, first = (int(x) for x in np.asarray(counted.data).reshape(-1))
+        received, expected = (float(x) for x in np.asarray(valued.data).reshape(-1))
+        if number:
+            wrong.append(
+                f"rank {rank}: {number} elements are wrong, the first is element {first}:"
+                f" {received:g}, expected {expected:g}"
+            )
+    return seconds, tuple(wrong)
+
+
+def _compare(candidate: Candidate, backend: Backend, axes: tuple[str, ...]) -> tuple[Array, Array]:
+    """i32[1, 3] (rank, wrong elements, the first of them) and f32[1, 2] (what it is, what it should be)."""
+    op, dtype = candidate.op, jnp.dtype(candidate.dtype.numpy_name)
+    rank = jnp.asarray(backend.index(axes), jnp.int32)
+    mine = _pattern(rank, jnp.arange(candidate.size, dtype=jnp.int32))
+    own = backend.varying(_as(mine, dtype), op.axes)
+    finish = backend.start(own, op)
+    received = (finish() if finish is not None else backend.move(own, op)).reshape(-1)
+    expected = _as(_expected(op, backend, axes, candidate.size, received.size, dtype), dtype)
+    received, expected = (x.astype(jnp.float32) for x in (received, expected))
+    rounding = float(jnp.finfo(dtype).eps) * backend.ways(op.axes) if candidate.dtype.is_float else 0.0
+    close = jnp.abs(received - expected) <= rounding * jnp.abs(expected)
+    if op.kind == "reduce":  # elsewhere it may be anything
+        close |= jnp.asarray(backend.index(op.axes)) != op.root
+    first = jnp.argmin(close)
+    counts = jnp.stack([rank, jnp.sum(~close, dtype=jnp.int32), first.astype(jnp.int32)])
+    values = jnp.stack([received[first], expected[first]])
+    return backend.varying(counts[None], axes), backend.varying(values[None], axes)
+
+
+def _pattern(rank: Array, element: Array) -> Array:
+    """What rank `rank` gives as element `element`: whole numbers from 0 to 6."""
+    return (element % _PERIOD * (1 + rank // _PERIOD % (_PERIOD - 1)) + rank) % _PERIOD
+
+
+def _as(numbers: Array, dtype: Any) -> Array:
+    return numbers % 2 != 0 if dtype == jnp.bool_ else numbers.astype(dtype)
+
+
+def _expected(
+    op: ir.Collective, backend: Backend, axes: tuple[str, ...], size: int, given: int, dtype: Any
+) -> Array:
+    """What this rank should get, i32[given], where every rank of the group gives `_pattern`, i32[size]."""
+    ways, me = backend.ways(op.axes), jnp.asarray(backend.index(op.axes), jnp.int32)
+    grid = np.arange(backend.ways(axes)).reshape([backend.sizes[axis] for axis in axes])
+    across = grid[tuple(slice(None) if axis in op.axes else 0 for axis in axes)]
+    held = [axis for axis in axes if axis in op.axes]
+    offsets = jnp.asarray(across.transpose([held.index(axis) for axis in op.axes]).reshape(-1), jnp.int32)
+    members = jnp.asarray(backend.index(axes), jnp.int32) - offsets[me] + offsets
+    at, block = jnp.arange(given, dtype=jnp.int32), size // ways
+    if op.op is not None:
+        terms = _pattern(members[:, None], jnp.arange(_PERIOD, dtype=jnp.int32)[None, :])
+        if dtype == jnp.bool_:
+            terms, how = terms % 2, "min" if op.op == "min" else "max"
+        else:
+            how = op.op
+        period = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}[how](terms, 0)
+        start = me * block if op.kind == "reduce_scatter" else 0
+        return period[(start % _PERIOD + at % _PERIOD) % _PERIOD]
+    match op.kind:
+        case "all_gather":
+            return _pattern(members[at // size], at % size)
+        case "all_to_all" | "swap":
+            return _pattern(members[at // block], me * block + at % block)
+        case "shift":
+            return _pattern(members[(me - (op.root or 0)) % ways], at)
+        case _:
+            return _pattern(members[op.root or 0], at)
+
+
+def _refuse(candidate: Candidate, wrong: list[str], file: str) -> None:
+    more = f"and {len(wrong) - _SHOWN} more ranks" if len(wrong) > _SHOWN else ""
+    fail(
+        "CP0856",
+        f"{candidate.text} does not give what phase `{candidate.phase}` asks for",
+        *wrong[:_SHOWN],
+        *([more] if more else []),
+        "the collective was tried on known data before the first step: what carries it out here is at fault,"
+        " a library of collectives, MPI, a driver, a network, or memory",
+        span=candidate.op.span,
+        file=file,
+    )

@@ -1,0 +1,104 @@
+"""Collectives on known data: what backends make of them is right, and what is broken is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from support.agreement import compile_case
+from support.embedding import bind, mesh_of
+from support.example_cases import AXES, example
+from support.random_case import make_case
+
+from commplan.diagnostics import CommplanError
+from commplan.lowering.jax.collectives import LaxBackend
+
+PLAN = """plan p
+axis a = 2
+axis b = 4
+input sums : f32[1001] partial b
+input own  : {dtype}[12, 3] per a, b
+each step {{
+    x = {stage}
+    output x
+}}
+"""
+STAGES = {
+    "all_reduce": "reduce own over b, a by sum",
+    "max": "reduce own over a by max",
+    "reduce_scatter": "scatter sums over b by mean",
+    "broadcast": "broadcast own over b from 3",
+    "broadcast over all": "broadcast own over b, a from 5",
+    "shift": "shift own over b by -1",
+    "swap": "swap own over b",
+}
+
+
+def checked(run: Any) -> list[str]:
+    return [collective.text.partition(" ")[0] for collective in run.check_collectives(seconds=60.0)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "u8"])
+def test_every_kind_gives_what_it_should(stage: str, dtype: str):
+    run = bind(PLAN.format(stage=STAGES[stage], dtype=dtype), mesh_of(a=2, b=4))
+    assert len(checked(run)) >= 1
+
+
+@pytest.mark.parametrize("name", [name for name in AXES if name != "two_level"])
+def test_the_collectives_of_the_example_plans_give_what_they_should(name: str):
+    program, sizes = compile_case(example(name)), AXES[name]
+    run = program.bind(mesh_of(**sizes), functions=example(name).functions)
+    times = run.check_collectives(seconds=60.0)
+    assert times and all(collective.place.startswith("line ") for collective in times)
+
+
+def test_collectives_of_random_plans_give_what_they_should():
+    kinds: set[str] = set()
+    for seed in range(300, 330):
+        case = make_case(seed)
+        program = compile_case(case)
+        kinds.update(checked(program.bind(mesh_of(**case.sizes), functions=case.functions)))
+    assert {kind.partition("(")[0] for kind in kinds} >= {"all_reduce", "all_gather", "broadcast"}
+
+
+def culprit(backend: Any, op: Any) -> Any:
+    """Whether this is the rank that sends to all, or else the last one."""
+    return jnp.asarray(backend.index(op.axes)) == (op.root or backend.ways(op.axes) - 1)
+
+
+def lost(backend: Any, x: Any, op: Any, move: Callable[..., Any]) -> Any:
+    """What one rank gives does not arrive."""
+    return move(backend, jnp.where(culprit(backend, op), 0, x).astype(x.dtype), op)
+
+
+def shifted(backend: Any, x: Any, op: Any, move: Callable[..., Any]) -> Any:
+    """What one rank gives is off by an element."""
+    return move(backend, jnp.where(culprit(backend, op), jnp.roll(x, 1), x), op)
+
+
+def turned(backend: Any, x: Any, op: Any, move: Callable[..., Any]) -> Any:
+    """Blocks arrive at another place."""
+    return jnp.roll(move(backend, x, op), 128 % max(x.size, 2) or 1)
+
+
+@pytest.mark.parametrize("fault", [lost, shifted, turned])
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_is_broken_is_found(monkeypatch: pytest.MonkeyPatch, stage: str, fault: Callable[..., Any]):
+    move = LaxBackend.move
+    run = bind(PLAN.format(stage=STAGES[stage], dtype="f32"), mesh_of(a=2, b=4))
+    monkeypatch.setattr(LaxBackend, "move", lambda backend, x, op: fault(backend, x, op, move))
+    with pytest.raises(CommplanError, match="CP0856"):
+        run.check_collectives()
+
+
+def test_what_is_not_begun_in_time_is_left_out():
+    text = PLAN.format(stage=STAGES["all_reduce"], dtype="f32").replace(
+        "output x", "y = reduce sums over b by sum\n    output x, y"
+    )
+    run = bind(text, mesh_of(a=2, b=4))
+    assert len(run.check_collectives()) == 2
+    largest = run.check_collectives(seconds=0.0)
+    assert [collective.text for collective in largest] == ["all_reduce(sum) f32[1001] over b by native"]
