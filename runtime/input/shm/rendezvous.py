@@ -31,7 +31,7 @@ from commplan.verify.input.visitation import prove_division
 from commplan.wait import Wait, until
 
 
-def _meet(group: Group, control: Control, told: PeerErrors, wanted: segment.Wanted) -> None:
+def _meet(group: Group, control: Control, errors: PeerErrors, wanted: segment.Wanted) -> None:
     """Wait until all processes of the host have joined; who sees it first removes the name of the file."""
     memory, index, timeout, maker = control.memory, group.index, group.timeout, group.local[0]
     control.say_cores(cores_of())
@@ -46,17 +46,17 @@ def _meet(group: Group, control: Control, told: PeerErrors, wanted: segment.Want
             segment.refused(memory, wanted)
             if index != maker and not memory.maker_lives():
                 memory.unlink()
-                told.lost(maker, "died or gave up while the group was forming")
+                errors.lost(maker, "died or gave up while the group was forming")
             if lasting.due(waited):
                 message = "process %d has waited %.0f s for %s to come; it gives up after %g s"
                 LOG.warning(message, index, waited, who, timeout)
 
         def late(_: float, who: str = who) -> NoReturn:
-            told.fail("CP0921", f"{who} did not come within {timeout:g} s")
+            errors.fail("CP0921", f"{who} did not come within {timeout:g} s")
 
         until(functools.partial(futex.changed, word, ABSENT), Wait(timeout, late, look, LOOK_S))
         if process != index and not memory.owned(process) and not memory.sealed():
-            told.lost(process, "died while the group was forming")
+            errors.lost(process, "died while the group was forming")
     memory.unlink()
     memory.seal()
 

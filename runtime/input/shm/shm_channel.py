@@ -29,12 +29,13 @@ from commplan.runtime.input.layout import Array
 from commplan.runtime.input.program import EpochCursor
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm import shm_control as _control
-from commplan.runtime.input.shm.shm_control import LEFT, Control, fence
+from commplan.runtime.input.shm.shm_control import LEFT, LOOK_S, Control, fence
 from commplan.runtime.input.shm.slot_layout import SlotLayout
 from commplan.runtime.input.shm.slot_status import PeerErrors, Place, check_status, write_status
 from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 from commplan.runtime.input.turn_schedule import TurnSchedule
+from commplan.wait import Wait
 
 
 @dataclass
@@ -143,7 +144,7 @@ class SharedRing:
             words = ((process, self.control.word(process, name).value) for process in processes())
             return [process for process, value in words if process != self.index and value <= beyond]
 
-        def look() -> None:
+        def look(_: float) -> None:
             for process in behind():
                 self._look_after(process, name, beyond)
 
@@ -151,7 +152,7 @@ class SharedRing:
             self.told.silent(next(iter(behind()), self._leader), bound_s)
 
         bound_s = self.group.timeout
-        self.control.wait(name, enough, look, (bound_s, late))
+        self.control.wait(name, enough, Wait(bound_s, late, look, LOOK_S))
 
     def _carried_so_far(self) -> int:
         return self.control.bell("carried").value
@@ -192,7 +193,7 @@ class SharedRing:
         check_status(self.slots.memory(number), makers, self._place(number), self.told)
 
     def _await_carried(self, number: int) -> None:
-        def look() -> None:
+        def look(_: float) -> None:
             self._adopt(number)
             for process in self._makers:  # their parts are asked for by the leader; a dead one's may be mine
                 if process != self.index and self.goes_on and not self.control.alive(process):
@@ -211,7 +212,7 @@ class SharedRing:
 
         bound_s = 2 * self.group.timeout  # the leader gives up first, and says for whom it waited
         late = lambda waited: self.told.silent(self._leader, bound_s)  # noqa: E731
-        self.control.wait("carried", carried, look, (bound_s, late))
+        self.control.wait("carried", carried, Wait(bound_s, late, look, LOOK_S))
         if self._carried_so_far() <= number:
             self._carry(number)
 

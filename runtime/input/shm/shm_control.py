@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn
+from typing import Literal
 
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.segment import Segment
@@ -139,15 +139,9 @@ class Control:
         self.bell("carried").value = number
         futex.wake(self.bell("carried"))
 
-    def wait(
-        self,
-        bell: Bell,
-        enough: Callable[[], bool],
-        look: Callable[[], None] = lambda: None,
-        bound: tuple[float, Callable[[float], NoReturn]] | None = None,
-    ) -> None:
-        """Sleep until `enough`; raises ClosedError once stopped. look: called now and then while it is not;
-        may raise. bound: seconds, and what then raises; None for what this process itself goes on with."""
+    def wait(self, bell: Bell, enough: Callable[[], bool], wait: Wait | None = None) -> None:
+        """Sleep until `enough`; raises ClosedError once stopped. wait: None for what this process waits for
+        as long as it lives."""
         word = self.bell(bell)
 
         def attempt(seconds: float) -> bool:
@@ -162,12 +156,8 @@ class Control:
             fence()
             return True
 
-        if attempt(0.0):  # mostly it is there already
-            return
-        if bound is None:
-            attended(attempt, lambda _: look(), LOOK_S)
-        else:
-            until(attempt, Wait(*bound, lambda _: look(), LOOK_S))
+        if not attempt(0.0):  # mostly it is there already
+            _ = until(attempt, wait) if wait is not None else attended(attempt)
 
     def alive(self, process: int) -> bool:
         """Whether `process`, of this host, has come, has not left and lives."""
