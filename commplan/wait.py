@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import NamedTuple, NoReturn, TypeVar
 
 SLICE_S = 0.25
+LONGEST_S = 1e7  # months; the engine counts nanoseconds
 _Result = TypeVar("_Result")
 
 
@@ -27,6 +28,11 @@ class Wait(NamedTuple):
     late: Callable[[float], NoReturn]
     look: Callable[[float], object] = lambda waited: None
     slice_s: float = SLICE_S
+
+
+def is_bound(seconds: object) -> bool:
+    """Whether a wait may have this bound: a number of seconds above 0."""
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S
 
 
 def until(attempt: Callable[[float], _Result | None], wait: Wait) -> _Result:
@@ -63,6 +69,11 @@ def ended(thread: threading.Thread, seconds: float) -> bool:
     return not thread.is_alive()
 
 
+def joined(thread: threading.Thread, wait: Wait) -> None:
+    """Until `thread` has ended."""
+    until(lambda seconds: ended(thread, seconds), wait)
+
+
 def outcome(future: Future[_Result]) -> _Result:
     """What a thread of this process comes to return, or raises."""
     attended(lambda seconds: future.done() or bool(futures.wait([future], seconds).done))
@@ -83,7 +94,7 @@ def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
 
     thread = threading.Thread(target=run, name="commplan-wait", daemon=True)
     thread.start()
-    until(lambda seconds: ended(thread, seconds), wait)
+    joined(thread, wait)
     if errors:
         raise errors[0]
     return results[0]

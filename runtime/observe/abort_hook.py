@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from commplan.ir import schedule as ir
 from commplan.lowering.mpi.engine_errors import once
+from commplan.lowering.mpi.rendezvous import TOLD
 from commplan.lowering.mpi.typing_shim import MPI
 
-_TOLD = "commplan_told"
 _watching: list[Any] = []
 _awaited: list[bool] = []
 _exempt: list[bool] = []
@@ -57,7 +57,7 @@ def _awaits(phase: ir.Phase) -> bool:
 
 def told(error: BaseException) -> None:
     """Whoever waits for this rank has been told of `error`, and can say so itself."""
-    setattr(error, _TOLD, True)
+    setattr(error, TOLD, True)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -98,7 +98,7 @@ def _exiting(error: SystemExit, code: object) -> None:
 
 
 def _end(error: BaseException, status: int) -> None:
-    if not (status and _awaited) or getattr(error, _TOLD, False):
+    if not (status and _awaited) or getattr(error, TOLD, False):
         return
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return
