@@ -69,10 +69,15 @@ def _rank(record: Record) -> Rank:
 
 def state(record: Record) -> str:
     """Of the process that recorded: see `Rank`."""
-    if record.machine != machine():
+    return process_state(record.process, record.machine)
+
+
+def process_state(process: int, space: str) -> str:
+    """Of process `process` on the machine `space`, as `machine()` calls it: see `Rank`."""
+    if space != machine():
         return "unknown"
     try:
-        fields = Path(f"/proc/{record.process}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "dead"
     return _STATES.get(fields.rpartition(")")[2].split()[0], "alive")

@@ -19,9 +19,15 @@ MAGIC, VERSION = b"commplan", 1
 # Magic, version, process, rank, ranks, time of the start since 1970 and since boot (ns), places in the ring,
 # events written, names, whether an operation failed, host, machine, plan.
 _HEADER = struct.Struct("<8s 10q 64s 128s 128s")
-_NAME, _NAMES, _EVENTS = 128, 512, 8192
-_EVENT = struct.Struct("<6q")
-SIZE = _HEADER.size + _NAME * _NAMES + _EVENT.size * _EVENTS
+_NAME, MOST_NAMES, CAPACITY = 128, 512, 8192
+EVENT = struct.Struct("<6q")  # nanoseconds since boot, kind, name, operation, runs, nbytes
+EVENTS = _HEADER.size + _NAME * MOST_NAMES  # where the ring begins
+SIZE = EVENTS + EVENT.size * CAPACITY
+HEAD, NAMES, FAILURES = (
+    64,
+    72,
+    80,
+)  # where the header has the events written, the names, and whether one failed
 BEGIN, END, FAILED, VERDICT = 1, 2, 3, 4
 _KEPT_S = 7 * 86400.0
 
@@ -94,13 +100,21 @@ class Recording:
         finally:
             os.close(descriptor)
         texts = (socket.gethostname().encode()[:63], machine().encode()[:127], plan.encode()[:127])
-        numbers = (VERSION, os.getpid(), rank, ranks, time.time_ns(), time.monotonic_ns(), _EVENTS, 0, 0, 0)
+        numbers = (VERSION, os.getpid(), rank, ranks, time.time_ns(), time.monotonic_ns(), CAPACITY, 0, 0, 0)
         _HEADER.pack_into(self.memory, 0, MAGIC, *numbers, *texts)
 
     def remove(self) -> None:
         """At a clean end. What failed is kept."""
         if not _HEADER.unpack_from(self.memory, 0)[10]:
             self.path.unlink(missing_ok=True)
+
+
+def put_name(memory: mmap.mmap | bytearray, index: int, text: str) -> None:
+    """Call name `index` of a record `text`; names that do not fit share the last one."""
+    index = min(index, MOST_NAMES - 1)
+    name = text.encode()[: _NAME - 1].ljust(_NAME, b"\0")
+    memory[_HEADER.size + index * _NAME : _HEADER.size + (index + 1) * _NAME] = name
+    struct.pack_into("<q", memory, NAMES, max(index + 1, struct.unpack_from("<q", memory, NAMES)[0]))
 
 
 def _drop_stale(where: Path) -> None:
@@ -134,18 +148,18 @@ def _read(path: Path) -> Record:
     _, version, process, rank, ranks, unix_ns, boot_ns, capacity, head, count, failed, *texts = (
         _HEADER.unpack_from(data)
     )
-    if version != VERSION or capacity != _EVENTS:
+    if version != VERSION or capacity != CAPACITY:
         fail(
             "CP1114", f"{path} is a record of version {version}", f"this is version {VERSION}", file=str(path)
         )
     host, space, plan = (text.split(b"\0")[0].decode(errors="replace") for text in texts)
-    names = [_name(data, index) for index in range(min(count, _NAMES))]
+    names = [_name(data, index) for index in range(min(count, MOST_NAMES))]
     events = [
-        _event(data, index % _EVENTS, names, unix_ns - boot_ns)
-        for index in range(max(0, head - _EVENTS), head)
+        _event(data, index % CAPACITY, names, unix_ns - boot_ns)
+        for index in range(max(0, head - CAPACITY), head)
     ]
     whole = tuple(sorted(event for event in events if event.kind))
-    lost = max(0, head - _EVENTS)
+    lost = max(0, head - CAPACITY)
     return Record(
         str(path), plan, rank, ranks, host, space, process, unix_ns / 1e9, bool(failed), lost, whole
     )  # fmt: skip
@@ -157,6 +171,6 @@ def _name(data: bytes, index: int) -> str:
 
 
 def _event(data: bytes, place: int, names: list[str], offset_ns: int) -> Event:
-    at = _HEADER.size + _NAME * _NAMES + _EVENT.size * place
-    nanoseconds, kind, name, operation, runs, nbytes = _EVENT.unpack_from(data, at)
+    at = EVENTS + EVENT.size * place
+    nanoseconds, kind, name, operation, runs, nbytes = EVENT.unpack_from(data, at)
     return Event((nanoseconds + offset_ns) / 1e9, kind, names[name], operation, runs, nbytes)
