@@ -122,9 +122,13 @@ def jit_ahead(
     return fast
 
 
+# Whether no function is being traced around us, by jit, grad, vmap or scan.
+untraced: Callable[[], bool] = _core.trace_state_clean
+
+
 def tracing() -> bool:
     """Whether a function is being traced around us, by jit, grad, vmap or scan."""
-    return not _core.trace_state_clean()
+    return not untraced()
 
 
 def recording() -> Any:

@@ -35,6 +35,9 @@ _KEPT = 4  # arrays of a result: the smallest ones
 _RECENT = 48  # calls that are compared with those of others
 _INTERVALS = 16  # between runs, of which the median is taken
 _HEAD = struct.Struct("<q")
+# Events are written two by two: the end of a call and the begin of the next one, or an event and none.
+_PAIR, _PAIRS = struct.Struct("<12q"), CAPACITY // 2
+_NOTHING = (0, 0, 0, 0)  # kind, name, number, runs
 
 
 class Kept(list[Any]):
@@ -65,8 +68,8 @@ class Calls:
         self.names: list[str] = []
         self.places: list[str] = []
         self.moved, self.waits, self.number = time.monotonic(), 0, 0
-        self._slots = itertools.count()
-        self._inside, self._result, self._open = False, None, (0, 0, 0)
+        self._pairs = itertools.count()
+        self._inside, self._result, self._open = False, None, _NOTHING
         self._seen = (0, False, True)
 
     def counted(self, function: Callable[..., Any], name: str) -> tuple[Callable[..., Any], int]:
@@ -77,22 +80,21 @@ class Calls:
         index = min(len(self.names), MOST_NAMES - 1)
         self.names[index:], self.places[index:] = [name], [""]
         put_name(self.memory, index, f"`{name}`")
-        memory, slots, runs = self.memory, self._slots, itertools.count(1)
-        tracing, now, pack, pack_head = _compat.tracing, time.monotonic_ns, EVENT.pack_into, _HEAD.pack_into
+        memory, pairs, runs = self.memory, self._pairs, itertools.count(1)
+        untraced, now, pack, pack_head = _compat.untraced, time.monotonic_ns, _PAIR.pack_into, _HEAD.pack_into
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if tracing():
+            if not untraced():
                 return function(*args, **kwargs)
             at, before, run = now(), self._open, next(runs)
             # A thread that sees the new number sees that a call is under way.
             self._inside, self._result = True, None
             self.number = number = self.number + 1
-            if before[1]:
-                pack(memory, EVENTS + next(slots) % CAPACITY * EVENT.size, at, END, *before, 0)
-            self._open = (index, number, run)
-            slot = next(slots)
-            pack(memory, EVENTS + slot % CAPACITY * EVENT.size, at, BEGIN, index, number, run, 0)
-            pack_head(memory, HEAD, slot + 1)
+            self._open = (END, index, number, run)
+            pair = next(pairs)
+            place = EVENTS + pair % _PAIRS * _PAIR.size
+            pack(memory, place, at, *before, 0, at, BEGIN, index, number, run, 0)
+            pack_head(memory, HEAD, 2 * pair + 2)
             try:
                 self._result = result = function(*args, **kwargs)
                 return result
@@ -144,22 +146,21 @@ class Calls:
         if (number, inside, ended) != self._seen:
             self._seen, self.moved = (number, inside, ended), time.monotonic()
         self.waits = 0 if ended else number
-        index, last, runs = self._open
-        if ended and last == number and last:
-            self._open = (0, 0, 0)
-            self._write(END, index, last, runs)
+        last = self._open
+        if ended and last[2] == number and last is not _NOTHING:
+            self._open = _NOTHING
+            self._write(last)
 
-    def _write(self, kind: int, index: int, number: int, runs: int) -> None:
-        slot, at = next(self._slots), time.monotonic_ns()
-        place = EVENTS + slot % CAPACITY * EVENT.size
-        EVENT.pack_into(self.memory, place, at, kind, index, number, runs, 0)
-        _HEAD.pack_into(self.memory, HEAD, slot + 1)
+    def _write(self, event: tuple[int, int, int, int]) -> None:
+        pair, at = next(self._pairs), time.monotonic_ns()
+        _PAIR.pack_into(self.memory, EVENTS + pair % _PAIRS * _PAIR.size, at, *event, 0, at, *_NOTHING, 0)
+        _HEAD.pack_into(self.memory, HEAD, 2 * pair + 2)
 
     def judged(self, text: str) -> None:
         """Record the verdict of the watchdog; the record is kept."""
         index = min(len(self.names), MOST_NAMES - 1)
         put_name(self.memory, index, text)
-        self._write(VERDICT, index, 0, 0)
+        self._write((VERDICT, index, 0, 0))
         _HEAD.pack_into(self.memory, FAILURES, 1)
 
     def latest(self, most: int = _RECENT) -> list[Call]:

@@ -113,7 +113,7 @@ def stalled(own: int, reports: Mapping[int, Report], patience: Patience) -> bool
 def another_order(group: str, reports: Mapping[int, Report]) -> str:
     """The verdict where the processes of `group` have not called the same steps; empty if they have, as far
     as they remember."""
-    recent = {number: report.recent[group] for number, report in reports.items() if group in report.recent}
+    recent = {n: report.recent[group] for n, report in sorted(reports.items()) if group in report.recent}
     if len(recent) < 2:
         return ""
     first = max(start for start, _ in recent.values())
@@ -129,7 +129,7 @@ def another_order(group: str, reports: Mapping[int, Report]) -> str:
             f"the processes call their steps in another order: {_listed(odd)} `{at[odd[0]]}` as call {place},"
         )
         text += f" {_listed(others)} `{usual}`"
-        waits = [report for report in reports.values() if report.waits]
+        waits = [report for _, report in sorted(reports.items()) if report.waits]
         return text + "".join(_note(_waits(report)) for report in waits[:_SHOWN])
     return ""
 

@@ -23,7 +23,6 @@ from typing import NoReturn
 from zlib import crc32
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.lowering.jax.typing_shim import jax
 from commplan.lowering.mpi.watchdog import FIRST, main_stack
 from commplan.runtime.observe import abort_hook
 from commplan.runtime.observe.calls import Calls, recording
@@ -49,7 +48,7 @@ class Watchdog:
         self._calls: dict[str, Calls] = {}
         self._bounds: dict[str, float] = {}
         self._late = 0
-        self._failure = ""  # what JAX raised and nobody has caught
+        self._failure = ""  # what JAX may have raised and nobody has caught
         self._left: str | None = None  # why this process ends, once it does
         self._status = 0  # with which it then exits
         self._gone: dict[int, tuple[float, Report]] = {}  # others that end: when this was heard
@@ -57,7 +56,7 @@ class Watchdog:
         self._asked: float | None = None
         self._serial, self._again, self._scanned, self._noticed = 0, 0.0, 0.0, 0
         self._reports: dict[int, Report] = {}
-        self._verdict, self._settled = "", threading.Event()
+        self._verdict, self._is_said, self._settled = "", False, threading.Event()
         self._deadline, self._place = 0.0, (0, 0)  # once the verdict is out: where the main thread was
         abort_hook.hold_aborts()
         abort_hook.on_failure(self._failing)
@@ -106,11 +105,11 @@ class Watchdog:
     # How the main thread ends.
 
     def _failing(self, error: BaseException, status: int) -> None:
-        """What nobody catches. Where JAX raised it, another process may be why: the others are asked."""
+        """What nobody catches. Where JAX may have raised it, another process may be why: all are asked."""
         lines = f"{type(error).__name__}: {error}".splitlines()
         text = f"exit with {status}" if isinstance(error, SystemExit) else lines[0][:200]
         self._status = 130 if isinstance(error, KeyboardInterrupt) else status
-        if isinstance(error, jax.errors.JaxRuntimeError) and not self._verdict:
+        if isinstance(error, RuntimeError | ValueError) and not self._verdict:  # JAX raises either
             self._failure = text
             with contextlib.suppress(TimeoutError):
                 until(self._settled.wait, Wait(2 * _GRACE_S + _SETTLE_S, _timed_out))
@@ -123,6 +122,9 @@ class Watchdog:
 
     def _ending(self) -> None:
         """At the exit: JAX's own would wait for the others, for minutes."""
+        if self._verdict:
+            with self._lock:
+                self._say()
         if self._verdict or self._status:
             _exit(EXIT_STATUS if self._verdict else self._status)
         self._leave("")
@@ -246,10 +248,7 @@ class Watchdog:
         frame = sys._current_frames().get(main)
         place = (id(frame), frame.f_lasti if frame is not None else 0)
         if not self._deadline:
-            first, *notes = self._verdict.splitlines()
-            remarks = tuple(Note(note.removeprefix("note: ")) for note in notes)
-            print(CommplanError(Diagnostic("CP0834", first, None, remarks)), file=sys.stderr, flush=True)
-            self._settled.set()
+            self._say()
             interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
             if self._waits() or self._failure or self._left is not None or not interruptible:
                 _exit(EXIT_STATUS)
@@ -257,6 +256,14 @@ class Watchdog:
             signal.pthread_kill(main, signal.SIGINT)
         elif now > self._deadline - (_UNWIND_S - _SETTLE_S if place == self._place else 0.0):
             _exit(EXIT_STATUS)
+
+    def _say(self) -> None:
+        if not self._is_said:
+            self._is_said = True
+            first, *notes = self._verdict.splitlines()
+            remarks = tuple(Note(note.removeprefix("note: ")) for note in notes)
+            print(CommplanError(Diagnostic("CP0834", first, None, remarks)), file=sys.stderr, flush=True)
+            self._settled.set()
 
     def _report(self) -> Report:
         now, waits = time.monotonic(), self._waits()
