@@ -17,6 +17,7 @@ from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization import encode, is_of, plan_digest, schedule_digest
 from commplan.mesh_kind import is_communicator
 from commplan.passes.pipeline.manager import Observer
+from commplan.passes.pipeline.registry import PASSES
 from commplan.topology import Topology, load_topology, places_of_hosts
 from commplan.verify import load_schedule
 
@@ -67,7 +68,9 @@ class Plan(msgspec.Struct, frozen=True):
         axes: sizes by name, for axes declared `?` where there is no mesh. With a communicator one of them
         may be left out: it takes the ranks that are left.
         order: name -> leaf paths in the order in which the backward pass makes them.
-        passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`.
+        passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`. By default all; where
+        the mesh has more axes than the plan (tensor parallelism beside it), leaves stay out of buckets
+        unless a stage says `{ bucket = .. }`.
         backend: `jax` or `mpi`, where there is no mesh to tell.
         calibration: what `commplan calibrate` measured on the topology, or the file with it.
         Raises CommplanError (CP07xx), CP084x for a communicator that does not fit.
@@ -83,7 +86,10 @@ class Plan(msgspec.Struct, frozen=True):
             mesh_axes = mesh_sizes(mesh)
             check_mesh(self.graph, mesh_axes)
             _check_twice(self.graph, sizes, mesh_axes)
-            sizes |= {axis.name: mesh_axes[axis.name] for axis in self.graph.axes if axis.name in mesh_axes}
+            named = {axis.name for axis in self.graph.axes}
+            sizes |= {name: size for name, size in mesh_axes.items() if name in named}
+            if passes is None and any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - named):
+                passes = ",".join("bucket{pinned=true}" if name == "bucket" else name for name in PASSES)
         if shapes is not None and not hasattr(shapes, "items"):
             kind = type(shapes).__name__
             message = f"shapes is a {kind}: names and their trees were expected"

@@ -99,7 +99,7 @@ class Bound:
         return state
 
     def spmd(
-        self, *values: str, returns: Sequence[str] | str | None = None, **names: str
+        self, *values: str, returns: Sequence[str] | str | None = None, check_vma: bool = True, **names: str
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorate a step: `jax.shard_map` over the plan's axes, with specs from the plan.
 
@@ -109,13 +109,16 @@ class Bound:
         pytrees (an optimiser's state lies like its parameters). The function sees one rank's arrays, `per`
         dimensions stripped, and returns the state, then its named arguments in order or the first few of
         them; `returns` lists other results: for each one after the state a value's name or a placement.
+        check_vma: as of `jax.shard_map`; False for steps whose types JAX cannot tell (Pallas kernels). Then
+        nobody notices gradients that are reduced already (CP0807) and results that differ though they should
+        be the same (CP0813).
 
         Raises CP0806 for partial values, CP0810 when called inside a shard_map, CP0811 for names and
         results that do not agree, CP0805 and CP0812 for arguments that do not fit.
         """
         if values:
             spmd.refuse_unnamed(self.context, values)
-        return spmd.decorate(self.context, names, returns)
+        return spmd.decorate(self.context, names, returns, check_vma=check_vma)
 
     def jit(
         self,

@@ -96,8 +96,12 @@ class Machine(Protocol):
         """The axes, and their sizes, along which the code around us sees one rank's arrays."""
         ...
 
-    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """`body`, a function of one rank's arrays, as a function of the arrays outside."""
+    def spread(
+        self, body: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
+    ) -> Callable[..., Any]:
+        """`body`, a function of one rank's arrays, as a function of the arrays outside.
+
+        check_vma: whether JAX types arrays by the axes over which they vary."""
         ...
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:

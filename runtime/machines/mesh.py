@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import secrets
 import warnings
@@ -139,16 +140,58 @@ class MeshMachine:
     def backend(self) -> LaxBackend:
         platform = self.mesh.devices.flat[0].platform
         platform = "gpu" if platform in ("cuda", "rocm") else platform
-        return LaxBackend(platform, self.sizes, self.file, self.levels)
+        alone = all(size == 1 for name, size in self.mesh.shape.items() if name not in self.sizes)
+        return LaxBackend(platform, self.sizes, self.file, self.levels, alone)
 
     def manual(self) -> dict[str, int]:
         return _compat.manual_axes()
 
-    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    def spread(
+        self, body: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
+    ) -> Callable[..., Any]:
         """`jax.shard_map` over the plan's axes; other axes of the mesh stay with the compiler."""
-        return jax.shard_map(
-            body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=frozenset(self.sizes)
+        names = frozenset(self.sizes)
+        call = jax.shard_map(
+            body,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=names,
+            check_vma=check_vma,
         )
+        if self.explicit.isdisjoint(self.sizes):
+            return call
+
+        def placed(specs: Any, tree: Any) -> Any:
+            def leaves(own: PartitionSpec, part: Any) -> Any:
+                return jax.tree_util.tree_map(lambda x: self._resharded(x, own), part)
+
+            return jax.tree_util.tree_map(
+                leaves, specs, tree, is_leaf=lambda own: isinstance(own, PartitionSpec)
+            )
+
+        return lambda *trees: call(*(placed(own, tree) for own, tree in zip(in_specs, trees, strict=True)))
+
+    @functools.cached_property
+    def explicit(self) -> frozenset[str]:
+        """The axes of the mesh whose shardings are part of JAX's types."""
+        kinds = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
+        return frozenset(name for name, kind in kinds if kind is AxisType.Explicit)
+
+    def _resharded(self, x: Array, own: PartitionSpec) -> Array:
+        """`x` as `own` says along the plan's axes; along others as it is."""
+        x = jnp.asarray(x)
+        held = [_names(entry) for entry in jax.typeof(x).sharding.spec]
+        wanted = [_names(entry) for entry in own]
+        wanted += [()] * (x.ndim - len(wanted))
+        entries = [
+            tuple(name for name in new if name in self.explicit)
+            + tuple(name for name in old if name not in self.sizes)
+            for old, new in zip(held, wanted, strict=True)
+        ]
+        if entries == held:
+            return x
+        return jax.reshard(x, NamedSharding(self.mesh, PartitionSpec(*entries)))
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
         """Made shard by shard: no process sends anything, and a leaf of size 0 has its sharding too."""
@@ -358,13 +401,18 @@ def machine_of(schedule: ir.Schedule, mesh: Any, calls: Calls | None = None) -> 
     return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, spreads(schedule), calls=calls)
 
 
+def _names(entry: Any) -> tuple[str, ...]:
+    """The axes of one dimension of a spec."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
 def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:
     entries: list[Any] = list(whole)
     return PartitionSpec(*(entry for i, entry in enumerate(entries) if i != at))
 
 
 def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
-    """Raises CP0801 for a mesh without the plan's axes, CP0802 for one with Explicit axes."""
+    """Raises CP0801 for a mesh without the plan's axes, CP0802 for axes of a type that cannot be used."""
     sizes = schedule.mesh_sizes
     shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
     actual = _sizes(shape)
@@ -381,17 +429,26 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
     for name, size in sizes.items():
         if shape[name] != size:
             refuse(f"axis `{name}` has {shape[name]} devices in the mesh and {size} in the program")
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    explicit = [name for name in sizes if kinds[name] is AxisType.Explicit]
-    if explicit:
-        count = len(mesh.axis_names)
-        fail(
-            "CP0802",
-            f"axis `{explicit[0]}` of the mesh is Explicit, and phases need Auto ones",
-            "jax.make_mesh makes Explicit axes unless told otherwise",
-            f"make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * {count}",
-            file=schedule.file,
-        )
+    for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
+        if name in sizes and kind is AxisType.Manual:
+            fail(
+                "CP0802",
+                f"axis `{name}` of the mesh is Manual, outside of any shard_map",
+                "phases and run.spmd make the plan's axes manual themselves, inside",
+                "make the mesh by jax.make_mesh(sizes, names): its axes are Explicit; Auto ones do, too",
+                file=schedule.file,
+            )
+        packed = [op for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Pack)]
+        if name not in sizes and kind is AxisType.Explicit and shape[name] > 1 and packed:
+            fail(
+                "CP0802",
+                f"leaves that may be cut over `{name}`, an Explicit axis of the mesh, would be packed",
+                f"the plan does not name `{name}`: JAX cannot flatten an array that is cut over it",
+                "compile for the mesh, plan.compile(mesh, ...), without `{ bucket = .. }`: leaves are then"
+                " reduced one by one; or make the axis Auto",
+                span=packed[0].span,
+                file=schedule.file,
+            )
 
 
 def check_processes(binding: Binding, mesh: Any) -> Calls | None:

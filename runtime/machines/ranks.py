@@ -78,8 +78,10 @@ class Ranks:
     def manual(self) -> dict[str, int]:
         return dict(self.backend.sizes)
 
-    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        del in_specs, out_specs
+    def spread(
+        self, body: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
+    ) -> Callable[..., Any]:
+        del in_specs, out_specs, check_vma
         return body
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
