@@ -122,6 +122,8 @@ class Watchdog:
 
     def _ending(self) -> None:
         """At the exit: JAX's own would wait for the others, for minutes."""
+        if self not in _running:
+            return  # a forked child
         if self._verdict:
             with self._lock:
                 self._say()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 
 import commplan
+from commplan.runtime.observe import watchdog
 
 PLAN = """plan watched
 axis data = 3
@@ -37,11 +39,24 @@ def main(port: str, index: str, mode: str) -> None:
                     time.sleep(4 * BOUND_S)
             else:
                 time.sleep(4 * BOUND_S if mode == "none" else 600)
+        if slow and number == 2 and mode == "fork":
+            fork()
         if slow and mode == "rhythm":
             time.sleep(2.5 * BOUND_S if number == 7 else BOUND_S)
         out, _ = run.step({}, x=x)  # a phase outside of any step
         jax.block_until_ready(out.y)
     print("finished", flush=True)
+
+
+def fork() -> None:
+    """A child that ends at once, by way of what runs at the exit of a process that is watched."""
+    (own,) = watchdog._running
+    child = os.fork()
+    if child == 0:
+        own._ending()
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(3 * BOUND_S)  # the others would take it for the end of this process
 
 
 if __name__ == "__main__":
