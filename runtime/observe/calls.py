@@ -75,7 +75,7 @@ class Calls:
     def counted(self, function: Callable[..., Any], name: str) -> tuple[Callable[..., Any], int]:
         """`function`, a compiled step, with its calls counted, and the index of its name.
 
-        A call within a trace is part of another step. The cost is under a microsecond.
+        A call within a trace is part of another step. The cost is about a microsecond.
         """
         index = min(len(self.names), MOST_NAMES - 1)
         self.names[index:], self.places[index:] = [name], [""]

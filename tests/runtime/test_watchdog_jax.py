@@ -142,7 +142,7 @@ def test_who_does_not_bind_is_named_while_the_others_wait():
 
 @pytest.mark.parametrize("mode", ["late", "none", "rhythm", "fork"])
 def test_no_alarm(mode: str, tmp_path: Path):
-    """Of a process that said so, without a watchdog, for steps as slow as ever, and for the end of a child."""
+    """Of a process that said so, without a watchdog, for steps as slow as ever, for the end of a child."""
     ends = ended([sys.executable, watched_processes.__file__, "{port}", "{index}", mode], tmp_path)
     for end in ends.values():
         assert end.status == 0 and "finished" in end.text and "CP0834" not in end.text, end.text
