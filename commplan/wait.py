@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn, TypeVar
 
 SLICE_S = 0.25
+LONGEST_S = 1e7  # months; the engine counts nanoseconds
 _Result = TypeVar("_Result")
 
 
@@ -26,6 +27,11 @@ class Wait(NamedTuple):
     slice_s: float = SLICE_S
 
 
+def is_bound(seconds: object) -> bool:
+    """Whether a wait may have this bound: a number of seconds above 0."""
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S
+
+
 def until(attempt: Callable[[float], _Result], wait: Wait) -> _Result:
     """The first result of `attempt` that is true. It is called with the seconds that it may wait for one."""
     begun, waited = time.monotonic(), 0.0
@@ -35,6 +41,16 @@ def until(attempt: Callable[[float], _Result], wait: Wait) -> _Result:
         if waited >= wait.bound_s:
             wait.late(waited)
     return result
+
+
+def joined(thread: threading.Thread, wait: Wait) -> None:
+    """Until `thread` has ended."""
+
+    def ended(seconds: float) -> bool:
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    until(ended, wait)
 
 
 def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
@@ -51,12 +67,7 @@ def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
 
     thread = threading.Thread(target=run, name="commplan-wait", daemon=True)
     thread.start()
-
-    def ended(seconds: float) -> bool:
-        thread.join(seconds)
-        return not thread.is_alive()
-
-    until(ended, wait)
+    joined(thread, wait)
     if errors:
         raise errors[0]
     return results[0]

@@ -36,8 +36,7 @@ from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_
 from commplan.runtime.machines.server import Serving, check_servers
 from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
-from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
-from commplan.runtime.observe.metrics import place as metrics_place
+from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
 from commplan.runtime.phases import PhaseCall
 
 if TYPE_CHECKING:
@@ -312,11 +311,12 @@ class Run(Bound):
         functions: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
         watchdog_s: float | None = None,
+        timeout: float = 600.0,
     ) -> None:
         schedule = program.schedule
 
         def check() -> None:
-            check_kinds(schedule, sources, functions, seed, watchdog_s)
+            check_kinds(schedule, sources, functions, seed, watchdog_s, timeout)
             check_bound(schedule, dict(sources or {}), dict(functions or {}))
             bound(schedule, dict(sources or {}), sources or {})
             checked_functions(schedule, dict(functions or {}))
@@ -324,7 +324,7 @@ class Run(Bound):
         self.program = program
         context = Context(
             schedule,
-            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s), mesh),
+            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s, timeout), mesh),
             dict(functions or {}),
             operator.index(seed),
             known_structures(program),
@@ -369,20 +369,24 @@ class Run(Bound):
         with mpi_watchdog.expected_late(), watchdog.expected_late():
             yield
 
-    def metrics(self, path: str | os.PathLike[str], *, period_s: float = PERIOD_S) -> Metrics:
-        """Keep a file in the text format of Prometheus that says what the input of this run costs.
+    def metrics(
+        self, path: str | os.PathLike[str] | None = None, *, period_s: float = PERIOD_S,
+        address: str | None = None,
+    ) -> Metrics:  # fmt: skip
+        """Say what the input of this run costs, in the text format of Prometheus: in a file, at an address
+        that is scraped, or both.
 
-        It covers all batches that this process asks the run for, members' ones included, and is written now,
-        every `period_s` seconds and at the end: by `close` of what is returned (a `with` block will do), when
-        the run is collected, and at the interpreter's exit. Samples carry the labels `plan`, `phase`, `line`,
-        `stage` and `rank` (this process's number).
+        It covers all batches that this process asks the run for, members' ones included. The file is written
+        now, every `period_s` seconds and at the end: by `close` of what is returned (a `with` block will do),
+        when the run is collected, and at the interpreter's exit. Samples carry the labels `plan`, `phase`,
+        `line`, `stage` and `rank` (this process's number).
 
         path: a file in a folder that exists; where a job has several processes and no `{rank}` stands in the
-        path, `costs.prom` becomes `costs.rank3.prom`. Raises CP0960 where it cannot be written, CP0961 for a
-        period that is none.
+        path, `costs.prom` becomes `costs.rank3.prom`. address: `9464`, on the loopback interface, or
+        `host:9464`; rank r answers at port 9464 + r. Raises CP0960 where that cannot be written or listened
+        at, CP0961 for a period that is none, CP0962 without prometheus-client, CP0963 for what is no address.
         """
-        period = checked_period(period_s)
-        metrics = Metrics(metrics_place(path, *self.context.machine.process()), self.ledger.summaries, period)
+        metrics = kept(self.ledger.summaries, self.context.machine.process(), path, period_s, address)
         weakref.finalize(self, close_quietly, metrics)
         return metrics
 

@@ -185,7 +185,7 @@ def shared_group(
     for axis in over:
         place = place * context.sizes[axis] + min(local[axis])
     key = "\0".join((context.schedule.plan_digest, phase.name, others))
-    peers = context.machine.peers(key, host or this_host(), place)
+    peers = context.machine.peers(key, host or this_host(), place, timeout)
     if peers is None:
         return None
     first = shares[0]

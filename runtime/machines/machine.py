@@ -132,10 +132,11 @@ class Machine(Protocol):
         """This process's part of a value (dimensions for `per` axes, then its rows) as it lies outside."""
         ...
 
-    def peers(self, key: str, host: str, place: int) -> Peers | None:
+    def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
         """The processes that give the same key; None where this one is alone. Every process calls it alike.
 
         host: the name of this process's host. place: the first place along the shared axes that it holds.
+        timeout: seconds to wait for the others, which may still compile.
         """
         ...
 
@@ -184,13 +185,14 @@ class Said(NamedTuple):
 
 class Binding(NamedTuple):
     """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here.
-    watchdog_s: see `Program.bind`."""
+    watchdog_s, timeout_s: see `Program.bind`."""
 
     schedule: ir.Schedule
     program: str
     seed: SupportsIndex
     check: Callable[[], None]
-    watchdog_s: float | None = None
+    watchdog_s: float | None
+    timeout_s: float
 
 
 def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]]) -> None:

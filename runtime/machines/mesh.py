@@ -52,7 +52,6 @@ from commplan.runtime.observe.calls import Calls
 
 Array = Any
 Cut = tuple[slice, ...]
-BIND_TIMEOUT_S = 1800.0  # for a process that has not come to bind the program yet
 _binds: collections.Counter[str] = collections.Counter()  # by the processes of their meshes
 _gathers: collections.Counter[str] = collections.Counter()  # likewise
 
@@ -312,7 +311,8 @@ class MeshMachine:
         points = itertools.product(*(local[axis] for axis in split))
         return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
 
-    def peers(self, key: str, host: str, place: int) -> Peers | None:
+    def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
+        del timeout  # a collective of JAX, which has its own
         if jax.process_count() == 1:
             return None
         from jax.experimental import multihost_utils  # noqa: PLC0415  only jobs of several processes need it
@@ -471,12 +471,14 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
     )
 
     def exchange(mine: Any, key: str = key) -> dict[int, Any]:
-        answers, error = gathered(key, msgspec.json.encode(mine).decode(), processes, BIND_TIMEOUT_S, notice)
+        answers, error = gathered(
+            key, msgspec.json.encode(mine).decode(), processes, binding.timeout_s, notice
+        )
         if error:
             fail(
                 "CP0849",
                 f"not all of processes {names} bind `{schedule.plan}`: one did not come",
-                f"this is process {jax.process_index()}, which waited up to {BIND_TIMEOUT_S:.0f} s",
+                f"this is process {jax.process_index()}, which waited up to {binding.timeout_s:.0f} s",
                 f"JAX says: {error}",
                 "every process that holds devices of the mesh binds the same programs in the same order",
                 file=schedule.file,

@@ -21,9 +21,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from commplan.ir import schedule as ir
-from commplan.lowering.mpi.engine_errors import once
+from commplan.lowering.mpi.engine_errors import TOLD, once
 
-_TOLD = "commplan_told"
 _hooks: list[Any] = []  # what `sys.excepthook` was
 _ends: list[Callable[[BaseException, int], None]] = []
 _exempt: list[bool] = []
@@ -72,7 +71,7 @@ def _awaits(phase: ir.Phase) -> bool:
 
 def told(error: BaseException) -> None:
     """Whoever waits for this rank has been told of `error`, and can say so itself."""
-    setattr(error, _TOLD, True)
+    setattr(error, TOLD, True)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -113,7 +112,7 @@ def _exiting(error: SystemExit, code: object) -> None:
 
 
 def _end(error: BaseException, status: int) -> None:
-    if not (status and _ends) or getattr(error, _TOLD, False):
+    if not (status and _ends) or getattr(error, TOLD, False):
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # pyright: ignore[reportUnnecessaryComparison]

@@ -41,7 +41,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
     @property
     def state(self) -> str:
         """See `recorder.blame.Rank`."""
-        return process_state(self.pid, self.space)
+        return process_state(self.pid) if self.space == machine() else "unknown"
 
     def silence(self, state: str) -> str:
         """What is said of it in this state where it does not answer."""
