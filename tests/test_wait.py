@@ -6,12 +6,13 @@ import ast
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from commplan.wait import Wait, apart, until
+from commplan.wait import Wait, apart, attended, until
 
 ROOT = Path(__file__).parents[1]
 # Calls that wait for other processes as long as these like, whatever they are given.
@@ -40,15 +41,9 @@ ALLOWED: dict[str, set[str]] = {
     "runtime/calibrate/mpi.py": {"Barrier", "Waitall", "bcast"},
     # A method of this name that waits for nothing.
     "commplan/verify/programs/symbolic_execution.py": {"result"},
-    "runtime/input/multirate/batches.py": {"result"},
-    "runtime/input/multirate/stream.py": {"join"},
-    "runtime/input/prefetch/prefetch.py": {"wait"},
-    "runtime/input/shm/shm_control.py": {"acquire"},
-    "runtime/input/stages/worker_pool.py": {"recv", "wait"},
+    # Behind a poll; and of its parent, with whom it ends.
+    "runtime/input/stages/worker_pool.py": {"recv"},
     "runtime/input/stages/worker_process.py": {"recv"},
-    "runtime/input/transport/jax.py": {"get", "result"},
-    "runtime/input/transport/mpi_executor.py": {"wait"},
-    "runtime/input/transport/mpi_group.py": {"wait"},
 }
 
 
@@ -85,6 +80,19 @@ def test_a_look_ends_the_wait() -> None:
 
     with pytest.raises(ConnectionError, match="rank 1 has died"):
         until(time.sleep, Wait(60.0, late, look, slice_s=0.001))
+
+
+def test_looks_are_a_slice_apart_however_often_an_attempt_comes_back() -> None:
+    attempts, looks = [0], list[float]()
+
+    def attempt(seconds: float) -> bool:
+        attempts[0] += 1
+        time.sleep(0.001)
+        return len(looks) == 2
+
+    attended(attempt, looks.append, slice_s=0.05)
+    assert attempts[0] > len(looks) + 1
+    assert all(later - earlier >= 0.05 for earlier, later in pairwise([0.0, *looks]))
 
 
 def test_a_call_that_waits_by_itself_is_left_behind() -> None:

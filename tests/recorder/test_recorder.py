@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ def test_the_command_says_what_another_host_alone_knows(
 ):
     recording = Recording("5f0c", PLAN, 0, 2)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("commplan.recorder.blame.machine", lambda: "another")
+        elsewhere.setattr(sys.modules["commplan.recorder.blame"], "machine", lambda: "another")
         assert main(["blame", str(place)]) == 0
     host = read_records([str(recording.path)])[0].host
     assert f"whether processes on {host} live or are stopped is told there alone" in capsys.readouterr().out
