@@ -122,6 +122,10 @@ class Calls:
         """Where the last call is."""
         return "".join(self.where(call.name) for call in self.latest(1))
 
+    def began(self) -> float:
+        """When the last call began, on `time.monotonic`."""
+        return self.latest(1)[0].nanoseconds * 1e-9
+
     def finished(self) -> tuple[str, int]:
         """Where the last call is that has ended, and how often its step has run; empty without one."""
         ended = [call for call in self.latest(2) if call.number != self.waits]

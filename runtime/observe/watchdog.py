@@ -149,7 +149,7 @@ class Watchdog:
 
     def _waits(self) -> Calls | None:
         """The calls of which one has not ended for the longest time."""
-        return min((calls for calls in self._calls.values() if calls.waits), key=_since, default=None)
+        return min((calls for calls in self._calls.values() if calls.waits), key=Calls.began, default=None)
 
     def _look(self, now: float) -> None:
         """Whether something is wrong; then the others are asked, and what they say is weighed."""
@@ -271,7 +271,7 @@ class Watchdog:
         now, waits = time.monotonic(), self._waits()
         idle, waiting = now - self._moved(), None
         if waits is not None:
-            waiting = Waiting(waits.processes, waits.waits, waits.current(), now - _since(waits))
+            waiting = Waiting(waits.processes, waits.waits, waits.current(), now - waits.began())
         last, runs = max(self._calls.values(), key=lambda calls: calls.moved).finished()
         return Report(
             self.own, f"process {os.getpid()} on {socket.gethostname()}",
@@ -340,11 +340,6 @@ def expected_late() -> Generator[None]:
         for watchdog in _running:
             stack.enter_context(watchdog.late())
         yield
-
-
-def _since(calls: Calls) -> float:
-    """When the last call began, on `time.monotonic`."""
-    return calls.latest(1)[0].nanoseconds * 1e-9
 
 
 def _timed_out(waited: float) -> NoReturn:
