@@ -218,11 +218,11 @@ class Program:
         """This program with the mesh, data and functions that it runs on (see `runtime.run.Run`).
 
         mesh: a `jax.sharding.Mesh`, or an `mpi4py` communicator; then every rank calls this alike.
-        watchdog_s: seconds after which a collective in which nothing moves ends with an error on all ranks
-        that wait in it, which says who holds them; five times what usually passes between two runs of it
-        where that is longer. None waits for ever. `run.late()` announces that this process comes later.
-        Under `mpi4py` only. timeout: seconds to wait for the other ranks, or processes, to come and bind
-        this program: they may still compile, or load data.
+        watchdog_s: seconds after which a collective in which nothing moves, or under `jax.distributed` a step
+        that does not end, ends with an error on all that wait in it, which says who holds them; five times
+        what usually passes between two runs of it where that is longer. None waits for ever. `run.late()`
+        announces that this process comes later. timeout: seconds to wait for the other
+        ranks, or processes, to come and bind this program: they may still compile, or load data.
 
         Raises CP1006 where the mesh has other sizes than the one compiled for, and CP08xx for all
         else that does not fit.

@@ -18,6 +18,7 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax import backward_reduce as tap
 from commplan.lowering.jax.pytree import Structure, build, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.mpi import watchdog as mpi_watchdog
 from commplan.lowering.mpi.engine_errors import reason
 from commplan.mesh_kind import is_communicator
 from commplan.runtime import member as members
@@ -33,7 +34,7 @@ from commplan.runtime.input.stages.records import checked_functions
 from commplan.runtime.machines.machine import Binding, Machine
 from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.machines.server import Serving, check_servers
-from commplan.runtime.observe import preflight
+from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
 from commplan.runtime.phases import PhaseCall
@@ -363,11 +364,9 @@ class Run(Bound):
     def late(self) -> Generator[None]:
         """While this runs, the others' watchdogs expect this process to come late: it evaluates, or writes.
 
-        Without it, ranks that wait for this one longer than `watchdog_s` of `Program.bind` end with CP0834.
+        Without it, those that wait for this one longer than `watchdog_s` of `Program.bind` end with CP0834.
         """
-        from commplan.lowering.mpi.watchdog import expected_late  # noqa: PLC0415  only under MPI
-
-        with expected_late():
+        with mpi_watchdog.expected_late(), watchdog.expected_late():
             yield
 
     def metrics(
@@ -445,8 +444,7 @@ def machine_for(binding: Binding, mesh: Any) -> Machine:
         return cast("Machine", ranks(binding, mesh))
     check_mesh(binding.schedule, mesh)
     check_servers(binding.schedule)
-    check_processes(binding, mesh)
-    return machine_of(binding.schedule, mesh)
+    return machine_of(binding.schedule, mesh, check_processes(binding, mesh))
 
 
 def placed(run: Bound, name: str, axis: str | None = None) -> Placement:

@@ -35,7 +35,7 @@ def runs(paths: list[str]) -> list[list[Record]]:
         fail(
             "CP1114",
             f"there are no records in {', '.join(places)}",
-            "each rank under MPI keeps one while it lives, and where it ended badly: commplan-*.rec",
+            "each process of a job keeps one while it lives, and where it ended badly: commplan-*.rec",
         )
     if paths:
         return list(jobs.values())

@@ -21,9 +21,11 @@ MAGIC, VERSION = b"commplan", 1
 # events written, names, whether an operation failed, host, machine, plan. Behind the zero byte that ends a
 # text comes what belongs to it: to the plan its axes (`data=4,node=2`), to a name its `Details`.
 _HEADER = struct.Struct("<8s 10q 64s 128s 128s")
-_NAME, _NAMES, _EVENTS = 128, 512, 8192
-_EVENT = struct.Struct("<6q")
-SIZE = _HEADER.size + _NAME * _NAMES + _EVENT.size * _EVENTS
+_NAME, MOST_NAMES, CAPACITY = 128, 512, 8192
+EVENT = struct.Struct("<6q")  # nanoseconds since boot, kind, name, operation, runs, nbytes
+EVENTS = _HEADER.size + _NAME * MOST_NAMES  # where the ring begins
+SIZE = EVENTS + EVENT.size * CAPACITY
+HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
 BEGIN, END, FAILED, VERDICT, WAITED = 1, 2, 3, 4, 5
 _RANKS = 2**24  # no job has more
 _KEPT_S = 7 * 86400.0
@@ -124,7 +126,7 @@ class Recording:
         if len(name) + len(sizes) < 127:
             name += b"\0" + sizes.encode()
         texts = (socket.gethostname().encode()[:63], machine().encode()[:127], name)
-        numbers = (VERSION, os.getpid(), rank, ranks, time.time_ns(), time.monotonic_ns(), _EVENTS, 0, 0, 0)
+        numbers = (VERSION, os.getpid(), rank, ranks, time.time_ns(), time.monotonic_ns(), CAPACITY, 0, 0, 0)
         _HEADER.pack_into(self.memory, 0, MAGIC, *numbers, *texts)
 
     def remove(self) -> None:
@@ -132,6 +134,14 @@ class Recording:
         failed = _HEADER.unpack_from(self.memory, 0)[10]
         if not failed and os.environ.get("COMMPLAN_KEEP_RECORDS", "0") in ("", "0"):
             self.path.unlink(missing_ok=True)
+
+
+def put_name(memory: mmap.mmap | bytearray, index: int, text: str) -> None:
+    """Call name `index` of a record `text`; names that do not fit share the last one."""
+    index = min(index, MOST_NAMES - 1)
+    name = text.encode()[: _NAME - 1].ljust(_NAME, b"\0")
+    memory[_HEADER.size + index * _NAME : _HEADER.size + (index + 1) * _NAME] = name
+    struct.pack_into("<q", memory, NAMES, max(index + 1, struct.unpack_from("<q", memory, NAMES)[0]))
 
 
 def _drop_stale(where: Path) -> None:
@@ -164,7 +174,7 @@ def _read(path: Path) -> Record:
     _, version, process, rank, ranks, unix_ns, boot_ns, capacity, head, count, failed, *texts = (
         _HEADER.unpack_from(data)
     )
-    if version != VERSION or capacity != _EVENTS:
+    if version != VERSION or capacity != CAPACITY:
         fail(
             "CP1114", f"{path} is a record of version {version}", f"this is version {VERSION}", file=str(path)
         )
@@ -173,7 +183,7 @@ def _read(path: Path) -> Record:
     (host, _), (space, _), (plan, sizes) = map(_texts, texts)
     # What was overwritten while this was read has been lost; so has the place that is written next.
     written = _HEADER.unpack_from(after)[8]
-    lost = max(0, head - _EVENTS, written - _EVENTS + (written > head))
+    lost = max(0, head - CAPACITY, written - CAPACITY + (written > head))
     events = sorted(_events(data, lost, head, count, unix_ns - boot_ns), key=lambda event: event.seconds)
     return Record(
         str(path), plan, rank, ranks, host, space, process, unix_ns / 1e9, bool(failed), lost, tuple(events),
@@ -183,12 +193,11 @@ def _read(path: Path) -> Record:
 
 def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> Iterator[Event]:
     """Events `first` to before `head`; what is damaged is passed over."""
-    places = (_HEADER.size + _NAME * index for index in range(min(count, _NAMES)))
+    places = (_HEADER.size + _NAME * index for index in range(min(count, MOST_NAMES)))
     names = [_texts(data[at : at + _NAME]) for at in places]
     details = [_details(text) for _, text in names]
-    base = _HEADER.size + _NAME * _NAMES
     for index in range(first, head):
-        event = _EVENT.unpack_from(data, base + _EVENT.size * (index % _EVENTS))
+        event = EVENT.unpack_from(data, EVENTS + EVENT.size * (index % CAPACITY))
         nanoseconds, kind, name, operation, runs, nbytes = event
         if BEGIN <= kind <= WAITED and 0 <= name < len(names):
             when = (nanoseconds + offset_ns) / 1e9

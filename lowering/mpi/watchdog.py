@@ -84,10 +84,15 @@ def expected_late() -> Generator[None]:
             library.commplan_add_busy(-1)
 
 
-@_WRITER
-def _write_stack(address: int, most: int) -> None:
-    """What the main thread does, innermost first, as UTF-8 that ends with a zero byte."""
+def main_stack() -> str:
+    """What the main thread does, innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     lines = [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in traceback.extract_stack(frame)]
-    text = ", from ".join(lines[: -_FRAMES - 1 : -1]).encode()[:most]
+    return ", from ".join(lines[: -_FRAMES - 1 : -1])
+
+
+@_WRITER
+def _write_stack(address: int, most: int) -> None:
+    """The stack as UTF-8 that ends with a zero byte."""
+    text = main_stack().encode()[:most]
     ctypes.memmove(address, text + b"\0", len(text) + 1)

@@ -25,6 +25,7 @@ from commplan.lowering.jax.check import Layout
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Carrier
 from commplan.runtime.machines.environment import ALIKE, environment
+from commplan.runtime.observe.calls import Calls
 
 Array = Any
 Host = npt.NDArray[Any]
@@ -83,6 +84,12 @@ class Machine(Protocol):
     @property
     def layout(self) -> Layout:
         """How arrays lie outside of `run.spmd`: `global`, or `local` as inside."""
+        ...
+
+    @property
+    def calls(self) -> Calls | None:
+        """Where compiled steps are counted, so that a watchdog sees them; None where nobody is awaited in
+        them, or an engine watches its collectives itself."""
         ...
 
     def manual(self) -> dict[str, int]:

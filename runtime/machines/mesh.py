@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import itertools
 import secrets
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -33,6 +32,7 @@ from commplan.lowering.programs import spreads
 from commplan.runtime.input.layout import ALIGNMENT, aligned
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
+from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered
 from commplan.runtime.machines.machine import (
     Binding,
     Host,
@@ -41,17 +41,17 @@ from commplan.runtime.machines.machine import (
     Machine,
     OnFailure,
     Peers,
-    Said,
     agree,
     digest,
     peers_of,
     place_of,
     shortened,
 )
+from commplan.runtime.observe import watchdog
+from commplan.runtime.observe.calls import Calls
 
 Array = Any
 Cut = tuple[slice, ...]
-_READ_TIMEOUT_S = 10.0  # for one that has still to read what all said
 _binds: collections.Counter[str] = collections.Counter()  # by the processes of their meshes
 _gathers: collections.Counter[str] = collections.Counter()  # likewise
 
@@ -129,6 +129,7 @@ class MeshMachine:
     file: str = ""
     levels: Mapping[str, tuple[ir.Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
     placings: dict[Hashable, Placing] = dataclasses.field(default_factory=dict[Hashable, Placing])
+    calls: Calls | None = None
 
     @property
     def layout(self) -> Layout:
@@ -214,7 +215,7 @@ class MeshMachine:
             return {processes[0]: text}
         key = f"commplan/{digest(repr(processes)).hex()}/gather"
         _gathers[key] += 1
-        return _gathered(f"{key}/{_gathers[key]}", text, processes, timeout_s)[0]
+        return gathered(f"{key}/{_gathers[key]}", text, processes, timeout_s)[0]
 
     def issues(self, traced: Any, compiled: Any) -> tuple[Issue, ...]:
         """Those of the scheduled HLO, in which all partitions of the mesh take part."""
@@ -345,7 +346,8 @@ class MeshMachine:
         devices = np.take(mesh.devices, place, axis=at)
         names = tuple(name for name in mesh.axis_names if name != axis)
         types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != at)
-        return machine_of(schedule, Mesh(devices, names, axis_types=types))
+        own = Mesh(devices, names, axis_types=types)
+        return machine_of(schedule, own, watchdog.part(self.calls, _processes(own), schedule.plan))
 
     def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
         """One member's part of global arrays, on its own mesh, without the dimension of `axis`.
@@ -394,9 +396,9 @@ class MeshMachine:
         return jax.tree_util.tree_map(put, *parts.values())
 
 
-def machine_of(schedule: ir.Schedule, mesh: Any) -> MeshMachine:
-    """The machine of `mesh` for `schedule`."""
-    return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, spreads(schedule))
+def machine_of(schedule: ir.Schedule, mesh: Any, calls: Calls | None = None) -> MeshMachine:
+    """The machine of `mesh` for `schedule`; `calls` where its processes are watched."""
+    return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, spreads(schedule), calls=calls)
 
 
 def _names(entry: Any) -> tuple[str, ...]:
@@ -449,8 +451,8 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
             )
 
 
-def check_processes(binding: Binding, mesh: Any) -> None:
-    """Processes that hold the mesh together bind the same program, in the same order.
+def check_processes(binding: Binding, mesh: Any) -> Calls | None:
+    """Processes that hold the mesh together bind the same program, in the same order, and watch each other.
 
     Raises what `agree` does, and CP0849 where one does not come, on all of them.
     """
@@ -458,13 +460,20 @@ def check_processes(binding: Binding, mesh: Any) -> None:
     processes = _processes(mesh)
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
         binding.check()
-        return  # a mesh of devices that are only described has processes that do not run
+        return None  # a mesh of devices that are only described has processes that do not run
     key = f"commplan/{digest(repr(processes)).hex()}"
     _binds[key] += 1
     key, names = f"{key}/{_binds[key]}", ", ".join(map(str, processes))
 
-    def exchange(mine: Said) -> dict[int, Said]:
-        answers, error = _gathered(key, msgspec.json.encode(mine).decode(), processes, binding.timeout_s)
+    notice = Notice(
+        binding.watchdog_s or NOTICE_S,
+        f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`",
+    )
+
+    def exchange(mine: Any, key: str = key) -> dict[int, Any]:
+        answers, error = gathered(
+            key, msgspec.json.encode(mine).decode(), processes, binding.timeout_s, notice
+        )
         if error:
             fail(
                 "CP0849",
@@ -474,29 +483,21 @@ def check_processes(binding: Binding, mesh: Any) -> None:
                 "every process that holds devices of the mesh binds the same programs in the same order",
                 file=schedule.file,
             )
-        return {number: msgspec.json.decode(answer, type=Said) for number, answer in answers.items()}
+        return {number: msgspec.json.decode(answer, type=type(mine)) for number, answer in answers.items()}
 
     agree("process", binding, exchange)
+    return watchdog.start(
+        int(jax.process_index()),
+        _compat.coordinator(),
+        lambda own: exchange(own, f"{key}-watchdog"),
+        binding.watchdog_s,
+        binding.schedule.plan,
+    )
 
 
 def _processes(mesh: Any) -> tuple[int, ...]:
     """The processes that hold devices of `mesh`."""
     return tuple(sorted({int(device.process_index) for device in mesh.devices.flat}))
-
-
-def _gathered(key: str, text: str, processes: Sequence[int], timeout_s: float) -> tuple[dict[int, str], str]:
-    """The text of each of `processes`; where not all come, of those that did, and what JAX says of that."""
-    error = ""
-    try:
-        answers = _compat.all_gather_text(key, text, processes, timeout_s)
-    except jax.errors.JaxRuntimeError as raised:
-        error, answers = str(raised), {jax.process_index(): text}
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            answers = _compat.texts(key)
-    if error or len({*answers.values()}) > 1:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first to end takes all this with it
-            _compat.barrier(f"{key}/read", sorted(answers), _READ_TIMEOUT_S)
-    return answers, error
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

@@ -73,6 +73,10 @@ class Ranks:
     def layout(self) -> Layout:
         return "local"
 
+    @property
+    def calls(self) -> None:
+        return None
+
     def manual(self) -> dict[str, int]:
         return dict(self.backend.sizes)
 
@@ -257,7 +261,7 @@ def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
     exchange = cast("Callable[[Said], list[Said]]", functools.partial(meet, own.allgather))
     agree("rank", binding, lambda mine: dict(enumerate(exchange(mine))))
     roles = sites(schedule)
-    watch(schedule, serves=int(own.Get_rank()) >= roles.workers > 0)
+    watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(own.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
         return _worker(comm, own, backend_of(schedule, own, roles, None, bound_s, meet), schedule.file)
     rank = int(own.Get_rank())

@@ -137,10 +137,10 @@ def test_the_ring_keeps_the_last_events(place: Path):
     fields[8], fields[9] = capacity + extra, 1
     header.pack_into(memory, 0, *fields)
     memory[header.size : header.size + 6] = b"line 6"
-    events_at = header.size + record_file._NAME * record_file._NAMES
+    events_at = header.size + record_file._NAME * record_file.MOST_NAMES
     for index in range(capacity + extra):
-        at = events_at + record_file._EVENT.size * (index % capacity)
-        record_file._EVENT.pack_into(memory, at, index, BEGIN, 0, index, index, 8)
+        at = events_at + record_file.EVENT.size * (index % capacity)
+        record_file.EVENT.pack_into(memory, at, index, BEGIN, 0, index, index, 8)
     (only,) = read_records([str(recording.path)])
     assert only.lost == extra
     assert [event.operation for event in only.events] == list(range(extra, capacity + extra))
@@ -154,10 +154,10 @@ def test_what_is_overwritten_while_it_is_read_is_lost(place: Path, monkeypatch: 
     capacity = fields[7]
     fields[8], fields[9] = capacity, 1
     header.pack_into(memory, 0, *fields)
-    events_at = header.size + record_file._NAME * record_file._NAMES
+    events_at = header.size + record_file._NAME * record_file.MOST_NAMES
     for index in range(capacity):
-        at = events_at + record_file._EVENT.size * index
-        record_file._EVENT.pack_into(memory, at, index, BEGIN, 0 if index != 20 else 999, index, 1, 8)
+        at = events_at + record_file.EVENT.size * index
+        record_file.EVENT.pack_into(memory, at, index, BEGIN, 0 if index != 20 else 999, index, 1, 8)
     before = recording.path.read_bytes()
     fields[8] = capacity + 7  # seven events came while the file was read, and an eighth is being written
     header.pack_into(memory, 0, *fields)

@@ -8,13 +8,13 @@ from pathlib import Path
 from unittest import mock
 
 from commplan.recorder.file import (
-    _EVENT,
-    _EVENTS,
     _HEADER,
     _NAME,
-    _NAMES,
     BEGIN,
+    CAPACITY,
     END,
+    EVENT,
+    MOST_NAMES,
     Details,
     Event,
     Recording,
@@ -35,8 +35,8 @@ def write_record(
         index = names.setdefault(text, len(names))
         at = _HEADER.size + _NAME * index
         memory[at : at + len(text)] = text
-        place = _HEADER.size + _NAME * _NAMES + _EVENT.size * ((head - 1) % _EVENTS)
-        _EVENT.pack_into(
+        place = _HEADER.size + _NAME * MOST_NAMES + EVENT.size * ((head - 1) % CAPACITY)
+        EVENT.pack_into(
             memory,
             place,
             int(event.seconds * 1e9),
