@@ -1,20 +1,26 @@
-"""Ranks that end with steps in flight, again and again: every one must end well, and soon.
+"""Processes that end with collectives in flight, again and again: every one must end well, and soon.
 
-    python -m bench.exits --count 200 --elements 30000 [--ulfm]
+    python -m bench.exits --count 1000 --elements 30000 [--ulfm] [--resume FILE]
 
-Every run starts three ranks, which sum f32[elements] in twelve jitted steps and end without a look at the
-results, in one of several ways in turn: each step takes the result of the one before, or all are kept, or
-dropped, or what bound the program is gone as well. Exit 1 where a run hangs or dies.
+Every launch has three ranks, so three exits. They sum f32[elements] in twelve jitted steps and end without a
+look at the results: each step takes the result of the one before, or all are kept, or dropped, or what bound
+the program is gone as well. In every fourth launch one rank fails with steps in flight: it raises, exits with
+a code, or is killed; then the job ends with that, and with another code than 0. Exit 1 where a launch hangs
+or ends otherwise. FILE keeps a line of JSON for each launch, and launches that it has are not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from bench.servers.mpirun import command, environment
@@ -29,18 +35,24 @@ each step {{
 }}
 """
 WAYS = ("chained", "kept", "dropped", "unbound")
+FAILURES = {  # and what the job says then
+    "raises": "loss is not finite",
+    "exits": "exit code: +3|MPI_ABORT was invoked",
+    "killed": "signal 9|Killed|has died",
+}
 RANKS, STEPS = 3, 12
-DEADLINE_S = 60.0  # a run takes a few seconds
+DEADLINE_S = 120.0  # a launch takes a few seconds
 ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 
 
-def rank(elements: int, way: str) -> object:
+def rank(elements: int, way: str, culprit: int) -> object:
     """What one rank does; what it returns is held until the interpreter ends."""
     import commplan  # noqa: PLC0415
     from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
     from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
 
-    run = commplan.loads(PLAN.format(elements=elements)).compile(MPI.COMM_WORLD).bind(MPI.COMM_WORLD)
+    comm = MPI.COMM_WORLD
+    run = commplan.loads(PLAN.format(elements=elements)).compile(comm).bind(comm)
     state = run.init()
 
     def summed(x: Any) -> Any:
@@ -53,38 +65,85 @@ def rank(elements: int, way: str) -> object:
             x = step(x)
         return run, x
     results = [step(x) for _ in range(STEPS)]
-    return {"kept": (run, results), "dropped": run, "unbound": None}[way]
+    if comm.rank == culprit:
+        fail(way)
+    return {"dropped": run, "unbound": None}.get(way, (run, results))
 
 
-def ended(elements: int, way: str, *, ulfm: bool) -> tuple[float, str]:
-    """Seconds that a run took, and what was wrong."""
-    words = command(RANKS, "bench.exits", elements, "--way", way, options=ULFM if ulfm else ())
+def fail(way: str) -> None:
+    """Ends this process, whatever is in flight."""
+    if way == "raises":
+        raise ArithmeticError("loss is not finite")
+    if way == "exits":
+        sys.exit(3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def launched(number: int, elements: int, *, ulfm: bool) -> dict[str, Any]:
+    """Launch `number` of a campaign: how it ended, the seconds that it took, and what was wrong."""
+    turn, fails = divmod(number, 4)
+    way = list(FAILURES)[turn % len(FAILURES)] if fails == 3 else WAYS[(turn * 3 + fails) % len(WAYS)]
+    culprit = turn % RANKS if way in FAILURES else -1
+    words = command(RANKS, "bench.exits", elements, "--way", way, culprit, options=ULFM if ulfm else ())
     begin = time.perf_counter()
     with subprocess.Popen(
         words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as job:
         try:
             output, _ = job.communicate(timeout=DEADLINE_S)
+            wrong = _wrong(way, job.returncode, output)
         except subprocess.TimeoutExpired:
             job.terminate()  # mpirun ends its ranks
             output, _ = job.communicate()
-            return time.perf_counter() - begin, f"{way}: hangs {output}"
-    wrong = f"{way}: exit code {job.returncode} {output}" if job.returncode or output.strip() else ""
-    return time.perf_counter() - begin, wrong
+            wrong = "hangs"
+    seconds = round(time.perf_counter() - begin, 2)
+    problem = f"{way}: {wrong}: {output[-2000:]}" if wrong else ""
+    how = {"number": number, "way": way, "culprit": culprit, "ulfm": ulfm, "elements": elements}
+    return {**how, "seconds": seconds, "problem": problem}
+
+
+def _wrong(way: str, code: int, output: str) -> str:
+    if way not in FAILURES:
+        return f"exit code {code}" if code or output.strip() else ""
+    if code == 0:
+        return "exit code 0"
+    return "" if re.search(FAILURES[way], output, re.IGNORECASE) else "it is not said why"
+
+
+def campaign(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All launches that `options.count` exits take; those of the file `options.resume` are there already."""
+    kept = Path(options.resume) if options.resume else None
+    lines = kept.read_text("utf-8").splitlines() if kept and kept.exists() else []
+    own = (options.ulfm, options.elements)
+    known = {e["number"]: e for e in map(json.loads, lines) if (e["ulfm"], e["elements"]) == own}
+    results: list[dict[str, Any]] = []
+    for number in range(-(-options.count // RANKS)):
+        result = known.get(number) or launched(number, options.elements, ulfm=options.ulfm)
+        if kept and number not in known:
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(result) + "\n")
+        results.append(result)
+    return results
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--count", type=int, default=200, help="exits, of three processes a launch")
     parser.add_argument("--elements", type=int, default=30_000)
     parser.add_argument("--ulfm", action="store_true", help="under an MPI that outlives its dead")
+    parser.add_argument("--resume", metavar="FILE", help="launches that have ended, as JSON lines")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    runs = [ended(options.elements, WAYS[i % len(WAYS)], ulfm=options.ulfm) for i in range(options.count)]
-    problems = [wrong for _, wrong in runs if wrong]
-    seconds = sorted(took for took, _ in runs)
-    median, longest = seconds[len(seconds) // 2], seconds[-1]
-    totals = {"runs": len(runs), "median_s": round(median, 1), "longest_s": round(longest, 1)}
+    results = campaign(options)
+    problems = [result["problem"] for result in results if result["problem"]]
+    seconds = sorted(result["seconds"] for result in results)
+    totals = {
+        "exits": RANKS * len(results),
+        "launches": len(results),
+        "with_a_failing_rank": sum(result["way"] in FAILURES for result in results),
+        "median_s": seconds[len(seconds) // 2],
+        "longest_s": seconds[-1],
+    }
     if options.json:
         print(json.dumps({**totals, "problems": problems}, indent=2))
     else:
@@ -95,6 +154,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     if "--way" in sys.argv:
-        held = rank(int(sys.argv[1]), sys.argv[-1])
+        held = rank(int(sys.argv[1]), sys.argv[-2], int(sys.argv[-1]))
     else:
         sys.exit(main())

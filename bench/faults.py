@@ -1,6 +1,6 @@
 """Faults under MPI, one a job: who is blamed, in which line, and how soon.
 
-    python -m bench.faults --count 100 --seed 1 [--ulfm] [--jobs 2]
+    python -m bench.faults --count 100 --seed 1 [--ulfm | --jax] [--jobs 2] [--resume FILE]
 
 Each job has three ranks, a watchdog of two seconds and a plan with two phases; a random rank does one thing
 wrong in a random step. Right is a job that ends with the rank that did it and the line that waited for it,
@@ -13,6 +13,7 @@ import argparse
 import collections
 import concurrent.futures
 import functools
+import json
 import os
 import random
 import re
@@ -21,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.servers.mpirun import command, environment
@@ -153,19 +155,33 @@ def _right(fault: Fault, text: str) -> bool:
     return named == {fault.culprit} and f"line {LINES['step']} of" in text
 
 
-def faults(count: int, seed: int) -> list[Fault]:
+def faults(count: int, seed: int, kinds: Sequence[str] = FAULTS) -> list[Fault]:
     """All kinds in turn, at random places."""
     draw = random.Random(seed)
     vias = ("", RING, " via native")
     return [
         Fault(
-            FAULTS[number % len(FAULTS)], draw.randrange(RANKS), draw.randrange(4, STEPS - 2),
+            kinds[number % len(kinds)], draw.randrange(RANKS), draw.randrange(4, STEPS - 2),
             draw.choice((100, 10_000, 1_000_000)),
             # Where MPI's own collectives come in another order it is MPI that mixes them up.
-            RING if FAULTS[number % len(FAULTS)] in ("order", "skip") else draw.choice(vias),
+            RING if kinds[number % len(kinds)] in ("order", "skip") else draw.choice(vias),
         )
         for number in range(count)
     ]  # fmt: skip
+
+
+def resumed(file: Path | None, judge: Callable[[Fault], Outcome], fault: Fault) -> Outcome:
+    """The outcome in `file`, a line of JSON each; else that of a new job, which is added there."""
+    if file is not None and file.exists():
+        for line in file.read_text("utf-8").splitlines():
+            words, *result = json.loads(line)
+            if words == list(fault):
+                return Outcome(fault, *result)
+    outcome = judge(fault)
+    if file is not None:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps([list(fault), *outcome[1:]]) + "\n")
+    return outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -174,19 +190,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--ulfm", action="store_true", help="under an MPI that outlives its dead")
+    parser.add_argument("--jax", action="store_true", help="processes under jax.distributed")
+    parser.add_argument("--resume", type=Path, help="a file of outcomes: those in it are taken from it")
     options = parser.parse_args(arguments)
+    judge, kinds = functools.partial(judged, ulfm=options.ulfm), FAULTS
+    if options.jax:
+        from bench import faults_jax  # noqa: PLC0415
+
+        judge, kinds = faults_jax.judged, faults_jax.KINDS
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        judge = functools.partial(judged, ulfm=options.ulfm)
-        outcomes = list(pool.map(judge, faults(options.count, options.seed)))
+        known = functools.partial(resumed, options.resume, judge)
+        outcomes = list(pool.map(known, faults(options.count, options.seed, kinds)))
     by_kind: dict[str, list[Outcome]] = collections.defaultdict(list)
     for outcome in outcomes:
         by_kind[outcome.fault.kind].append(outcome)
-    print(f"{'fault':8}{'jobs':>6}{'ended':>7}{'right':>7}{'median s':>10}{'longest s':>11}")
+    print(f"{'fault':14}{'jobs':>6}{'ended':>7}{'right':>7}{'median s':>10}{'longest s':>11}")
     for kind, own in by_kind.items():
         seconds = sorted(outcome.seconds for outcome in own if outcome.seconds is not None)
         middle, longest = (seconds[len(seconds) // 2], seconds[-1]) if seconds else (0.0, 0.0)
         right = sum(outcome.right for outcome in own)
-        print(f"{kind:8}{len(own):6}{len(seconds):7}{right:7}{middle:10.1f}{longest:11.1f}")
+        print(f"{kind:14}{len(own):6}{len(seconds):7}{right:7}{middle:10.1f}{longest:11.1f}")
     for outcome in outcomes:
         if not outcome.right:
             print(f"--- {outcome.fault}: {outcome.seconds}\n{outcome.text.strip()[-1500:]}")
@@ -197,8 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--rank":
+    if sys.argv[1:2] == ["--rank"]:
         kind, culprit, step, elements, via = sys.argv[2:]
         rank(Fault(kind, int(culprit), int(step), int(elements), via))
+    elif sys.argv[1:2] == ["--process"]:
+        from bench import faults_jax
+
+        kind, culprit, step, elements, via, port, index = sys.argv[2:]
+        fault = Fault(kind, int(culprit), int(step), int(elements), via)
+        faults_jax.process(fault, int(port), int(index))
     else:
         sys.exit(main())

@@ -2,6 +2,7 @@
 
     python -m bench.watchdog                        # a step with and without them, in turns
     python -m bench.watchdog --alarms --steps 100000 --bound 1.0
+    python -m bench.watchdog --jax                  # both for processes under jax.distributed
 
 The cost: ranks run the same jitted step of a program that is bound twice, watched and not, in blocks in turn.
 Alarms: steps of a millisecond, in which now and then a rank comes late by up to nine tenths of the bound.
@@ -11,7 +12,9 @@ Exit 1 where the cost is above 1% of a step of 50 ms, or where there was an alar
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -34,8 +37,29 @@ STEP_S, SHARE, LATE = 0.05, 0.01, 0.9
 BLOCKS, BLOCK, RANKS = 40, 50, 2
 
 
+def mesh_stepper(elements: int, watchdog_s: float | None) -> Callable[[], Any]:
+    """A step of a program on the devices of all processes."""
+    import commplan  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
+
+    mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    run = commplan.loads(PLAN.format(elements=elements)).compile(mesh).bind(mesh, watchdog_s=watchdog_s)
+
+    @run.jit
+    @run.spmd(scale="per data", returns="same")
+    def step(state: Any, scale: Any) -> Any:
+        out, state = run.step(state, grads=scale * jnp.ones(elements))
+        return state, out.grads
+
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    state, ones = run.init(), jax.jit(lambda: jnp.ones(RANKS), out_shardings=sharding)()
+    return lambda: jax.block_until_ready(step(state, ones))
+
+
 def stepper(elements: int, watchdog_s: float | None) -> Callable[[], Any]:
     """A step of a program of its own."""
+    if "JAX_NUM_CPU_DEVICES" in os.environ:
+        return mesh_stepper(elements, watchdog_s)
     import commplan  # noqa: PLC0415
     from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
     from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
@@ -84,16 +108,31 @@ def alarms(rank: int, steps: int, bound_s: float) -> None:
             print(f"{number} steps", flush=True)
 
 
+def processes(words: Sequence[Any]) -> list[int]:
+    """The exit codes of processes under `jax.distributed`, of one CPU device each."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        place = f"localhost:{probe.getsockname()[1]}"
+    own = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    job = [sys.executable, "-m", "bench.watchdog", "--rank", *map(str, words)]
+    started = [subprocess.Popen([*job, place, str(index)], env=own) for index in range(RANKS)]
+    return [process.wait() for process in started]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--alarms", action="store_true")
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--bound", type=float, default=1.0, help="seconds")
     parser.add_argument("--elements", type=int, default=1000)
+    parser.add_argument("--jax", action="store_true", help="processes under jax.distributed")
     options = parser.parse_args(arguments)
     words = ("alarms", options.steps, options.bound) if options.alarms else ("cost", options.elements)
-    job = command(RANKS, "bench.watchdog", "--rank", *words)
-    code = subprocess.run(job, env=environment(), check=False).returncode
+    if options.jax:
+        code = max(map(abs, processes(words)))
+    else:
+        job = command(RANKS, "bench.watchdog", "--rank", *words)
+        code = subprocess.run(job, env=environment(), check=False).returncode
     if options.alarms:
         print("an alarm" if code else f"no alarm in {options.steps} steps")
     return int(code != 0)
@@ -101,11 +140,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
-        from mpi4py import MPI
+        if "JAX_NUM_CPU_DEVICES" in os.environ:
+            import jax
 
-        if sys.argv[2] == "cost":
-            cost(MPI.COMM_WORLD.rank, int(sys.argv[3]))
+            place, number = sys.argv[-2:]
+            rank = int(number)
+            jax.distributed.initialize(place, RANKS, rank)
         else:
-            alarms(MPI.COMM_WORLD.rank, int(sys.argv[3]), float(sys.argv[4]))
+            from mpi4py import MPI
+
+            rank = MPI.COMM_WORLD.rank
+        if sys.argv[2] == "cost":
+            cost(rank, int(sys.argv[3]))
+        else:
+            alarms(rank, int(sys.argv[3]), float(sys.argv[4]))
     else:
         sys.exit(main())

@@ -17,8 +17,10 @@ from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization import encode, is_of, plan_digest, schedule_digest
 from commplan.mesh_kind import is_communicator
 from commplan.passes.pipeline.manager import Observer
+from commplan.passes.pipeline.registry import PASSES
 from commplan.topology import Topology, load_topology, places_of_hosts
 from commplan.verify import load_schedule
+from commplan.wait import is_bound
 
 if TYPE_CHECKING:
     from commplan.cost.calibration import Calibration
@@ -54,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
         backend: Backend | None = None,
         calibration: Calibration | str | Path | None = None,
         observer: Observer | None = None,
+        timeout: float = 600.0,
     ) -> Program:
         """This plan for one mesh and one set of shapes.
 
@@ -67,12 +70,15 @@ class Plan(msgspec.Struct, frozen=True):
         axes: sizes by name, for axes declared `?` where there is no mesh. With a communicator one of them
         may be left out: it takes the ranks that are left.
         order: name -> leaf paths in the order in which the backward pass makes them.
-        passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`.
+        passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`. By default all; where
+        the mesh has more axes than the plan (tensor parallelism beside it), leaves stay out of buckets
+        unless a stage says `{ bucket = .. }`.
         backend: `jax` or `mpi`, where there is no mesh to tell.
         calibration: what `commplan calibrate` measured on the topology, or the file with it.
-        Raises CommplanError (CP07xx), CP084x for a communicator that does not fit.
+        timeout: seconds to wait for the other ranks of a communicator, where their hosts are asked for.
+        Raises CommplanError (CP07xx), CP084x for a communicator that does not fit, or a rank that stays away.
         """
-        _check_kinds(axes, order, passes)
+        _check_kinds(axes, order, passes, timeout)
         kind = _backend(mesh, backend)
         sizes = dict(axes or {})
         if is_communicator(mesh):
@@ -83,7 +89,10 @@ class Plan(msgspec.Struct, frozen=True):
             mesh_axes = mesh_sizes(mesh)
             check_mesh(self.graph, mesh_axes)
             _check_twice(self.graph, sizes, mesh_axes)
-            sizes |= {axis.name: mesh_axes[axis.name] for axis in self.graph.axes if axis.name in mesh_axes}
+            named = {axis.name for axis in self.graph.axes}
+            sizes |= {name: size for name, size in mesh_axes.items() if name in named}
+            if passes is None and any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - named):
+                passes = ",".join("bucket{pinned=true}" if name == "bucket" else name for name in PASSES)
         if shapes is not None and not hasattr(shapes, "items"):
             kind = type(shapes).__name__
             message = f"shapes is a {kind}: names and their trees were expected"
@@ -96,7 +105,7 @@ class Plan(msgspec.Struct, frozen=True):
             from commplan.runtime.machines.ranks import deaths, host_names  # noqa: PLC0415  as above
 
             with deaths(mesh, self.graph.file):
-                places = places_of_hosts(machine, host_names(mesh))
+                places = places_of_hosts(machine, host_names(mesh, self.name, timeout))
         schedule = compiler.compile_plan(
             self.graph,
             sizes,
@@ -204,14 +213,16 @@ class Program:
         seed: int = 0,
         *,
         watchdog_s: float | None = 10.0,
+        timeout: float = 600.0,
     ) -> Run:
         """This program with the mesh, data and functions that it runs on (see `runtime.run.Run`).
 
         mesh: a `jax.sharding.Mesh`, or an `mpi4py` communicator; then every rank calls this alike.
-        watchdog_s: seconds after which a collective in which nothing moves ends with an error on all ranks
-        that wait in it, which says who holds them; five times what usually passes between two runs of it
-        where that is longer. None waits for ever. `run.late()` announces that this process comes later.
-        Under `mpi4py` only.
+        watchdog_s: seconds after which a collective in which nothing moves, or under `jax.distributed` a step
+        that does not end, ends with an error on all that wait in it, which says who holds them; five times
+        what usually passes between two runs of it where that is longer. None waits for ever. `run.late()`
+        announces that this process comes later. timeout: seconds to wait for the other
+        ranks, or processes, to come and bind this program: they may still compile, or load data.
 
         Raises CP1006 where the mesh has other sizes than the one compiled for, and CP08xx for all
         else that does not fit.
@@ -219,7 +230,15 @@ class Program:
         check_binding(self._schedule, self._digest, mesh)
         from commplan.runtime.run import Run  # noqa: PLC0415  jax is loaded only here
 
-        return Run(self, mesh, sources=sources, functions=functions, seed=seed, watchdog_s=watchdog_s)
+        return Run(
+            self,
+            mesh,
+            sources=sources,
+            functions=functions,
+            seed=seed,
+            watchdog_s=watchdog_s,
+            timeout=timeout,
+        )
 
     def audit(
         self,
@@ -274,8 +293,8 @@ def loads(text: str, file: str = "<plan>") -> Plan:
     return Plan(plan)
 
 
-def _check_kinds(axes: object, order: object, passes: object) -> None:
-    """Refuse arguments of `compile` of another kind (CP0722, CP0711, CP0717)."""
+def _check_kinds(axes: object, order: object, passes: object, timeout: object) -> None:
+    """Refuse arguments of `compile` of another kind (CP0722, CP0711, CP0717, CP0803)."""
     wrong = "{} is of type {}: {} expected"
     if axes is not None and not isinstance(axes, Mapping):
         fail("CP0722", wrong.format("axes", type(axes).__name__, "sizes by name were"), 'axes={"data": 8}')
@@ -285,6 +304,8 @@ def _check_kinds(axes: object, order: object, passes: object) -> None:
     if passes is not None and not isinstance(passes, str):
         wanted = "a pipeline as text was"
         fail("CP0717", wrong.format("passes", type(passes).__name__, wanted), 'passes="share,bucket,overlap"')
+    if not is_bound(timeout):
+        fail("CP0803", f"timeout is {timeout!r}: seconds above 0 were expected", "timeout=600")
 
 
 def _backend(mesh: object, given: Backend | None) -> Backend:

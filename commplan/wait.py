@@ -3,19 +3,17 @@ goes past its bound without a word."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
 from typing import NamedTuple, NoReturn, TypeVar
 
 SLICE_S = 0.25
 LONGEST_S = 1e7  # months; the engine counts nanoseconds
 _Result = TypeVar("_Result")
-
-
-def is_seconds(value: object) -> bool:
-    """Whether `value` is a time to wait: a number of seconds above 0, and not above `LONGEST_S`."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_S
 
 
 class Wait(NamedTuple):
@@ -32,15 +30,54 @@ class Wait(NamedTuple):
     slice_s: float = SLICE_S
 
 
-def until(attempt: Callable[[float], _Result], wait: Wait) -> _Result:
-    """The first result of `attempt` that is true. It is called with the seconds that it may wait for one."""
-    begun, waited = time.monotonic(), 0.0
+def is_bound(seconds: object) -> bool:
+    """Whether a wait may have this bound: a number of seconds above 0."""
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S
+
+
+def until(attempt: Callable[[float], _Result | None], wait: Wait) -> _Result:
+    """The first result of `attempt` that is true. It is called with the seconds that it may wait for one, and
+    again where it comes back sooner without."""
+    begun, waited, next_look = time.monotonic(), 0.0, wait.slice_s
     while not (result := attempt(min(wait.slice_s, max(0.0, wait.bound_s - waited)))):
         waited = time.monotonic() - begun
-        wait.look(waited)
+        if waited >= min(next_look, wait.bound_s):  # some attempts come back sooner, and often
+            wait.look(waited)
+            next_look = waited + wait.slice_s
         if waited >= wait.bound_s:
             wait.late(waited)
     return result
+
+
+def attended(
+    attempt: Callable[[float], _Result | None],
+    look: Callable[[float], object] = lambda waited: None,
+    slice_s: float = SLICE_S,
+) -> _Result:
+    """`until` for what threads of this process do, which may take as long as their work: `look` ends the wait
+    where they are no longer at it."""
+
+    def late(waited: float) -> NoReturn:
+        raise AssertionError(f"a wait without a bound ended after {waited} s")
+
+    return until(attempt, Wait(math.inf, late, look, slice_s))
+
+
+def ended(thread: threading.Thread, seconds: float) -> bool:
+    """Whether `thread` has ended after so many seconds at most."""
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def joined(thread: threading.Thread, wait: Wait) -> None:
+    """Until `thread` has ended."""
+    until(lambda seconds: ended(thread, seconds), wait)
+
+
+def outcome(future: Future[_Result]) -> _Result:
+    """What a thread of this process comes to return, or raises."""
+    attended(lambda seconds: future.done() or bool(futures.wait([future], seconds).done))
+    return future.result(0)
 
 
 def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
@@ -57,12 +94,7 @@ def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
 
     thread = threading.Thread(target=run, name="commplan-wait", daemon=True)
     thread.start()
-
-    def ended(seconds: float) -> bool:
-        thread.join(seconds)
-        return not thread.is_alive()
-
-    until(ended, wait)
+    joined(thread, wait)
     if errors:
         raise errors[0]
     return results[0]

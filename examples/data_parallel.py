@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def on_devices(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
     """Final weights and the last loss of data-parallel training on a mesh of devices."""
-    mesh = jax.make_mesh((REPLICAS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((REPLICAS,), ("data",))
     keys = jax.random.split(jax.random.key(seed), REPLICAS)  # every replica draws; replica 0's are kept
     params, losses = together(mesh, jax.vmap(convnet.init)(keys), batches)
     return params, float(losses.mean())

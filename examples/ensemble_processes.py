@@ -23,7 +23,7 @@ from typing import IO, Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import commplan
 import convnet
@@ -95,7 +95,8 @@ def member(options: Any) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", REPLICAS)
     jax.distributed.initialize(f"localhost:{options.port}", MEMBERS, options.member)
-    mesh = jax.make_mesh((MEMBERS, REPLICAS), ("member", "data"), (AxisType.Auto,) * 2)
+    mesh = jax.make_mesh((MEMBERS, REPLICAS), ("member", "data"))
+    jax.set_mesh(mesh)
     own = jax.eval_shape(convnet.init, jax.random.key(0))
     crops = photos.Crops(options.records, seed=options.seed)
     found: dict[str, Any] = {}

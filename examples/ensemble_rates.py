@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     options = _options(argv)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", MEMBERS)
-    mesh = jax.make_mesh((MEMBERS,), ("member",), (jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((MEMBERS,), ("member",))
     crops = photos.Crops(options.records)
     run = (
         commplan.load(PLAN).compile(mesh).bind(mesh, sources={"images": crops}, functions={"decode": decode})

@@ -38,9 +38,8 @@ def main(argv: list[str] | None = None) -> None:
     console = Console()
     began = time.perf_counter()
 
-    mesh = jax.make_mesh(
-        (MEMBERS, REPLICAS), ("member", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2
-    )
+    mesh = jax.make_mesh((MEMBERS, REPLICAS), ("member", "data"))
+    jax.set_mesh(mesh)
     own = jax.eval_shape(convnet.init, jax.random.key(0))
     shapes = {"params": own, "grads": own}
     program = commplan.load(PLAN).compile(mesh, shapes=shapes)

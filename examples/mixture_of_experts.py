@@ -89,7 +89,7 @@ def error(answers: Any, x: Any, target: Any, gate: Any) -> Any:
 
 def on_devices(weights: Any, batches: list[tuple[Any, Any]], room: int) -> tuple[Any, float]:
     """Final weights and the last loss, every expert on a device of its own."""
-    mesh = jax.make_mesh((EXPERTS,), ("expert",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((EXPERTS,), ("expert",))
     block = jax.ShapeDtypeStruct((EXPERTS * room, WIDTH), jnp.float32)
     router = jax.ShapeDtypeStruct((WIDTH, EXPERTS), jnp.float32)
     shapes = {"tokens": block, "answers": block, "router": router}

@@ -72,7 +72,7 @@ def layers(weights: Any, x: Any) -> Any:
 
 def in_stages(weights: Any, batches: list[tuple[Any, Any]], micro: int) -> tuple[Any, float]:
     """Final weights, f32[STAGES, LAYERS, WIDTH, WIDTH], and the last loss of training in stages."""
-    mesh = jax.make_mesh((STAGES,), ("stage",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((STAGES,), ("stage",))
     shapes = {"activation": jax.ShapeDtypeStruct((BATCH // micro, WIDTH), jnp.float32)}
     run = commplan.load(PLAN).compile(mesh, shapes=shapes).bind(mesh)
     ticks = micro + STAGES - 1

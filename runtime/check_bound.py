@@ -7,14 +7,19 @@ from typing import Any, SupportsIndex
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
-from commplan.wait import LONGEST_S, is_seconds
+from commplan.wait import LONGEST_S, is_bound
 
 
 def check_kinds(
-    schedule: ir.Schedule, sources: object, functions: object, seed: object, watchdog_s: object
+    schedule: ir.Schedule,
+    sources: object,
+    functions: object,
+    seed: object,
+    watchdog_s: object,
+    timeout: object,
 ) -> None:
     """Raises CP0803 for sources or functions that are no mappings, for a seed that is no whole number, and
-    for a watchdog without a positive number of seconds."""
+    for a watchdog or a time-out without a positive number of seconds."""
     for name, given in (("sources", sources), ("functions", functions)):
         if given is not None and not isinstance(given, Mapping):
             message = f"{name} is of type {type(given).__name__}: a mapping by name was expected"
@@ -23,10 +28,12 @@ def check_kinds(
     if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
         message = f"the seed is {seed!r}, of type {type(seed).__name__}: a whole number was expected"
         fail("CP0803", message, "such as program.bind(mesh, seed=0)", file=schedule.file)
-    if watchdog_s is not None and not is_seconds(watchdog_s):
-        message = f"watchdog_s is {watchdog_s!r}: seconds above 0 were expected, at most {LONGEST_S:.0f}"
-        fix = "such as program.bind(comm, watchdog_s=60); None waits for ever"
-        fail("CP0803", message, fix, file=schedule.file)
+    bounds = {"watchdog_s": (watchdog_s, 60, "; None waits for ever"), "timeout": (timeout, 600, "")}
+    for name, (bound, usual, none) in bounds.items():
+        if not is_bound(bound) and (bound is not None or not none):
+            message = f"{name} is {bound!r}: seconds above 0 were expected, at most {LONGEST_S:.0f}"
+            fix = f"such as program.bind(comm, {name}={usual}){none}"
+            fail("CP0803", message, fix, file=schedule.file)
 
 
 def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Mapping[str, Any]) -> None:

@@ -86,6 +86,10 @@ class PhaseCall:
         self.lowered: Lowered = context.lower(phase)
         self._phase = phase
         self._outside = jax.jit(self._wrapped)
+        if calls := context.machine.calls:
+            self._outside, index = calls.counted(self._outside, phase.name)
+            lines = [op.span.line for op in phase.ops if isinstance(op, ir.Collective)]
+            calls.locate(index, lines, context.schedule.file)
         self._alone = jax.jit(self._inline)
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax import backward_reduce as tap
 from commplan.lowering.jax.pytree import Structure, build, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.mpi import watchdog as mpi_watchdog
 from commplan.lowering.mpi.engine_errors import reason
 from commplan.mesh_kind import is_communicator
 from commplan.runtime import member as members
@@ -33,12 +34,11 @@ from commplan.runtime.input.stages.records import checked_functions
 from commplan.runtime.machines.machine import Binding, Machine
 from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.machines.server import Serving, check_servers
-from commplan.runtime.observe import preflight
+from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
-from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, checked_period, close_quietly
-from commplan.runtime.observe.metrics import place as metrics_place
+from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
 from commplan.runtime.phases import PhaseCall
-from commplan.wait import LONGEST_S, is_seconds
+from commplan.wait import LONGEST_S, is_bound
 
 if TYPE_CHECKING:
     from commplan.api import Program
@@ -99,7 +99,7 @@ class Bound:
         return state
 
     def spmd(
-        self, *values: str, returns: Sequence[str] | str | None = None, **names: str
+        self, *values: str, returns: Sequence[str] | str | None = None, check_vma: bool = True, **names: str
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorate a step: `jax.shard_map` over the plan's axes, with specs from the plan.
 
@@ -109,13 +109,16 @@ class Bound:
         pytrees (an optimiser's state lies like its parameters). The function sees one rank's arrays, `per`
         dimensions stripped, and returns the state, then its named arguments in order or the first few of
         them; `returns` lists other results: for each one after the state a value's name or a placement.
+        check_vma: as of `jax.shard_map`; False for steps whose types JAX cannot tell (Pallas kernels). Then
+        nobody notices gradients that are reduced already (CP0807) and results that differ though they should
+        be the same (CP0813).
 
         Raises CP0806 for partial values, CP0810 when called inside a shard_map, CP0811 for names and
         results that do not agree, CP0805 and CP0812 for arguments that do not fit.
         """
         if values:
             spmd.refuse_unnamed(self.context, values)
-        return spmd.decorate(self.context, names, returns)
+        return spmd.decorate(self.context, names, returns, check_vma=check_vma)
 
     def jit(
         self,
@@ -170,7 +173,7 @@ class Bound:
     def _check_times(self, *, timeout: float, **budget: float) -> None:
         """Raises CP0857 for a time that is no number of seconds; of a budget 0 is one, too."""
         for name, value in {"timeout": timeout, **budget}.items():
-            if not is_seconds(value) and not (name in budget and value == 0):
+            if not is_bound(value) and not (name in budget and value == 0):
                 message = f"{name} is {value!r}: seconds were expected, at most {LONGEST_S:.0f}"
                 self.context.fail("CP0857", message, "a timeout is above 0; check_s and seconds may be 0")
 
@@ -328,11 +331,12 @@ class Run(Bound):
         functions: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
         watchdog_s: float | None = None,
+        timeout: float = 600.0,
     ) -> None:
         schedule = program.schedule
 
         def check() -> None:
-            check_kinds(schedule, sources, functions, seed, watchdog_s)
+            check_kinds(schedule, sources, functions, seed, watchdog_s, timeout)
             check_bound(schedule, dict(sources or {}), dict(functions or {}))
             bound(schedule, dict(sources or {}), sources or {})
             checked_functions(schedule, dict(functions or {}))
@@ -340,7 +344,7 @@ class Run(Bound):
         self.program = program
         context = Context(
             schedule,
-            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s), mesh),
+            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s, timeout), mesh),
             dict(functions or {}),
             operator.index(seed),
             known_structures(program),
@@ -380,27 +384,29 @@ class Run(Bound):
     def late(self) -> Generator[None]:
         """While this runs, the others' watchdogs expect this process to come late: it evaluates, or writes.
 
-        Without it, ranks that wait for this one longer than `watchdog_s` of `Program.bind` end with CP0834.
+        Without it, those that wait for this one longer than `watchdog_s` of `Program.bind` end with CP0834.
         """
-        from commplan.lowering.mpi.watchdog import expected_late  # noqa: PLC0415  only under MPI
-
-        with expected_late():
+        with mpi_watchdog.expected_late(), watchdog.expected_late():
             yield
 
-    def metrics(self, path: str | os.PathLike[str], *, period_s: float = PERIOD_S) -> Metrics:
-        """Keep a file in the text format of Prometheus that says what the input of this run costs.
+    def metrics(
+        self, path: str | os.PathLike[str] | None = None, *, period_s: float = PERIOD_S,
+        address: str | None = None,
+    ) -> Metrics:  # fmt: skip
+        """Say what the input of this run costs, in the text format of Prometheus: in a file, at an address
+        that is scraped, or both.
 
-        It covers all batches that this process asks the run for, members' ones included, and is written now,
-        every `period_s` seconds and at the end: by `close` of what is returned (a `with` block will do), when
-        the run is collected, and at the interpreter's exit. Samples carry the labels `plan`, `phase`, `line`,
-        `stage` and `rank` (this process's number).
+        It covers all batches that this process asks the run for, members' ones included. The file is written
+        now, every `period_s` seconds and at the end: by `close` of what is returned (a `with` block will do),
+        when the run is collected, and at the interpreter's exit. Samples carry the labels `plan`, `phase`,
+        `line`, `stage` and `rank` (this process's number).
 
         path: a file in a folder that exists; where a job has several processes and no `{rank}` stands in the
-        path, `costs.prom` becomes `costs.rank3.prom`. Raises CP0960 where it cannot be written, CP0961 for a
-        period that is none.
+        path, `costs.prom` becomes `costs.rank3.prom`. address: `9464`, on the loopback interface, or
+        `host:9464`; rank r answers at port 9464 + r. Raises CP0960 where that cannot be written or listened
+        at, CP0961 for a period that is none, CP0962 without prometheus-client, CP0963 for what is no address.
         """
-        period = checked_period(period_s)
-        metrics = Metrics(metrics_place(path, *self.context.machine.process()), self.ledger.summaries, period)
+        metrics = kept(self.ledger.summaries, self.context.machine.process(), path, period_s, address)
         weakref.finalize(self, close_quietly, metrics)
         return metrics
 
@@ -458,8 +464,7 @@ def machine_for(binding: Binding, mesh: Any) -> Machine:
         return cast("Machine", ranks(binding, mesh))
     check_mesh(binding.schedule, mesh)
     check_servers(binding.schedule)
-    check_processes(binding, mesh)
-    return machine_of(binding.schedule, mesh)
+    return machine_of(binding.schedule, mesh, check_processes(binding, mesh))
 
 
 def placed(run: Bound, name: str, axis: str | None = None) -> Placement:

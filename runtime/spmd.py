@@ -16,7 +16,7 @@ from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.pytree import Tree, flatten
-from commplan.lowering.jax.typing_shim import jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.context import CALLS, Carried, Context, flat
 from commplan.runtime.phases import check_state
 
@@ -24,7 +24,7 @@ _WORDS = {"same", "per", "split", "partial"}
 
 
 def decorate(
-    context: Context, names: Mapping[str, str], returns: Sequence[str] | None
+    context: Context, names: Mapping[str, str], returns: Sequence[str] | None, *, check_vma: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The decorator of `run.spmd(...)`: see there."""
     _check_texts(context, names, returns)
@@ -37,7 +37,7 @@ def decorate(
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         first, order = _parameters(context, function, placements)
         own = {name: placements[name] for name in order}
-        step = _Step(context, function, own, listed)
+        step = _Step(context, function, own, listed, check_vma)
         signature = inspect.signature(function)
 
         @functools.wraps(function)
@@ -173,13 +173,20 @@ class _Step:
         function: Callable[..., Any],
         placements: dict[str, Placement],
         listed: list[_Result] | None,
+        check_vma: bool,
     ) -> None:
         self.context, self.function, self.placements = context, function, placements
-        self.listed = listed
+        self.listed, self.check_vma = listed, check_vma
         self.name = getattr(function, "__name__", "function")
         self.outside = context.machine.layout == "global"
+        self._jitted = jax.jit(self._traced)
 
     def __call__(self, state: Any, arguments: Mapping[str, Any]) -> Any:
+        """Compiled once for all arguments alike, wherever it is called from."""
+        call = self._traced if not self.outside or _compat.tracing() else self._jitted
+        return call(state, arguments)
+
+    def _traced(self, state: Any, arguments: Mapping[str, Any]) -> Any:
         context = self.context
         around = [axis for axis in context.sizes if axis in _compat.manual_axes()]
         if around and self.outside:
@@ -227,6 +234,7 @@ class _Step:
             body,
             (new.specs, PartitionSpec(), {n: _leaf_specs(trees[n], p) for n, p in self.placements.items()}),
             (new.specs, PartitionSpec(), out_specs),
+            check_vma=self.check_vma,
         )
         leaves = {n: list(t.leaves) for n, t in trees.items()}
         held, calls, out = call({n: list(t.leaves) for n, t in states.items()}, own.get(CALLS, {}), leaves)

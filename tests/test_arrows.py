@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.frontend", "commplan.verify", "commplan.pytree",
         "commplan.lowering", "commplan.mesh_kind", "commplan.cost", "commplan.topology", "commplan.input",
-        "commplan.protocol", "commplan.io", "commplan.wait",
+        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.wait",
     ),
 }  # fmt: skip
 JAX = ("commplan.lowering.jax", "commplan.lowering.mpi", "commplan.runtime", "commplan.optax")

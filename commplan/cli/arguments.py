@@ -130,7 +130,13 @@ def _verify(verb: Any) -> None:
 
 
 def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """`verify` takes a file, or all of what names one algorithm."""
+    """`verify` takes a file, or all of what names one algorithm; `trace` a file to write, or `summarise`."""
+    if args.verb == "verb_trace":
+        args.summarise = args.records[:1] == ["summarise"]
+        if args.summarise:
+            args.records = args.records[1:]
+        elif args.output is None:
+            root.error("trace: give -o OUT.json, or `trace summarise REC...`")
     if args.verb != "verb_verify":
         return
     named = (args.algorithm, args.collective, args.ranks)
@@ -157,7 +163,10 @@ def _simulated(verb: Any) -> None:
 
 def _report(verb: Any) -> None:
     _simulated(verb)
-    _flag(verb, "--trace", "RUN.json", "a recorded run in Chrome's trace format, shown below the prediction")
+    recorded = "what the ranks of a run recorded, files *.rec or folders: shown below the prediction"
+    run = verb.add_mutually_exclusive_group()
+    run.add_argument("--records", nargs="+", metavar="REC", help=recorded)
+    _flag(run, "--trace", "RUN.json", "instead, a recorded run in Chrome's trace format")
     verb.add_argument("-o", "--output", metavar="OUT.html", required=True, help="write the page here")
 
 
@@ -241,7 +250,9 @@ def _records(verb: Any) -> None:
 
 def _trace(verb: Any) -> None:
     _records(verb)
-    verb.add_argument("-o", "--output", metavar="OUT.json", required=True, help="write the trace here")
+    verb.add_argument("-o", "--output", metavar="OUT.json", help="write the trace here")
+    _flag(verb, "--plan", "FILE", "the run's plan or saved schedule: with --topology, its predicted times")
+    _binding(verb)
 
 
 _JSON = ("json",)
@@ -310,7 +321,12 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         _JSON,
         _records,
     ),
-    "trace": ("show what the ranks of a run recorded, as a trace that Perfetto opens", "", _JSON, _trace),
+    "trace": (
+        "show what the ranks of a run recorded, as a trace that Perfetto opens",
+        "`commplan trace summarise REC...` says instead what each plan line took, and who came last.",
+        _JSON,
+        _trace,
+    ),
     "passes": ("list the compiler's passes and their options", "", _JSON, lambda verb: None),
     "new": (
         "begin a plan and a training program from a template",

@@ -35,7 +35,7 @@ def runs(paths: list[str]) -> list[list[Record]]:
         fail(
             "CP1114",
             f"there are no records in {', '.join(places)}",
-            "each rank under MPI keeps one while it lives, and where it ended badly: commplan-*.rec",
+            "each process of a job keeps one while it lives, and where it ended badly: commplan-*.rec",
         )
     if paths:
         return list(jobs.values())
@@ -62,6 +62,10 @@ def _show(verdict: Blame, console: Console) -> None:
         console.put(f"the watchdog of rank {rank} said: {text}\n")
     if not verdict.holders and not verdict.verdicts:
         console.put("nobody holds the others\n")
+    elsewhere = {rank.host for rank in verdict.ranks if rank.state == "unknown"}
+    if elsewhere:
+        hosts = ", ".join(sorted(elsewhere))
+        console.put(f"whether processes on {hosts} live or are stopped is told there alone: commplan blame\n")
     if verdict.missing:
         listed = ", ".join(map(str, verdict.missing))
         console.put(f"no record of ranks {listed}: they ended well, or are on another host\n")

@@ -1,30 +1,116 @@
-"""`commplan trace`: what the ranks of a run recorded, as a trace that Perfetto opens."""
+"""`commplan trace`: what the ranks of a run recorded, as a trace that Perfetto opens, or in numbers."""
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
+from typing import Any
 
-from commplan.cli.console import STDIN, Console
-from commplan.cli.verb_blame import runs
-from commplan.diagnostics import fail
-from commplan.recorder import trace
+import msgspec
+
+from commplan.cli.console import STDIN, Console, fold_table
+from commplan.cli.records import run_in, totals
+from commplan.cli.verb_simulate import schedule_of, simulated, size, time
+from commplan.cost import Simulation, load_calibration
+from commplan.ir.schedule import Schedule
+from commplan.recorder import Run, Summary, trace
+from commplan.recorder.summary import Line
+from commplan.recorder.trace import head
+from commplan.topology import load_topology
+
+SHOWN = 3  # ranks that came last, of a line
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Write the trace. Raises CP1114 for files that are no records, or are of several runs."""
-    records, *others = runs(args.records)
-    if others:
-        named = ", ".join(each[0].path for each in (records, *others[:3]))
-        fail(
-            "CP1114", f"these are records of {1 + len(others)} runs: {named}", "name those of one: JOB.*.rec"
-        )
-    data = trace(records)
-    console.write(args.output, data)
-    events = sum(len(record.events) for record in records)
+    """Write the trace, or print the summary. Raises CP1114 for files that are no records, are of several runs
+    or of another plan, and without a collective to summarise; and what compiling and simulating raise."""
+    schedule, simulation = _plan(args, console)
+    recorded = run_in(args.records, schedule, simulation)
+    if args.summarise:
+        return _summarise(recorded, console)
+    console.write(args.output, trace(recorded))
+    ranks, events = len(recorded.records), sum(len(record.events) for record in recorded.records)
     if args.output != STDIN:
-        console.note(
-            f"wrote {args.output}: {len(records)} ranks, {events} events; open it at ui.perfetto.dev"
-        )
+        console.note(f"wrote {args.output}: {ranks} ranks, {events} events; open it at ui.perfetto.dev")
+        _remark(recorded, console)
         if not console.human:
-            console.document(output=args.output, ranks=len(records), events=events)
+            console.document(output=args.output, ranks=ranks, events=events, lost=recorded.lost)
     return 0
+
+
+def _plan(args: Namespace, console: Console) -> tuple[Schedule | None, Simulation | None]:
+    if not args.plan:
+        return None, None
+    topology = load_topology(args.topology) if args.topology else None
+    args.file, args.ranks = args.plan, None
+    schedule, _ = schedule_of(args, topology, console)
+    if topology is None:
+        return schedule, None
+    calibration = load_calibration(args.calibration) if args.calibration else None
+    return schedule, simulated(schedule, topology, calibration, args)[1]
+
+
+def _summarise(recorded: Run, console: Console) -> int:
+    summary = totals(recorded)
+    if not console.human:
+        data: dict[str, Any] = msgspec.to_builtins(summary)
+        for line, known in zip(data["lines"], summary.lines, strict=True):
+            line |= {"drift": known.drift, "last": dict(known.last)}
+        for step, known in zip(data["steps"], summary.steps, strict=True):
+            step["hidden"] = known.hidden
+        console.document(**data, clocks=head(recorded)["clocks"], missing=head(recorded)["missing"])
+        return 0
+    _show(summary, recorded, console)
+    return 0
+
+
+def _show(summary: Summary, recorded: Run, console: Console) -> None:
+    hosts = len({record.host for record in recorded.records})
+    where = f"{summary.recorded} of {summary.ranks} ranks on {hosts} host{'s' * (hosts != 1)}"
+    console.put(f"plan {summary.plan or '(without a name)'}: {where}, {time(summary.seconds)} recorded\n")
+    for steps in summary.steps:
+        each = f"{time(steps.seconds)} each (p95 {time(steps.p95)})"
+        share = f"communication {steps.communicating:.1%} of it, {steps.hidden:.0%} of that beside other work"
+        console.put(f"phase {steps.phase}: {steps.count} runs, {each}; {share}\n")
+    predicted = any(line.predicted is not None for line in summary.lines)
+    extra = ("predicted", "times that") if predicted else ()
+    table = fold_table(
+        "what", "bytes", "times", "median", "p95", "all there", "bandwidth", "waited", "came last", *extra
+    )
+    for line in summary.lines:
+        table.add_row(*_row(line), *(_compared(line) if predicted else ()))
+    console.show(lambda screen: screen.print(table), 150)
+    _remark(recorded, console)
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    where = f"line {line.line}" if line.line else line.name
+    name = f"{where}: {line.kind} {line.algorithm}" if line.kind else where
+    last = [f"rank {rank} {count}x" for rank, count in line.last[:SHOWN]]
+    last += [f"{len(line.last) - SHOWN} others"] if len(line.last) > SHOWN else []
+    last += [f"unsure {line.unsure}x"] if line.unsure else []
+    times = f"{line.count:,}" + (f" ({line.unfinished} not ended)" if line.unfinished else "")
+    return (
+        name, size(line.nbytes), times, time(line.seconds), time(line.p95), time(line.transfer),
+        f"{size(line.bandwidth)}/s", time(line.waited), ", ".join(last),
+    )  # fmt: skip
+
+
+def _compared(line: Line) -> tuple[str, str]:
+    if line.predicted is None:
+        return "", ""
+    return time(line.predicted), f"{line.drift:.3g}" if line.drift else ""
+
+
+def _remark(recorded: Run, console: Console) -> None:
+    """What is missing, and how well the clocks of hosts agree."""
+    written = sum(record.lost + len(record.events) for record in recorded.records)
+    if recorded.lost:
+        share = recorded.lost / written
+        console.note(f"the first {recorded.lost:,} of {written:,} events ({share:.0%}) have been overwritten")
+    if missing := head(recorded)["missing"]:
+        console.note(f"no record of ranks {', '.join(map(str, missing[:20]))}: their part is not known")
+    if len(recorded.clocks) > 1:
+        unsure = max(clock.uncertainty for clock in recorded.clocks)
+        how = f"agree within {time(unsure)}" if math.isfinite(unsure) else "cannot be compared: no collective"
+        console.note(f"the clocks of {len(recorded.clocks)} hosts {how}")

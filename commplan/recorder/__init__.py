@@ -1,12 +1,17 @@
-"""What a rank began and ended, in memory that outlives it: the file, who held whom, and a trace of it.
+"""What a rank began and ended, in memory that outlives it: the file, who held whom, traces and summaries.
 
 A rank under MPI maps a file below `/dev/shm`; the engine writes each collective's begin and end into a ring
-in it (`lowering/mpi/engine/recorder.cpp` has the same layout). Reading needs neither JAX nor MPI.
+in it (`lowering/mpi/engine/recorder.cpp` has the same layout). `collectives` puts the records of a run
+together, `clocks` its machines on one time scale. Reading needs neither JAX nor MPI.
 """
 
 from commplan.recorder.blame import Blame as Blame
 from commplan.recorder.blame import blame as blame
 from commplan.recorder.blame import state as state
+from commplan.recorder.collectives import Run as Run
+from commplan.recorder.collectives import read_run as read_run
 from commplan.recorder.file import Record as Record
 from commplan.recorder.file import read_records as read_records
+from commplan.recorder.summary import Summary as Summary
+from commplan.recorder.summary import summary as summary
 from commplan.recorder.trace import trace as trace

@@ -69,10 +69,13 @@ def _rank(record: Record) -> Rank:
 
 def state(record: Record) -> str:
     """Of the process that recorded: see `Rank`."""
-    if record.machine != machine():
-        return "unknown"
+    return process_state(record.process) if record.machine == machine() else "unknown"
+
+
+def process_state(number: int) -> str:
+    """Of a process of this machine: `alive`, `stopped`, `stuck in the kernel` or `dead`."""
     try:
-        fields = Path(f"/proc/{record.process}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "dead"
     return _STATES.get(fields.rpartition(")")[2].split()[0], "alive")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import socket
 import struct
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,19 +18,41 @@ from commplan.diagnostics import fail
 
 MAGIC, VERSION = b"commplan", 1
 # Magic, version, process, rank, ranks, time of the start since 1970 and since boot (ns), places in the ring,
-# events written, names, whether an operation failed, host, machine, plan.
+# events written, names, whether an operation failed, host, machine, plan. Behind the zero byte that ends a
+# text comes what belongs to it: to the plan its axes (`data=4,node=2`), to a name its `Details`.
 _HEADER = struct.Struct("<8s 10q 64s 128s 128s")
-_NAME, _NAMES, _EVENTS = 128, 512, 8192
-_EVENT = struct.Struct("<6q")
-SIZE = _HEADER.size + _NAME * _NAMES + _EVENT.size * _EVENTS
-BEGIN, END, FAILED, VERDICT = 1, 2, 3, 4
+_NAME, MOST_NAMES, CAPACITY = 128, 512, 8192
+EVENT = struct.Struct("<6q")  # nanoseconds since boot, kind, name, operation, runs, nbytes
+EVENTS = _HEADER.size + _NAME * MOST_NAMES  # where the ring begins
+SIZE = EVENTS + EVENT.size * CAPACITY
+HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
+BEGIN, END, FAILED, VERDICT, WAITED = 1, 2, 3, 4, 5
+_RANKS = 2**24  # no job has more
 _KEPT_S = 7 * 86400.0
 
 
+class Details(NamedTuple):
+    """What a collective is. nbytes: of the whole buffer. root: counted along `axes`. opens: the phase whose
+    first collective it is, or nothing: its runs count the runs of the phase."""
+
+    kind: str
+    algorithm: str
+    nbytes: int
+    dtype: str
+    root: int
+    opens: str
+    axes: tuple[str, ...]
+
+    def text(self) -> str:
+        """As it is recorded: at most 100 bytes."""
+        start = f"{self.kind} {self.algorithm} {self.nbytes} {self.dtype} {self.root}"
+        return f"{start} {self.opens or '-'} {','.join(self.axes)}".encode()[:100].decode(errors="ignore")
+
+
 class Event(NamedTuple):
-    """seconds: since 1970. kind: BEGIN, END, FAILED, or VERDICT, whose name is what this rank's watchdog said
-    of the job. operation: its number on this rank. runs: of what has this name, this one included. nbytes:
-    that it moves on this rank."""
+    """seconds: since 1970. kind: BEGIN, END, FAILED; VERDICT, whose name is what this rank's watchdog said of
+    the job; or WAITED: the program has waited `nbytes` nanoseconds for what it had begun before. operation:
+    its number on this rank. runs: of what has this name, this one included. nbytes: that it moves here."""
 
     seconds: float
     kind: int
@@ -37,11 +60,13 @@ class Event(NamedTuple):
     operation: int
     runs: int
     nbytes: int
+    details: Details | None = None
 
 
 class Record(NamedTuple):
     """What one rank recorded, events in order. started: seconds since 1970. lost: of the first events, which
-    the ring has dropped."""
+    the ring has dropped. clock: seconds since 1970 at which its machine's clock was 0, as this process saw
+    it. axes: their sizes, on whose grid the ranks lie row-major."""
 
     path: str
     plan: str
@@ -54,6 +79,8 @@ class Record(NamedTuple):
     failed: bool
     lost: int
     events: tuple[Event, ...]
+    clock: float = 0.0
+    axes: Mapping[str, int] = {}
 
 
 def folder() -> Path:
@@ -79,7 +106,9 @@ def machine() -> str:
 class Recording:
     """A new file of this process's own, mapped. Raises OSError where it cannot be made."""
 
-    def __init__(self, job: str, plan: str, rank: int, ranks: int) -> None:
+    def __init__(
+        self, job: str, plan: str, rank: int, ranks: int, axes: Mapping[str, int] | None = None
+    ) -> None:
         self.path = folder() / f"{prefix()}{job}.{rank}.rec"
         _drop_stale(self.path.parent)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -93,14 +122,26 @@ class Recording:
             raise
         finally:
             os.close(descriptor)
-        texts = (socket.gethostname().encode()[:63], machine().encode()[:127], plan.encode()[:127])
-        numbers = (VERSION, os.getpid(), rank, ranks, time.time_ns(), time.monotonic_ns(), _EVENTS, 0, 0, 0)
+        name, sizes = plan.encode()[:127], ",".join(f"{axis}={size}" for axis, size in (axes or {}).items())
+        if len(name) + len(sizes) < 127:
+            name += b"\0" + sizes.encode()
+        texts = (socket.gethostname().encode()[:63], machine().encode()[:127], name)
+        numbers = (VERSION, os.getpid(), rank, ranks, time.time_ns(), time.monotonic_ns(), CAPACITY, 0, 0, 0)
         _HEADER.pack_into(self.memory, 0, MAGIC, *numbers, *texts)
 
     def remove(self) -> None:
-        """At a clean end. What failed is kept."""
-        if not _HEADER.unpack_from(self.memory, 0)[10]:
+        """At a clean end. What failed is kept, and all where $COMMPLAN_KEEP_RECORDS says so."""
+        failed = _HEADER.unpack_from(self.memory, 0)[10]
+        if not failed and os.environ.get("COMMPLAN_KEEP_RECORDS", "0") in ("", "0"):
             self.path.unlink(missing_ok=True)
+
+
+def put_name(memory: mmap.mmap | bytearray, index: int, text: str) -> None:
+    """Call name `index` of a record `text`; names that do not fit share the last one."""
+    index = min(index, MOST_NAMES - 1)
+    name = text.encode()[: _NAME - 1].ljust(_NAME, b"\0")
+    memory[_HEADER.size + index * _NAME : _HEADER.size + (index + 1) * _NAME] = name
+    struct.pack_into("<q", memory, NAMES, max(index + 1, struct.unpack_from("<q", memory, NAMES)[0]))
 
 
 def _drop_stale(where: Path) -> None:
@@ -120,43 +161,68 @@ def read_records(paths: Iterable[str]) -> list[Record]:
 
 
 def _read(path: Path) -> Record:
+    """The record in a file that may still be written."""
     try:
         data = path.read_bytes()
+        with path.open("rb") as file:
+            after = file.read(_HEADER.size)
     except OSError as error:
         return fail("CP1114", f"{path} cannot be read: {error.strerror}", file=str(path))
-    if len(data) != SIZE or data[: len(MAGIC)] != MAGIC:
-        fail(
-            "CP1114",
-            f"{path} is no record of a rank",
-            "expected a file that a run wrote: *.rec",
-            file=str(path),
-        )
+    if len(data) != SIZE or len(after) != _HEADER.size or data[: len(MAGIC)] != MAGIC:
+        note = "expected a file that a run wrote, whole: *.rec"
+        fail("CP1114", f"{path} is no record of a rank", note, file=str(path))
     _, version, process, rank, ranks, unix_ns, boot_ns, capacity, head, count, failed, *texts = (
         _HEADER.unpack_from(data)
     )
-    if version != VERSION or capacity != _EVENTS:
+    if version != VERSION or capacity != CAPACITY:
         fail(
             "CP1114", f"{path} is a record of version {version}", f"this is version {VERSION}", file=str(path)
         )
-    host, space, plan = (text.split(b"\0")[0].decode(errors="replace") for text in texts)
-    names = [_name(data, index) for index in range(min(count, _NAMES))]
-    events = [
-        _event(data, index % _EVENTS, names, unix_ns - boot_ns)
-        for index in range(max(0, head - _EVENTS), head)
-    ]
-    whole = tuple(sorted(event for event in events if event.kind))
-    lost = max(0, head - _EVENTS)
+    if not 0 <= rank < ranks <= _RANKS:
+        fail("CP1114", f"{path} is a damaged record: it is of rank {rank} of {ranks}", file=str(path))
+    (host, _), (space, _), (plan, sizes) = map(_texts, texts)
+    # What was overwritten while this was read has been lost; so has the place that is written next.
+    written = _HEADER.unpack_from(after)[8]
+    lost = max(0, head - CAPACITY, written - CAPACITY + (written > head))
+    events = sorted(_events(data, lost, head, count, unix_ns - boot_ns), key=lambda event: event.seconds)
     return Record(
-        str(path), plan, rank, ranks, host, space, process, unix_ns / 1e9, bool(failed), lost, whole
+        str(path), plan, rank, ranks, host, space, process, unix_ns / 1e9, bool(failed), lost, tuple(events),
+        (unix_ns - boot_ns) / 1e9, _sizes(sizes, ranks),
     )  # fmt: skip
 
 
-def _name(data: bytes, index: int) -> str:
-    at = _HEADER.size + _NAME * index
-    return data[at : at + _NAME].split(b"\0")[0].decode(errors="replace")
+def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> Iterator[Event]:
+    """Events `first` to before `head`; what is damaged is passed over."""
+    places = (_HEADER.size + _NAME * index for index in range(min(count, MOST_NAMES)))
+    names = [_texts(data[at : at + _NAME]) for at in places]
+    details = [_details(text) for _, text in names]
+    for index in range(first, head):
+        event = EVENT.unpack_from(data, EVENTS + EVENT.size * (index % CAPACITY))
+        nanoseconds, kind, name, operation, runs, nbytes = event
+        if BEGIN <= kind <= WAITED and 0 <= name < len(names):
+            when = (nanoseconds + offset_ns) / 1e9
+            yield Event(when, kind, names[name][0], operation, runs, nbytes, details[name])
 
 
-def _event(data: bytes, place: int, names: list[str], offset_ns: int) -> Event:
-    at = _HEADER.size + _NAME * _NAMES + _EVENT.size * place
-    nanoseconds, kind, name, operation, runs, nbytes = _EVENT.unpack_from(data, at)
-    return Event((nanoseconds + offset_ns) / 1e9, kind, names[name], operation, runs, nbytes)
+def _texts(field: bytes) -> tuple[str, str]:
+    """A text that ends with a zero byte, and the one behind it."""
+    text, _, rest = field.partition(b"\0")
+    return text.decode(errors="replace"), rest.split(b"\0")[0].decode(errors="replace")
+
+
+def _details(text: str) -> Details | None:
+    try:
+        kind, algorithm, nbytes, dtype, root, opens, axes = text.split(" ")
+        return Details(
+            kind, algorithm, int(nbytes), dtype, int(root), "" if opens == "-" else opens,
+            tuple(filter(None, axes.split(","))),
+        )  # fmt: skip
+    except ValueError:
+        return None
+
+
+def _sizes(text: str, ranks: int) -> Mapping[str, int]:
+    """`data=4,node=2`; nothing where that does not make up the ranks."""
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    sizes = {axis: int(size) for axis, _, size in pairs if size.isdecimal()}
+    return sizes if math.prod(sizes.values()) == ranks else {}

@@ -1,53 +1,132 @@
-"""Records as a trace for Perfetto and Chrome: a process for each rank, a track for each plan line.
+"""A run as a trace for Perfetto and Chrome: a process for each rank, tracks for its collectives and waits.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU ("Trace Event
-Format", complete events). Clocks are those of the hosts.
+Format"): complete events, and flow events from the last rank that came to those that waited for it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from commplan.recorder.file import BEGIN, END, FAILED, Record
+from commplan.recorder.collectives import Run, Slice, by_rank
+from commplan.recorder.file import VERDICT
 
-_LINE = re.compile(r"line (\d+)")
-
-
-def trace(records: Sequence[Record]) -> bytes:
-    """The trace as JSON; times count from the first event. What is unfinished ends with the last event."""
-    moments = [event.seconds for record in records for event in record.events]
-    first, latest = min(moments, default=0.0), max(moments, default=0.0)
-    events: list[dict[str, Any]] = []
-    for record in records:
-        label = f"rank {record.rank} ({record.host})"
-        events.append({"ph": "M", "name": "process_name", "pid": record.rank, "args": {"name": label}})
-        events += _slices(record, first, latest)
-    head = {"plan": records[0].plan if records else "", "lost": sum(record.lost for record in records)}
-    return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": head})
+_BLOCKED = 1000  # the track of the program's waits; those of collectives count from 1
+_BOUND = (
+    "no rank ends what depends on another before that one has begun: the least end - begin between two hosts "
+    "over all collectives bounds how far their clocks differ; an offset is the middle of what is left"
+)
+_Json = dict[str, Any]
 
 
-def _slices(record: Record, first: float, latest: float) -> list[dict[str, Any]]:
-    ends = {event.operation: event for event in record.events if event.kind in (END, FAILED)}
-    begun = [event for event in record.events if event.kind == BEGIN]
-    tracks = {name: track for track, name in enumerate(dict.fromkeys(event.name for event in begun), 1)}
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "thread_name", "pid": record.rank, "tid": track, "args": {"name": name}}
-        for name, track in tracks.items()
-    ]
-    for event in begun:
-        end = ends.get(event.operation)
-        line = _LINE.search(event.name)
-        details: dict[str, Any] = {"run": event.runs, "nbytes": event.nbytes}
-        if line:
-            details["line"] = int(line[1])
-        if end is None or end.kind == FAILED:
-            details["state"] = "unfinished" if end is None else "failed"
-        until = latest if end is None else end.seconds
-        place = {"pid": record.rank, "tid": tracks[event.name]}
-        when = {"ts": (event.seconds - first) * 1e6, "dur": (until - event.seconds) * 1e6}
-        events.append({"ph": "X", "name": event.name, "cat": "network", "args": details} | place | when)
-    return events
+def trace(run: Run) -> bytes:
+    """The trace as JSON; times count from the first begin. What is unfinished ends with the last event."""
+    first = min((each.begin for each in run.slices), default=0.0)
+    slices, place = by_rank(run.slices), dict[tuple[int, float], int]()
+    names, events = list[_Json](), list[_Json]()
+    for record in run.records:
+        rank, own = record.rank, slices.get(record.rank, [])
+        placed = tracks(own)
+        place |= {(rank, each.begin): track for each, track in zip(own, placed, strict=True)}
+        events += [_slice(each, track, first) for each, track in zip(own, placed, strict=True)]
+        waits = [_wait(each, first) for each in own if each.blocked != (each.begin, each.end)]
+        label = f"rank {rank} ({record.host})"
+        names += [_named("process", rank, 0, label), _named("thread", rank, 0, "watchdog")]
+        for track in sorted(set(placed)):
+            names.append(_named("thread", rank, track, "network" if track == 1 else f"network {track}"))
+        if waits:
+            names.append(_named("thread", rank, _BLOCKED, "program waits"))
+        verdicts = [event for event in record.events if event.kind == VERDICT]
+        events += waits + [
+            {"ph": "i", "s": "p", "name": event.name, "cat": "watchdog", "pid": rank, "tid": 0,
+             "ts": max(0.0, event.seconds - first) * 1e6}
+            for event in verdicts
+        ]  # fmt: skip
+    arrows = (arrow for collective in run.collectives for arrow in _arrows(collective, place, first))
+    events += [end | {"id": number} for number, arrow in enumerate(arrows, 1) for end in arrow]
+    events.sort(key=lambda event: event["ts"])
+    document = {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": head(run)}
+    return msgspec.json.encode(document)
+
+
+def head(run: Run) -> _Json:
+    """What holds for the whole run: the clocks of its hosts, and what is missing."""
+    clocks = [
+        {
+            "host": clock.host, "offset_us": clock.offset * 1e6,
+            "uncertainty_us": clock.uncertainty * 1e6 if math.isfinite(clock.uncertainty) else None,
+        }
+        for clock in run.clocks
+    ]  # fmt: skip
+    ranks = run.records[0].ranks
+    missing = sorted(set(range(ranks)) - {record.rank for record in run.records}) if ranks <= 2**16 else []
+    aligned = {"hosts": clocks, "collectives": run.synchronised, "bound": _BOUND}
+    return {"plan": run.plan, "ranks": ranks, "lost": run.lost, "missing": missing, "clocks": aligned}
+
+
+def _named(kind: str, rank: int, track: int, name: str) -> _Json:
+    return {"ph": "M", "name": f"{kind}_name", "pid": rank, "tid": track, "args": {"name": name}}
+
+
+def tracks(slices: Sequence[Slice]) -> list[int]:
+    """A track for each slice of a rank, in order of their begin: the first that is free by then."""
+    ends: list[float] = []
+    placed: list[int] = []
+    for each in slices:
+        free = next((track for track, end in enumerate(ends) if end <= each.begin), len(ends))
+        ends[free : free + 1] = [each.end]
+        placed.append(free + 1)
+    return placed
+
+
+def _slice(each: Slice, track: int, first: float) -> _Json:
+    details: _Json = {"run": each.runs, "sent_and_received": each.nbytes}
+    if each.line:
+        details["line"] = each.line
+    if each.step:
+        details |= {"phase": each.phase, "step": each.step}
+    if each.details is not None:
+        known = each.details
+        details |= {"kind": known.kind, "algorithm": known.algorithm, "nbytes": known.nbytes}
+        details |= {"dtype": known.dtype, "axes": ", ".join(known.axes)}
+    if each.holder is not None:
+        details |= {"last": each.holder, "waited_us": each.held * 1e6}
+    if each.predicted is not None:
+        details["predicted_us"] = each.predicted * 1e6
+    if each.state:
+        details["state"] = each.state
+    return {
+        "ph": "X", "name": each.title, "cat": "network", "pid": each.rank, "tid": track, "args": details,
+        **_times(each.begin, each.end, first),
+    }  # fmt: skip
+
+
+def _wait(each: Slice, first: float) -> _Json:
+    return {
+        "ph": "X", "name": each.title, "cat": "wait", "pid": each.rank, "tid": _BLOCKED,
+        "args": {"line": each.line} if each.line else {}, **_times(*each.blocked, first),
+    }  # fmt: skip
+
+
+def _times(begin: float, end: float, first: float) -> _Json:
+    return {"ts": max(0.0, begin - first) * 1e6, "dur": (end - begin) * 1e6}
+
+
+def _arrows(
+    collective: Sequence[Slice], place: dict[tuple[int, float], int], first: float
+) -> Iterator[tuple[_Json, _Json]]:
+    """From the slice of the rank that came last to that of each which waited, when it came."""
+    begins = {each.rank: each.begin for each in collective}
+    for each in collective:
+        if each.holder is None or each.margin <= 0:
+            continue
+        came = begins[each.holder]
+        arrow = {"name": "came last", "cat": "wait"}
+        tail = {"pid": each.holder, "tid": place[each.holder, came], "ts": max(0.0, came - first) * 1e6}
+        at = min(each.begin + each.held, each.end)
+        point = {"pid": each.rank, "tid": place[each.rank, each.begin], "ts": (at - first) * 1e6, "bp": "e"}
+        yield {"ph": "s"} | arrow | tail, {"ph": "f"} | arrow | point

@@ -2,8 +2,8 @@
 
 Python gathers, the page shows. `document` is the typed JSON document between the two, `gather` fills it
 from what the other rooms know, one module for each part of it (`graph`, `choices`, `timeline`, `trace`,
-`machine`), and `page` puts the document and the files of `assets` into one file. Nothing is computed twice:
-drawings come from `explain.graph`, times from `cost`, proofs from what `commplan verify` says.
+`recorded`, `machine`), and `page` puts the document and the files of `assets` into one file. Nothing is
+computed twice: drawings come from `explain.graph`, times from `cost`, proofs from `commplan verify`.
 
 A panel is a struct in `document`, a function here that fills it, and a function in `assets/panels.js` that
 draws it into a section of `assets/page.html`. `assets/graph.js` and `assets/timeline.js` are components of

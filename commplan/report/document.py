@@ -11,6 +11,7 @@ import msgspec
 
 from commplan.explain.graph import Kind
 from commplan.ir.remark import Choice
+from commplan.recorder import Summary
 
 Work = Literal["host", "device", "network", "other"]
 
@@ -56,7 +57,9 @@ class Graph(msgspec.Struct, frozen=True):
 
 class Event(msgspec.Struct, frozen=True):
     """Something on a lane. count: how many ops it stands for, which took `busy` seconds of `seconds`.
-    alone, bound: as in `cost.schedule.timeline.OpTime`; nbytes: on the busiest link of each level."""
+    alone, bound: as in `cost.schedule.timeline.OpTime`; nbytes: on the busiest link of each level. Of a run,
+    waited: seconds at its begin until rank `last` came; predicted: seconds, 0 where they are not known; size:
+    of the whole buffer."""
 
     name: str
     line: int
@@ -70,6 +73,10 @@ class Event(msgspec.Struct, frozen=True):
     bound: float = 0.0
     result: str = ""
     nbytes: dict[str, float] = {}
+    waited: float = 0.0
+    last: int | None = None
+    predicted: float = 0.0
+    size: int = 0
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -178,16 +185,18 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """What a run recorded, its first event at 0."""
+    """What a run recorded, its first event at 0. phase: whose run it is; nothing: of the whole program."""
 
     name: str
     seconds: float
     lanes: tuple[Lane, ...]
     left_out: str = ""
+    phase: str = ""
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A whole report. facts: the head of the page, name and text. unknown: what was charged nothing."""
+    """A whole report. facts: the head of the page, name and text. unknown: what was charged nothing. traces:
+    of a run, the whole or one for each phase; measured: what its ranks recorded, in numbers."""
 
     plan: str
     version: str
@@ -202,4 +211,5 @@ class Document(msgspec.Struct, frozen=True):
     unknown: tuple[str, ...]
     proofs: Proofs
     machine: Machine | None = None
-    trace: Trace | None = None
+    traces: tuple[Trace, ...] = ()
+    measured: Summary | None = None

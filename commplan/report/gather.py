@@ -10,6 +10,7 @@ from commplan.explain.report import explain_plan
 from commplan.explain.stages import levels_text, phase_title, stage_text
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Schedule
+from commplan.recorder import Summary
 from commplan.report.choices import choices, lines
 from commplan.report.cut import cut_text, first_of
 from commplan.report.document import Document, Line, Proofs, Source, Trace
@@ -29,8 +30,15 @@ class Timed(msgspec.Struct, frozen=True):
     simulation: Simulation
 
 
+class Recorded(msgspec.Struct, frozen=True):
+    """What is known of a run."""
+
+    traces: tuple[Trace, ...] = ()
+    measured: Summary | None = None
+
+
 def gather(
-    schedule: Schedule, text: str | None, proofs: Proofs, timed: Timed | None, trace: Trace | None
+    schedule: Schedule, text: str | None, proofs: Proofs, timed: Timed | None, recorded: Recorded
 ) -> Document:
     """The document of `schedule`. text: of the file that it was compiled from, where that is at hand; timed:
     None without a topology."""
@@ -56,7 +64,8 @@ def gather(
         unknown=simulation.unknown[:UNKNOWN] if simulation else (),
         proofs=_proofs(proofs),
         machine=machine(schedule, timed.predictor, simulation) if timed and simulation else None,
-        trace=trace,
+        traces=recorded.traces,
+        measured=recorded.measured,
     )
 
 

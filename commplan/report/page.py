@@ -21,6 +21,7 @@ SCRIPTS = (
     "machine.js",
     "parts.js",
     "panels.js",
+    "run.js",
     "reasons.js",
     "main.js",
 )

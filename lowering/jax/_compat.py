@@ -77,6 +77,11 @@ def texts(key: str) -> dict[int, str]:
     return {int(name.rpartition("/")[2]): answer for name, answer in client.key_value_dir_get(key)}
 
 
+def coordinator() -> str:
+    """HOST:PORT of the coordinator of `jax.distributed`."""
+    return str(cast("Any", _distributed).global_state.coordinator_address)
+
+
 def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
     """Wait for all of `processes`. Raises a JaxRuntimeError on those that come, where one is not in time."""
     cast("Any", _distributed).global_state.client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))
@@ -117,9 +122,13 @@ def jit_ahead(
     return fast
 
 
+# Whether no function is being traced around us, by jit, grad, vmap or scan.
+untraced: Callable[[], bool] = _core.trace_state_clean
+
+
 def tracing() -> bool:
     """Whether a function is being traced around us, by jit, grad, vmap or scan."""
-    return not _core.trace_state_clean()
+    return not untraced()
 
 
 def recording() -> Any:

@@ -27,12 +27,14 @@ class LaxBackend:
     """The devices of a mesh, seen from inside a shard_map over its axes: see `backend.Backend`.
 
     `platform` is cpu, gpu, ...; `sizes` those of the axes; `spread` the topology's levels that each spans.
+    `alone`: the mesh has no other axes, over which arrays may be cut.
     """
 
     platform: str
     sizes: Mapping[str, int]
     file: str = ""
     spread: Mapping[str, tuple[Spread, ...]] = field(default_factory=dict[str, Any])
+    alone: bool = True
 
     @property
     def service(self) -> None:
@@ -62,7 +64,10 @@ class LaxBackend:
 
     def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
         axis = max(axes, key=lambda name: self.sizes[name])
-        return x if self.sizes[axis] == 1 else order.tie(x, previous, axis, on_cpu=self.on_cpu)
+        if self.sizes[axis] == 1:
+            return x
+        # No element of an array that is cut over other axes is at hand on all devices: the barrier must do.
+        return order.tie(x, previous, axis, on_cpu=self.on_cpu and self.alone)
 
     def move(self, x: Array, op: Collective) -> Array:
         ways, gathers = self.ways(op.axes), op.kind == "all_gather"

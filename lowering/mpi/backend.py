@@ -18,6 +18,7 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
+from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.service import Service, send_leave, waiting_line
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
@@ -59,7 +60,8 @@ class MpiBackend:
     """One rank of a communicator: see `lowering.jax.backend.Backend`.
 
     sizes: the plan's axes, in its order; ranks lie on their grid row-major. spread: how each axis lies on the
-    topology that the plan was compiled for. service: the plan's servers.
+    topology that the plan was compiled for. service: the plan's servers. opening: the first collective of
+    each phase, and the phase.
     """
 
     sizes: Mapping[str, int]
@@ -69,6 +71,7 @@ class MpiBackend:
     typed: bool = False
     order: Order = field(default_factory=Order)
     service: Service | None = None
+    opening: tuple[tuple[Collective, str], ...] = ()
 
     def ways(self, axes: tuple[str, ...]) -> int:
         return self.channel.groups.ways(axes)
@@ -135,13 +138,12 @@ class MpiBackend:
             levels=levels,
             form=op.form or "call",
             where=waiting_line(op.span, self.file),
+            opens=next((phase for first, phase in self.opening if first is op), ""),
         )
 
 
 def _communicator(op: Collective, channel: Channel) -> None:
     """Create the communicator of `op` now: it takes all ranks, which later compile at their own pace."""
-    if channel.groups.ways(op.axes) == 1:
-        return
     if channel.engine is None or op.form == "rounds":
         channel.groups.blocking(op.axes)
     elif op.algorithm == NATIVE:
@@ -149,25 +151,34 @@ def _communicator(op: Collective, channel: Channel) -> None:
 
 
 def backend_of(
-    schedule: Schedule, comm: Any, sites: Sites, whole: Any = None, watchdog_s: float | None = None
+    schedule: Schedule,
+    comm: Any,
+    sites: Sites,
+    whole: Any = None,
+    watchdog_s: float | None = None,
+    meet: Rendezvous | None = None,
 ) -> MpiBackend:
     """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
 
     sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
-    if the plan has servers. watchdog_s: see `Channel`. Raises CP0830 where there are servers and no engine.
+    if the plan has servers. watchdog_s, meet: see `Channel`. Raises CP0830 where there are servers and no
+    engine, CP0849 where a rank does not come.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
-    channel, service = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan), None
+    channel, service = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan, meet=meet), None
+    opening: list[tuple[Collective, str]] = []
     for phase in schedule.phases:
-        for op in phase.ops:
-            if isinstance(op, Collective):
-                _communicator(op, channel)
+        moving = [op for op in phase.ops if isinstance(op, Collective) and channel.groups.ways(op.axes) > 1]
+        opening += [(op, phase.name) for op in moving[:1]]
+        for op in moving:
+            _communicator(op, channel)
     if sites.servers:
         if channel.engine is None:
             send_leave(whole, sites)
             fail("CP0830", "servers are asked by the MPI engine, which cannot be had", file=file)
         service = Service(channel.engine, whole, sites, server_names(schedule), order, file)
-    return MpiBackend(sizes, channel, spreads(schedule), file, order=order, service=service)
+    spread = spreads(schedule)
+    return MpiBackend(sizes, channel, spread, file, order=order, service=service, opening=tuple(opening))
 
 
 def server_names(schedule: Schedule) -> tuple[str, ...]:

@@ -62,8 +62,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "stack_writer": (None, [_POINTER]),
     "add_busy": (None, [ctypes.c_int]),
     "channel_close": (None, [_POINTER]),
+    "channel_release": (ctypes.c_int, [_POINTER]),
     "list": (_NUMBER, [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4, _NUMBER, _POINTER, _TEXT]),
     "native": (_NUMBER, [_POINTER, _POINTER, _TEXT]),
+    "describe": (None, [_NUMBER, _TEXT]),
     "packed": (_NUMBER, [_NUMBER, *[_POINTER, _NUMBER] * 4]),
     "request": (
         _NUMBER,

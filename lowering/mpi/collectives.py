@@ -10,8 +10,10 @@ are tied together by their tokens.
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +30,10 @@ from commplan.lowering.mpi import build, primitives, rounds, watchdog
 from commplan.lowering.mpi.drain import at_exit, drain
 from commplan.lowering.mpi.groups import Groups
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
+from commplan.lowering.mpi.release import Resources, free_dropped
+from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
+from commplan.recorder.file import Details, Recording
 
 Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -45,6 +50,14 @@ class Issued(NamedTuple):
     size: int
     dtype: str
     groups: Groups
+
+
+def _forget(numbers: Mapping[Any, int], recording: Recording | None) -> None:
+    """What is kept of a channel that all ranks have left."""
+    for number in numbers.values():
+        _issued.pop(number, None)
+    if recording is not None:
+        watchdog.forget(recording)
 
 
 def issued(number: int) -> Issued | None:
@@ -67,9 +80,9 @@ class Channel:
     comm: an mpi4py communicator, which is duplicated. sizes: the plan's axes (see `Groups`). watchdog_s: the
     seconds without progress after which a wait ends with an error that says who holds it, or five times
     what usually passes between two runs of the collective, whichever is longer; None waits for ever. plan:
-    its name, for the record. Every rank makes it alike. Raises CP0831 for sizes that do not fit. Where a rank
-    cannot have the engine (CP0830) there is a warning with the reason, and every collective takes the form
-    `rounds`.
+    its name, for the record. meet: see `Groups`. Every rank makes it alike. Raises CP0831 for sizes that do
+    not fit, CP0849 where a rank does not come. Where a rank cannot have the engine (CP0830) there is a
+    warning with the reason, and every collective takes the form `rounds`.
     """
 
     def __init__(
@@ -79,16 +92,24 @@ class Channel:
         *,
         watchdog_s: float | None = None,
         plan: str = "",
+        meet: Rendezvous | None = None,
     ) -> None:
-        self.groups = Groups(comm, sizes)
+        self.groups = Groups(comm, sizes, meet)
         self._library, watched = self._engine(watchdog_s, plan)
         self._channel: int | None = None
+        self._numbers: dict[Any, int] = {}
+        self.resources: Resources | None = None
         if self._library is not None:
             self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
-            ranks = self.groups.own.Get_size()
+            ranks, recording = self.groups.own.Get_size(), None
             if watched is not None and self.groups.concurrent and ranks > 1:
-                watchdog.start(self._library, self._channel, watched, self.groups.rank, ranks)
-        self._numbers: dict[Any, int] = {}
+                recording = self.groups.meet(
+                    watchdog.start, self._library, self._channel, watched, self.groups.rank, self.groups.sizes
+                )
+            forget = functools.partial(_forget, self._numbers, recording)
+            self.resources = Resources(self._library, self._channel, self.groups, forget)
+            weakref.finalize(self, self.resources.drop).atexit = False
+        free_dropped()
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
         at_exit()
 
@@ -105,7 +126,7 @@ class Channel:
         except CommplanError as error:
             why = str(error)
         own = (why, watchdog_s, watchdog.job())
-        answers: list[tuple[str, float | None, str]] = self.groups.own.allgather(own)
+        answers: list[tuple[str, float | None, str]] = self.groups.meet(self.groups.own.allgather, own)
         reasons = [reason for reason, _, _ in answers if reason]
         if not reasons:
             bounds = [bound for _, bound, _ in answers if bound is not None]
@@ -229,6 +250,7 @@ class Channel:
         if key not in self._numbers:
             number = self._make(key[0], x.size, np.dtype(x.dtype))
             self._numbers[key] = number
+            primitives.owners[number] = self
             _issued[number] = Issued(*key, self.groups)
         return self._numbers[key]
 
@@ -242,6 +264,7 @@ class Channel:
                 number, tables[0].ctypes.data, len(taken.runs), tables[1].ctypes.data, len(given.runs),
                 last.ctypes.data, len(last), late.ctypes.data, len(late),
             )  # fmt: skip
+            primitives.owners[self._numbers[key]] = self
             if number in _issued:
                 _issued[self._numbers[key]] = _issued[number]
         return self._numbers[key]
@@ -252,15 +275,24 @@ class Channel:
         whole, axes = self._whole(size, spec), spec.axes or ()
         choose = choice(spec, self.groups, whole, dtype.itemsize)
         if choose is None:
-            return self._make_native(spec, size, dtype)
+            return self._described(self._make_native(spec, size, dtype), spec, whole, dtype)
         program = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
         label = _label(spec, whole, dtype)
         number = self._make_list(program, self.groups.along(axes), spec, dtype, label)
+        self._described(number, spec, whole, dtype)
         if spec.kind != "swap":
             return number
         orders = choose.program.targets, choose.program.sources
         taken, given = (_in_slots(order[self.groups.index(axes)].tolist(), size) for order in orders)
         return self._packed(number, taken, given, dtype.itemsize)
+
+    def _described(self, number: int, spec: Spec, whole: int, dtype: np.dtype[Any]) -> int:
+        """`number`, a list or MPI's own, with what the record says of it. whole: see `_label`."""
+        nbytes, axes = whole * dtype.itemsize, spec.axes or ()
+        algorithm = spec.algorithm.name
+        details = Details(spec.kind, algorithm, nbytes, dtype.name, spec.root, spec.opens, axes)
+        self._library.commplan_describe(number, details.text().encode())
+        return number
 
     def _make_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         group = self.groups.native(spec.axes or ())

@@ -23,7 +23,7 @@ def drain(*, own: bool) -> BaseException | None:
     pending: list[Any] = [array for array in jax.live_arrays() if not array.is_ready()]
     with contextlib.suppress(Exception):
         if own:
-            pending.append(jax.jit(jnp.negative)(jnp.zeros(())))
+            pending.append(mark())
     errors: list[Exception] = []
     for array in pending:
         try:
@@ -31,6 +31,11 @@ def drain(*, own: bool) -> BaseException | None:
         except Exception as error:  # noqa: BLE001  what failed has ended, too
             errors.append(error)
     return errors[0] if errors else None
+
+
+def mark() -> Any:
+    """An array that is ready when all that this thread has dispatched so far has run."""
+    return jax.jit(jnp.negative)(jnp.zeros(()))
 
 
 def at_exit() -> None:

@@ -12,6 +12,7 @@ _SAID = re.compile(r"commplan: (?:an earlier operation failed: )?(?P<what>.*)", 
 _WHERE = re.compile(r"; (?P<text>line (?P<line>\d+) of .* waits for it)\s*$", re.DOTALL)
 _AGAIN = re.compile(r"(?:Error dispatching computation: )+(?=commplan: )")
 _NOTE = "note: "
+TOLD = "commplan_told"  # an attribute of errors that all ranks that live have been told of
 
 
 def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> Diagnostic | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from commplan.diagnostics import fail
 from commplan.ir.axes import coordinates, group, position
+from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 
 
@@ -17,20 +18,23 @@ class Groups:
 
     comm: an mpi4py communicator, never used itself for messages once this is made: `own` is a duplicate.
     sizes: the axes and their sizes, in the order of the plan, the last one innermost; None is one axis
-    called `ranks`. Every rank of `comm` makes one alike. Raises CP0831 where the sizes do not multiply to
-    the number of ranks.
+    called `ranks`. meet: how the ranks wait for one another. Every rank of `comm` makes one alike. Raises
+    CP0831 where the sizes do not multiply to the number of ranks, CP0849 where one does not come.
     """
 
-    def __init__(self, comm: Any, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, comm: Any, sizes: Mapping[str, int] | None = None, meet: Rendezvous | None = None
+    ) -> None:
         self.sizes = dict(sizes) if sizes is not None else {"ranks": comm.Get_size()}
         count = math.prod(self.sizes.values())
         if count != comm.Get_size():
             mesh = " x ".join(f"{name} = {size}" for name, size in self.sizes.items())
             fail("CP0831", f"{mesh} makes {count} ranks, and the communicator has {comm.Get_size()}")
-        self.own = comm.Dup()
+        self.meet = meet or Rendezvous(comm, "make a channel")
+        self.own = self.meet(comm.Dup)
         self.rank: int = self.own.Get_rank()
         self.place = coordinates(self.rank, self.sizes, self.sizes)
-        self.hosts: tuple[str, ...] = tuple(self.own.allgather(socket.gethostname()))
+        self.hosts: tuple[str, ...] = tuple(self.meet(self.own.allgather, socket.gethostname()))
         self._others: dict[tuple[str, tuple[str, ...]], Any] = {}
 
     def ways(self, axes: Sequence[str]) -> int:
@@ -61,9 +65,15 @@ class Groups:
 
     def _made(self, use: str, axes: tuple[str, ...]) -> Any:
         if (use, axes) not in self._others:
-            group = self.own.Get_group().Incl(list(self.along(axes)))
-            self._others[use, axes] = self.own.Create_group(group, len(self._others))
+            ranks = self.along(axes)
+            group = self.own.Get_group().Incl(list(ranks))
+            create = self.meet.among(ranks)
+            self._others[use, axes] = create(self.own.Create_group, group, len(self._others))
         return self._others[use, axes]
+
+    def made(self) -> tuple[Any, ...]:
+        """All communicators that are its own."""
+        return (self.own, *self._others.values())
 
     @property
     def concurrent(self) -> bool:

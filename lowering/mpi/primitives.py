@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NoReturn, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from jax.core import ShapedArray
@@ -21,6 +22,7 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax
 
 Array = Any
+owners: WeakValueDictionary[int, Any] = WeakValueDictionary()  # the channel of each program of the engine
 
 
 def _declare(name: str, aliases: dict[int, int]) -> Any:
@@ -34,6 +36,8 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
         return [ShapedArray(shape, dtype) for shape, dtype in results]
 
     def lowering(ctx: Any, *operands: Any, results: Any, program: int) -> Any:
+        if (owner := owners.get(program)) is not None:
+            ctx.module_context.add_keepalive(owner)
         return rule(ctx, *operands, program=np.int64(program))
 
     compiled = jax.jit(primitive.bind, static_argnames=("results", "program"))

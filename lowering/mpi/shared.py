@@ -15,15 +15,17 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.ir.types import DType
+from commplan.lowering.mpi.rendezvous import TIMEOUT_S
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import Site
 from commplan.protocol.units import Layout
+from commplan.wait import Wait, until
 
 HELLO = 2
 HEADER, ALIGNED = 4096, 64
@@ -56,7 +58,7 @@ def offsets(layout: Layout) -> tuple[int, ...]:
 def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
     """The memory that server `rank` of `comm` shares with this process, by state. Waits until it serves.
 
-    Raises CP0852 where it has died.
+    Raises CP0852 where it has died, or does not serve within ten minutes.
     """
     offer = json.loads(_hear(comm, rank, name))
     if offer["host"] != socket.gethostname():
@@ -70,16 +72,25 @@ def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
 
 
 def _hear(comm: Any, rank: int, name: str) -> bytes:
+    def refuse(why: object) -> NoReturn:
+        fail("CP0852", f"{name} (rank {rank}) does not serve: {why}", "did it call run.serve()?")
+
+    def heard(seconds: float) -> bytes:
+        message = comm.Improbe(source=rank, tag=HELLO, status=(status := MPI.Status()))
+        if message is None:
+            time.sleep(seconds)
+            return b""
+        word = np.zeros(status.Get_count(MPI.BYTE), np.uint8)
+        message.Recv([word, MPI.BYTE])
+        return word.tobytes()
+
+    late = Wait(
+        TIMEOUT_S, lambda waited: refuse(f"it has not begun to within {waited:.0f} s"), slice_s=_LOOK_S
+    )
     try:
-        while True:
-            message = comm.Improbe(source=rank, tag=HELLO, status=(status := MPI.Status()))
-            if message:
-                word = np.zeros(status.Get_count(MPI.BYTE), np.uint8)
-                message.Recv([word, MPI.BYTE])
-                return word.tobytes()
-            time.sleep(_LOOK_S)
+        return until(heard, late)
     except MPI.Exception as error:
-        fail("CP0852", f"{name} (rank {rank}) does not serve: {error}", "did it call run.serve()?")
+        refuse(error)
 
 
 def _mapped(path: Path, token: int) -> Region | None:

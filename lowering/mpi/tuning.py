@@ -33,7 +33,7 @@ class Spec:
     root: counted row-major over `axes`. algorithm: `native` is MPI's own. chunk: bytes of a message; None:
     what suits the size. levels: how a single axis is spread over the topology, innermost first, where the
     levels of `hierarchical` are those. form: see `commplan.ir.schedule.Form`; of `start` and `finish` it is
-    `split` always. where: the plan's line, for errors.
+    `split` always. where: the plan's line, for errors. opens: the phase that begins with it, for the record.
     """
 
     kind: Kind
@@ -45,6 +45,7 @@ class Spec:
     levels: tuple[Spread, ...] = ()
     form: Form = "call"
     where: str = ""
+    opens: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import secrets
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -36,26 +37,39 @@ def job() -> str:
     return secrets.token_hex(4)
 
 
-def start(library: Any, channel: int, watched: Watched, rank: int, ranks: int) -> None:
-    """Watch a channel, and record what it does. All of its ranks call this alike."""
+def start(
+    library: Any, channel: int, watched: Watched, rank: int, axes: Mapping[str, int]
+) -> Recording | None:
+    """Watch a channel, and record what it does. All of its ranks call this alike. axes: their sizes."""
     if not _libraries:
         _libraries.append(library)
         library.commplan_stack_writer(ctypes.cast(_write_stack, ctypes.c_void_p))
         atexit.register(library.commplan_stack_writer, None)
     nanoseconds = int(watched.bound_s * 1e9)
-    address = _record(watched, rank, ranks)
+    recording = _record(watched, rank, axes)
+    address = recording and ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
     library.commplan_channel_watch(channel, nanoseconds, FIRST * nanoseconds, address)
+    return recording
 
 
-def _record(watched: Watched, rank: int, ranks: int) -> int | None:
-    """The address of a new record, which is removed where this process ends well."""
+def _record(watched: Watched, rank: int, axes: Mapping[str, int]) -> Recording | None:
+    """A new record, which is removed where this process ends well."""
     try:
-        recording = Recording(watched.job, watched.plan, rank, ranks)
+        recording = Recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
     except OSError as error:
         warnings.warn(f"this run is not recorded: {error}", RuntimeWarning, 2)
         return None
     atexit.register(recording.remove)
-    return ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
+    # The engine writes to it until MPI ends, which is after Python has.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
+    return recording
+
+
+def forget(recording: Recording) -> None:
+    """Remove a record: its run has ended well on all ranks."""
+    recording.remove()
+    atexit.unregister(recording.remove)
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(recording.memory))
 
 
 @contextmanager
@@ -70,10 +84,15 @@ def expected_late() -> Generator[None]:
             library.commplan_add_busy(-1)
 
 
-@_WRITER
-def _write_stack(address: int, most: int) -> None:
-    """What the main thread does, innermost first, as UTF-8 that ends with a zero byte."""
+def main_stack() -> str:
+    """What the main thread does, innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     lines = [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in traceback.extract_stack(frame)]
-    text = ", from ".join(lines[: -_FRAMES - 1 : -1]).encode()[:most]
+    return ", from ".join(lines[: -_FRAMES - 1 : -1])
+
+
+@_WRITER
+def _write_stack(address: int, most: int) -> None:
+    """The stack as UTF-8 that ends with a zero byte."""
+    text = main_stack().encode()[:most]
     ctypes.memmove(address, text + b"\0", len(text) + 1)

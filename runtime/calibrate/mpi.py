@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import statistics
 import time
 from typing import Any
@@ -14,26 +13,36 @@ from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build
 from commplan.lowering.mpi.backend import MpiBackend
 from commplan.lowering.mpi.collectives import Channel
+from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.calibrate.calibrate import Call, Pairs
 
+STEP_S = 120.0  # for a rank to come to the next barrier
+
 
 class MpiFabric:
-    """See `calibrate.Fabric`. comm: an mpi4py communicator; None: all ranks that mpirun started."""
+    """See `calibrate.Fabric`. comm: an mpi4py communicator; None: all ranks that mpirun started.
+
+    meet: calls what measures. Raises CP0849 where a rank does not come to the next barrier in time.
+    """
 
     backend: Backend = "mpi"
     forms: tuple[Form, ...] = ("call",)
 
     def __init__(self, comm: Any = None) -> None:
-        self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        world = MPI.COMM_WORLD if comm is None else comm
+        self.meet = Rendezvous(world, "be measured", STEP_S)
+        self._comm = self.meet(world.Dup)
         self.rank: int = self._comm.Get_rank()
-        self.hosts: tuple[str, ...] = tuple(self._comm.allgather(socket.gethostname()))
-        self._channel = Channel(self._comm)
+        self._channel = Channel(self._comm, meet=self.meet)
+        self.hosts = self._channel.groups.hosts
 
     def slowest(self, seconds: float) -> float:
+        self.meet.moved = time.monotonic()
         return float(self._comm.allreduce(seconds, MPI.MAX))
 
     def barrier(self) -> None:
+        self.meet.moved = time.monotonic()
         self._comm.Barrier()
 
     def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -187,23 +186,17 @@ def _emptier(first: Summary, second: Summary, mean: float) -> Queue:
     )
 
 
-@dataclass
 class Meter:
     """Adds up what the worker threads report; one lock, taken once per block of records."""
 
-    phase: str
-    plan: str = ""
-    rank: int = 0
-    _lines: dict[str, LineUsage] = field(default_factory=dict[str, LineUsage])
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _batches: int = 0
-    _wait_s: float = 0.0
-    _ready: int = 0
-    _least: int | None = None
-    _checked: int = 0
-    _slow: dict[int, Slow] = field(default_factory=dict[int, Slow])
-    _workers: str = ""
-    _restarts: int = 0
+    def __init__(self, phase: str, plan: str = "", rank: int = 0) -> None:
+        self.phase, self.plan, self.rank = phase, plan, rank
+        self._lines: dict[str, LineUsage] = {}
+        self._slow: dict[int, Slow] = {}
+        self._lock = threading.Lock()
+        self._now = Summary(phase, (), 0, 0.0, 0.0)
+        self._ready = 0
+        self._least: int | None = None
 
     def line(self, key: str, label: str, span: Span) -> None:
         """Name the line that later reports call `key`."""
@@ -229,26 +222,26 @@ class Meter:
         """A batch was handed out; `ready` lay ready, and the caller waited `wait_s` for it. first: of an
         epoch, before which no work is done ahead, so that none could lie ready."""
         with self._lock:
-            self._batches += 1
+            now = self._now
+            self._now = replace(now, batches=now.batches + 1, wait_s=now.wait_s + wait_s)
             self._ready += ready
-            self._wait_s += wait_s
             if not first:
                 self._least = ready if self._least is None else min(self._least, ready)
 
     def checked(self, records: int) -> None:
         """So many records had their ids compared with the contract."""
         with self._lock:
-            self._checked += records
+            self._now = replace(self._now, checked=self._now.checked + records)
 
     def workers(self, label: str) -> None:
         """What works on the input, for people: `2 threads`."""
         with self._lock:
-            self._workers = label
+            self._now = replace(self._now, workers=label)
 
     def restarted(self) -> None:
         """A worker process died and was replaced."""
         with self._lock:
-            self._restarts += 1
+            self._now = replace(self._now, restarts=self._now.restarts + 1)
 
     def slowed(self, member: int, behind: int, wait_s: float = 0.0) -> None:
         """`member` is `behind` records behind the fastest one, which waited `wait_s` more seconds for it."""
@@ -259,20 +252,13 @@ class Meter:
     def summary(self, queue: Queue | None = None) -> Summary:
         """What was reported so far. queue: how it stands now; what the caller found is filled in here."""
         with self._lock:
-            mean = self._ready / self._batches if self._batches else 0.0
-            now = replace(queue or Queue(), mean=mean, least=self._least or 0)
-            slow = max(self._slow.values(), key=lambda slow: (slow.wait_s, slow.behind), default=None)
-            return Summary(
-                self.phase,
-                tuple(self._lines.values()),
-                self._batches,
-                self._wait_s,
-                mean,
-                now,
-                self._checked,
-                slow,
-                self.plan,
-                self.rank,
-                workers=self._workers,
-                restarts=self._restarts,
+            mean = self._ready / self._now.batches if self._now.batches else 0.0
+            return replace(
+                self._now,
+                lines=tuple(self._lines.values()),
+                ready_mean=mean,
+                queue=replace(queue or Queue(), mean=mean, least=self._least or 0),
+                slow=max(self._slow.values(), key=lambda slow: (slow.wait_s, slow.behind), default=None),
+                plan=self.plan,
+                rank=self.rank,
             )

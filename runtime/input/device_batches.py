@@ -78,23 +78,13 @@ class Batches(Iterator[dict[str, Any]]):
         self._per = {value.id: value.placement.per for value in schedule.phase(phase.name).values}
         self._wanted = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
         self._maps: DeviceMaps | None = None
-        self._kept: list[HostBatch] = []  # the batch that Ctrl-C kept from the caller
 
     def __iter__(self) -> Batches:
-        if not self._kept:
-            iter(self._host)
+        iter(self._host)
         return self
 
     def __next__(self) -> dict[str, Any]:
-        try:
-            batch = self._kept.pop()
-        except IndexError:
-            batch = next(self._host)
-        try:
-            return self._item(batch)
-        except KeyboardInterrupt:
-            self._kept.append(batch)
-            raise
+        return self._host.take(self._item)
 
     def _item(self, batch: HostBatch) -> dict[str, Any]:
         arrays = {ref: self._sharded(ref, host) for ref, host in batch.values.items()}
@@ -105,10 +95,7 @@ class Batches(Iterator[dict[str, Any]]):
 
     def state(self) -> dict[str, int]:
         """Where the next batch stands: integers, the same under any number of ranks."""
-        state = self._host.state()
-        for batch in self._kept:
-            state |= {"epoch": batch.epoch, "step": batch.step}
-        return state
+        return self._host.state()
 
     @property
     def steps(self) -> int:
@@ -185,7 +172,7 @@ def shared_group(
     for axis in over:
         place = place * context.sizes[axis] + min(local[axis])
     key = "\0".join((context.schedule.plan_digest, phase.name, others))
-    peers = context.machine.peers(key, host or this_host(), place)
+    peers = context.machine.peers(key, host or this_host(), place, timeout)
     if peers is None:
         return None
     first = shares[0]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Self, TypeVar
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.visit_check import Checks
+from commplan.runtime.input.wait_log import ClosedError
+
+_Item = TypeVar("_Item")
 
 
 class EpochIterator(Iterator[HostBatch]):
@@ -37,6 +39,10 @@ class EpochIterator(Iterator[HostBatch]):
         return self
 
     def __next__(self) -> HostBatch:
+        return self.take(lambda batch: batch)
+
+    def take(self, form: Callable[[HostBatch], _Item]) -> _Item:
+        """What `form` makes of the next batch, which stays the next where that is interrupted or fails."""
         if os.getpid() != self._process:
             message = f"the batches of phase `{self._phase}` belong to process {self._process}"
             fail(
@@ -47,9 +53,9 @@ class EpochIterator(Iterator[HostBatch]):
                 self._refuse_closed()
             if self._place // self._steps > self._armed:
                 raise StopIteration
-            return self._next()
+            return self._next(form)
 
-    def _next(self) -> HostBatch:
+    def _next(self, form: Callable[[HostBatch], _Item]) -> _Item:
         try:
             batch = self._await_due()
             if self._checks is not None:
@@ -60,10 +66,11 @@ class EpochIterator(Iterator[HostBatch]):
             if not isinstance(error, CommplanError) or error.diagnostics[0].code not in self._patient:
                 self.close()  # the place stays: `.state()` names the batch that failed
             raise
+        item = form(batch)
         self._pass_on(self._place + 1)
         # Whoever is interrupted before this line gets the same batch the next time.
         self._due, self._place = None, self._place + 1
-        return batch
+        return item
 
     def _await_due(self) -> HostBatch:
         """The batch that is due, which is kept in `_due`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from commplan.diagnostics import fail
 from commplan.runtime.input.shm import segment
 from commplan.runtime.input.transport.transport import Carrier
-from commplan.wait import is_seconds
+from commplan.wait import is_bound
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def group(
         fail("CP0924", f"a run id is made of letters, digits and `-_.`, up to 100 of them, not {run_id!r}")
     if not 0 <= index < count:
         fail("CP0924", f"process {index} of {count} does not exist", f"expected: 0 to {count - 1}")
-    if not is_seconds(timeout):
+    if not is_bound(timeout):
         fail("CP0924", f"a group waits {timeout!r} seconds for its processes: more than none was expected")
     places = tuple(hosts) if hosts is not None else (0,) * count
     if len(places) != count:

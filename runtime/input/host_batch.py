@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +58,7 @@ class FlowState:
     """One flow of one batch. rows: [rows] places in the global batch. records: [rows] per load and variant.
     counts: [rows] per load, which slots count by the visit's contract. arrays: what is handed over.
     valid: [variants of flow.per, rows], cleared where a record was skipped. shown: what is handed over as it
-    lies in the slot."""
+    lies in the slot. known: what the batches with as many rows have in common, once it was computed."""
 
     flow: Flow
     rows: npt.NDArray[np.int64]
@@ -65,6 +66,7 @@ class FlowState:
     counts: dict[Ref, Bools]
     arrays: dict[Ref, Array]
     valid: Bools
+    known: dict[Ref, Any] = field(default_factory=dict[Ref, Any])
     shown: dict[Ref, Array] = field(default_factory=dict[Ref, Array])
 
 

@@ -18,19 +18,19 @@ from commplan.runtime.input.accounting import Meter, Queue, Summary
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.prefetch.prefetch import ClosedError, Prefetcher
-from commplan.runtime.input.prefetch.zero_copy import Direct
-from commplan.runtime.input.program import HostProgram, host_program
+from commplan.runtime.input.prefetch.prefetch import Prefetcher
+from commplan.runtime.input.program import EpochCursor, HostProgram, Pace, host_program
 from commplan.runtime.input.shm.rendezvous import join
 from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.shm_control import cores_of
 from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
-from commplan.runtime.input.stages.batch_builder import BLOCK, BatchBuilder, BatchFactory, EpochCursor, Pace
+from commplan.runtime.input.stages.batch_builder import BLOCK, BatchBuilder, BatchFactory
 from commplan.runtime.input.stages.records import checked_functions, stages
 from commplan.runtime.input.stages.worker_pool import Workers
 from commplan.runtime.input.visit_check import Checks
+from commplan.runtime.input.wait_log import ClosedError
 
 
 @dataclass
@@ -105,19 +105,19 @@ class PhaseBatches(EpochIterator):
         ahead = prefetch + (CARRIED if by_caller else 0)
         exchange = None
         if apart and group is not None and any(flow.moved for flow in program.flows):
-            at = (course.epoch, course.step, order)
             room, keep = (slots(prefetch, by_caller=by_caller), KEEP) if pace is None else (pace.slots,) * 2
             exchange = join(
-                group, program, at, slots=room, meter=self._meter, keep=keep, leaving=pace is not None,
+                group, program, self._orders, course, order,
+                slots=room, meter=self._meter, keep=keep, leaving=pace is not None,
                 ahead=ahead if pace is None and _lies_ready(program) else None,
             )  # fmt: skip
         self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
         maker = BatchFactory(
             program, self._orders, stage_of, self._meter, block, exchange, pace is not None,
-            crew, _adapters.together(bound_sources), course, order,
+            crew, _adapters.together(bound_sources), course,
         )  # fmt: skip
         if exchange is not None:
-            exchange.works = maker
+            exchange.rebuild = maker.remake
             if crew is not None:
                 crew.share(exchange.slots)
         # At a pace of its own a batch is but a part of what a member gets; its taker checks.
@@ -125,8 +125,6 @@ class PhaseBatches(EpochIterator):
         self._cursor = _Cursor(maker.batch, course, self._armed)
         name = f"commplan-{schedule.plan}-{phase}"
         direct = pace is None and _direct(program, exchange)
-        if direct and exchange is not None:
-            self._cursor.make = Direct(maker, exchange).batch
         self._ring = Prefetcher(self._cursor.start, ahead, cores, name, exchange, crew, direct)
         self._closing = weakref.finalize(self, self._ring.end)
 

@@ -1,4 +1,5 @@
-"""Telling about waits that last: on the logger `commplan.input`, again and again, less and less often."""
+"""Waits that last are told about on the logger `commplan.input`, again and again, less and less often; and
+what is raised where one is called off."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ import logging
 LOG = logging.getLogger("commplan.input")
 TELL_S = 5.0  # a wait as long as this is told about, and again when it has lasted twice as long
 START_S = 30.0  # the same where others have yet to start, which takes some longer than others
+
+
+class ClosedError(Exception):
+    """The batches were closed while something was waited for."""
 
 
 class WaitReporter:

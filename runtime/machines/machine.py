@@ -25,6 +25,7 @@ from commplan.lowering.jax.check import Layout
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Carrier
 from commplan.runtime.machines.environment import ALIKE, environment
+from commplan.runtime.observe.calls import Calls
 
 Array = Any
 Host = npt.NDArray[Any]
@@ -85,12 +86,22 @@ class Machine(Protocol):
         """How arrays lie outside of `run.spmd`: `global`, or `local` as inside."""
         ...
 
+    @property
+    def calls(self) -> Calls | None:
+        """Where compiled steps are counted, so that a watchdog sees them; None where nobody is awaited in
+        them, or an engine watches its collectives itself."""
+        ...
+
     def manual(self) -> dict[str, int]:
         """The axes, and their sizes, along which the code around us sees one rank's arrays."""
         ...
 
-    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """`body`, a function of one rank's arrays, as a function of the arrays outside."""
+    def spread(
+        self, body: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
+    ) -> Callable[..., Any]:
+        """`body`, a function of one rank's arrays, as a function of the arrays outside.
+
+        check_vma: whether JAX types arrays by the axes over which they vary."""
         ...
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
@@ -121,10 +132,11 @@ class Machine(Protocol):
         """This process's part of a value (dimensions for `per` axes, then its rows) as it lies outside."""
         ...
 
-    def peers(self, key: str, host: str, place: int) -> Peers | None:
+    def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
         """The processes that give the same key; None where this one is alone. Every process calls it alike.
 
         host: the name of this process's host. place: the first place along the shared axes that it holds.
+        timeout: seconds to wait for the others, which may still compile.
         """
         ...
 
@@ -173,13 +185,14 @@ class Said(NamedTuple):
 
 class Binding(NamedTuple):
     """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here.
-    watchdog_s: see `Program.bind`."""
+    watchdog_s, timeout_s: see `Program.bind`."""
 
     schedule: ir.Schedule
     program: str
     seed: SupportsIndex
     check: Callable[[], None]
-    watchdog_s: float | None = None
+    watchdog_s: float | None
+    timeout_s: float
 
 
 def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]]) -> None:

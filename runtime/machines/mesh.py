@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
+import functools
 import itertools
 import secrets
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -32,6 +32,7 @@ from commplan.lowering.programs import spreads
 from commplan.runtime.input.layout import ALIGNMENT, aligned
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
+from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered
 from commplan.runtime.machines.machine import (
     Binding,
     Host,
@@ -40,18 +41,17 @@ from commplan.runtime.machines.machine import (
     Machine,
     OnFailure,
     Peers,
-    Said,
     agree,
     digest,
     peers_of,
     place_of,
     shortened,
 )
+from commplan.runtime.observe import watchdog
+from commplan.runtime.observe.calls import Calls
 
 Array = Any
 Cut = tuple[slice, ...]
-BIND_TIMEOUT_S = 1800.0  # for a process that has not come to bind the program yet
-_READ_TIMEOUT_S = 10.0  # for one that has still to read what all said
 _binds: collections.Counter[str] = collections.Counter()  # by the processes of their meshes
 _gathers: collections.Counter[str] = collections.Counter()  # likewise
 
@@ -129,6 +129,7 @@ class MeshMachine:
     file: str = ""
     levels: Mapping[str, tuple[ir.Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
     placings: dict[Hashable, Placing] = dataclasses.field(default_factory=dict[Hashable, Placing])
+    calls: Calls | None = None
 
     @property
     def layout(self) -> Layout:
@@ -138,16 +139,58 @@ class MeshMachine:
     def backend(self) -> LaxBackend:
         platform = self.mesh.devices.flat[0].platform
         platform = "gpu" if platform in ("cuda", "rocm") else platform
-        return LaxBackend(platform, self.sizes, self.file, self.levels)
+        alone = all(size == 1 for name, size in self.mesh.shape.items() if name not in self.sizes)
+        return LaxBackend(platform, self.sizes, self.file, self.levels, alone)
 
     def manual(self) -> dict[str, int]:
         return _compat.manual_axes()
 
-    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    def spread(
+        self, body: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
+    ) -> Callable[..., Any]:
         """`jax.shard_map` over the plan's axes; other axes of the mesh stay with the compiler."""
-        return jax.shard_map(
-            body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=frozenset(self.sizes)
+        names = frozenset(self.sizes)
+        call = jax.shard_map(
+            body,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=names,
+            check_vma=check_vma,
         )
+        if self.explicit.isdisjoint(self.sizes):
+            return call
+
+        def placed(specs: Any, tree: Any) -> Any:
+            def leaves(own: PartitionSpec, part: Any) -> Any:
+                return jax.tree_util.tree_map(lambda x: self._resharded(x, own), part)
+
+            return jax.tree_util.tree_map(
+                leaves, specs, tree, is_leaf=lambda own: isinstance(own, PartitionSpec)
+            )
+
+        return lambda *trees: call(*(placed(own, tree) for own, tree in zip(in_specs, trees, strict=True)))
+
+    @functools.cached_property
+    def explicit(self) -> frozenset[str]:
+        """The axes of the mesh whose shardings are part of JAX's types."""
+        kinds = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
+        return frozenset(name for name, kind in kinds if kind is AxisType.Explicit)
+
+    def _resharded(self, x: Array, own: PartitionSpec) -> Array:
+        """`x` as `own` says along the plan's axes; along others as it is."""
+        x = jnp.asarray(x)
+        held = [_names(entry) for entry in jax.typeof(x).sharding.spec]
+        wanted = [_names(entry) for entry in own]
+        wanted += [()] * (x.ndim - len(wanted))
+        entries = [
+            tuple(name for name in new if name in self.explicit)
+            + tuple(name for name in old if name not in self.sizes)
+            for old, new in zip(held, wanted, strict=True)
+        ]
+        if entries == held:
+            return x
+        return jax.reshard(x, NamedSharding(self.mesh, PartitionSpec(*entries)))
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
         """Made shard by shard: no process sends anything, and a leaf of size 0 has its sharding too."""
@@ -172,7 +215,7 @@ class MeshMachine:
             return {processes[0]: text}
         key = f"commplan/{digest(repr(processes)).hex()}/gather"
         _gathers[key] += 1
-        return _gathered(f"{key}/{_gathers[key]}", text, processes, timeout_s)[0]
+        return gathered(f"{key}/{_gathers[key]}", text, processes, timeout_s)[0]
 
     def issues(self, traced: Any, compiled: Any) -> tuple[Issue, ...]:
         """Those of the scheduled HLO, in which all partitions of the mesh take part."""
@@ -268,7 +311,8 @@ class MeshMachine:
         points = itertools.product(*(local[axis] for axis in split))
         return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
 
-    def peers(self, key: str, host: str, place: int) -> Peers | None:
+    def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
+        del timeout  # a collective of JAX, which has its own
         if jax.process_count() == 1:
             return None
         from jax.experimental import multihost_utils  # noqa: PLC0415  only jobs of several processes need it
@@ -302,7 +346,8 @@ class MeshMachine:
         devices = np.take(mesh.devices, place, axis=at)
         names = tuple(name for name in mesh.axis_names if name != axis)
         types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != at)
-        return machine_of(schedule, Mesh(devices, names, axis_types=types))
+        own = Mesh(devices, names, axis_types=types)
+        return machine_of(schedule, own, watchdog.part(self.calls, _processes(own), schedule.plan))
 
     def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
         """One member's part of global arrays, on its own mesh, without the dimension of `axis`.
@@ -351,9 +396,14 @@ class MeshMachine:
         return jax.tree_util.tree_map(put, *parts.values())
 
 
-def machine_of(schedule: ir.Schedule, mesh: Any) -> MeshMachine:
-    """The machine of `mesh` for `schedule`."""
-    return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, spreads(schedule))
+def machine_of(schedule: ir.Schedule, mesh: Any, calls: Calls | None = None) -> MeshMachine:
+    """The machine of `mesh` for `schedule`; `calls` where its processes are watched."""
+    return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, spreads(schedule), calls=calls)
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    """The axes of one dimension of a spec."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:
@@ -362,7 +412,7 @@ def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:
 
 
 def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
-    """Raises CP0801 for a mesh without the plan's axes, CP0802 for one with Explicit axes."""
+    """Raises CP0801 for a mesh without the plan's axes, CP0802 for axes of a type that cannot be used."""
     sizes = schedule.mesh_sizes
     shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
     actual = _sizes(shape)
@@ -379,21 +429,30 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
     for name, size in sizes.items():
         if shape[name] != size:
             refuse(f"axis `{name}` has {shape[name]} devices in the mesh and {size} in the program")
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    explicit = [name for name in sizes if kinds[name] is AxisType.Explicit]
-    if explicit:
-        count = len(mesh.axis_names)
-        fail(
-            "CP0802",
-            f"axis `{explicit[0]}` of the mesh is Explicit, and phases need Auto ones",
-            "jax.make_mesh makes Explicit axes unless told otherwise",
-            f"make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * {count}",
-            file=schedule.file,
-        )
+    for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
+        if name in sizes and kind is AxisType.Manual:
+            fail(
+                "CP0802",
+                f"axis `{name}` of the mesh is Manual, outside of any shard_map",
+                "phases and run.spmd make the plan's axes manual themselves, inside",
+                "make the mesh by jax.make_mesh(sizes, names): its axes are Explicit; Auto ones do, too",
+                file=schedule.file,
+            )
+        packed = [op for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Pack)]
+        if name not in sizes and kind is AxisType.Explicit and shape[name] > 1 and packed:
+            fail(
+                "CP0802",
+                f"leaves that may be cut over `{name}`, an Explicit axis of the mesh, would be packed",
+                f"the plan does not name `{name}`: JAX cannot flatten an array that is cut over it",
+                "compile for the mesh, plan.compile(mesh, ...), without `{ bucket = .. }`: leaves are then"
+                " reduced one by one; or make the axis Auto",
+                span=packed[0].span,
+                file=schedule.file,
+            )
 
 
-def check_processes(binding: Binding, mesh: Any) -> None:
-    """Processes that hold the mesh together bind the same program, in the same order.
+def check_processes(binding: Binding, mesh: Any) -> Calls | None:
+    """Processes that hold the mesh together bind the same program, in the same order, and watch each other.
 
     Raises what `agree` does, and CP0849 where one does not come, on all of them.
     """
@@ -401,45 +460,44 @@ def check_processes(binding: Binding, mesh: Any) -> None:
     processes = _processes(mesh)
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
         binding.check()
-        return  # a mesh of devices that are only described has processes that do not run
+        return None  # a mesh of devices that are only described has processes that do not run
     key = f"commplan/{digest(repr(processes)).hex()}"
     _binds[key] += 1
     key, names = f"{key}/{_binds[key]}", ", ".join(map(str, processes))
 
-    def exchange(mine: Said) -> dict[int, Said]:
-        answers, error = _gathered(key, msgspec.json.encode(mine).decode(), processes, BIND_TIMEOUT_S)
+    notice = Notice(
+        binding.watchdog_s or NOTICE_S,
+        f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`",
+    )
+
+    def exchange(mine: Any, key: str = key) -> dict[int, Any]:
+        answers, error = gathered(
+            key, msgspec.json.encode(mine).decode(), processes, binding.timeout_s, notice
+        )
         if error:
             fail(
                 "CP0849",
                 f"not all of processes {names} bind `{schedule.plan}`: one did not come",
-                f"this is process {jax.process_index()}, which waited up to {BIND_TIMEOUT_S:.0f} s",
+                f"this is process {jax.process_index()}, which waited up to {binding.timeout_s:.0f} s",
                 f"JAX says: {error}",
                 "every process that holds devices of the mesh binds the same programs in the same order",
                 file=schedule.file,
             )
-        return {number: msgspec.json.decode(answer, type=Said) for number, answer in answers.items()}
+        return {number: msgspec.json.decode(answer, type=type(mine)) for number, answer in answers.items()}
 
     agree("process", binding, exchange)
+    return watchdog.start(
+        int(jax.process_index()),
+        _compat.coordinator(),
+        lambda own: exchange(own, f"{key}-watchdog"),
+        binding.watchdog_s,
+        binding.schedule.plan,
+    )
 
 
 def _processes(mesh: Any) -> tuple[int, ...]:
     """The processes that hold devices of `mesh`."""
     return tuple(sorted({int(device.process_index) for device in mesh.devices.flat}))
-
-
-def _gathered(key: str, text: str, processes: Sequence[int], timeout_s: float) -> tuple[dict[int, str], str]:
-    """The text of each of `processes`; where not all come, of those that did, and what JAX says of that."""
-    error = ""
-    try:
-        answers = _compat.all_gather_text(key, text, processes, timeout_s)
-    except jax.errors.JaxRuntimeError as raised:
-        error, answers = str(raised), {jax.process_index(): text}
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            answers = _compat.texts(key)
-    if error or len({*answers.values()}) > 1:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first to end takes all this with it
-            _compat.barrier(f"{key}/read", sorted(answers), _READ_TIMEOUT_S)
-    return answers, error
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import secrets
 import socket
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
 from commplan.lowering.mpi.listing import collectives_of
+from commplan.lowering.mpi.rendezvous import TIMEOUT_S, Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
 from commplan.runtime.input.shm.segment import Blame
@@ -71,11 +73,17 @@ class Ranks:
     def layout(self) -> Layout:
         return "local"
 
+    @property
+    def calls(self) -> None:
+        return None
+
     def manual(self) -> dict[str, int]:
         return dict(self.backend.sizes)
 
-    def spread(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        del in_specs, out_specs
+    def spread(
+        self, body: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
+    ) -> Callable[..., Any]:
+        del in_specs, out_specs, check_vma
         return body
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
@@ -151,10 +159,15 @@ class Ranks:
         del local
         return jax.device_put(host.reshape(host.shape[len(placement.per) :]))
 
-    def peers(self, key: str, host: str, place: int) -> Peers | None:
+    def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
         hello = (digest(key), digest(host), place, secrets.token_hex(8))
-        seen: list[tuple[bytes, bytes, int, str]] = self.own.allgather(hello)
+        meet = self._meet("share what they load", timeout)
+        seen: list[tuple[bytes, bytes, int, str]] = meet(self.own.allgather, hello)
         return peers_of(self.own.Get_rank(), seen)
+
+    def _meet(self, purpose: str, timeout: float, ranks: Sequence[int] | None = None) -> Rendezvous:
+        option = "run.batches(timeout=SECONDS)"
+        return Rendezvous(self.own, purpose, timeout, ranks=ranks, option=option, file=self.file)
 
     def carrier(
         self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
@@ -162,7 +175,8 @@ class Ranks:
         """On a communicator of its own, of exactly these processes."""
         if not division.moves():
             return None
-        comm = self.own.Create_group(self.own.Get_group().Incl(list(peers.ranks)))
+        meet = self._meet("exchange what they load", timeout, peers.ranks)
+        comm = meet(self.own.Create_group, self.own.Get_group().Incl(list(peers.ranks)))
         return MpiCarrier(comm, division, blame=blame, on_failure=on_failure, timeout=timeout)
 
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> Ranks:
@@ -207,7 +221,7 @@ def ranks(binding: Binding, comm: Any) -> Ranks | Serving:
     Raises CP0834 where a rank has died, CP0840 for another number of ranks than compiled for, CP0841 for a
     program that was compiled for a mesh, CP0843 for a communicator that cannot be used, CP0844 where MPI
     allows too few threads, CP0845 where another rank cannot bind or binds another program, CP0846
-    where arrays are made on another device than the CPU.
+    where arrays are made on another device than the CPU, CP0849 where a rank does not come.
     """
     schedule = binding.schedule
     check_communicator(comm, schedule.file)
@@ -240,20 +254,30 @@ def check_backend(schedule: ir.Schedule) -> None:
 
 
 def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
-    schedule, own, bound_s = binding.schedule, comm.Dup(), binding.watchdog_s
-    exchange = cast("Callable[[Said], list[Said]]", own.allgather)
+    schedule, bound_s = binding.schedule, binding.watchdog_s
+    purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
+    meet = Rendezvous(comm, purpose, binding.timeout_s, option=option, file=schedule.file)
+    own = meet(comm.Dup)
+    exchange = cast("Callable[[Said], list[Said]]", functools.partial(meet, own.allgather))
     agree("rank", binding, lambda mine: dict(enumerate(exchange(mine))))
     roles = sites(schedule)
-    watch(schedule, serves=int(own.Get_rank()) >= roles.workers > 0)
+    watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(own.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        return Ranks(comm, own, backend_of(schedule, own, roles, None, bound_s), schedule.file)
+        return _worker(comm, own, backend_of(schedule, own, roles, None, bound_s, meet), schedule.file)
     rank = int(own.Get_rank())
     server = rank - roles.workers
-    part = own.Split(int(server >= 0), rank)
+    part = meet(own.Split, int(server >= 0), rank)
     if server < 0:
-        return Ranks(comm, part, backend_of(schedule, part, roles, own, bound_s), schedule.file)
+        workers = meet.among(range(roles.workers))
+        return _worker(comm, part, backend_of(schedule, part, roles, own, bound_s, workers), schedule.file)
     expect(own, roles)
     return Serving(comm, own, roles, server, server_names(schedule)[server], schedule.file)
+
+
+def _worker(comm: Any, own: Any, backend: MpiBackend, file: str) -> Ranks:
+    if backend.channel.resources is not None:
+        backend.channel.resources.communicators.append(own)
+    return Ranks(comm, own, backend, file)
 
 
 @contextlib.contextmanager
@@ -268,10 +292,12 @@ def deaths(comm: Any, file: str = "") -> Generator[None]:
         raise CommplanError(diagnostic) from error
 
 
-def host_names(comm: Any) -> list[str]:
+def host_names(comm: Any, plan: str = "", timeout_s: float = TIMEOUT_S) -> list[str]:
     """The name of the host of each rank. Warns where one name stands for several machines or networks: ranks
-    are then placed as if they were on one host."""
-    answers: list[tuple[str, str]] = comm.allgather((socket.gethostname(), _network()))
+    are then placed as if they were on one host. Raises CP0849 where a rank does not come."""
+    option = "plan.compile(comm, timeout=SECONDS)"
+    meet = Rendezvous(comm, f"compile plan `{plan}`", timeout_s, option=option)
+    answers: list[tuple[str, str]] = meet(comm.allgather, (socket.gethostname(), _network()))
     machines = {name: {other for known, other in answers if known == name} for name, _ in answers}
     for name, own in machines.items():
         if len(own) > 1:

@@ -1,46 +1,60 @@
-"""A rank that fails ends the whole job where other ranks would wait for it for ever.
+"""A process that fails ends the whole job where others would wait for it for ever.
 
-MPI itself waits at the exit of the rank that failed, and the others in their next collective. `python -m
-mpi4py` ends them all; so does this, for programs that are started without it: after an exception that nobody
-catches, and after `sys.exit` with a code. Either way what is printed says once what the engine could not
-carry out.
+Under MPI a rank waits at its exit for the others, and they in their next collective; processes of JAX do
+alike. `python -m mpi4py` ends them all; so does this, for programs that are started without it: after an
+exception that nobody catches, and after `sys.exit` with a code. What is printed says once what the engine
+could not carry out.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import inspect
 import os
+import signal
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 from commplan.ir import schedule as ir
-from commplan.lowering.mpi.engine_errors import once
-from commplan.lowering.mpi.typing_shim import MPI
+from commplan.lowering.mpi.engine_errors import TOLD, once
 
-_TOLD = "commplan_told"
-_watching: list[Any] = []
-_awaited: list[bool] = []
+_hooks: list[Any] = []  # what `sys.excepthook` was
+_ends: list[Callable[[BaseException, int], None]] = []
 _exempt: list[bool] = []
-os.register_at_fork(after_in_child=_awaited.clear)
+os.register_at_fork(after_in_child=_ends.clear)
 
 
-def watch(schedule: ir.Schedule, *, serves: bool) -> None:
-    """From now on; the job ends if this rank is awaited: in collectives of the schedule, by those who share
-    what it loads, or as its server.
+def on_failure(end: Callable[[BaseException, int], None]) -> None:
+    """From now on `end` is called with what ends this process other than well, and the exit's code."""
+    _install()
+    if end not in _ends:
+        _ends.append(end)
+
+
+def _install() -> None:
+    if not _hooks:
+        _hooks.append(sys.excepthook)
+        sys.excepthook = _uncaught
+        sys.exit = _exit
+
+
+def watch(schedule: ir.Schedule, ranks: int, *, serves: bool) -> None:
+    """From now on; the MPI job ends if this rank is awaited: in collectives of the schedule, by those who
+    share what it loads, or as its server.
 
     What a worker alone asks of servers keeps nobody waiting: at its exit they learn that it has left. Nor
     does a load that goes on without those who left (`on_failure = continue`).
     """
-    if _exempt or int(MPI.COMM_WORLD.Get_size()) == 1:
+    if _exempt or ranks == 1:
         return
+    _install()
     if serves or any(_awaits(phase) for phase in schedule.phases):
-        _awaited.append(True)
-    if not _watching:
-        _watching.append(sys.excepthook)
-        sys.excepthook = _uncaught
-        sys.exit = _exit
+        on_failure(_abort)
 
 
 def exempt() -> None:
@@ -57,12 +71,12 @@ def _awaits(phase: ir.Phase) -> bool:
 
 def told(error: BaseException) -> None:
     """Whoever waits for this rank has been told of `error`, and can say so itself."""
-    setattr(error, _TOLD, True)
+    setattr(error, TOLD, True)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     once(error)
-    _watching[0](kind, error, trace)
+    _hooks[0](kind, error, trace)
     _end(error, 1)
 
 
@@ -92,17 +106,49 @@ def _exit(status: Any = None, /) -> NoReturn:
 def _exiting(error: SystemExit, code: object) -> None:
     if isinstance(code, int):
         _end(error, code & 0xFF)
-    elif code is not None and _awaited:
+    elif code is not None and _ends:
         print(code, file=sys.stderr)
         _end(error, 1)
 
 
 def _end(error: BaseException, status: int) -> None:
-    if not (status and _awaited) or getattr(error, _TOLD, False):
-        return
-    if not MPI.Is_initialized() or MPI.Is_finalized():
+    if not (status and _ends) or getattr(error, TOLD, False):
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # pyright: ignore[reportUnnecessaryComparison]
             stream.flush()
-    MPI.COMM_WORLD.Abort(status)
+    for end in _ends:
+        end(error, status)
+
+
+def _abort(error: BaseException, status: int) -> None:
+    from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415  only where it is used
+
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(status)
+
+
+def hold_aborts() -> None:
+    """Make `abort` call `sleep(SIGABRT)` first: six seconds in which a watchdog finds out why.
+
+    Python's own handler would return at once, and code in Python might wait for a lock that the thread holds.
+    """
+    library = ctypes.CDLL(None)
+    library.signal.restype, library.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    before = library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
+    if before:  # faulthandler's, or the program's own
+        library.signal(signal.SIGABRT, before)
+
+
+def aborted() -> bool:
+    """Whether a thread of this process sleeps in the handler of SIGABRT: that signal alone is blocked there.
+
+    All signals are where a thread is being made.
+    """
+    blocked, others = 1 << (signal.SIGABRT - 1), 1 << (signal.SIGTERM - 1)
+    for status in Path("/proc/self/task").glob("*/status"):
+        with contextlib.suppress(OSError):
+            mask = status.read_text("ascii", "replace").partition("SigBlk:")[2].split(maxsplit=1)[0]
+            if int(mask, 16) & (blocked | others) == blocked:
+                return True
+    return False

@@ -1,28 +1,27 @@
-"""What the input costs, as a file in the text format of Prometheus.
-
-The format: https://prometheus.io/docs/instrumenting/exposition_formats (text, version 0.0.4). A collector of
-text files (node_exporter's, for one) picks the file up where it lies: nothing of ours listens on a port.
-"""
+"""What the input costs, for Prometheus, whose own library writes the format: as a file, which the text file
+collector of node_exporter picks up where it lies, or at an address that is scraped."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from commplan.diagnostics import fail
 from commplan.io import replacing
-from commplan.runtime.input.accounting import LineUsage, Meter, Summary, merged
-from commplan.wait import is_seconds
+from commplan.runtime.input.accounting import Meter, Summary, merged
+from commplan.wait import Wait, is_bound, until
 
-PERIOD_S = 10.0
-_PREFIX = "commplan_input_"
+PERIOD_S, STUCK_S = 10.0, 10.0  # between two writes; after which one has hung
+LOOPBACK = "127.0.0.1"
 
 
 class Measured(Protocol):
@@ -78,34 +77,48 @@ def _count(summaries: dict[str, Summary], summary: Summary) -> None:
 
 
 class Metrics:
-    """A file that is written again every `period_s` seconds, and once more by `close`.
+    """What the input of a run costs, in a file that is written again every `period_s` seconds and once more
+    by `close`, at an address that is scraped, or both.
 
-    Made by `run.metrics(path)`. `path`: where this process writes. Each file is complete at any time: it is
-    written beside its place and then moved there. A background write that fails (a full disk) is tried again
-    a period later; `write` and `close` raise CP0960.
+    Made by `run.metrics`. path: where this process writes, or None; each file is complete at any time: it is
+    written beside its place and then moved there. address: `host:port` where this process answers, or "".
+    What fails in the background (a full disk) is tried again a period later, and said once, a RuntimeWarning.
     """
 
-    def __init__(self, path: Path, summaries: Callable[[], Sequence[Summary]], period_s: float) -> None:
-        self.path, self.period_s = path, period_s
-        self._summaries = summaries
-        self._end = threading.Event()
-        self._writing = threading.Lock()
+    def __init__(
+        self,
+        path: Path | None,
+        summaries: Callable[[], Sequence[Summary]],
+        period_s: float,
+        listens: tuple[str, int] | None = None,
+    ) -> None:
+        self.path, self.period_s, self.address = path, period_s, ""
+        self._summaries, self._server = summaries, None
+        self._end, self._writing, self._warned = threading.Event(), threading.Lock(), False
         self.write()
-        self._thread = threading.Thread(target=self._keep_writing, name="commplan-metrics", daemon=True)
-        self._thread.start()
+        if listens is not None:
+            self._server, self._answering = _served(*listens, summaries)
+            self.address = f"{listens[0]}:{self._server.server_port}"
+        threading.Thread(target=self._keep, name="commplan-metrics", daemon=True).start()
 
     def write(self) -> None:
-        """Write the file now. Raises CP0960."""
-        with self._writing:
+        """Write the file now, if there is one. Raises CP0960."""
+        if self.path is None:
+            return
+        until(lambda seconds: self._writing.acquire(timeout=seconds), Wait(STUCK_S, self._stuck))
+        try:
             write(self.path, text(self._summaries()))
+        finally:
+            self._writing.release()
 
     def close(self) -> None:
         """Write the file a last time and stop. Closing twice is fine. Raises CP0960."""
         if self._end.is_set():
             return
         self._end.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
         self.write()
 
     def __enter__(self) -> Metrics:
@@ -114,10 +127,32 @@ class Metrics:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _keep_writing(self) -> None:
+    def _keep(self) -> None:
         while not self._end.wait(self.period_s):
-            with contextlib.suppress(Exception):  # the caller hears of it from `close`, if it lasts
+            try:
                 self.write()
+                if self._server is not None and not self._answering.is_alive():
+                    self._warn(f"nothing answers at {self.address} any more")
+            except BaseException as error:  # noqa: BLE001  this thread goes on, whatever happens
+                self._warn(f"{self.path} was not written: {error}")
+
+    def _warn(self, message: str) -> None:
+        if not self._warned and not self._end.is_set():
+            self._warned = True
+            with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+                warnings.warn(f"metrics are not kept up to date: {message}", RuntimeWarning, 2)
+
+    def _stuck(self, waited: float) -> NoReturn:
+        fail("CP0960", f"metrics cannot be written to {self.path}: a write has hung for {waited:.0f} s")
+
+
+def kept(
+    summaries: Callable[[], Sequence[Summary]], process: tuple[int, int], path: str | os.PathLike[str] | None,
+    period_s: float, address: str | None,
+) -> Metrics:  # fmt: skip
+    """Metrics as `run.metrics` is asked for them. process: its number, and how many there are."""
+    period, file = checked_period(period_s), None if path is None else place(path, *process)
+    return Metrics(file, summaries, period, None if address is None else listening(address, process[0]))
 
 
 def close_quietly(metrics: Metrics) -> None:
@@ -128,9 +163,18 @@ def close_quietly(metrics: Metrics) -> None:
 
 def checked_period(period_s: float) -> float:
     """Raises CP0961 for a period that is no positive number of seconds."""
-    if not is_seconds(period_s):
+    if not is_bound(period_s):
         fail("CP0961", f"metrics are written every {period_s!r} seconds: a number above 0 was expected")
     return float(period_s)
+
+
+def listening(address: str, rank: int) -> tuple[str, int]:
+    """Where process `rank` answers: `9464`, on the loopback interface, or `host:9464`; each rank at a port of
+    its own, its number further, but for port 0, any that is free. Raises CP0963 for what is no address."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        fail("CP0963", f"{address!r} is no address to listen at", "expected PORT, or HOST:PORT, up to 65535")
+    return host.strip("[]") or LOOPBACK, int(port) + (rank if int(port) else 0)
 
 
 def place(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
@@ -159,92 +203,77 @@ def write(path: Path, content: str) -> None:
 def text(summaries: Iterable[Summary]) -> str:
     """The file's contents: one family of samples after another, all phases and ranks in each."""
     known = list(summaries)
-    lines: list[str] = []
-    for name, help_, samples in _FAMILIES:
-        rows = [f"{_PREFIX}{name}{_labels(labels)} {value!r}" for s in known for labels, value in samples(s)]
-        if rows:
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP {_PREFIX}{name} {help_}", f"# TYPE {_PREFIX}{name} {kind}", *rows]
-    return "".join(f"{line}\n" for line in lines)
+    return _client().generate_latest(_registry(lambda: known)).decode()
 
 
-Labels = dict[str, str]
-Samples = Iterator[tuple[Labels, float]]
+def _served(host: str, port: int, summaries: Callable[[], Sequence[Summary]]) -> tuple[Any, Any]:
+    """A server and its thread. Raises CP0960."""
+    try:
+        return _client().start_http_server(port, host, _registry(summaries))
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        fail("CP0960", f"metrics cannot be served at {host}:{port}: {why}", "give an address of this host")
 
 
-def _labels(labels: Labels) -> str:
-    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return f"{{{inside}}}"
+def _client() -> Any:
+    """The module of Prometheus. Raises CP0962 where it is not installed."""
+    try:
+        import prometheus_client.core  # noqa: PLC0415  an extra
+    except ImportError:
+        fail("CP0962", "metrics need prometheus-client", "install it: pip install 'commplan[metrics]'")
+    return prometheus_client
 
 
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _registry(summaries: Callable[[], Sequence[Summary]]) -> Any:
+    """A registry that asks `summaries` whenever it is read."""
+    registry = _client().CollectorRegistry()
+    registry.register(_Collector(summaries))
+    return registry
 
 
-def _phase(summary: Summary, **more: str) -> Labels:
-    return {"plan": summary.plan, "phase": summary.phase, **more, "rank": str(summary.rank)}
+class _Collector(NamedTuple):
+    summaries: Callable[[], Sequence[Summary]]
+
+    def collect(self) -> Iterator[Any]:
+        core, families = _client().core, dict[str, Any]()
+        for name, help_, labels, value in chain.from_iterable(map(_samples, self.summaries())):
+            kind = core.CounterMetricFamily if name.endswith("_total") else core.GaugeMetricFamily
+            if name not in families:
+                families[name] = kind(f"commplan_input_{name}", help_, labels=list(labels))
+            families[name].add_metric(list(labels.values()), value)
+        yield from families.values()
 
 
-def _line(summary: Summary, line: LineUsage) -> Labels:
-    return _phase(summary, line=str(line.span.line), stage=line.what)
+def _samples(summary: Summary) -> Iterator[tuple[str, str, dict[str, str], float]]:
+    """Name and help of a family, labels and value, of all that `summary` says."""
+    own = {"plan": summary.plan, "phase": summary.phase, "rank": str(summary.rank)}
+    slow = [] if summary.slow is None else [(own | {"member": str(summary.slow.member)}, summary.slow)]
+    lines = [(own | {"line": str(each.span.line), "stage": each.what}, each) for each in summary.lines]
+    measured = {"line": lines, "phase": [(own, summary)], "slow": slow}
+    for name, kind, attribute, help_ in _FAMILIES:
+        for labels, each in measured[kind]:
+            mode = {"mode": attribute.removesuffix("_s")} if name == "cpu_seconds_total" else {}
+            yield name, help_, labels | mode, attrgetter(attribute)(each)
 
 
-def _per_line(attribute: str) -> Callable[[Summary], Samples]:
-    def samples(summary: Summary) -> Samples:
-        for line in summary.lines:
-            yield _line(summary, line), getattr(line, attribute)
-
-    return samples
-
-
-def _per_phase(attribute: str) -> Callable[[Summary], Samples]:
-    def samples(summary: Summary) -> Samples:
-        yield _phase(summary), attrgetter(attribute)(summary)
-
-    return samples
-
-
-def _cpu(summary: Summary) -> Samples:
-    for line in summary.lines:
-        labels = _line(summary, line)
-        yield {**labels, "mode": "user"}, line.user_s
-        yield {**labels, "mode": "system"}, line.system_s
-
-
-def _slow(attribute: str) -> Callable[[Summary], Samples]:
-    def samples(summary: Summary) -> Samples:
-        if summary.slow is not None:
-            yield {**_phase(summary), "member": str(summary.slow.member)}, getattr(summary.slow, attribute)
-
-    return samples
-
-
-# Families by where their samples are found: name, attribute, help.
-_OF_LINES = (
-    ("records_total", "records", "Records that a plan line read, mapped or received, once per copy made."),
-    ("bytes_total", "nbytes", "Bytes of a plan line's results."),
-    ("wait_seconds_total", "wait_s", "Time in which a plan line waited for other processes."),
-    ("skipped_records_total", "skipped", "Records left out because they failed and the plan skips."),
-)
-_OF_PHASES = (
-    ("batches_total", "batches", "Batches handed out."),
-    ("batch_wait_seconds_total", "wait_s", "Time in which the training waited for a batch."),
-    ("checked_records_total", "checked", "Records whose ids were compared with the contract of their visit."),
-    ("worker_restarts_total", "restarts", "Worker processes that died and were replaced."),
-    ("ready_batches", "queue.ready", "Batches that lie ready now."),
-    ("ready_batches_mean", "ready_mean", "Batches that lay ready when one was asked for, on average."),
-    ("ready_batches_least", "queue.least", "Batches that lay ready when one was asked for, at least."),
-    ("depth_batches", "queue.depth", "Batches made ahead at most."),
-    ("slots", "queue.slots", "Slots of the memory that processes share."),
-    ("slots_used", "queue.used", "Slots that hold a batch now."),
-)
-_OF_SLOW_MEMBERS = (
-    ("slow_member_behind_records", "behind", "Records that the slowest member is behind the fastest one."),
-    ("slow_member_wait_seconds_total", "wait_s", "Time in which members waited for the slowest one."),
-)
-_FAMILIES: tuple[tuple[str, str, Callable[[Summary], Samples]], ...] = (
-    ("cpu_seconds_total", "CPU time of a plan line's input work.", _cpu),
-    *((name, help_, _per_line(attribute)) for name, attribute, help_ in _OF_LINES),
-    *((name, help_, _per_phase(attribute)) for name, attribute, help_ in _OF_PHASES),
-    *((name, help_, _slow(attribute)) for name, attribute, help_ in _OF_SLOW_MEMBERS),
+# Of each family what it is of, the attribute there, and its help.
+_FAMILIES = (
+    ("cpu_seconds_total", "line", "user_s", "CPU time of a plan line's input work."),
+    ("cpu_seconds_total", "line", "system_s", "CPU time of a plan line's input work."),
+    ("records_total", "line", "records", "Records that a plan line read, mapped or received, once per copy."),
+    ("bytes_total", "line", "nbytes", "Bytes of a plan line's results."),
+    ("wait_seconds_total", "line", "wait_s", "Time in which a plan line waited for other processes."),
+    ("skipped_records_total", "line", "skipped", "Records left out because they failed and the plan skips."),
+    ("batches_total", "phase", "batches", "Batches handed out."),
+    ("batch_wait_seconds_total", "phase", "wait_s", "Time in which the training waited for a batch."),
+    ("checked_records_total", "phase", "checked", "Records whose ids were compared with their contract."),
+    ("worker_restarts_total", "phase", "restarts", "Worker processes that died and were replaced."),
+    ("ready_batches", "phase", "queue.ready", "Batches that lie ready now."),
+    ("ready_batches_mean", "phase", "ready_mean", "Batches ready when one was asked for, on average."),
+    ("ready_batches_least", "phase", "queue.least", "Batches ready when one was asked for, at least."),
+    ("depth_batches", "phase", "queue.depth", "Batches made ahead at most."),
+    ("slots", "phase", "queue.slots", "Slots of the memory that processes share."),
+    ("slots_used", "phase", "queue.used", "Slots that hold a batch now."),
+    ("slow_member_behind_records", "slow", "behind", "Records that the slowest member is behind."),
+    ("slow_member_wait_seconds_total", "slow", "wait_s", "Time in which members waited for the slowest one."),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
@@ -23,6 +24,7 @@ from commplan.runtime.machines.machine import Issue, Machine, reason
 
 TIMEOUT_S = 1800.0  # for a rank that has not compiled the step yet
 _FAILED_S = 10.0  # how long a rank that failed waits for the others, to tell them
+_LINE = re.compile(r"line (\d+) of the plan")
 _SHOWN = 4  # ranks, or groups of them, that a message names
 _Said = TypeVar("_Said", bound=msgspec.Struct)
 Check = Callable[["Preflight"], object]  # through which all exchange what they find
@@ -71,6 +73,7 @@ class Preflight:
         self.who = "process" if machine.layout == "global" else "rank"
         self._agreed: set[str] = set()  # digests
         self._known: set[Any] = set()  # executables of steps that were agreed on
+        self.index = 0  # of the step among those that are counted
 
     def __call__(self, jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compile the step for these arguments, and agree with all others on it.
@@ -89,6 +92,9 @@ class Preflight:
             if jax.config.jax_disable_jit and self.who == "process":  # devices would run it op by op
                 arguments = ("jax_disable_jit is set", *arguments)
             issues = self.machine.issues(traced, compiled)
+            if self.machine.calls is not None:
+                lines = [int(line[1]) for issue in issues if (line := _LINE.match(issue.place))]
+                self.machine.calls.locate(self.index, lines, self.file)
             step = Step(jitted.__name__, arguments, issues, self._program(lowered))
         except Exception as error:
             with contextlib.suppress(CommplanError):
@@ -221,7 +227,11 @@ def jit(
     check: what is still to be carried out by all alike, once they agree on a step and before it runs."""
     if len(machine.participants()) == 1:
         return jax.jit(function, **options)
-    return _compat.jit_ahead(function, Preflight(machine, file, timeout_s, check), **options)
+    ahead = Preflight(machine, file, timeout_s, check)
+    jitted = _compat.jit_ahead(function, ahead, **options)
+    if machine.calls is not None:
+        jitted, ahead.index = machine.calls.counted(jitted, jitted.__name__)
+    return jitted
 
 
 def issued_together(steps: Mapping[int, Step]) -> dict[int, int]:

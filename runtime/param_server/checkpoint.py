@@ -32,9 +32,11 @@ from commplan.protocol.sites import Sites
 from commplan.runtime.input.layout import aligned
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.store import Array, Cell, Kept, Store, raw
+from commplan.wait import Wait, joined
 
 _MAGIC = b"commplan states of a server 1\n"
 _PAGE, _PLACE = 4096, 64
+_SYNCED_S = 60.0  # in which a disk takes what was written
 _HEAD = struct.Struct("<QQQI")
 _OTHER = "go on from another copy of the folder, or begin with an empty one"
 
@@ -158,7 +160,7 @@ class Keep:
         """Let go of the file; it is on the disk if that was asked for."""
         self._ending.set()
         if self._syncing is not None:
-            self._syncing.join()
+            joined(self._syncing, Wait(_SYNCED_S, self._unsynced))
             os.fsync(self._file)
         os.close(self._file)
         os.close(self._locked)
@@ -244,6 +246,11 @@ class Keep:
                 os.fsync(self._file)
             except OSError as error:  # told at the next thing that is to be kept
                 self._trouble = f"cannot be forced to the disk: {error.strerror}"
+
+    def _unsynced(self, waited: float) -> NoReturn:
+        self._refuse(
+            f"has not reached its disk within {waited:.0f} s", "give a folder on a disk that answers"
+        )
 
     def _refuse(
         self, message: str, fix: str = "give a folder that can be written, and is not full"

@@ -11,6 +11,7 @@ import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.plan import Plan
+from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.machines.ranks import death, deaths, sizes_of
@@ -22,6 +23,7 @@ _ERRORS, _VERDICT = 1, 2  # tags
 _SECONDARY = (
     "CP0834",
     "CP0845",
+    "CP0849",
     "CP0854",
     "CP0855",
     "CP0920",
@@ -37,8 +39,9 @@ class World:
 
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
+        self._meet = Rendezvous(self.comm, "rehearse the plan")
         with deaths(self.comm):
-            self._own = self.comm.Dup()
+            self._own = self._meet(self.comm.Dup)
         self.rank, self.size = int(self._own.Get_rank()), int(self._own.Get_size())
         self._agreed = False
         self._known: Said = []
@@ -51,15 +54,15 @@ class World:
     def gather(self, mine: Any) -> list[Any]:
         """On the first rank that lives what each has that lives, in order; elsewhere nothing. All call it."""
         with deaths(self.comm):
-            own = self._own.Shrink() if goes_on() else self._own
-            return own.gather(mine) or []
+            own = self._meet(self._own.Shrink) if goes_on() else self._own
+            return self._meet(own.gather, mine) or []
 
     def agree(self, mine: Sequence[Diagnostic] = ()) -> None:
         """All ranks call this once, before anything else that they do together: with what is wrong where they
         are, or with nothing. Raises what is wrong anywhere, on all of them."""
         self._agreed = True  # or some are not there any more
         with deaths(self.comm):
-            answers: list[Said] = self._own.allgather(list(mine))
+            answers: list[Said] = self._meet(self._own.allgather, list(mine))
         self._known = together(
             {rank: problems for rank, problems in enumerate(answers) if problems}, self.size
         )
@@ -132,7 +135,7 @@ class World:
                 request.Cancel()
                 return together({self.rank: mine}, self.size), False
             time.sleep(_LOOK_S)
-        if self._own.recv(source=first, tag=_VERDICT):
+        if self._meet.among((first, self.rank))(lambda: self._own.recv(source=first, tag=_VERDICT)):
             return [], True
         time.sleep(PATIENCE_S)  # the first rank prints, and ends this one
         return [], False

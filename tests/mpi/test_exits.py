@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support import mpirun
 
+from bench import exits
+
 mpirun.needs_mpi()
 
 ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
@@ -38,7 +40,7 @@ if MPI.COMM_WORLD.rank == 1 and rest == "finalized":
 GONE = "the program has ended on rank 1; line 6 of x.plan waits for it"
 
 
-@pytest.mark.parametrize(("count", "how"), [(3, ()), (1, ("--ulfm",)), (1, ("--elements", "1000"))])
+@pytest.mark.parametrize(("count", "how"), [(12, ()), (3, ("--ulfm",)), (3, ("--elements", "1000"))])
 def test_steps_in_flight_end_before_mpi_does(count: int, how: tuple[str, ...]):
     done = subprocess.run(
         [sys.executable, "-m", "bench.exits", "--count", str(count), "--json", *how],
@@ -50,7 +52,19 @@ def test_steps_in_flight_end_before_mpi_does(count: int, how: tuple[str, ...]):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["problems"] == [] and found["runs"] == count
+    assert found["problems"] == [] and found["exits"] == count
+    assert found["with_a_failing_rank"] == count // 12
+
+
+def test_a_campaign_goes_on_where_it_was_left(tmp_path: Path):
+    kept = tmp_path / "launches.jsonl"
+    launch = {"way": "kept", "culprit": -1, "ulfm": False, "elements": 1000, "seconds": 0.5, "problem": ""}
+    lines = [json.dumps({"number": number} | launch) for number in range(3)]
+    kept.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    words = ["--count", "12", "--elements", "1000", "--resume", str(kept), "--json"]
+    assert exits.main(words) == 0
+    assert [json.loads(line)["number"] for line in kept.read_text("utf-8").splitlines()] == [0, 1, 2, 3]
+    assert json.loads(kept.read_text("utf-8").splitlines()[3])["way"] == "raises"
 
 
 def early(algorithm: str, form: str, rest: str, options: list[str]) -> subprocess.CompletedProcess[str]:
@@ -84,3 +98,56 @@ def test_what_mpi_does_not_take_back_ends_the_job(form: str):
     done = early("native", form, "awaited", [])
     assert done.returncode != 0
     assert f"{GONE}; MPI's own collectives cannot be broken off: the job ends" in done.stderr
+
+
+LAST = """
+import os, signal, sys, time
+import jax, numpy as np
+from mpi4py import MPI
+from commplan.ir.plan import Algorithm
+from commplan.lowering.mpi import watchdog
+from commplan.lowering.mpi.collectives import Channel
+from commplan.lowering.mpi.tuning import Spec
+how, rank = sys.argv[1], MPI.COMM_WORLD.rank
+watchdog.FIRST = 2
+bound_s = None if how == "none" and rank == 1 else 2.0
+channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, plan="p")
+spec = Spec("all_reduce", algorithm=Algorithm("ring"), where="line 6 of x.plan waits for it")
+step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
+for _ in range(6):
+    step(np.ones(1000, np.float32), channel.token()).block_until_ready()
+print("last", rank, flush=True)
+if rank == 1:
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(10)
+    if how == "none":
+        step(np.ones(1000, np.float32), channel.token()).block_until_ready()
+elif how == "none":
+    step(np.ones(1000, np.float32), channel.token()).block_until_ready()
+print("done", rank, flush=True)
+"""
+
+
+def last(how: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = mpirun.command(3, LAST, how)
+    return mpirun.started([command[0], *options, *command[1:]], 120)
+
+
+@pytest.mark.parametrize("options", [[], ULFM])
+def test_who_stops_after_the_last_collective_holds_nobody(options: list[str]):
+    done = last("stop", *options)
+    assert done.returncode != 0
+    said = "commplan: rank 1 is stopped (SIGSTOP, or a debugger), and all others have ended: the job ends"
+    assert said in done.stderr, done.stdout + done.stderr
+
+
+def test_who_has_work_to_do_at_the_end_is_waited_for_and_that_is_said():
+    done = last("work")
+    assert mpirun.ended_well(done).count("done") == 3
+    assert "commplan: this process has ended and waits for rank 1\nnote: rank 1 (process " in done.stderr
+
+
+def test_nobody_is_watched_where_one_rank_waits_for_ever():
+    """Ranks agree on how they are watched."""
+    assert mpirun.ended_well(last("none")).count("done") == 3

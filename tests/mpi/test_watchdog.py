@@ -92,14 +92,14 @@ def test_who_comes_late_and_says_so_is_waited_for(fault: str, tmp_path: Path):
 def test_the_records_say_the_same_afterwards(tmp_path: Path):
     job("sleep", tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
-    from commplan.recorder import blame, read_records, trace  # noqa: PLC0415
+    from commplan.recorder import blame, read_records, read_run, trace  # noqa: PLC0415
 
     records = read_records([str(tmp_path)])
     verdict = blame(records)
     assert verdict.holders == {2: "it has not come to line 6 of x.plan"}
     assert any(LATE in text for text in verdict.verdicts.values())
     assert [rank.state for rank in verdict.ranks] == ["dead"] * 3
-    slices = [event for event in json.loads(trace(records))["traceEvents"] if event["ph"] == "X"]
+    slices = [event for event in json.loads(trace(read_run(records)))["traceEvents"] if event["ph"] == "X"]
     assert len(slices) == 3 * 10 + 2  # five whole steps on all ranks, and the one that two wait in
 
 

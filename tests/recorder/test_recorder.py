@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commplan.cli import main
 from commplan.diagnostics import CommplanError
-from commplan.recorder import Record, blame, read_records, trace
+from commplan.recorder import Record, blame, read_records, read_run, trace
 from commplan.recorder import file as record_file
 from commplan.recorder.file import BEGIN, END, FAILED, VERDICT, Event, Recording, machine
 
@@ -86,14 +88,18 @@ def test_what_failed_is_not_finished_and_verdicts_are_told():
     assert verdict.verdicts == {0: "rank 1 is"}
 
 
+def traced(*records: Record) -> dict[str, Any]:
+    return json.loads(trace(read_run(records)))
+
+
 def test_the_trace_has_a_slice_for_each_operation():
     events = (*run("line 6 of x.plan", 10.0, 10.5, 1), *run("line 7 of x.plan", 11.0, None, 2))
-    document = json.loads(trace([record(0, *events), record(1, *run("line 6 of x.plan", 10.0, 12.0, 1))]))
+    document = traced(record(0, *events), record(1, *run("line 6 of x.plan", 10.0, 12.0, 1)))
     slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
     assert [(each["pid"], each["ts"], each["dur"]) for each in slices] == [
-        (0, 0.0, 5e5), (0, 1e6, 1e6), (1, 0.0, 2e6),
+        (0, 0.0, 5e5), (1, 0.0, 2e6), (0, 1e6, 1e6),
     ]  # fmt: skip
-    assert [each["args"].get("state") for each in slices] == [None, "unfinished", None]
+    assert [each["args"].get("state") for each in slices] == [None, None, "unfinished"]
     assert slices[0]["args"]["line"] == 6
 
 
@@ -106,7 +112,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_new_record_is_empty_and_goes_at_a_clean_end(place: Path):
     recording = Recording("5f0c", PLAN, 1, 4)
     (only,) = read_records([str(place)])
-    assert only._replace(path="", host="", started=0.0) == Record(
+    assert only._replace(path="", host="", started=0.0, clock=0.0) == Record(
         "", PLAN, 1, 4, "", machine(), os.getpid(), 0.0, False, 0, ()
     )  # fmt: skip
     assert recording.path.stat().st_mode & 0o777 == 0o600
@@ -131,14 +137,52 @@ def test_the_ring_keeps_the_last_events(place: Path):
     fields[8], fields[9] = capacity + extra, 1
     header.pack_into(memory, 0, *fields)
     memory[header.size : header.size + 6] = b"line 6"
-    events_at = header.size + record_file._NAME * record_file._NAMES
+    events_at = header.size + record_file._NAME * record_file.MOST_NAMES
     for index in range(capacity + extra):
-        at = events_at + record_file._EVENT.size * (index % capacity)
-        record_file._EVENT.pack_into(memory, at, index, BEGIN, 0, index, index, 8)
+        at = events_at + record_file.EVENT.size * (index % capacity)
+        record_file.EVENT.pack_into(memory, at, index, BEGIN, 0, index, index, 8)
     (only,) = read_records([str(recording.path)])
     assert only.lost == extra
     assert [event.operation for event in only.events] == list(range(extra, capacity + extra))
     assert {event.name for event in only.events} == {"line 6"}
+
+
+def test_what_is_overwritten_while_it_is_read_is_lost(place: Path, monkeypatch: pytest.MonkeyPatch):
+    recording = Recording("5f0c", PLAN, 0, 1)
+    memory, header = recording.memory, record_file._HEADER
+    fields = list(header.unpack_from(memory))
+    capacity = fields[7]
+    fields[8], fields[9] = capacity, 1
+    header.pack_into(memory, 0, *fields)
+    events_at = header.size + record_file._NAME * record_file.MOST_NAMES
+    for index in range(capacity):
+        at = events_at + record_file.EVENT.size * index
+        record_file.EVENT.pack_into(memory, at, index, BEGIN, 0 if index != 20 else 999, index, 1, 8)
+    before = recording.path.read_bytes()
+    fields[8] = capacity + 7  # seven events came while the file was read, and an eighth is being written
+    header.pack_into(memory, 0, *fields)
+    monkeypatch.setattr(Path, "read_bytes", lambda self: before)
+    (only,) = read_records([str(recording.path)])
+    assert only.lost == 8
+    assert [event.operation for event in only.events] == [*range(8, 20), *range(21, capacity)]
+
+
+def test_a_record_is_kept_on_demand(place: Path, monkeypatch: pytest.MonkeyPatch):
+    recording = Recording("5f0c", PLAN, 0, 6, {"member": 2, "data": 3})
+    monkeypatch.setenv("COMMPLAN_KEEP_RECORDS", "1")
+    recording.remove()
+    (only,) = read_records([str(place)])
+    assert (only.plan, only.axes) == (PLAN, {"member": 2, "data": 3})
+    monkeypatch.setenv("COMMPLAN_KEEP_RECORDS", "0")
+    recording.remove()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("numbers", [(3, 3), (-1, 2), (0, 2**40)])
+def test_a_record_of_no_rank_is_refused(place: Path, numbers: tuple[int, int]):
+    Recording("5f0c", PLAN, *numbers)
+    with pytest.raises(CommplanError, match="damaged record"):
+        read_records([str(place)])
 
 
 @pytest.mark.parametrize("content", [b"", b"commplan", b"x" * record_file.SIZE])
@@ -168,6 +212,19 @@ def test_the_command_reads_what_is_there(place: Path, capsys: pytest.CaptureFixt
     Recording("6f0c", PLAN, 0, 2)
     assert main(["trace", "-o", str(place / "out.json")]) == 1
     assert "2 runs" in capsys.readouterr().err
+
+
+def test_the_command_says_what_another_host_alone_knows(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    recording = Recording("5f0c", PLAN, 0, 2)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(sys.modules["commplan.recorder.blame"], "machine", lambda: "another")
+        assert main(["blame", str(place)]) == 0
+    host = read_records([str(recording.path)])[0].host
+    assert f"whether processes on {host} live or are stopped is told there alone" in capsys.readouterr().out
+    assert main(["blame", str(place)]) == 0
+    assert "told there alone" not in capsys.readouterr().out
 
 
 def test_without_files_the_last_run_is_shown(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.records import data_parallel
 from support.reports import (
     COMPLETE,
     EXAMPLES,
@@ -191,12 +192,44 @@ def test_a_run_is_shown_from_its_first_event(tmp_path: Path, wrapped: bool) -> N
     named = {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": "rank 7"}}
     later = COMPLETE | {"ts": 1e6 + 300, "args": {}, "cat": "python"}
     run.write_text(trace(named, later, COMPLETE, {"ph": "B", "ts": 3}, wrapped=wrapped))
-    recorded = document(report(tmp_path, "data_parallel", "--trace", run, shapes=BOTH))["trace"]
+    recorded = document(report(tmp_path, "data_parallel", "--trace", run, shapes=BOTH))["traces"][0]
     assert recorded["seconds"] == pytest.approx(550e-6)
     (lane,) = recorded["lanes"]
     assert (lane["group"], lane["name"]) == ("rank 7", "thread 2")
     assert [(event["line"], event["work"]) for event in lane["events"]] == [(16, "network"), (0, "other")]
     assert lane["events"][0]["start"] == 0
+
+
+def test_records_are_shown_beside_the_prediction(tmp_path: Path) -> None:
+    folder = data_parallel(tmp_path)
+    made = report(tmp_path, "data_parallel", "--records", folder, shapes=BOTH)
+    content = document(made)
+    (shown,) = content["traces"]
+    assert shown["phase"] == "step" and shown["name"].startswith("run ")
+    assert [lane["name"] for lane in shown["lanes"]] == [f"rank {rank}" for rank in range(8)]
+    first, second = shown["lanes"][0]["events"]
+    assert (first["line"], first["start"], first["last"]) == (16, 0, 3)
+    assert first["waited"] == pytest.approx(0.013, abs=1e-6)
+    predicted = next(phase for phase in content["phases"] if phase["name"] == "step")
+    known = [event["busy"] for lane in predicted["lanes"] for event in lane["events"] if event["algorithm"]]
+    assert [first["predicted"], second["predicted"]] == pytest.approx(known[:2])
+    (gathered, scattered) = content["measured"]["lines"]
+    assert (gathered["kind"], scattered["kind"]) == ("all_gather", "all_to_all")
+    assert gathered["count"] == 6 and gathered["last"] == [[3, 6]]
+    assert gathered["transfer"] == pytest.approx(0.007, abs=1e-6)
+    assert content["measured"]["steps"][0]["seconds"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_records_of_another_plan_have_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = data_parallel(tmp_path)
+    plan = str(EXAMPLES / "plans" / "two_level.plan")
+    shapes = tmp_path / "shapes.json"
+    shapes.write_text(json.dumps({"grads": SMALL}))
+    words = ["report", plan, "--shapes", str(shapes), "-o", str(tmp_path / "out.html")]
+    words += ["--records", str(folder)]
+    assert main(words) == 1
+    assert "CP1114" in capsys.readouterr().err and not (tmp_path / "out.html").exists()
+    assert main([*words, "--trace", "run.json"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.chromium import Browser, browser
+from support.records import data_parallel
 from support.reports import COMPLETE, ROOT, SMALL, evil, leaves, many_leaves, report, trace
 
 from commplan import dsl
@@ -118,6 +119,28 @@ def test_a_run_is_aligned_with_the_prediction(opened: Browser) -> None:
     opened.click(".align button:last-of-type")
     assert "is moved by" in opened.run("document.querySelector('.align').innerText")
     opened.click(".align button:first-of-type")
+
+
+@pytest.mark.parametrize("topology", ["h100_64", None])
+def test_a_recorded_run_is_clicked_through(tab: Browser, tmp_path: Path, topology: str | None) -> None:
+    folder = data_parallel(tmp_path)
+    shapes = {"params": SMALL, "grads": SMALL}
+    tab.open(report(tmp_path, "data_parallel", "--records", folder, shapes=shapes, topology=topology))
+    assert "rank 7" in tab.run("document.querySelector('.timeline').textContent")
+    assert tab.run("document.querySelectorAll('.bar .waited').length") >= 14
+    tab.point(".bar:has(.waited)")
+    tip = tab.run("document.querySelector('.tooltip').innerText")
+    assert "waited for rank 3" in tip and ("predicted" in tip) == (topology is not None)
+    row = "document.querySelector('[aria-label=\"collectives of the run\"] tbody tr').innerText"
+    assert "all_gather via native" in tab.run(row) and "rank 3: 6" in tab.run(row)
+    assert tab.run("document.querySelectorAll('.against').length") == (2 if topology else 0)
+    assert "measured: step" in tab.run("document.querySelector('#summary').textContent")
+    tab.click("[aria-label='collectives of the run'] .line-button")
+    assert active(tab)["bars"] >= 16
+    for width in (390, 1280):
+        tab.size(width, 900)
+        assert tab.run("document.documentElement.scrollWidth") == width
+    assert tab.errors == []
 
 
 def test_the_theme_follows_the_system_and_its_button(opened: Browser) -> None:

@@ -130,6 +130,12 @@ class Library:
 
     def commplan_channel_close(self, channel: int) -> None: ...
 
+    def commplan_channel_busy(self, channel: int) -> int:
+        return 0
+
+    def commplan_channel_release(self, channel: int) -> int:
+        return 0
+
     def commplan_list(
         self, channel: int, code: int, count: int, waits: int, begins: int, after: int, peers: int,
         ways: int, settings: int, where: bytes,
@@ -155,6 +161,8 @@ class Library:
         kind, comm, count, root, dtype, op = _read(settings, 6, np.int64).tolist()
         nbytes = count * _itemsize(_DTYPES[dtype])
         return self._number(Native(KINDS[kind], self.made[comm], nbytes, root, _DTYPES[dtype], _OPS[op]))
+
+    def commplan_describe(self, number: int, details: bytes) -> None: ...
 
     def commplan_packed(
         self, number: int, taken: int, takes: int, given: int, gives: int, last: int, lasts: int, late: int,

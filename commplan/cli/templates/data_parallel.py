@@ -12,9 +12,7 @@ STEPS, BATCH, RATE = 200, 64, 0.05
 if jax.default_backend() == "cpu" and jax.device_count() == 1:
     print("one CPU device only; JAX_NUM_CPU_DEVICES=4 in the environment gives four replicas")
 replicas = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
-mesh = jax.make_mesh(
-    (replicas,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:replicas]
-)
+mesh = jax.make_mesh((replicas,), ("data",), devices=jax.devices()[:replicas])
 
 
 def init(key):

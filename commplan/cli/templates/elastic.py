@@ -16,9 +16,7 @@ STEPS, BATCH, RATE, PERIOD = 200, 64, 0.05, 4
 if jax.default_backend() == "cpu" and jax.device_count() == 1:
     print("one CPU device only; JAX_NUM_CPU_DEVICES=4 in the environment gives four workers")
 workers = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
-mesh = jax.make_mesh(
-    (workers,), ("worker",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:workers]
-)
+mesh = jax.make_mesh((workers,), ("worker",), devices=jax.devices()[:workers])
 
 
 def init(key):

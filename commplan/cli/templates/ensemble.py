@@ -16,12 +16,7 @@ if jax.default_backend() == "cpu" and jax.device_count() == 1:
     )
 members = 2 if jax.device_count() >= 2 else 1
 replicas = 2 if jax.device_count() >= 4 else 1
-mesh = jax.make_mesh(
-    (members, replicas),
-    ("member", "data"),
-    axis_types=(jax.sharding.AxisType.Auto,) * 2,
-    devices=jax.devices()[: members * replicas],
-)
+mesh = jax.make_mesh((members, replicas), ("member", "data"), devices=jax.devices()[: members * replicas])
 
 
 def samples(count=2048):

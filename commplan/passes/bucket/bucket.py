@@ -33,12 +33,15 @@ class BucketPass(Pass, frozen=True):
     max: bytes of one bucket where the stage does not say `{ bucket = .. }`; left out, what leaves the least
     time exposed on the topology (`commplan.passes.bucket.size_model`), 25 MiB without one.
     coalesce: let neighbouring collectives that agree in everything share buckets.
+    pinned: pack only what a stage says with `{ bucket = .. }`, for leaves that are cut over axes of the mesh
+    that the plan does not name: in a bucket they would be brought together first.
     """
 
     name: ClassVar[str] = "bucket"
     after: ClassVar[tuple[str, ...]] = ("share", "place")
     max: Annotated[int, msgspec.Meta(gt=0)] | None = None
     coalesce: bool = True
+    pinned: bool = False
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         chooser = Chooser(schedule, context.costs, context.topology)
@@ -47,6 +50,8 @@ class BucketPass(Pass, frozen=True):
     def _phase(self, chooser: Chooser, phase: Phase, order: Order, choices: list[Choice]) -> Phase:
         editor = Editor(chooser.schedule, phase)
         groups = group_collectives(editor, phase.ops, coalesce=self.coalesce)
+        if self.pinned:
+            groups = [group for group in groups if group[0].hints.bucket is not None]
         if not groups:
             return phase
         last = {group[-1].result: group for group in groups}

@@ -37,7 +37,7 @@
   fill("summary", panels.summary(report));
   fill("source", panels.source(report, selection));
   fill("graph", panels.graph(report, selection));
-  fill("time", panels.time(report, selection));
+  fill("time", [...panels.time(report, selection), ...panels.run(report, selection)]);
   fill("links", panels.links(report));
   fill("choices", panels.choices(report, selection));
   fill("lines", panels.lines(report, selection));

@@ -50,7 +50,7 @@
       { class: "facts" },
       report.facts.map(([name, text]) => html("div", {}, html("dt", {}, name), html("dd", {}, text))),
     );
-    return [facts, html("div", { class: "cards" }, cards, proved)];
+    return [facts, html("div", { class: "cards" }, cards, panels.ran(report), proved)];
   };
 
   const KEYWORDS = [
@@ -177,11 +177,14 @@
     const rows = [[null, event.algorithm ? `${event.name} via ${event.algorithm}` : event.name]];
     if (event.line) rows.push(["plan line", String(event.line)]);
     rows.push(["takes", seconds(event.seconds)]);
+    if (event.waited) rows.push([`waited for rank ${event.last}`, seconds(event.waited)]);
+    if (event.predicted) rows.push(["predicted", seconds(event.predicted)]);
     if (event.count > 1)
       rows.push(["operations", `${event.count.toLocaleString("en")}, busy ${seconds(event.busy)}`]);
     if (event.alone && Math.abs(event.alone - event.busy) > event.busy * 0.005)
       rows.push(["alone", seconds(event.alone)]);
     if (event.bound) rows.push(["lower bound", seconds(event.bound)]);
+    if (event.size) rows.push(["whole buffer", bytes(event.size)]);
     for (const [level, size] of busiest(event.nbytes)) rows.push([`busiest ${level} link`, bytes(size)]);
     if (event.result) rows.push(["makes", event.result]);
     return rows;
@@ -192,22 +195,25 @@
     const parts = [];
     if (!report.phases.length) parts.push(remark("Times need a machine: give one with --topology."));
     else if (!phases.length) parts.push(remark("No operation takes any time, as far as is known."));
-    if (!phases.length && !report.trace) return parts;
+    const shownPhases = phases.length
+      ? phases
+      : report.traces.map((trace) => ({ name: trace.phase, title: trace.phase, lanes: [], critical: [] }));
+    if (!shownPhases.length) return parts;
     const frame = html("div", {});
     const below = html("div", {});
     const shown = [];
     selection.listen((line) => shown.forEach((each) => each.highlight(line)));
     const show = (phase) => {
-      const predicted = phase
-        ? phase.lanes.map((lane) => ({ ...lane, group: report.trace ? "predicted" : "" }))
-        : [];
-      const recorded = report.trace
-        ? report.trace.lanes.map((lane) => ({ ...lane, group: `run: ${lane.group}` }))
+      const trace = report.traces.find((each) => !each.phase || each.phase === phase.name);
+      const known = phase.lanes.length > 0;
+      const predicted = phase.lanes.map((lane) => ({ ...lane, group: trace ? "predicted" : "" }));
+      const recorded = trace
+        ? trace.lanes.map((lane) => ({ ...lane, group: lane.group ? `run: ${lane.group}` : "run" }))
         : [];
       const timeline = commplan.timeline({
-        title: phase ? `Predicted timeline of ${phase.title}` : "Timeline of a run",
+        title: known ? `Predicted timeline of ${phase.title}` : "Timeline of a run",
         lanes: [...predicted, ...recorded],
-        seconds: phase ? phase.seconds : 0,
+        seconds: known ? phase.seconds : 0,
         describe: described,
         hover: selection.hover,
         pick: selection.pick,
@@ -217,18 +223,20 @@
       timeline.redraw();
       below.replaceChildren(
         ...[
-          report.trace && phase ? aligned(timeline, recorded, selection) : null,
-          phase ? notes(phase) : null,
-          phase && phase.critical.length ? critical(phase, report, selection) : null,
+          trace && known ? aligned(timeline, recorded, selection) : null,
+          known ? notes(phase) : null,
+          trace ? remark(`Recorded by a run: ${trace.name}, ${seconds(trace.seconds)}.${pale(trace)}`) : null,
+          trace ? leftOut(trace.left_out) : null,
+          phase.critical.length ? critical(phase, report, selection) : null,
         ].filter(Boolean),
       );
     };
-    const first = mainPhase(phases, (phase) => phase.name);
-    if (phases.length > 1)
+    const first = mainPhase(shownPhases, (phase) => phase.name);
+    if (shownPhases.length > 1)
       parts.push(
         choice(
           "phase",
-          phases.map((phase) => [phase.title, phase]),
+          shownPhases.map((phase) => [phase.title, phase]),
           first,
           show,
         ),
@@ -245,14 +253,14 @@
       parts.push(
         remark(`Charged nothing, costs unknown: ${report.unknown.join(", ")}. Give them with --cost.`),
       );
-    if (report.trace)
-      parts.push(
-        remark(`Recorded by a run: ${report.trace.name}, ${seconds(report.trace.seconds)}.`),
-        ...[leftOut(report.trace.left_out)].filter(Boolean),
-      );
     show(first);
     return parts;
   };
+
+  const pale = (trace) =>
+    trace.lanes.some((lane) => lane.events.some((event) => event.waited))
+      ? " In the pale part of a bar its rank waits for the last one to come; below it is when its program waits."
+      : "";
 
   function notes(phase) {
     const untimed = phase.untimed

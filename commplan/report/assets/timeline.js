@@ -2,8 +2,9 @@
 // Events on lanes over time, with zoom, pan, and the keyboard.
 //
 //   commplan.timeline({ title, lanes, seconds, describe, hover, pick })
-//     lanes     [{ name, group, events: [{ name, line, start, seconds, work }] }], times in seconds; lanes
-//               with the same `group` stand together under its name; work: host, device, network or other
+//     lanes     [{ name, group, events: [{ name, line, start, seconds, work, waited }] }], times in seconds; lanes
+//               with the same `group` stand together under its name; work: host, device, network or other; waited:
+//               of the event, at its begin
 //     seconds   how long the whole is, at least
 //     describe  of an event, the rows of its tooltip: [[name, text], ..], [null, title]
 //     hover     called with an event's line when it is pointed at or chosen by key, and with 0 when that ends
@@ -162,11 +163,20 @@
               "data-event": number,
             },
             svg("rect", { x: left, y, width, height: ROW - 2, rx: width > 6 ? 3 : 0 }),
+            waiting(lane, event, left, right, y),
             text ? svg("text", { x: left + 5, y: y + 15 }, text) : null,
           ),
         );
       });
       return bars;
+    }
+
+    // The part of a bar in which its rank waited for the last one to come.
+    function waiting(lane, event, left, right, y) {
+      if (!event.waited) return null;
+      const width = Math.min(scale(start(lane, event) + event.waited), right, state.width) - left;
+      if (width < 1.5) return null;
+      return svg("rect", { x: left, y, width, height: ROW - 2, class: "waited" });
     }
 
     function ticks() {

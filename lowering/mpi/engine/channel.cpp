@@ -103,7 +103,7 @@ void be_let_in_soon() {
 }  // namespace
 
 struct Channel::Flight {
-  int64_t handle;
+  int64_t handle, number;  // number: of the watch
   std::unique_ptr<Operation> operation;  // the progress thread's
   bool ended;
   std::string error;
@@ -279,9 +279,9 @@ std::string Channel::drive(std::unique_ptr<Operation> operation) {
 }
 
 int64_t Channel::start(std::unique_ptr<Operation> operation) {
-  if (watch_) watch_->begin(*operation);
+  int64_t number = watch_ ? watch_->begin(*operation) : 0;
   std::lock_guard<std::mutex> lock(mutex_);
-  flights_.push_back(std::make_unique<Flight>(Flight{++handles_, std::move(operation), false, {}, nullptr}));
+  flights_.push_back(std::make_unique<Flight>(Flight{++handles_, number, std::move(operation), false, {}, nullptr}));
   --inside_;
   run_beside();
   work_.notify_one();
@@ -294,7 +294,9 @@ std::string Channel::finish(int64_t handle, const void* output) {
   auto it = std::find_if(flights_.begin(), flights_.end(), mine);
   if (it == flights_.end()) return "an operation is finished that was never started, or for the second time";
   Flight& flight = **it;
+  int64_t since = now();
   news_.wait(lock, [&] { return flight.ended; });
+  if (watch_) watch_->waited(flight.number, now() - since);
   std::string error = flight.error;
   if (error.empty() && flight.output != output) {
     error = "the result has moved in memory since its operation was started: start and finish must be in one jit";

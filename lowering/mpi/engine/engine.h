@@ -44,8 +44,13 @@ struct Instruction {
   int64_t what, peer, message, src, src_offset, dst, dst_offset, nbytes;
 };
 
+// line: the plan's, as errors say it. details: what the record says of the operation beside it.
+struct Where {
+  std::string line, details;
+};
+
 struct List {
-  std::string where;            // the plan's line
+  Where where;
   std::vector<Instruction> code;
   std::vector<int32_t> waits;   // how many instructions each waits for
   std::vector<int64_t> begins;  // instruction i is awaited by next[begins[i] .. begins[i + 1])
@@ -65,7 +70,7 @@ struct List {
 
 // MPI's own collective instead of a list.
 struct Native {
-  std::string where;
+  Where where;
   Collective kind;
   MPI_Comm comm;
   std::vector<int32_t> ranks;  // the others of `comm`, as ranks of the channel
@@ -118,7 +123,7 @@ struct SharedUpdate {
 
 // What a worker asks of servers: messages with tags of their own go out, what they answer comes in.
 struct Request {
-  std::string where;
+  Where where;
   std::vector<int32_t> peers;          // ranks
   std::vector<std::string> names;      // of the peers, for errors
   std::vector<std::vector<Message>> sends;  // to each peer, in the order in which they are posted
@@ -143,7 +148,7 @@ struct Partner {
 // One thing to be driven until it is done. Once destroyed, nothing writes to its buffers any more.
 class Operation {
  public:
-  Operation(Channel& channel, const std::string& where) : channel_(channel), where_(where) {}
+  Operation(Channel& channel, const Where& where) : channel_(channel), where_(where.line), details_(where.details) {}
   virtual ~Operation() = default;
   virtual bool step() = 0;  // true where something happened
   virtual bool blocks() const { return false; }  // whether `step` waits for other ranks
@@ -156,6 +161,7 @@ class Operation {
   const std::string& error() const { return error_; }
   const void* output() const { return output_; }
   const std::string& where() const { return where_; }
+  const std::string& details() const { return details_; }
   virtual const std::vector<Partner>& partners() const { return partners_; }
 
  protected:
@@ -163,6 +169,7 @@ class Operation {
   void join(const std::vector<int32_t>& ranks);
   Channel& channel_;
   const std::string& where_;
+  const std::string& details_;
   void* output_ = nullptr;
   bool done_ = false;
   std::string error_;
@@ -252,6 +259,7 @@ class Channel {
   bool busy();                                              // whether something is under way
   void close(const std::string& why);  // begins nothing more, and waits for what is under way
   void await_others();                 // until every other rank has left, too
+  bool release();                      // of a closed one that all have left: nothing of it is under way any more
   void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; all ranks call it alike, once
   void stop_watching();
   std::string verdict();  // of the watch, or empty
@@ -276,6 +284,7 @@ class Channel {
   void run_beside();  // the progress thread, where there is none yet
   void fail(const std::string& error);
   void leave();        // tells the other ranks
+  bool parted();
   bool listen();       // takes in which of them have left; false where MPI fails
   void break_off(Operation& operation);  // where it would never end
   bool resting() const;
@@ -308,6 +317,7 @@ class Channel {
 };
 
 Channel* open_channel(MPI_Comm comm, bool together);
+bool release_channel(Channel* channel);  // whether its communicators may be freed
 void end_job(const std::string& why);  // where it would never end by itself
 
 }  // namespace commplan

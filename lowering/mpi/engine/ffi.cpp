@@ -177,13 +177,19 @@ COMMPLAN_API void commplan_channel_close(void* channel) {
   static_cast<Channel*>(channel)->close("the channel of this program is closed");
 }
 
+// Of a closed channel: whether all ranks have left it, so that its communicators may be freed, and its record. What was
+// once said may not be asked again.
+COMMPLAN_API int commplan_channel_release(void* channel) {
+  return release_channel(static_cast<Channel*>(channel)) ? 1 : 0;
+}
+
 // table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op,
 // label.
 COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t count, const int32_t* waits,
                                    const int64_t* begins, const int32_t* next, const int32_t* peers, int64_t many,
                                    const int64_t* settings, const char* where) {
   auto list = std::make_unique<List>();
-  list->where = where;
+  list->where.line = where;
   auto* rows = reinterpret_cast<const Instruction*>(table);
   list->code.assign(rows, rows + count);
   list->waits.assign(waits, waits + count);
@@ -217,7 +223,7 @@ COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t 
 // settings: kind, communicator, count, root, dtype, op.
 COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, const char* where) {
   auto native = std::make_unique<Native>();
-  native->where = where;
+  native->where.line = where;
   native->kind = static_cast<Collective>(settings[0]);
   native->comm = MPI_Comm_f2c(static_cast<int>(settings[1]));
   native->count = settings[2];
@@ -229,6 +235,12 @@ COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, con
   opened->uses(native->comm);
   native->ranks = opened->others(native->comm);
   return add({opened, nullptr, std::move(native), nullptr, nullptr});
+}
+
+// What the record says of `number`, a list or MPI's own, before it first runs.
+COMMPLAN_API void commplan_describe(int64_t number, const char* details) {
+  const Callable& callable = *find(number);
+  (callable.list ? callable.list->where : callable.native->where).details = details;
 }
 
 // A list or MPI's own, `number`, for arrays of which its buffers consist: from, to: so many rows of Run, after the
@@ -258,7 +270,7 @@ COMMPLAN_API int64_t commplan_packed(int64_t number, const int64_t* from, int64_
 COMMPLAN_API int64_t commplan_request(void* channel, const char* where, const int32_t* peers, const char** names,
                                       int64_t many, const int64_t* table, int64_t count, int64_t window, void* told) {
   auto request = std::make_unique<Request>();
-  request->where = where;
+  request->where.line = where;
   request->peers.assign(peers, peers + many);
   request->names.assign(names, names + many);
   request->sends.resize(many);

@@ -96,18 +96,35 @@ void Channel::close(const std::string& why) {
 
 void Channel::await_others() {
   if (!together_) return;
+  if (watch_) watch_->part();
   constexpr int64_t kShortest = 100'000, kLongest = 10'000'000;
   for (int64_t pause = kShortest, looked = now(); listen(); pause = std::min(pause * 5 / 4, kLongest)) {
-    int said = 0;
-    MPI_Testall(static_cast<int>(saying_.size()), saying_.data(), &said, MPI_STATUSES_IGNORE);
     if (now() - looked >= kLook) {
       looked = now();
-      for (int rank : dead(comm)) lasts_[rank] = kFailed;
+      std::vector<int> gone = dead(comm);
+      std::lock_guard<std::mutex> lock(leaving_);
+      for (int rank : gone) lasts_[rank] = kFailed;
     }
-    lasts_[own_] = 0;
-    if (said && std::count(lasts_.begin(), lasts_.end(), kHere) == 0) return;
+    if (parted()) return;
+    if (watch_ && watch_->abandoned() && !verdict().empty()) end_job(verdict());
     sleep_ns(pause);
   }
+}
+
+// Whether every other rank has left, and knows that this one has.
+bool Channel::parted() {
+  std::lock_guard<std::mutex> lock(leaving_);
+  int said = 0;
+  MPI_Testall(static_cast<int>(saying_.size()), saying_.data(), &said, MPI_STATUSES_IGNORE);
+  lasts_[own_] = 0;
+  return said && std::count(lasts_.begin(), lasts_.end(), kHere) == 0;
+}
+
+bool Channel::release() {
+  auto clean = [](int64_t last) { return last >= 0; };
+  if (fails() || !listen() || !parted() || !std::all_of(lasts_.begin(), lasts_.end(), clean)) return false;
+  if (watch_) watch_->stop();
+  return !watch_ || watch_->release();
 }
 
 void end_job(const std::string& why) {
@@ -149,9 +166,17 @@ int leave_all(MPI_Comm, int, void*, void*) {
 
 }  // namespace
 
+bool release_channel(Channel* channel) {
+  if (!channel->release()) return false;
+  std::lock_guard<std::mutex> lock(open().mutex);
+  auto& channels = open().channels;
+  channels.erase(std::remove(channels.begin(), channels.end(), channel), channels.end());
+  return true;
+}
+
 Channel* open_channel(MPI_Comm comm, bool together) {
   std::lock_guard<std::mutex> lock(open().mutex);
-  if (open().channels.empty()) {
+  if (open().process == 0) {
     int key = MPI_KEYVAL_INVALID;
     MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, leave_all, &key, nullptr);
     MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);

@@ -7,7 +7,7 @@
 namespace commplan {
 namespace {
 
-constexpr int64_t kNames = 512, kNameBytes = 128;
+constexpr int64_t kNames = 512, kNameBytes = Recorder::kNameBytes;
 
 struct Header {
   char magic[8];

@@ -150,7 +150,7 @@ class RequestRun final : public Operation {
   }
 
   void end(const std::string& why) {
-    error_ = why + (x_.where.empty() ? "" : "; " + x_.where);
+    error_ = why + (x_.where.line.empty() ? "" : "; " + x_.where.line);
     done_ = true;
   }
 

@@ -30,6 +30,13 @@ std::string line_of(const std::string& where) {
   return at == std::string::npos ? where : where.substr(0, at);
 }
 
+// Under a line's name its details follow the zero byte that ends it (`commplan/recorder/file.py`).
+std::string recorded(const Operation& operation) {
+  const std::string& details = operation.details();
+  std::string line = line_of(operation.where());
+  return details.empty() ? line : line.substr(0, Recorder::kNameBytes - 2 - details.size()) + '\0' + details;
+}
+
 std::string seconds(int64_t nanoseconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(nanoseconds) * 1e-9);
@@ -157,7 +164,7 @@ Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record)
   }
 }
 
-void Watch::begin(Operation& operation) {
+int64_t Watch::begin(Operation& operation) {
   int64_t at = now();
   std::lock_guard<std::mutex> lock(mutex_);
   for (const Partner& partner : operation.partners()) begun_[partner.rank] = std::max(begun_[partner.rank], partner.number);
@@ -169,8 +176,9 @@ void Watch::begin(Operation& operation) {
   ++cadence.runs;
   cadence.began = at;
   active_.push_back({&operation, at, ++operations_, cadence.runs});
-  recorder_.add(Recorder::kBegin, line_of(operation.where()), operations_, cadence.runs, operation.nbytes());
+  recorder_.add(Recorder::kBegin, recorded(operation), operations_, cadence.runs, operation.nbytes());
   moved_ = at;
+  return operations_;
 }
 
 void Watch::end(Operation& operation) {
@@ -178,16 +186,26 @@ void Watch::end(Operation& operation) {
   auto mine = [&](const Active& each) { return each.operation == &operation; };
   auto at = std::find_if(active_.begin(), active_.end(), mine);
   auto kind = operation.failed() ? Recorder::kFailed : Recorder::kEnd;
-  recorder_.add(kind, line_of(operation.where()), at->number, at->runs, 0);
+  recorder_.add(kind, recorded(operation), at->number, at->runs, 0);
   active_.erase(at);
   last_ = &operation.where();
   last_runs_ = cadences_[last_].runs;
   moved_ = now();
 }
 
+void Watch::waited(int64_t number, int64_t nanoseconds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  recorder_.add(Recorder::kWaited, "", number, 0, nanoseconds);
+}
+
 void Watch::has_left(int rank, int64_t last) {
   std::lock_guard<std::mutex> lock(mutex_);
   left_[rank] = last;
+}
+
+std::vector<int64_t> Watch::all_left() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return left_;
 }
 
 std::string Watch::verdict() {
@@ -203,6 +221,17 @@ void Watch::stop() {
   std::thread last = std::move(watches.thread);
   lock.unlock();
   last.join();
+}
+
+void Watch::part() { parting_ = now(); }
+
+bool Watch::release() {
+  listen();
+  if (!sent_.empty()) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  recorder_.release();
+  MPI_Comm_free(&comm_);
+  return true;
 }
 
 // Under `mutex_`.
@@ -241,7 +270,7 @@ void Watch::send(int rank, int tag, const std::string& bytes) {
   sent_.push_back(std::make_unique<Sent>(Sent{bytes, MPI_REQUEST_NULL}));
   Sent& sent = *sent_.back();
   int many = static_cast<int>(sent.bytes.size());
-  if (MPI_Isend(sent.bytes.data(), many, MPI_BYTE, rank, tag, comm_, &sent.request) != MPI_SUCCESS) sent_.pop_back();
+  if (MPI_Issend(sent.bytes.data(), many, MPI_BYTE, rank, tag, comm_, &sent.request) != MPI_SUCCESS) sent_.pop_back();
 }
 
 void Watch::listen() {
@@ -304,14 +333,15 @@ void Watch::look() {
     if (all || at - asked_ > kGrace) {
       asked_ = 0;
       next_ = at + kAgain;
-      conclude();
+      parting_ > 0 ? conclude_parting() : conclude();
     }
     return;
   }
   Writer writer;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    bool waits = !active_.empty() && at - std::max(active_.front().since, moved_.load()) > bound_;
+    bool waits = parting_ > 0 ? at - parting_ > bound_
+                              : !active_.empty() && at - std::max(active_.front().since, moved_.load()) > bound_;
     if (!waits || !verdict_.empty() || at < next_) return;
     asks_.assign(size_, 0);
     for (int rank = 0; rank < size_; ++rank) asks_[rank] = rank != own_ && left_[rank] == Channel::kHere;
@@ -360,13 +390,14 @@ void Watch::conclude() {
   std::vector<char> reached(size_, 0);
   reached[own_] = 1;
   int64_t least = mine.idle;
+  std::vector<int64_t> left = all_left();
   for (size_t next = 0; next < waiting.size(); ++next) {
     int rank = waiting[next];
     for (const Partner& partner : reports_[rank]->partners) {
       int other = partner.rank;
       // Who waits for what a rank has not begun that has left is told so by its channel.
-      if (rank == own_ && left_[other] < partner.number) return;
-      if (reached[other] || left_[other] != Channel::kHere) continue;
+      if (rank == own_ && left[other] < partner.number) return;
+      if (reached[other] || left[other] != Channel::kHere) continue;
       if (!reports_[other]) {
         reached[other] = 1;
         silent_ranks.push_back(other);
@@ -409,6 +440,33 @@ void Watch::conclude() {
     }
   }
   judge(text);
+}
+
+// Whether those that this rank waits for at its end will ever come there: who is alive may still have work to do.
+void Watch::conclude_parting() {
+  std::vector<int> silent_ranks;
+  std::vector<int64_t> left = all_left();
+  for (int rank = 0; rank < size_; ++rank) {
+    if (left[rank] != Channel::kHere || !asks_[rank]) continue;
+    if (!reports_[rank]) {
+      silent_ranks.push_back(rank);
+      continue;
+    }
+    if (reports_[rank]->waited < 0 && now() - parting_ > first_ && !announced_) {
+      announced_ = true;
+      std::string text = "this process has ended and waits for rank " + std::to_string(rank);
+      text += described(rank, *reports_[rank]);
+      std::fprintf(stderr, "commplan: %s\n", text.c_str());
+    }
+    return;
+  }
+  if (silent_ranks.empty()) return;
+  std::string text;
+  for (int rank : silent_ranks) {
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + silent(rank);
+  }
+  abandoned_ = true;
+  judge(text + ", and all others have ended");
 }
 
 void Watch::judge(const std::string& text) {

@@ -15,13 +15,15 @@ void add_busy(int change);  // this process says itself that it will come later
 // What a rank began and ended (recorder.cpp). base: a file's memory, or null; it stays mapped.
 class Recorder {
  public:
-  enum Happened : int64_t { kBegin = 1, kEnd = 2, kFailed = 3, kVerdict = 4 };
+  static constexpr int64_t kNameBytes = 128;
+  enum Happened : int64_t { kBegin = 1, kEnd = 2, kFailed = 3, kVerdict = 4, kWaited = 5 };
   explicit Recorder(char* base) : base_(base) {}
   void add(Happened kind, const std::string& text, int64_t operation, int64_t runs, int64_t nbytes);
+  void release() { base_ = nullptr; }  // the memory is not written to any more
 
  private:
   int64_t name(const std::string& text);
-  char* const base_;
+  char* base_;
   std::unordered_map<std::string, int64_t> names_;
 };
 
@@ -31,12 +33,16 @@ class Recorder {
 class Watch {
  public:
   Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record);
-  void begin(Operation& operation);
+  int64_t begin(Operation& operation);  // its number, of those of this rank
   void end(Operation& operation);
+  void waited(int64_t number, int64_t nanoseconds);  // for what was begun before, until it had ended
   void moved() { moved_.store(now(), std::memory_order_relaxed); }
   void has_left(int rank, int64_t last);  // last: of the operations in common, the last that it has begun
   std::string verdict();  // why all that waits must end, or empty
+  void part();            // from now on this rank waits for the others to leave
+  bool abandoned() const { return abandoned_; }  // none of those that it waits for will: see `verdict`
   void stop();
+  bool release();  // once stopped: gives its communicator back, unless something is on its way to others
 
  private:
   struct Active {
@@ -71,10 +77,12 @@ class Watch {
   void answer(int rank, int64_t serial);
   void look();
   void conclude();
+  void conclude_parting();
   void judge(const std::string& text);
   void send(int rank, int tag, const std::string& bytes);
   int64_t patience(const Operation& operation, bool alive);
   Report own_report();
+  std::vector<int64_t> all_left();
   std::string silent(int rank) const;
   std::string described(int rank, const Report& report) const;
 
@@ -92,12 +100,15 @@ class Watch {
   std::vector<int64_t> left_;  // by rank, what `has_left` said, or kHere
   const std::string* last_ = nullptr;
   int64_t last_runs_ = 0, effective_ = 0;
+  std::atomic<int64_t> parting_{0};
+  std::atomic<bool> abandoned_{false};
   std::string verdict_;
   // The watching thread's own.
   std::vector<std::unique_ptr<Sent>> sent_;
   std::vector<std::unique_ptr<Report>> reports_;
   std::vector<char> asks_;
   int64_t serial_ = 0, asked_ = 0, next_ = 0;
+  bool announced_ = false;
 };
 
 }  // namespace commplan

@@ -22,10 +22,11 @@ from commplan.runtime.input.iterator import PhaseBatches, block_of, called_funct
 from commplan.runtime.input.layout import Array, aligned, read_only
 from commplan.runtime.input.multirate.schedule import OWN
 from commplan.runtime.input.multirate.stream import MultirateStream, StreamOptions, close_on_gc
-from commplan.runtime.input.program import host_program, identity
-from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory, EpochCursor
+from commplan.runtime.input.program import EpochCursor, host_program, identity
+from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
 from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.visit_check import Checks
+from commplan.wait import outcome
 
 
 class ClockedBatches(EpochIterator):
@@ -150,7 +151,7 @@ class ClockedBatches(EpochIterator):
         making, tasks = self._ahead
         try:
             for task in tasks:
-                task.result()
+                outcome(task)
         finally:
             self._ahead = None
         batch = making.finish()

@@ -76,7 +76,7 @@ def _peer_group(
     facts = [plan.schedule.plan_digest, plan.phase, "own clocks"]
     if machine.layout == "global":
         facts.append(host)
-    peers = machine.peers("\0".join(facts), host, position * members + member)
+    peers = machine.peers("\0".join(facts), host, position * members + member, timeout)
     if peers is None:
         return None
     read = next(op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, ir.Read) and op.clock)

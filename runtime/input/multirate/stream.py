@@ -11,6 +11,7 @@ Where processes share the stream, a thread keeps each of them at its duty while 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -25,12 +26,14 @@ from commplan.ir.schedule import Read
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.iterator import Pace, PhaseBatches
+from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.schedule import ClockPlan
+from commplan.runtime.input.program import Pace
 from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.shm_control import LOOK_S
 from commplan.runtime.input.sources import files as _sources
 from commplan.runtime.input.wait_log import LOG, WaitReporter
+from commplan.wait import attended, ended
 
 NOBODY_S = 120.0  # how long a member is waited for that no thread seems to drive
 TIMEOUT_S = 1800.0
@@ -162,7 +165,7 @@ class MultirateStream:
         if pool is not None:
             pool.shutdown(wait=wait)
         if wait and attendant is not None and attendant is not threading.current_thread():
-            attendant.join()
+            attended(functools.partial(ended, attendant))
 
     def pool(self, threads: int) -> ThreadPoolExecutor:
         """Threads for what members do for themselves."""

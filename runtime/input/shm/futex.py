@@ -61,6 +61,12 @@ def wait(word: ctypes.c_uint32, seen: int, seconds: float, *, futex: bool = True
         sleep = min(2 * sleep, _SLEEP_MOST)
 
 
+def changed(word: ctypes.c_uint32, seen: int, seconds: float) -> bool:
+    """Whether `word` holds anything but `seen`, after so many seconds at most."""
+    wait(word, seen, seconds)
+    return word.value != seen
+
+
 def wake(word: ctypes.c_uint32) -> None:
     """Wake all who wait for `word`, in every process."""
     if _FUTEX is not None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import NoReturn
 
 from commplan.diagnostics import CommplanError
+from commplan.input.order import Order
 from commplan.input.prefetch import KEEP
 from commplan.input.work_partition import Division, division
+from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read, Share
 from commplan.runtime.input import wait_log
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.group import Group
-from commplan.runtime.input.program import HostProgram, designed
+from commplan.runtime.input.program import EpochCursor, HostProgram, designed
 from commplan.runtime.input.shm import futex, segment
 from commplan.runtime.input.shm import shm_control as _control
 from commplan.runtime.input.shm.shm_channel import SharedRing
@@ -26,74 +28,45 @@ from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.turn_schedule import TurnSchedule
 from commplan.runtime.input.wait_log import LOG, WaitReporter
 from commplan.verify.input.visitation import prove_division
+from commplan.wait import Wait, until
 
 
-@dataclass(frozen=True)
-class _Rendezvous:
-    """Of the processes of one host."""
+def _meet(group: Group, control: Control, errors: PeerErrors, wanted: segment.Wanted) -> None:
+    """Wait until all processes of the host have joined; who sees it first removes the name of the file."""
+    memory, index, timeout, maker = control.memory, group.index, group.timeout, group.local[0]
+    control.say_cores(cores_of())
+    mine = control.word(index, "presence")
+    mine.value = JOINED
+    futex.wake(mine)
+    for process in group.local:
+        word, lasting = control.word(process, "presence"), WaitReporter(wait_log.START_S)
+        who = f"process {process} of {group.count}"
 
-    group: Group
-    control: Control
-    told: PeerErrors
-    wanted: segment.Wanted
-
-    def meet(self) -> None:
-        """Wait until all have joined; then the name of the file goes."""
-        memory = self.control.memory
-        mine = self.control.word(self.group.index, "presence")
-        self.control.say_cores(cores_of())
-        mine.value = JOINED
-        futex.wake(mine)
-        for process in self.group.local:
-            self._await_joined(process)
-        if self.group.index == self.group.local[0]:
-            memory.unlink()
-            memory.seal()
-        else:
-            self._await_seal()
-
-    def _await_joined(self, process: int) -> None:
-        word = self.control.word(process, "presence")
-        begun, lasting = time.monotonic(), WaitReporter(wait_log.START_S)
-        while (seen := word.value) == ABSENT:
-            segment.refused(self.control.memory, self.wanted)
-            if self.group.index != self.group.local[0] and not self.control.memory.maker_lives():
-                self._lost_maker()
-            waited = time.monotonic() - begun
+        def look(waited: float, lasting: WaitReporter = lasting, who: str = who) -> None:
+            segment.refused(memory, wanted)
+            if index != maker and not memory.maker_lives():
+                memory.unlink()
+                errors.lost(maker, "died or gave up while the group was forming")
             if lasting.due(waited):
-                LOG.warning(
-                    "process %d has waited %.0f s for process %d of %d to come; it gives up after %g s",
-                    self.group.index, waited, process, self.group.count, self.group.timeout,
-                )  # fmt: skip
-            if waited > self.group.timeout:
-                late = f"did not come within {self.group.timeout:g} s"
-                self.told.fail("CP0921", f"process {process} of {self.group.count} {late}")
-            futex.wait(word, seen, LOOK_S)
-        if process != self.group.index and not self.control.memory.owned(process) and not self._sealed():
-            self.told.lost(process, "died while the group was forming")
+                message = "process %d has waited %.0f s for %s to come; it gives up after %g s"
+                LOG.warning(message, index, waited, who, timeout)
 
-    def _sealed(self) -> bool:
-        return bool(self.control.memory.word(segment.SEAL_AT).value)
+        def late(_: float, who: str = who) -> NoReturn:
+            errors.fail("CP0921", f"{who} did not come within {timeout:g} s")
 
-    def _await_seal(self) -> None:
-        word = self.control.memory.word(segment.SEAL_AT)
-        until = time.monotonic() + self.group.timeout
-        while not (seen := word.value):
-            futex.wait(word, seen, LOOK_S)
-            segment.refused(self.control.memory, self.wanted)
-            if not word.value and (not self.control.memory.maker_lives() or time.monotonic() > until):
-                self._lost_maker()
-
-    def _lost_maker(self) -> NoReturn:
-        if not self.control.memory.maker_lives():
-            self.control.memory.unlink()
-        self.told.lost(self.group.local[0], "died or gave up while the group was forming")
+        until(functools.partial(futex.changed, word, ABSENT), Wait(timeout, late, look, LOOK_S))
+        if process != index and not memory.owned(process) and not memory.sealed():
+            errors.lost(process, "died while the group was forming")
+    memory.unlink()
+    memory.seal()
 
 
 def join(
     group: Group,
     program: HostProgram,
-    at: tuple[int, int, int],
+    orders: Mapping[Ref, Order],
+    course: EpochCursor,
+    order: int,
     *,
     slots: int,
     meter: Meter,
@@ -103,10 +76,11 @@ def join(
 ) -> SharedRing:
     """Meet the other processes of `group` and map the slots for what travels in `program`.
 
-    at: epoch, step and order that the first batch stands at, the same in all. keep: batches that this process
-    may show at a time without a copy; less than `slots`, unless it waits for its own arrays. leaving: a
-    process may leave the others at any time. ahead: batches in the making at a time, at most, where readers
-    may take turns at making them; None: each makes a part of every batch. Errors: CP0761, CP0920 to CP0923.
+    course, order: where the batches stand, and a checksum of `orders`; the same in all. keep: batches that
+    this process may show at a time without a copy; less than `slots`, unless it waits for its own arrays.
+    leaving: a process may leave the others at any time. ahead: batches in the making at a time, at most,
+    where readers may take turns at making them; None: each makes a part of every batch. Errors: CP0761,
+    CP0920 to CP0923.
     """
     schedule, phase = program.schedule, program.phase
     shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
@@ -124,10 +98,9 @@ def join(
     layout = slot_layout(program, divisions)
     over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
     alike = {axis: indices for axis, indices in program.local.items() if axis not in over}
-    epoch, step, order = at
     facts = {
         "the plan": schedule.plan_digest or schedule.plan,
-        "the place in the order": (epoch, step),
+        "the place in the order": (course.epoch, course.step),
         "the order of records (lengths of the sources, seeds, visits)": order,
         "slots and what lies in them": (slots, layout.nbytes),
         "the hosts": group.hosts,
@@ -159,9 +132,17 @@ def join(
         goes_on = leaving or any(hint.on_failure == "continue" for hint in hints)
         errors = PeerErrors(group, blame)
         roster = TurnSchedule(control, divisions, group.local, layout.makers, slots, ahead)
-        ring = SharedRing(group, control, mapped, layout, roster, errors, share.result, meter, goes_on, keep)
+
+        def rows(step: int) -> dict[int, int]:
+            flows = ((place, program.flows[place]) for place in divisions)
+            return {p: len(program.rows(flow, orders[flow.reads[0].result].rows(step))) for p, flow in flows}
+
+        ring = SharedRing(
+            group, control, mapped, layout, roster, errors, share.result, meter, goes_on, keep, course, order,
+            rows,
+        )  # fmt: skip
         with meter.working(share.result, waits=True):
-            _Rendezvous(group, control, errors, wanted).meet()
+            _meet(group, control, errors, wanted)
     except BaseException:
         if ring is not None:
             ring.leave()

@@ -25,6 +25,7 @@ from commplan.runtime.input import wait_log
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.arena import allocate
 from commplan.runtime.input.wait_log import LOG, WaitReporter
+from commplan.wait import Wait, until
 
 _MAGIC = b"commplan"
 _VERSION = 3
@@ -32,7 +33,7 @@ SEAL_AT = 64  # a word: 1 once all have joined and the name is gone
 _REFUSED_AT = 68  # a word: the process that will not join, and the facts that it has otherwise, as bits
 _FACTS_AT, _EACH_FACT = 512, 8  # bytes of a digest of each: a word
 _MAKER = 0  # the byte that the maker locks while the file has a name; every process locks another one
-_POLL_FIRST, _POLL_MOST = 0.001, 0.05  # seconds between looks for a file that another process will make
+_POLL_S = 0.01  # seconds between looks for a file that another process will make
 
 # struct flock of fcntl(2): type, whence, start, length, process
 _LINUX = sys.platform.startswith("linux")
@@ -94,6 +95,10 @@ class Segment:
     def lock(self, byte: int) -> bool:
         """Lock `byte` until this process ends or closes the segment; False where another process has it."""
         return self.descriptor >= 0 and _lock(self.descriptor, byte)
+
+    def sealed(self) -> bool:
+        """Whether all have joined."""
+        return bool(self.word(SEAL_AT).value)
 
     def seal(self) -> None:
         self.word(SEAL_AT).value = 1
@@ -277,20 +282,26 @@ def _name(descriptor: int, path: Path) -> None:
 
 
 def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
-    begun, sleep, lasting = time.monotonic(), _POLL_FIRST, WaitReporter(wait_log.START_S)
-    while (segment := _try(wanted, path, index)) is None:
-        for other in path.parent.glob(f"{_family(wanted.prefix)}{wanted.name}"):
-            if other != path:
-                _try(wanted, other, index)
-        waited = time.monotonic() - begun
+    lasting = WaitReporter(wait_log.START_S)
+
+    def attempt(seconds: float) -> Segment | None:
+        segment = _try(wanted, path, index)
+        if segment is None:
+            for other in path.parent.glob(f"{_family(wanted.prefix)}{wanted.name}"):
+                if other != path:
+                    _try(wanted, other, index)
+            time.sleep(min(seconds, _POLL_S))
+        return segment
+
+    def look(waited: float) -> None:
         if lasting.due(waited):
             LOG.warning("process %d has waited %.0f s for process %d to begin", index, waited, wanted.maker)
-        if waited > wanted.timeout:
-            message = f"process {wanted.maker} did not make the shared memory within {wanted.timeout:g} s"
-            wanted.blame.fail("CP0921", message)
-        time.sleep(sleep)
-        sleep = min(2 * sleep, _POLL_MOST)
-    return segment
+
+    def late(_: float) -> NoReturn:
+        message = f"process {wanted.maker} did not make the shared memory within {wanted.timeout:g} s"
+        wanted.blame.fail("CP0921", message)
+
+    return until(attempt, Wait(wanted.timeout, late, look))
 
 
 def _try(wanted: Wanted, path: Path, index: int) -> Segment | None:

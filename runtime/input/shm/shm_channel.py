@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Literal, NoReturn
 
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division
@@ -26,27 +26,29 @@ from commplan.ir.plan import Ref
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.layout import Array
+from commplan.runtime.input.program import EpochCursor
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm import shm_control as _control
-from commplan.runtime.input.shm.shm_control import LEFT, Control, fence
+from commplan.runtime.input.shm.shm_control import LEFT, LOOK_S, Control, fence
 from commplan.runtime.input.shm.slot_layout import SlotLayout
-from commplan.runtime.input.shm.slot_status import PeerErrors, check_status, write_status
+from commplan.runtime.input.shm.slot_status import PeerErrors, Place, check_status, write_status
 from commplan.runtime.input.shm.slots import CompletionCounter, Slots
-from commplan.runtime.input.transport.transport import RegroupedError
+from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 from commplan.runtime.input.turn_schedule import TurnSchedule
-
-if TYPE_CHECKING:
-    from commplan.runtime.input.stages.batch_builder import BatchFactory
+from commplan.wait import Wait
 
 
 @dataclass
 class SharedRing:
     """This process's side of the slots: the waits on the other processes, each of which raises where it
-    cannot go on and returns False once stopped, and the arrays to write to and to read from.
+    cannot go on, and the arrays to write to and to read from.
 
-    goes_on: who dies or leaves is done without. keep: batches that this process may show at a time. Errors:
-    CP0920 a peer died or left, CP0921 a peer is missing or silent, CP0922 the peers are not doing the same;
-    and a peer's own error, as it was.
+    goes_on: who dies or leaves is done without. keep: batches that this process may show at a time. course,
+    order: where batches stand, and a checksum of the order of records. rows: of the batch of a step, for each
+    flow that moves anything by its place in the program. rebuild: fills the part of another process in a
+    batch, in the calling thread. Errors: CP0920 a peer died or left, CP0921 a peer is missing or silent,
+    CP0922 the peers are not doing the same; and a peer's own error, as it was. Waits raise ClosedError once
+    stopped.
     """
 
     group: Group
@@ -59,7 +61,10 @@ class SharedRing:
     meter: Meter
     goes_on: bool
     keep: int
-    works: BatchFactory | None = None
+    course: EpochCursor
+    order: int
+    rows: Callable[[int], Mapping[int, int]]
+    rebuild: Callable[[int, int], None] = lambda number, process: None
     _left: bool = False
     _process: int = field(default_factory=os.getpid)
     _gone: set[int] = field(default_factory=set[int])  # of this host, known to be dead or to have left
@@ -82,13 +87,10 @@ class SharedRing:
 
     def in_use(self) -> tuple[int, int]:
         """The slots, and how many of them hold a batch that somebody fills, has filled or still reads."""
-        with self._lock:
-            if self._left:
-                return self.slots.count, 0
-            filled = max((self.control.word(p, "filled").value for p in self._makers), default=0)
-            if self.roster.follows(filled) >= 0:  # counters stand at turns to come
-                filled = self.control.least("filled", self._makers)
-            taken = self.control.least("taken", self._living())
+        filled = max((self.control.word(p, "filled").value for p in self._makers), default=0)
+        if self.roster.follows(filled) >= 0:  # counters stand at turns to come
+            filled = self.control.least("filled", self._makers)
+        taken = self.control.least("taken", self._living())
         return self.slots.count, max(0, min(filled - taken, self.slots.count))
 
     def _living(self) -> list[int]:
@@ -96,24 +98,18 @@ class SharedRing:
 
     # --- waiting, for the ring ---
 
-    def writable(self, number: int) -> bool:
+    def writable(self, number: int) -> None:
         """Wait until the slot of batch `number` may be written to; at once where this process writes
         nothing."""
         if not self._duties and not self.leads():
-            return True
+            return
         with self.meter.working(self.key):
-            return self._await_turn(self.roster.follows(number)) and self._await_free(number)
+            before = self.roster.follows(number)
+            if before >= 0:  # whoever waits to be given it looks after its makers
+                self.control.wait("filled", lambda: self.control.beyond("filled", self._makers, before))
+            self._await_free(number)
 
-    def _await_turn(self, before: int) -> bool:
-        """Wait until batch `before` is whole. Whoever waits to be given it looks after its makers."""
-
-        def whole() -> bool:
-            return self.control.beyond("filled", self._makers, before)
-
-        return before < 0 or self.control.wait("filled", whole)
-
-    def _await_free(self, number: int) -> bool:
-        until = time.monotonic() + self.group.timeout
+    def _await_free(self, number: int) -> None:
         behind = number - self.slots.count
 
         def free() -> bool:
@@ -122,12 +118,41 @@ class SharedRing:
             # A host that was left behind when another died is served from the batch before.
             return self.carrier is None or not self.goes_on or self._carried_so_far() > behind + 1
 
-        def look() -> None:
-            for process in self._living():
-                if process != self.index and self.control.word(process, "taken").value <= behind:
-                    self._look_after(process, "taken", behind, until)
+        self._await_all("taken", behind, self._living, free)
 
-        return self.control.wait("taken", free, look)
+    def _await_parts(self, number: int) -> None:
+        """Wait until all parts that are made on this host are there; where a dead one's are mine, make
+        them."""
+
+        def filled() -> bool:
+            self._make_up(number)
+            self._check_failed(number)
+            return self.control.beyond("filled", self._makers, number)
+
+        self._await_all("filled", number, lambda: self._makers, filled)
+
+    def _await_all(
+        self,
+        name: Literal["filled", "taken"],
+        beyond: int,
+        processes: Callable[[], Sequence[int]],
+        enough: Callable[[], bool],
+    ) -> None:
+        """Wait until the counters of `processes` are past `beyond`, which `enough` tells."""
+
+        def behind() -> list[int]:
+            words = ((process, self.control.word(process, name).value) for process in processes())
+            return [process for process, value in words if process != self.index and value <= beyond]
+
+        def look(_: float) -> None:
+            for process in behind():
+                self._look_after(process, name, beyond)
+
+        def late(waited: float) -> NoReturn:
+            self.told.silent(next(iter(behind()), self._leader), bound_s)
+
+        bound_s = self.group.timeout
+        self.control.wait(name, enough, Wait(bound_s, late, look, LOOK_S))
 
     def _carried_so_far(self) -> int:
         return self.control.bell("carried").value
@@ -152,54 +177,27 @@ class SharedRing:
 
     def ahead(self, number: int) -> int:
         """Batches from `number` on that are here whole."""
-        with self._lock:
-            if self._left:
-                return 0
-            filled = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
+        filled = self._carried_so_far() if self.carrier else self.control.least("filled", self._makers)
         return max(0, filled - number)
 
-    def readable(self, number: int) -> bool:
+    def readable(self, number: int) -> None:
         """Wait until all have filled their parts of batch `number`; raises what went wrong with one."""
         with self.meter.working(self.key, waits=True):
-            if not self._complete(number):
-                return False
-        self._hear(number)
-        return True
+            if self.carrier is None:
+                self._await_parts(number)
+            elif self.leads() and not self.carrier.by_caller:
+                self._carry(number)
+            else:
+                self._await_carried(number)
+        makers = self.roster.heard(number)
+        check_status(self.slots.memory(number), makers, self._place(number), self.told)
 
-    def _complete(self, number: int) -> bool:
-        """Wait until batch `number` is here whole."""
-        carrier = self.carrier
-        if carrier is None:
-            return self._await_parts(number)
-        if self.leads() and not carrier.by_caller:
-            return self._carry(number)
-        return self._await_carried(number)
-
-    def _await_parts(self, number: int) -> bool:
-        """Wait until all parts that are made on this host are there; where a dead one's are mine, make
-        them."""
-        until = time.monotonic() + self.group.timeout
-
-        def look() -> None:
-            for process in self._makers:
-                if process != self.index and self.control.word(process, "filled").value <= number:
-                    self._look_after(process, "filled", number, until)
-
-        def filled() -> bool:
-            self._make_up(number)
-            self._check_failed(number)
-            return self.control.beyond("filled", self._makers, number)
-
-        return self.control.wait("filled", filled, look)
-
-    def _await_carried(self, number: int) -> bool:
-        until = time.monotonic() + self.group.timeout
-
-        def look() -> None:
+    def _await_carried(self, number: int) -> None:
+        def look(_: float) -> None:
             self._adopt(number)
             for process in self._makers:  # their parts are asked for by the leader; a dead one's may be mine
                 if process != self.index and self.goes_on and not self.control.alive(process):
-                    self._look_after(process, "filled", number, until)
+                    self._look_after(process, "filled", number)
             if self.index != self._leader and not self.leads() and not self.control.alive(self._leader):
                 if not self.goes_on:
                     self.told.lost(self._leader, "died or left")
@@ -212,9 +210,11 @@ class SharedRing:
             self._check_failed(number)
             return self._carried_so_far() > number or self._leads_now()
 
-        if not self.control.wait("carried", carried, look):
-            return False
-        return self._carried_so_far() > number or self._carry(number)
+        bound_s = 2 * self.group.timeout  # the leader gives up first, and says for whom it waited
+        late = lambda waited: self.told.silent(self._leader, bound_s)  # noqa: E731
+        self.control.wait("carried", carried, Wait(bound_s, late, look, LOOK_S))
+        if self._carried_so_far() <= number:
+            self._carry(number)
 
     def _check_failed(self, number: int) -> None:
         if self._failed is not None and number >= self._failed[0]:
@@ -229,25 +229,19 @@ class SharedRing:
         carrier = self.carrier
         return carrier is not None and not carrier.by_caller and self.leads() and self.control.lead()
 
-    def _look_after(self, process: int, name: _control.Name, beyond: int, until: float) -> None:
+    def _look_after(self, process: int, name: _control.Name, beyond: int) -> None:
         """Where waiting for `process` is in vain: raise, or go on without it. Its counter is read again after
         its presence: a peer that finished its part and then left has done its duty."""
         word = self.control.word(process, name)
-        if process in self._gone or not self.control.alive(process):
-            if word.value > beyond:
-                return
-            if self.goes_on:
-                self._gone.add(process)
-                if name == "filled":
-                    self._inherit(process, beyond)
-                return
-            left = self.control.word(process, "presence").value == LEFT
-            self.told.lost(
-                process, "left: its batches were closed before the epoch's end" if left else "died"
-            )
-        if time.monotonic() > until:
-            seconds = f"{self.group.timeout:g} s"
-            self.told.fail("CP0921", f"process {process} of {self.count} lives, but was silent for {seconds}")
+        if (process not in self._gone and self.control.alive(process)) or word.value > beyond:
+            return
+        if self.goes_on:
+            self._gone.add(process)
+            if name == "filled":
+                self._inherit(process, beyond)
+            return
+        left = self.control.word(process, "presence").value == LEFT
+        self.told.lost(process, "left: its batches were closed before the epoch's end" if left else "died")
 
     # --- inheriting ---
 
@@ -270,25 +264,21 @@ class SharedRing:
     def _take_over(self, process: int, filled: int, begun: int) -> None:
         """From batch `begun` on the parts of `process` are made with this process's own; those from `filled`
         to there are made up for."""
-
-        def advance(to: int) -> None:
-            self.control.advance(process, "filled", to, self._makers)
-
-        def after(number: int) -> int:
-            return self.roster.turn(process, number + 1)
-
-        self._done[process] = CompletionCounter(advance, filled, after)
+        self._done[process] = CompletionCounter(
+            lambda to: self.control.advance(process, "filled", to, self._makers),
+            filled,
+            lambda number: self.roster.turn(process, number + 1),
+        )
         self._duties[process] = begun
 
     def _make_up(self, number: int) -> None:
         """Make what a dead process left undone of batch `number`."""
         for process, begun in list(self._duties.items()):
-            if number < begun and self._done[process].upto <= number and self.works is not None:
-                if not self._await_free(number):
-                    return
+            if number < begun and self._done[process].upto <= number:
+                self._await_free(number)
                 error: BaseException | None = None
                 try:
-                    self.works.remake(number, process)
+                    self.rebuild(number, process)
                 except BaseException as raised:  # noqa: BLE001  told to all, with the part
                     error = raised
                 self._say(number, process, error)
@@ -301,35 +291,35 @@ class SharedRing:
         if carrier is None or not carrier.by_caller or not self.leads():
             return
         with self.meter.working(self.key, waits=True):
-            while self._carried_so_far() <= number and self._carry(self._carried_so_far()):
-                pass
+            while (carried := self._carried_so_far()) <= number:
+                self._carry(carried)
 
-    def _carry(self, number: int) -> bool:
+    def _carry(self, number: int) -> None:
         """Move the parts of batch `number` between hosts. What went wrong here travels too."""
-        carrier, works = self.carrier, self.works
-        if carrier is None or works is None:
-            return False
+        carrier = self.carrier
+        if carrier is None:
+            return
         try:
-            if not (self._await_parts(number) if self._makers else self._await_free(number)):
-                return False
+            if self._makers:
+                self._await_parts(number)
+            else:
+                self._await_free(number)
         except CommplanError as error:
             for process in self._makers:
                 if self.control.word(process, "filled").value <= number:
                     self._write(number, process, error)
         while True:
-            parcels = self.rooms.parcels(self.slots.memory(number), works.rows(number))
-            before = ()
-            if number > 0:
-                before = self.rooms.parcels(self.slots.memory(number - 1), works.rows(number - 1))
+            before = self._parcels(number - 1) if number > 0 else ()
             try:
-                carrier.carry(number, parcels, before)
+                carrier.carry(number, self._parcels(number), before)
                 break
             except RegroupedError as regrouped:
                 self._regroup(regrouped, number)
-                if not self._await_parts(number):
-                    return False
+                self._await_parts(number)
         self.control.carry_to(number + 1)
-        return True
+
+    def _parcels(self, number: int) -> list[RowSlices]:
+        return self.rooms.parcels(self.slots.memory(number), self.rows(self.course.at(number)[1]))
 
     def _regroup(self, regrouped: RegroupedError, number: int) -> None:
         """Parts of dead processes of other hosts, for whom nobody is left there, are made here from now
@@ -351,23 +341,19 @@ class SharedRing:
                 self._makers.append(process)
                 self._inherit(process, number)
 
-    # --- saying and hearing ---
+    # --- saying ---
+
+    def _place(self, number: int) -> Place:
+        return Place(*self.course.at(number), self.order)
 
     def _write(self, number: int, process: int, error: BaseException | None) -> None:
-        if self.works is not None:
-            place = self.works.place(number)
-            write_status(self.slots.memory(number), self.rooms.makers.index(process), place, error)
+        at = self.rooms.makers.index(process)
+        write_status(self.slots.memory(number), at, self._place(number), error)
 
     def _say(self, number: int, process: int, error: BaseException | None) -> None:
         """The part of `process` in batch `number` is there, or what went wrong with it."""
         self._write(number, process, error)
         self._done[process].add(number)
-
-    def _hear(self, number: int) -> None:
-        """Read what the makers of batch `number` say."""
-        if self.works is not None:
-            makers = self.roster.heard(number)
-            check_status(self.slots.memory(number), makers, self.works.place(number), self.told)
 
     # --- doing, for the maker ---
 
@@ -421,25 +407,16 @@ class SharedRing:
 
     def wanted(self) -> int:
         """Epochs that some living process of this host has begun."""
-        with self._lock:
-            if self._left:
-                return 0
-            return max((self.control.word(p, "wanted").value for p in self._living()), default=0)
+        return max((self.control.word(p, "wanted").value for p in self._living()), default=0)
 
     def sleep(self, seconds: float) -> None:
         """Until something is let go or wanted, or for so long."""
-        with self._lock:
-            if self._left:
-                return
-            word = self.control.bell("taken")
+        word = self.control.bell("taken")
         futex.wait(word, word.value, seconds)
 
     def slowest(self, number: int) -> tuple[int, int] | None:
         """The process of this host that batch `number` waits for, and how many batches it has let go."""
-        with self._lock:
-            if self._left:
-                return None
-            taken = [(self.control.word(p, "taken").value, p) for p in self._living() if p != self.index]
+        taken = [(self.control.word(p, "taken").value, p) for p in self._living() if p != self.index]
         least, process = min(taken, default=(number, -1))
         return (process, least) if least <= number - self.slots.count else None
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,6 +18,8 @@ from typing import Literal
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.segment import Segment
 from commplan.runtime.input.shm.slot_layout import PAGE
+from commplan.runtime.input.wait_log import ClosedError
+from commplan.wait import Wait, attended, until
 
 LOOK_S = 0.25  # how often a waiting process looks whether its peers live
 ABSENT, JOINED, LEFT = 0, 1, 2
@@ -52,9 +53,9 @@ def fence() -> None:
     that order memory loosely keep no more than that: the second taking holds back reads that follow a write.
     """
     once = threading.Lock()
-    once.acquire()
+    once.acquire(blocking=False)
     once.release()
-    once.acquire()
+    once.acquire(blocking=False)
 
 
 @dataclass
@@ -138,23 +139,25 @@ class Control:
         self.bell("carried").value = number
         futex.wake(self.bell("carried"))
 
-    def wait(self, bell: Bell, enough: Callable[[], bool], look: Callable[[], None] | None = None) -> bool:
-        """Sleep until `enough`; False once stopped. look: called now and then while it is not; may raise."""
+    def wait(self, bell: Bell, enough: Callable[[], bool], wait: Wait | None = None) -> None:
+        """Sleep until `enough`; raises ClosedError once stopped. wait: None for what this process waits for
+        as long as it lives."""
         word = self.bell(bell)
-        next_look = time.monotonic() + LOOK_S
-        while not self.stopped:
+
+        def attempt(seconds: float) -> bool:
+            if self.stopped:
+                raise ClosedError
             seen = word.value
             fence()
-            if enough():
-                fence()
-                return True
-            now = time.monotonic()
-            if now >= next_look:
-                if look is not None:
-                    look()
-                next_look = now + LOOK_S
-            futex.wait(word, seen, LOOK_S)
-        return False
+            if not enough():
+                if seconds:
+                    futex.wait(word, seen, seconds)
+                return False
+            fence()
+            return True
+
+        if not attempt(0.0):  # mostly it is there already
+            _ = until(attempt, wait) if wait is not None else attended(attempt)
 
     def alive(self, process: int) -> bool:
         """Whether `process`, of this host, has come, has not left and lives."""

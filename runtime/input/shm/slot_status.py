@@ -51,24 +51,22 @@ def encode_status(place: Place, error: BaseException | None) -> bytes:
 def _fitting(error: BaseException, room: int) -> bytes:
     if not isinstance(error, CommplanError):
         return msgspec.json.encode(_Trouble(other=_text(f"{type(error).__name__}: {error}")[: room // 8]))
-    problems = tuple(map(_legible, error.diagnostics))
-    whole = msgspec.json.encode(_Trouble(problems))
-    if len(whole) <= room:
-        return whole
-    first = problems[0]
-    for most in (300, 100, 30):  # characters of each text; one may take six bytes of JSON
-        notes = tuple(Note(note.text[:most], note.span) for note in first.notes[:2])
-        short = Diagnostic(first.code, first.message[:most], first.span, notes, file=first.file[-most:])
-        cut = msgspec.json.encode(_Trouble((short,)))
-        if len(cut) <= room:
-            return cut
-    return msgspec.json.encode(_Trouble(other=first.code))
+    problems = error.diagnostics
+    for most in (room, 300, 100, 30):  # characters of each text; one may take six bytes of JSON
+        text = msgspec.json.encode(_Trouble(tuple(_short(problem, most) for problem in problems)))
+        if len(text) <= room:
+            return text
+        problems = problems[:1]
+    return msgspec.json.encode(_Trouble(other=problems[0].code))
 
 
-def _legible(problem: Diagnostic) -> Diagnostic:
-    notes = tuple(Note(_text(note.text), note.span) for note in problem.notes)
+def _short(problem: Diagnostic, most: int) -> Diagnostic:
+    notes = tuple(Note(_text(note.text)[:most], note.span) for note in problem.notes)
     return msgspec.structs.replace(
-        problem, message=_text(problem.message), notes=notes, file=_text(problem.file)
+        problem,
+        message=_text(problem.message)[:most],
+        notes=notes if most > 300 else notes[:2],
+        file=_text(problem.file)[-most:],
     )
 
 
@@ -96,6 +94,11 @@ class PeerErrors:
     def lost(self, process: int, how: str) -> NoReturn:
         """Raise CP0920: `process` is not there any more."""
         self.fail("CP0920", f"process {process} of {self.group.count} {how}")
+
+    def silent(self, process: int, seconds: float) -> NoReturn:
+        """Raise CP0921: `process` does not come."""
+        count = self.group.count
+        self.fail("CP0921", f"process {process} of {count} lives, but was silent for {seconds:g} s")
 
     def fail(self, code: str, message: str) -> NoReturn:
         self.blame.fail(

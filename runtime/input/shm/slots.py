@@ -149,10 +149,7 @@ class Slots:
     def close(self) -> None:
         """Recall all, and let go of the mappings that nobody shows."""
         for number in self.lent():
-            loan = self._loans.pop(number, None)
-            root = loan() if loan is not None else None
-            if loan is not None and root is not None:
-                copy_on_recall(ctypes.addressof(loan.owner), self.nbytes)
+            self.recall(number)
         self._owners = []
 
 

@@ -18,8 +18,7 @@ from commplan.ir.types import ArrayType
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState, HostBatch, Visit, compact, count, layout
 from commplan.runtime.input.layout import Array, Bools, agrees, aligned, blocks, read_only
-from commplan.runtime.input.program import Coords, Flow, HostProgram, identity, validity
-from commplan.runtime.input.shm import slot_status
+from commplan.runtime.input.program import FIRST, Coords, EpochCursor, Flow, HostProgram, identity, validity
 from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.input.stages.records import Place, Record, Stage
@@ -33,37 +32,8 @@ BLOCK = 16  # records of one task, at most: small enough that threads share a ba
 
 
 @dataclass(frozen=True)
-class EpochCursor:
-    """Where batches stand that are counted from 0. epoch, step: of the first; steps: of an epoch."""
-
-    epoch: int
-    step: int
-    steps: int
-
-    def at(self, number: int) -> tuple[int, int]:
-        """Epoch and step of batch `number`."""
-        epochs, step = divmod(self.step + number, self.steps)
-        return self.epoch + epochs, step
-
-
-@dataclass(frozen=True)
-class Pace(EpochCursor):
-    """The course of batches that several consumers take apart, each at its own rate.
-
-    steps: batches of an epoch, whatever the loads would make of it: positions past the end of a source wrap.
-    slots: batches that may be there at a time, made or in the making.
-
-    Such batches are not put together around records that were skipped: every row stays in its place, and
-    `HostBatch.values` tells for each flow, under `making.validity`, which rows hold a record.
-    """
-
-    slots: int
-
-
-@dataclass(frozen=True)
 class BatchFactory:
-    """Makes the batches of one phase. orders, sources: by the id of the load's result, and by name.
-    fingerprint: of the order of records."""
+    """Makes the batches of one phase. orders: by the id of the load's result."""
 
     program: HostProgram
     orders: Mapping[Ref, Order]
@@ -74,8 +44,7 @@ class BatchFactory:
     apart: bool = False  # rows that were skipped stay in their places, and the batch tells which
     workers: Workers | None = None
     together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
-    course: EpochCursor = EpochCursor(0, 0, 1)
-    fingerprint: int = 0
+    course: EpochCursor = FIRST
     # What is the same for most batches: the rows of a step and which of them count, what is handed over.
     _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
@@ -86,22 +55,6 @@ class BatchFactory:
             for state in states:
                 self.look_up(state, epoch, step)
         return BatchBuilder(self, number, epoch, step, states)
-
-    # --- what `SharedRing` asks ---
-
-    def place(self, number: int) -> slot_status.Place:
-        """Where batch `number` stands."""
-        return slot_status.Place(*self.course.at(number), self.fingerprint)
-
-    def rows(self, number: int) -> dict[int, int]:
-        """The rows of batch `number`, for each flow that moves anything by its place in the program."""
-        _, step = self.course.at(number)
-        program = self.program
-        return {
-            place: len(program.rows(flow, self.orders[flow.reads[0].result].rows(step)))
-            for place, flow in enumerate(program.flows)
-            if flow.moved
-        }
 
     def remake(self, number: int, process: int) -> None:
         """Fill the parts of `process` in batch `number`, in this thread."""
@@ -120,9 +73,9 @@ class BatchFactory:
             owned = self.program.rows(flow, rows)
             counts = {read.result: self.orders[read.result].counts(step)[owned] for read in flow.reads}
             valid = np.ones((len(self.program.variants(flow.per)), len(owned)), bool)
-            self._known[key] = (owned, counts, valid)
-        owned, counts, valid = self._known[key]
-        return FlowState(flow, owned, {}, counts, {}, valid.copy())
+            self._known[key] = (owned, counts, valid, {})
+        owned, counts, valid, known = self._known[key]
+        return FlowState(flow, owned, {}, counts, {}, valid.copy(), known)
 
     def look_up(self, state: FlowState, epoch: int, step: int) -> None:
         """The records of the rows, in the order of each load."""
@@ -234,10 +187,14 @@ class BatchBuilder:
         """What may be handed over as it lies in the slot."""
         if self.maker.exchange is not None and not CAN_LEND:
             return
-        for ref in set(roots).intersection(state.flow.moved):
-            shape = layout(self.maker.program, ref, self.moved[ref].shape, len(state.rows))
-            if shape is not None:
-                state.shown[ref] = self.moved[ref][:, : len(state.rows)].reshape(shape)
+        rows = len(state.rows)
+        for ref in state.flow.moved:
+            if ref not in roots:
+                continue
+            if ref not in state.known:
+                state.known[ref] = layout(self.maker.program, ref, self.moved[ref].shape, rows)
+            if state.known[ref] is not None:
+                state.shown[ref] = self.moved[ref][:, :rows].reshape(state.known[ref])
 
     def _joined(self, tasks: list[list[Task]]) -> list[Task]:
         """The tasks of all flows; blocks of flows whose sources fetch their records together are one task."""
@@ -341,30 +298,40 @@ class BatchBuilder:
         values: dict[Ref, Array] = {}
         records: dict[Ref, npt.NDArray[np.int64]] = {}
         visits: list[Visit] = []
-        for state in self.states:
-            visits += self._visits(state)
-            self._received(state)
+        for place, state in enumerate(self.states):
+            clean = bool(state.valid.all())
+            visits += self._visits(state, clean)
+            self._received(place, state, clean)
             if self.maker.apart:
                 values[validity(state.flow)] = state.valid
                 named = [identity(read) for read in state.flow.reads]
                 values.update({ref: self.moved[ref] for ref in named if ref in self.moved})
-            elif not state.valid.all():
+            elif not clean:
                 compact(program, state)
             for ref in self.maker.roots(state.flow):
                 values[ref] = state.shown[ref] if ref in state.shown else state.arrays[ref]
             for read in state.flow.reads:
                 records[read.result] = _laid_out(program, read, state.records)
                 if read.count in program.roots:
-                    values[read.count] = count(program, state, read, read.count)
+                    values[read.count] = self._count(state, read, read.count, clean)
             state.shown = {}
         self.moved = {}
         seeds = {read.result: read.seed for state in self.states for read in state.flow.reads}
         return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits))
 
-    def _visits(self, state: FlowState) -> list[Visit]:
+    def _count(self, state: FlowState, read: Read, ref: Ref, clean: bool) -> Array:
+        if not clean:
+            return count(self.maker.program, state, read, ref)
+        if ref not in state.known:
+            state.known[ref] = count(self.maker.program, state, read, ref)
+        known: Array = state.known[ref]
+        own = aligned(known.shape, known.dtype)
+        own[...] = known
+        return own
+
+    def _visits(self, state: FlowState, clean: bool) -> list[Visit]:
         """The records that count here."""
         visits: list[Visit] = []
-        clean = state.valid.all()
         for read in state.flow.reads:
             counts = state.counts[read.result]
             for coords in self.maker.program.variants(read.per):
@@ -375,19 +342,19 @@ class BatchBuilder:
                 visits.append(Visit(read.result, coords, state.records[read.result, coords][counts], skipped))
         return visits
 
-    def _received(self, state: FlowState) -> None:
+    def _received(self, place: int, state: FlowState, clean: bool) -> None:
         """Account for what others made of shared values."""
         exchange = self.maker.exchange
         if exchange is None or not state.flow.moved:
             return
-        rows, division = len(state.rows), exchange.division(self.states.index(state), self.number)
-        mine = [division.part(rows, part) for process in self.duties for part in division.of(process)]
-        number, skipped = rows - sum(high - low for low, high in mine), 0
-        if not state.valid.all():
-            failed: Bools = ~np.asarray(state.valid.all(0))
-            skipped = int(np.count_nonzero(failed)) - sum(
-                int(np.count_nonzero(failed[low:high])) for low, high in mine
-            )
+        number = len(state.rows)
+        failed: Bools = ~np.asarray(state.valid.all(0)) if not clean else np.empty(0, bool)
+        skipped = int(np.count_nonzero(failed))
+        division = exchange.division(place, self.number)
+        for part in (part for process in self.duties for part in division.of(process)):
+            low, high = division.part(len(state.rows), part)
+            number -= high - low
+            skipped -= int(np.count_nonzero(failed[low:high]))
         for op in state.flow.before:
             if isinstance(op, Share) and op.result in state.flow.moved:
                 nbytes = number * self.moved[op.result][:, :1].nbytes

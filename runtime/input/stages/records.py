@@ -148,6 +148,9 @@ class Stage:
     meter: Meter
     skip: bool
     many: Callable[[list[int]], Sequence[Any]] | None = None  # of a Read: fetches several records at once
+    begins: Callable[[int], None] | None = (
+        None  # is told each record before the user's code runs; -1: several
+    )
 
     @property
     def key(self) -> Ref:
@@ -213,6 +216,8 @@ class Stage:
         if self.many is None or len(wanted) < 2:
             return {}, ""
         try:
+            if self.begins is not None:
+                self.begins(-1)
             fetched = self.many(wanted)
             count = len(fetched)
         except Exception as error:  # noqa: BLE001  it will be raised again, by the record that it belongs to
@@ -239,6 +244,8 @@ class Stage:
 
     def _called(self, place: Place, record: int, arguments: list[Record]) -> object:
         try:
+            if self.begins is not None:
+                self.begins(record)
             if isinstance(self.op, Read):
                 value = arguments[0] if arguments else self.call(record)
                 return plain(value, self.elements[0], self.op.source)

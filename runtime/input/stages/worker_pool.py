@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import spawn
@@ -29,13 +28,14 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Map, Read, Share, results
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState
-from commplan.runtime.input.layout import Array, rounded
-from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.layout import Array
 from commplan.runtime.input.program import HostProgram
-from commplan.runtime.input.shm.arena import HEADER, Arena, Cells, nameless
+from commplan.runtime.input.shm.arena import HEADER, Arena, Cells
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.stages import worker_process as _worker
 from commplan.runtime.input.stages.batch_builder import BatchBuilder
+from commplan.runtime.input.wait_log import ClosedError
+from commplan.wait import attended
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
 _FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up
@@ -72,11 +72,14 @@ class _Process:
 
     def ask(self, message: object) -> Any:
         """Send, and wait for the answer. Raises EndedError where the process is gone before that."""
+
+        def look(_: float) -> None:
+            if self.process.poll() is not None:  # a process of its own may still hold the socket open
+                raise EndedError
+
         try:
             self.link.send(message)
-            while not self.link.poll(_LOOK_S):
-                if self.process.poll() is not None:  # a process of its own may still hold the socket open
-                    raise EndedError
+            attended(self.link.poll, look, _LOOK_S)
             return self.link.recv()
         except (EOFError, OSError):
             raise EndedError from None
@@ -85,11 +88,11 @@ class _Process:
         """Let it finish its record if that is soon, and make sure that it is gone. The link is closed with
         its last user: another thread may be about to hang up."""
         self.hang_up()
-        try:
-            self.process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
+        for seconds in (GRACE_S, _FATE_S):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
+                return
             self.process.kill()
-            self.process.wait()
 
     def hang_up(self) -> None:
         with (
@@ -128,8 +131,7 @@ class Workers:
     most: int
     meter: Meter
     _arena: Arena = field(init=False)
-    _pieces: list[tuple[int, int]] = field(init=False)
-    _payload: int = field(init=False)
+    _payload: list[Array] = field(init=False)
     _needs_program: bool = field(init=False)
     _slots: Slots | None = None
     _local: threading.local = field(default_factory=threading.local)
@@ -145,9 +147,10 @@ class Workers:
             fail("CP0955", f"{self.most} worker processes are more than {HEADER // _worker.PROGRESS_NBYTES}")
         data = packed(self.program, self.sources, self.functions)
         self._needs_program = b"__main__" in data[0]
-        self._payload, self._pieces = _stored(data)
-        self._closing = weakref.finalize(self, os.close, self._payload)
         self._arena = Arena()
+        self._payload = [self._arena.fresh((len(piece),), np.dtype(np.uint8)) for piece in data]
+        for array, piece in zip(self._payload, data, strict=True):
+            array[:] = memoryview(piece)
 
     def share(self, slots: Slots) -> None:
         """Other memory that batches lie in."""
@@ -204,7 +207,6 @@ class Workers:
         self.stop()
         for worker in list(self._living):  # those of threads that are not the ring's own
             self._drop(worker)
-        self._closing()
         self._arena.close()
 
     # --- one block ---
@@ -289,8 +291,7 @@ class Workers:
 
     def _start(self) -> _Process:
         ours, theirs = multiprocessing.Pipe()
-        descriptors = [self._payload, self._arena.descriptor]
-        descriptors += [self._slots.descriptor] if self._slots else []
+        descriptors = [self._arena.descriptor, *([self._slots.descriptor] if self._slots else [])]
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {_worker.__name__} import main; "
             f"main({theirs.fileno()}, {os.getpid()})"
@@ -323,7 +324,8 @@ class Workers:
         """Hand the worker what it runs, and wait until it is ready; False where a signal ended it and
         `again` is set. One that ends by itself would do so again."""
         setup = _worker.Setup(
-            _program() if self._needs_program else None, sys.argv, self._payload, self._pieces,
+            _program() if self._needs_program else None, sys.argv,
+            [(self._arena.find(array) or 0, array.nbytes) for array in self._payload],
             self._arena.descriptor, self._slots.descriptor if self._slots else -1,
             worker.number, self.block,
         )  # fmt: skip
@@ -426,20 +428,6 @@ def _unpicklable(
                     )
                 )
     return problems
-
-
-def _stored(data: Sequence[Any]) -> tuple[int, list[tuple[int, int]]]:
-    """Pieces of memory in a nameless file: its descriptor, and where they lie in it."""
-    descriptor = nameless("commplan-payload")
-    pieces: list[tuple[int, int]] = []
-    offset = 0
-    with open(descriptor, "wb", closefd=False) as file:
-        for piece in data:
-            file.seek(offset)
-            nbytes = file.write(piece)
-            pieces.append((offset, nbytes))
-            offset = rounded(offset + nbytes, 64)
-    return descriptor, pieces
 
 
 def _refuse_nesting() -> None:

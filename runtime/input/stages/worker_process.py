@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import mmap
 import os
 import pickle
@@ -32,7 +33,7 @@ from commplan.runtime.input.host_batch import FlowState
 from commplan.runtime.input.program import Coords, HostProgram
 from commplan.runtime.input.shm.arena import Cells
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
-from commplan.runtime.input.stages.records import Place, Stage, stages
+from commplan.runtime.input.stages.records import stages
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, prctl(2)
 PROGRESS = struct.Struct("<qq")  # the op's number in its program (-1: none), the record (-1: several)
@@ -43,12 +44,11 @@ inside: bool = False  # whether this process is a worker
 
 
 class Setup(NamedTuple):
-    """What a worker needs once. payload: a file, and the (offset, bytes) of the pickle and its buffers in it.
-    arena, slots: files of shared memory. number: the worker's place in the arena's header."""
+    """What a worker needs once. pieces: (offset, bytes) of the pickle and its buffers in the arena. arena,
+    slots: files of shared memory. number: the worker's place in the arena's header."""
 
     main: tuple[str, str] | None  # ("name" or "path", which)
     argv: list[str]
-    payload: int
     pieces: list[tuple[int, int]]
     arena: int
     slots: int  # -1: none
@@ -105,23 +105,6 @@ class Tally(Meter):
         self.spent.append((key, costs))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Watched(Stage):
-    """A stage that says which record it is at before it calls what may end the process."""
-
-    progress: memoryview = dataclasses.field(default_factory=lambda: memoryview(b""))
-    at: int = -1
-
-    def _called(self, place: Place, record: int, arguments: list[Any]) -> object:
-        PROGRESS.pack_into(self.progress, 0, self.at, record)
-        return super()._called(place, record, arguments)
-
-    def _fetched(self, records: Any, valid: Any) -> dict[int, object]:
-        if self.many is not None:
-            PROGRESS.pack_into(self.progress, 0, self.at, -1)
-        return super()._fetched(records, valid)
-
-
 class WorkerLoop:
     """Makes blocks from jobs."""
 
@@ -131,7 +114,7 @@ class WorkerLoop:
         end = max(offset + nbytes for offset, nbytes in setup.pieces)
         # Private pages: a source may write to its own arrays, and what nobody writes to exists once for all
         # workers.
-        memory = memoryview(mmap.mmap(setup.payload, end, access=mmap.ACCESS_COPY))
+        memory = memoryview(mmap.mmap(setup.arena, end, access=mmap.ACCESS_COPY))
         pickled, *buffers = [memory[offset : offset + nbytes] for offset, nbytes in setup.pieces]
         program, sources, functions = pickle.loads(pickled, buffers=buffers)
         self.program: HostProgram = program
@@ -141,11 +124,7 @@ class WorkerLoop:
         at = setup.number * PROGRESS_NBYTES
         progress = header[at : at + PROGRESS_NBYTES]
         watched = {
-            ref: _Watched(
-                **{field.name: getattr(stage, field.name) for field in dataclasses.fields(Stage)},
-                progress=progress,
-                at=number,
-            )
+            ref: dataclasses.replace(stage, begins=functools.partial(PROGRESS.pack_into, progress, 0, number))
             for number, (ref, stage) in enumerate(stage_of.items())
         }
         self.progress = progress

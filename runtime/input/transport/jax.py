@@ -13,13 +13,9 @@ busy.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import queue
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,24 +24,24 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.collectives.layout import MESSAGE
 from commplan.collectives.program import Program
+from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division, Move
 from commplan.lowering.jax import order, programs
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.lowering.programs import program_named
 from commplan.runtime.input.layout import aligned, rounded
-from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Bytes, RowSlices
+from commplan.runtime.input.wait_log import ClosedError
+from commplan.wait import Wait, apart
 
 AXIS = "host"
 FILLED = 16  # slices per hop of a chain, at least: filling it takes a sixteenth of the time that bytes take
+LOOK_S = 0.05  # seconds between two looks whether this process has stopped
 _WORD = 4  # bytes move as 32-bit words: a quarter of the elements to loop over, and of the index's range
-
-_NAME = "commplan-carrier"
 
 Array = Any
 Words = npt.NDArray[np.uint32]
-_Errand = tuple[Future[Words], Callable[[], Words]]
 
 
 @dataclass(frozen=True)
@@ -91,10 +87,7 @@ class JaxCarrier:
     blame: Blame
     launched: int = 0  # programs so far: one a batch
     _compiled: _Compiled | None = None
-    _stopped: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-    _future: Future[Words] | None = None
-    _errands: queue.SimpleQueue[_Errand | None] = field(default_factory=queue.SimpleQueue["_Errand | None"])
+    _stopped: bool = False
 
     @property
     def by_caller(self) -> bool:
@@ -102,7 +95,7 @@ class JaxCarrier:
 
     def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
         del before  # no host is ever left behind: all make every collective
-        if self._stopped.is_set():
+        if self._stopped:
             raise ClosedError
         if self._compiled is None:
             self._compiled = self._compile(parcels)
@@ -112,14 +105,11 @@ class JaxCarrier:
         self._unpack(parcels, compiled, self._done(lambda: self._run(compiled), number))
 
     def stop(self) -> None:
-        self._stopped.set()
-        if self._future is not None:
-            self._future.cancel()
+        self._stopped = True
 
     def close(self) -> None:
         """What is under way ends on its own: a program that was launched cannot be called back."""
         self.stop()
-        self._errands.put(None)
 
     # --- once ---
 
@@ -175,16 +165,12 @@ class JaxCarrier:
         JAX may run a program in the thread that calls it, without a timeout. The order of programs is the
         caller's all the same: meanwhile it launches nothing.
         """
-        if self._thread is None:
-            # A daemon: what it waits for may never come.
-            self._thread = threading.Thread(target=_runner, args=(self._errands,), name=_NAME, daemon=True)
-            self._thread.start()
-        self._future = future = Future[Words]()
-        self._errands.put((future, work))
-        wait([future], self.timeout)
-        if self._stopped.is_set():
-            raise ClosedError
-        if not future.done():
+
+        def look(_: float) -> None:
+            if self._stopped:
+                raise ClosedError
+
+        def late(_: float) -> NoReturn:
             self.blame.fail(
                 "CP0941",
                 f"a host was silent for {self.timeout:g} s: batch {number} of what hosts share did not come",
@@ -192,11 +178,13 @@ class JaxCarrier:
                 "what JAX has launched cannot be called back: end this process, and start again from the last"
                 " saved state",
             )
-        self._future = None
-        error = future.exception()
-        if error is not None:
+
+        try:
+            return apart(work, Wait(self.timeout, late, look, LOOK_S))
+        except (CommplanError, ClosedError):
+            raise
+        except Exception as error:  # noqa: BLE001  whatever XLA raises
             self._lost(number, error)
-        return future.result()
 
     def _lost(self, number: int, error: BaseException) -> NoReturn:
         first = str(error).strip().splitlines() or [type(error).__name__]
@@ -279,14 +267,3 @@ def _team(move: Move, hosts: Sequence[int]) -> programs.Team:
     places = [move.hosts.index(host) if host in move.hosts else move.root for host in hosts]
     members = [[hosts.index(host) for host in move.hosts]]
     return programs.Team((AXIS,), np.array(places, np.int64), np.array(members, np.int64))
-
-
-def _runner(errands: queue.SimpleQueue[_Errand | None]) -> None:
-    while (errand := errands.get()) is not None:
-        future, work = errand
-        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
-            try:
-                future.set_result(work())
-            except BaseException as error:  # noqa: BLE001  handed to the caller
-                future.set_exception(error)
-        del errand, future, work  # they hold the program's result

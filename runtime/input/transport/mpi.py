@@ -23,13 +23,14 @@ import numpy as np
 from commplan.diagnostics import fail
 from commplan.input.work_partition import Division, Move, adopted
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.mpi_executor import Awaited
 from commplan.runtime.input.transport.mpi_group import Team, free_closed, goes_on
 from commplan.runtime.input.transport.transfer_plan import Form, TransferPlan, script
 from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 from commplan.runtime.input.transport.ulfm import LOSSES, Survivors
+from commplan.runtime.input.wait_log import ClosedError
+from commplan.wait import Wait
 
 LOOK_S = 0.05  # seconds between two looks at who has died or left
 SETTLE_S = 3.0  # seconds in which the news of a death reaches every process
@@ -82,7 +83,6 @@ class MpiCarrier:
         self._due: RegroupedError | None = None
         self._busy = threading.Lock()
         self._stopped = self._closed = False
-        self._looked = 0.0
 
     # --- the calls of the ring ---
 
@@ -125,7 +125,7 @@ class MpiCarrier:
         if not plan.messages:
             return
         arrays = [parcel.cells.reshape(-1) for parcel in parcels]
-        team.wire.run(plan, arrays, self._look)
+        team.wire.run(plan, arrays, self._waiting)
         self.sent += plan.nbytes(outgoing=True)
         self.received += plan.nbytes(outgoing=False)
 
@@ -154,7 +154,7 @@ class MpiCarrier:
                 if error.Get_error_class() not in LOSSES:
                     self._refused(error)
                 team.revoke()
-            survivors.after(team, self._waits_for_survivors)
+            self._await_survivors(survivors, team)
 
     def _settle(
         self, team: Team, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices]
@@ -164,7 +164,7 @@ class MpiCarrier:
 
         Hosts are one batch apart at most: nobody ends a batch before all have ended the one before.
         """
-        numbers = team.numbers(number, self._look)
+        numbers = self._gathered(team, number)
         last = max(numbers.values())
         behind = [host for host, other in numbers.items() if other < last]
         mine = self.division.hosts[self._process]
@@ -187,19 +187,25 @@ class MpiCarrier:
 
     def _pulse(self, team: Team) -> None:
         """Where some hosts make no rows, learn that they have got those of this batch: see `_settle`."""
-        hosts = tuple(team.speakers)
         makers = {self.division.hosts[reader] for reader in self.division.readers}
-        if makers.issuperset(hosts):
-            return
-        cells = np.zeros((1, len(hosts), 8), np.uint8)
-        beat = RowSlices(cells, tuple(range(len(hosts) + 1)))
-        move = Move("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
-        self._run(team, self._script(move, (beat,)), (beat,))
+        if not makers.issuperset(team.speakers):
+            self._gathered(team, 0)
 
-    def _waits_for_survivors(self, waited: float) -> None:
-        self._go_on()
-        if waited > self._timeout:
+    def _gathered(self, team: Team, number: int) -> dict[int, int]:
+        """What the speaker of each host gives. All of them call it."""
+        hosts = tuple(team.speakers)
+        numbers = np.zeros((1, len(hosts), 1), np.int64)
+        numbers[0, hosts.index(self.division.hosts[self._process])] = number
+        parcel = RowSlices(numbers.view(np.uint8), tuple(range(len(hosts) + 1)))
+        move = Move("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
+        self._run(team, self._script(move, (parcel,)), (parcel,))
+        return dict(zip(hosts, numbers.ravel().tolist(), strict=True))
+
+    def _await_survivors(self, survivors: Survivors, team: Team) -> None:
+        def late(_: float) -> NoReturn:
             self._fail("CP0937", f"those who are left did not find each other within {self._timeout:g} s")
+
+        survivors.after(team, Wait(self._timeout, late, lambda _: self._go_on(), LOOK_S))
 
     # --- looking after the others ---
 
@@ -207,12 +213,15 @@ class MpiCarrier:
         if self._stopped:
             raise ClosedError
 
-    def _look(self, waited: float, awaited: Awaited) -> None:
+    def _waiting(self, awaited: Awaited) -> Wait:
+        def late(_: float) -> NoReturn:
+            who = ", ".join(f"process {self._speaking.speakers[host]} on host {host}" for host in awaited())
+            self._fail("CP0937", f"{who or 'another host'} was silent for {self._timeout:g} s")
+
+        return Wait(self._timeout, late, self._look, LOOK_S)
+
+    def _look(self, waited: float) -> None:
         self._go_on()
-        now = time.monotonic()
-        if now - self._looked < LOOK_S:
-            return
-        self._looked = now
         team, survivors = self._speaking, self._survivors
         # Where a call was under way, not every revocation is told: there may be another team already.
         if survivors is not None and (survivors.team is not team or team.silenced()):
@@ -223,9 +232,6 @@ class MpiCarrier:
         if gone and waited > _LAST_WORDS_S:
             # The first: all others left because of it.
             self._fail("CP0935", f"host {gone[0]} left: its batches were closed before the epoch's end")
-        if waited > self._timeout:
-            who = ", ".join(f"process {team.speakers[host]} on host {host}" for host in awaited())
-            self._fail("CP0937", f"{who or 'another host'} was silent for {self._timeout:g} s")
 
     def _raise_dead(self, team: Team, error: Any) -> NoReturn:
         """MPI refused: say who died, or what it said. The others learn of it by the revocation."""

@@ -1,6 +1,6 @@
 """Carrying out a script over MPI: non-blocking messages in place, and waits that sleep.
 
-Of what is ready to be sent a bounded number of messages to each host is under way: enough for the link to
+To each host a bounded number of messages is under way, those that are needed first: enough for the link to
 have work while this thread waits for a core, which decoding takes from it for whole time slices. More
 receives than that are posted ahead. Between two looks the thread sleeps, longer the longer nothing has come:
 Open MPI moves bytes only while it is called, but the kernel's buffers take what arrives meanwhile.
@@ -9,9 +9,8 @@ Open MPI moves bytes only while it is called, but the kernel's buffers take what
 from __future__ import annotations
 
 import contextlib
-import heapq
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
@@ -22,6 +21,7 @@ import numpy as np
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.transport.transfer_plan import Message, TransferPlan, Window
 from commplan.runtime.input.transport.transport import Bytes
+from commplan.wait import Wait, until
 
 SENDS, RECEIVES = 64, 128  # messages from, and to, one host that are under way
 _SHORTEST, _LONGEST = 1e-3, 4e-3  # seconds of a sleep; what comes in the first waits in buffers
@@ -31,24 +31,21 @@ RESERVED = 8  # tags from 0 on that scripts do not use
 
 _left_alone: list[tuple[Any, Any]] = []  # requests that nobody waits for, and memory that they may touch
 Awaited = Callable[[], list[int]]
-Look = Callable[[float, Awaited], None]
+Waiting = Callable[[Awaited], Wait]  # how long, and what to look after meanwhile
 
 
-class Backoff:
-    """Sleeps between looks. look: called after each with the seconds since something moved, and what tells
-    the hosts that are waited for; what it raises ends the wait."""
+def until_moved(step: Callable[[], object], wait: Wait) -> None:
+    """Call `step` until it says that something has moved, and sleep in between."""
+    begun = time.monotonic()
 
-    def __init__(self, look: Look, awaited: Awaited) -> None:
-        self._look, self._awaited = look, awaited
-        self._since = time.monotonic()
-
-    def moved(self) -> None:
-        self._since = time.monotonic()
-
-    def wait(self) -> None:
-        waited = time.monotonic() - self._since
+    def attempt(_: float) -> bool:
+        if step():
+            return True
+        waited = time.monotonic() - begun
         time.sleep(_SHORTEST if waited < _LIVELY else min(waited / _SHARE, _LONGEST))
-        self._look(waited, self._awaited)
+        return False
+
+    until(attempt, wait)
 
 
 @dataclass
@@ -66,20 +63,18 @@ class Endpoint:
     def __post_init__(self) -> None:
         self._tags = int(self.comm.Get_attr(MPI.TAG_UB)) + 1 - RESERVED
 
-    def run(self, script: TransferPlan, arrays: Sequence[Bytes], look: Look) -> None:
+    def run(self, script: TransferPlan, arrays: Sequence[Bytes], waiting: Waiting) -> None:
         """Carry out `script` on `arrays`, one-dimensional; returns when all is sent and all is there.
 
-        look: see `Backoff`. Raises what it raises, and `MPI.Exception` as MPI does; after either this wire
-        cannot be used again.
+        waiting: for the next message. Raises what the wait raises, and `MPI.Exception` as MPI does; after
+        either this wire cannot be used again.
         """
         run = _Run(self, script, arrays)
+        wait = waiting(run.awaited)
         try:
-            patience = Backoff(look, run.awaited)
+            run.issue()
             while run.order.is_active():
-                if run.step():
-                    patience.moved()
-                else:
-                    patience.wait()
+                until_moved(run.step, wait)
         except MPI.Exception:
             run.abandon(failed=True)
             raise
@@ -97,53 +92,30 @@ class Endpoint:
         return post([buffer, MPI.BYTE], self.ranks[message.host], tag)
 
 
-class _Lane:
-    """Messages one way between this host and another.
-
-    waiting: of sends those that are ready, of receives all, earliest first. order: all of them, in order.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: list[int] = []
-        self.order: deque[int] = deque()
-        self.under_way = 0
-
-    def next(self, most: int) -> int | None:
-        """The next to post. The earliest of all may always go: its receiver waits for it, and perhaps not
-        yet for those that were ready before."""
-        if not self.waiting or (self.under_way >= most and self.waiting[0] != self.order[0]):
-            return None
-        at = heapq.heappop(self.waiting)
-        self.order.remove(at)
-        self.under_way += 1
-        return at
-
-
 class _Run:
     """One script under way."""
 
     def __init__(self, wire: Endpoint, script: TransferPlan, arrays: Sequence[Bytes]) -> None:
         self._wire, self._messages, self._arrays = wire, script.messages, arrays
         self._buffers: dict[int, Bytes] = {}  # of messages whose bytes lie in several windows
-        self._lanes: dict[tuple[int, bool], _Lane] = defaultdict(_Lane)
         self._receiving: dict[int, Any] = {}  # requests, by message
         self._sending: dict[int, Any] = {}
-        for at in range(len(script.messages)):
-            self._lane(at).order.append(at)
+        # Of each host and direction the messages that have not ended, in the order in which they are needed.
+        self._lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        for at, message in enumerate(script.messages):
+            self._lanes[message.host, message.outgoing].append(at)
         self.order = TopologicalSorter({at: m.waits for at, m in enumerate(script.messages)})
         self.order.prepare()
-        self._make_ready()
+        self._ready = set(self.order.get_ready())
 
     def step(self) -> bool:
-        """Look once; whether anything happened."""
-        issued = self._issue()
+        """Look once; whether a message has ended."""
         done = self._done()
-        if not done:
-            return issued
         for at in done:
             self._finished(at)
-        self._issue()
-        return True
+        if done:
+            self.issue()
+        return bool(done)
 
     def _done(self) -> list[int]:
         """The messages that have ended since the last look, in order. Sends to a host end in the order in
@@ -151,9 +123,8 @@ class _Run:
         done: list[int] = []
         if self._receiving:
             came: list[int] | None = MPI.Request.Testsome([*self._receiving.values()])
-            if came:
-                owners = [*self._receiving]
-                done = [owners[i] for i in came]
+            owners = [*self._receiving]
+            done = [owners[i] for i in came or ()]
         busy: set[int] = set()
         for at, request in self._sending.items():
             host = self._messages[at].host
@@ -172,33 +143,24 @@ class _Run:
         """The hosts of messages that are under way."""
         return sorted({self._messages[at].host for at in (*self._receiving, *self._sending)})
 
-    def _issue(self) -> bool:
-        issued = False
+    def issue(self) -> None:
+        """Post what is ready of the messages that are needed first: the earliest of all is always among them,
+        and its receiver, who posts more of them, waits for it."""
         for (_, outgoing), lane in self._lanes.items():
-            most = SENDS if outgoing else RECEIVES
-            while (at := lane.next(most)) is not None:
-                under_way = self._sending if outgoing else self._receiving
-                under_way[at] = self._wire.post(self._messages[at], self._buffer(at))
-                issued = True
-        return issued
+            under_way = self._sending if outgoing else self._receiving
+            for at in lane[: SENDS if outgoing else RECEIVES]:
+                if at in self._ready:
+                    under_way[at] = self._wire.post(self._messages[at], self._buffer(at))
+                    self._ready.remove(at)
 
     def _finished(self, at: int) -> None:
         message = self._messages[at]
-        self._lane(at).under_way -= 1
+        self._lanes[message.host, message.outgoing].remove(at)
         buffer = self._buffers.pop(at, None)
         if buffer is not None and not message.outgoing:
             _spread(buffer, message.windows, self._arrays)
         self.order.done(at)
-        self._make_ready()
-
-    def _make_ready(self) -> None:
-        """Let those go that wait for nothing any more."""
-        for at in self.order.get_ready():
-            heapq.heappush(self._lane(at).waiting, at)
-
-    def _lane(self, at: int) -> _Lane:
-        message = self._messages[at]
-        return self._lanes[message.host, message.outgoing]
+        self._ready.update(self.order.get_ready())
 
     def _buffer(self, at: int) -> Bytes:
         """The memory of a message: in place where that is one window, else a copy."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.runtime.input.transport.mpi_executor import Backoff, Endpoint, Look, ended, forget, orphan
+from commplan.runtime.input.transport.mpi_executor import Endpoint, ended, forget
 
-_LEFT, _NUMBER = 0, 1  # tags
+_LEFT = 0  # a tag
 _GOODBYE_S = 0.2  # seconds that a last message may take to leave
 
 _open: list[Team] = []  # closed here, and not yet by all others: their goodbyes are still to come
@@ -88,25 +88,7 @@ class Team:
         if goes_on() and not self.comm.Is_revoked():
             self.comm.Revoke()
 
-    # --- what speakers tell each other besides rows ---
-
-    def numbers(self, number: int, look: Look) -> dict[int, int]:
-        """What each speaker gives, by host. All of them call it."""
-        mine = np.array([number], np.int64)
-        words = {host: np.zeros(1, np.int64) for host in self.others}
-        receiving = {h: self.comm.Irecv([w, MPI.INT64_T], self.ranks[h], _NUMBER) for h, w in words.items()}
-        sending = {h: self.comm.Issend([mine, MPI.INT64_T], self.ranks[h], _NUMBER) for h in words}
-        patience = Backoff(look, lambda: sorted({*receiving, *sending}))
-        try:
-            while receiving or sending:
-                receiving = {host: request for host, request in receiving.items() if not request.Test()}
-                sending = {host: request for host, request in sending.items() if not ended(request)}
-                patience.wait()
-        except BaseException:
-            for request in (*receiving.values(), *sending.values()):
-                orphan(request, words, mine)
-            raise
-        return {host: int(words[host][0]) if host in words else number for host in self.speakers}
+    # --- the end ---
 
     def gone(self) -> list[int]:
         """The hosts that have left."""
@@ -115,8 +97,6 @@ class Team:
                 del self._mail[host]
                 self._gone.append(host)
         return list(self._gone)
-
-    # --- the end ---
 
     def leave(self) -> None:
         """Tell the others. The communicator is freed when all of them have left: else their last words would

@@ -9,12 +9,12 @@ speakers then do about the batch that was under way is the carrier's affair.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.transport.mpi_group import Team
+from commplan.wait import Wait, until
 
 WATCH_S = 0.1  # seconds between two looks of the thread
 PATIENCE_S = 5.0  # for it to end
@@ -35,17 +35,18 @@ class Survivors:
         self._end = weakref.finalize(self, _end, self._ending, self._thread)
         self._thread.start()
 
-    def after(self, team: Team, look: Callable[[float], None]) -> Team:
-        """The team that follows `team`, once there is one. look: called between looks with the seconds so
-        far; what it raises ends the wait."""
-        since = time.monotonic()
-        with self._changed:
-            while self.team is team:
+    def after(self, team: Team, wait: Wait) -> Team:
+        """The team that follows `team`, once there is one."""
+
+        def follower(seconds: float) -> Team | None:
+            with self._changed:
+                if self.team is team and self._failure is None:
+                    self._changed.wait(seconds)
                 if self._failure is not None:
                     raise self._failure
-                self._changed.wait(WATCH_S)
-                look(time.monotonic() - since)
-            return self.team
+                return None if self.team is team else self.team
+
+        return until(follower, wait)
 
     def close(self) -> None:
         """End the thread."""

@@ -5,8 +5,13 @@ from __future__ import annotations
 import gc
 import re
 import resource
+import shutil
+import socket
+import sys
 import threading
 import time
+import urllib.request
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -195,6 +200,116 @@ def test_a_file_is_written_now_on_a_period_and_at_the_end(tmp_path: Path):
         meter.add("raw", records=1)
     assert records() == 6
     kept.close()
+
+
+def scraped(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_an_address_is_scraped_with_and_without_a_file(tmp_path: Path):
+    meter = Meter("step", "tested")
+    meter.line("raw", "load images", LINE)
+    path = tmp_path / "input.prom"
+    for place in (path, None):
+        listens = metrics.listening("0", 3)
+        with metrics.Metrics(place, lambda: [meter.summary()], 600, listens) as kept:
+            assert kept.address.startswith("127.0.0.1:")
+            meter.add("raw", records=5)
+            assert "commplan_input_records_total" in scraped(kept.address)
+            records = samples(scraped(kept.address))["commplan_input_records_total"][0][1]
+        with pytest.raises(OSError):
+            scraped(kept.address)
+    assert records == 10 and samples(path.read_text())["commplan_input_records_total"][0][1] == 5
+
+
+def test_addresses_are_read():
+    assert metrics.listening("9464", 0) == ("127.0.0.1", 9464)
+    assert metrics.listening("0.0.0.0:9464", 3) == ("0.0.0.0", 9467)
+    assert metrics.listening("[::1]:0", 3) == ("::1", 0)
+    for wrong in ("localhost", "a:b", "", "-1", "70000"):
+        with pytest.raises(CommplanError) as caught:
+            metrics.listening(wrong, 0)
+        assert caught.value.diagnostics[0].code == "CP0963"
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CommplanError) as caught:
+        metrics.Metrics(None, list, 600, taken.getsockname())
+    assert caught.value.diagnostics[0].code == "CP0960"
+
+
+def test_a_write_that_fails_beside_is_said_once(tmp_path: Path):
+    path = tmp_path / "folder" / "input.prom"
+    path.parent.mkdir()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        kept = metrics.Metrics(path, list, 0.01)
+        shutil.rmtree(path.parent)
+        until = time.monotonic() + 30
+        while not said and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        path.parent.mkdir()
+        kept.close()
+    assert [str(each.message).partition(": ")[0] for each in said] == ["metrics are not kept up to date"]
+
+
+def test_whatever_kills_a_thread_is_said_and_it_goes_on(tmp_path: Path):
+    exits = [SystemExit("out of it")]
+
+    def dies() -> list[Summary]:
+        if exits and threading.current_thread().name == "commplan-metrics":
+            raise exits.pop()
+        return [metered(3)]
+
+    path = tmp_path / "input.prom"
+    with warnings.catch_warnings(record=True) as said, metrics.Metrics(path, dies, 0.01):
+        warnings.simplefilter("always")
+        until = time.monotonic() + 30
+        while (exits or not said) and time.monotonic() < until:
+            time.sleep(0.01)
+        path.unlink()
+        while not path.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert path.exists()
+    assert [each.category for each in said] == [RuntimeWarning] and "out of it" in str(said[0].message)
+
+
+def test_an_address_that_answers_no_more_is_said():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        kept = metrics.Metrics(None, list, 0.01, metrics.listening("0", 0))
+        kept._server.shutdown()
+        until = time.monotonic() + 30
+        while not said and time.monotonic() < until:
+            time.sleep(0.01)
+        kept.close()
+    assert f"nothing answers at {kept.address} any more" in str(said[0].message)
+
+
+def test_a_write_that_hangs_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics, "STUCK_S", 0.05)
+    go_on = threading.Event()
+
+    def hangs() -> list[Summary]:
+        if threading.current_thread().name == "commplan-metrics":
+            go_on.wait(60)
+        return []
+
+    kept = metrics.Metrics(tmp_path / "input.prom", hangs, 0.01)
+    until = time.monotonic() + 30
+    while not kept._writing.locked() and time.monotonic() < until:
+        time.sleep(0.01)
+    for call in (kept.write, kept.close):  # the second is the last write
+        with pytest.raises(CommplanError, match="a write has hung for"):
+            call()
+    go_on.set()
+
+
+def test_without_the_client_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.setitem(sys.modules, "prometheus_client.core", None)
+    with pytest.raises(CommplanError, match=re.escape("commplan[metrics]")) as caught:
+        metrics.text([])
+    assert caught.value.diagnostics[0].code == "CP0962"
 
 
 def test_a_ledger_remembers_batches_that_are_gone():

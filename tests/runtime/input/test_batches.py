@@ -17,6 +17,7 @@ from input_plans import FUNCTIONS, SIDE, Counting, decode, ensemble, flip, image
 from commplan.diagnostics import CommplanError
 from commplan.input.order import Order, generator
 from commplan.ir.schedule import Schedule
+from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
@@ -275,6 +276,19 @@ def test_arrays_are_aligned_and_their_own() -> None:
     for batch in (one, two):
         assert all(array.ctypes.data % 64 == 0 for array in batch.values.values())
     assert all(not np.shares_memory(one.values[ref], two.values[ref]) for ref in one.values)
+
+
+def test_a_batch_that_is_interrupted_on_its_way_comes_again() -> None:
+    def interrupted(batch: HostBatch) -> HostBatch:
+        raise KeyboardInterrupt
+
+    made = ensemble("", 2)
+    with batches(made, images(16)) as feed:
+        before = feed.state()
+        with pytest.raises(KeyboardInterrupt):
+            feed.take(interrupted)
+        assert feed.state() == before
+        assert [batch.step for batch in feed] == [0, 1]
 
 
 def test_a_function_cannot_spoil_what_members_share() -> None:

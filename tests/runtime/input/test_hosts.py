@@ -104,6 +104,16 @@ def test_a_process_that_dies_is_told_to_other_hosts(hosts: Hosts) -> None:
         assert problem["code"] == "CP0920" and "process 1 of 3 left" in problem["message"]
 
 
+def test_a_leader_that_carries_nothing_is_named(hosts: Hosts) -> None:
+    """The caller of process 0, which carries the batches of its host, is away: process 1 does not wait for
+    ever."""
+    slow = {0: {"pause": 4.0, "stop_after": 1}, 1: {"then_timeout": 0.5}, 2: {"stop_after": 1}}
+    found = hosts.told([0, 0, 1], design="all_shared", records=400, by_caller=True, each=slow)
+    problem = next(x for x in found[1] if "code" in x)
+    assert problem["code"] == "CP0921"
+    assert "process 0 of 3 lives, but was silent for 1 s" in problem["message"]
+
+
 def test_groups_on_several_hosts_need_a_carrier() -> None:
     with pytest.raises(CommplanError) as error:
         group("x", 0, 2, hosts=(0, 1))

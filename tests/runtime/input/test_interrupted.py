@@ -121,7 +121,7 @@ class Interrupting:
             return None
         place = (name, frame.f_lineno)
         tidying = isinstance(sys.exc_info()[1], KeyboardInterrupt)
-        if tidying or linecache.getline(*place).strip() == "return batch":
+        if tidying or linecache.getline(*place).strip() == "return item":
             return self
         if event == "line" and place not in self.done:
             self.done.add(place)

@@ -139,6 +139,37 @@ def test_a_ring_that_halts_goes_on_when_it_may() -> None:
         ring.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_has_died_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(Prefetcher, "_carry_out", dies)
+    ring: Prefetcher[str] = Prefetcher(Making, depth=2, threads=2, name="commplan-dead")
+    try:
+        with pytest.raises(RuntimeError, match=r"thread 'commplan-dead-[01]', which makes"):
+            ring.look()
+    finally:
+        ring.close()
+
+
+def test_a_batch_that_cannot_be_begun_fails_and_so_do_those_behind_it() -> None:
+    class Broken(Making):
+        def second(self) -> Sequence[Task]:
+            raise MemoryError(f"batch {self.number}")
+
+    ring: Prefetcher[str] = Prefetcher(
+        lambda n: Broken(n) if n == 1 else Making(n), depth=3, threads=2, name="commplan-broken"
+    )
+    try:
+        assert ring.look(0)[0] == "batch 0"
+        for number in (1, 2):
+            with pytest.raises(MemoryError, match="batch 1"):
+                ring.look(number)
+    finally:
+        ring.close()
+
+
 def test_an_interrupt_leaves_no_thread_and_no_noise(tmp_path: Path) -> None:
     """Control-C while the caller waits for a slow record: a KeyboardInterrupt, and the interpreter ends."""
     script = tmp_path / "wait.py"

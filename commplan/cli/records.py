@@ -1,0 +1,61 @@
+"""Records for the verbs that read them: those of one run, and what was predicted of it."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from commplan.cli.verb_blame import runs
+from commplan.cost import Simulation
+from commplan.diagnostics import fail
+from commplan.ir.schedule import Schedule
+from commplan.recorder import Record, Run, Summary, read_run, summary
+from commplan.recorder.collectives import Predicted
+
+
+def run_in(paths: list[str], schedule: Schedule | None = None, simulation: Simulation | None = None) -> Run:
+    """The one run whose records lie at `paths`, on one time scale. Raises CP1114 for files that are no
+    records, are of several runs, or are of another plan than `schedule`."""
+    records, *others = runs(paths)
+    if others:
+        named = ", ".join(each[0].path for each in (records, *others[:3]))
+        fail(
+            "CP1114", f"these are records of {1 + len(others)} runs: {named}", "name those of one: JOB.*.rec"
+        )
+    for before, record in pairwise(records):
+        if before.rank == record.rank:
+            fail(
+                "CP1114",
+                f"{before.path} and {record.path} are both of rank {record.rank}",
+                "name one of them",
+            )
+    if schedule is not None:
+        _check(records, schedule)
+    return read_run(records, _predicted(simulation) if simulation else None)
+
+
+def totals(run: Run) -> Summary:
+    """A run in numbers. Raises CP1114 where it has not come to a collective."""
+    if not run.collectives:
+        where = ", ".join(record.path for record in run.records[:3])
+        fail("CP1114", f"there is no collective in {where}", "the run has not come to its first one yet")
+    return summary(run)
+
+
+def _check(records: list[Record], schedule: Schedule) -> None:
+    first, ranks = records[0], math.prod(schedule.mesh_sizes.values())
+    if first.plan != schedule.plan:
+        message = f"{first.path} is of a run of plan `{first.plan}`, not of `{schedule.plan}`"
+        fail("CP1114", message, "give the plan that ran", file=first.path)
+    if first.ranks != ranks:
+        message = f"{first.path} is of a run on {first.ranks} ranks, and the plan was compiled for {ranks}"
+        fail("CP1114", message, "give the sizes of the run with --axis NAME=N", file=first.path)
+
+
+def _predicted(simulation: Simulation) -> Predicted:
+    seconds: dict[tuple[str, int, str], list[float]] = {}
+    for phase in simulation.phases:
+        for op in phase.ops:
+            if op.algorithm:
+                seconds.setdefault((phase.name, op.line, op.op), []).append(op.seconds)
+    return seconds

@@ -1,0 +1,253 @@
+"""The collectives of a run: what each rank recorded of them, on one time scale, and who waited for whom."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from commplan.recorder.clocks import Bounds, Clock, aligned, bounds
+from commplan.recorder.file import BEGIN, END, FAILED, WAITED, Details, Event, Record
+
+_LINE = re.compile(r"line (\d+)")
+_UUID = 36  # characters of a machine's number since it booted, which all of its processes share
+_UNFINISHED = "unfinished"
+_TO_ALL, _TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
+# Seconds of the collectives of a phase, in its order, by phase, plan line and kind.
+Predicted = Mapping[tuple[str, int, str], Sequence[float]]
+
+
+class Slice(NamedTuple):
+    """A collective on one rank.
+
+    begin, end: seconds on the scale of the run. state: `unfinished`, `failed`, or nothing. step: which run of
+    `phase` it belongs to, 0 where that is unknown. nbytes: that it moves on this rank. blocked: the times in
+    which the program waited for it. holder: the rank that came last of those that it depends on, where that
+    was later than this one, and `held` the seconds from its begin until then. margin: by how many seconds
+    that rank was later than all others, less what is uncertain of their clocks.
+    """
+
+    rank: int
+    name: str
+    line: int
+    phase: str
+    step: int
+    runs: int
+    begin: float
+    end: float
+    state: str
+    nbytes: int
+    details: Details | None
+    blocked: tuple[float, float]
+    holder: int | None = None
+    held: float = 0.0
+    margin: float = 0.0
+    predicted: float | None = None
+
+    @property
+    def transfer(self) -> float:
+        """Seconds from when all had come to the end."""
+        return max(0.0, self.end - self.begin - self.held)
+
+    @property
+    def title(self) -> str:
+        """`line 7: all_reduce ring`."""
+        where = f"line {self.line}" if self.line else self.name
+        return f"{where}: {self.details.kind} {self.details.algorithm}" if self.details else where
+
+
+class Run(NamedTuple):
+    """collectives: the slices of each, in the order in which they began. clocks: of its machines, which obey
+    `synchronised` of the collectives. lost: events that the rings have dropped."""
+
+    plan: str
+    records: tuple[Record, ...]
+    collectives: tuple[tuple[Slice, ...], ...]
+    clocks: tuple[Clock, ...]
+    synchronised: int
+    lost: int
+
+    @property
+    def slices(self) -> list[Slice]:
+        return [each for collective in self.collectives for each in collective]
+
+
+def read_run(records: Sequence[Record], predicted: Predicted | None = None) -> Run:
+    """The records of one run, at least one."""
+    machines = {record.machine[:_UUID]: record for record in reversed(records)}
+    order = list(dict.fromkeys(record.machine[:_UUID] for record in records))
+    number = {record.rank: order.index(record.machine[:_UUID]) for record in records}
+    matched: dict[tuple[object, ...], list[Slice]] = {}
+    # One clock for each machine, whatever each of its processes saw.
+    shifts = {record.rank: machines[record.machine[:_UUID]].clock - record.clock for record in records}
+    for record in records:
+        for key, each in _keyed(record, _slices(record, shifts[record.rank], predicted or {})):
+            matched.setdefault(key, []).append(each)
+    groups = list(matched.values())
+    clocks, used = _clocks(groups, number, [machines[machine].host for machine in order], records[0])
+    latest = (
+        max(
+            record.events[-1].seconds + shifts[record.rank] + clocks[number[record.rank]].offset
+            for record in records
+            if record.events
+        )
+        if matched
+        else 0.0
+    )
+    moved = [_moved(group, number, clocks, latest) for group in groups]
+    collectives = [_judged(group, number, clocks, records[0]) for group in moved]
+    collectives.sort(key=lambda collective: min(each.begin for each in collective))
+    lost = sum(record.lost for record in records)
+    return Run(records[0].plan, tuple(records), tuple(collectives), tuple(clocks), used, lost)
+
+
+def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slice]:
+    """What one rank recorded, in order."""
+    ends = {event.operation: event for event in record.events if event.kind in (END, FAILED)}
+    waits = {event.operation: event for event in record.events if event.kind == WAITED}
+    phase, step, seen = "", 0, dict[tuple[int, str], int]()
+    for event in record.events:
+        if event.kind != BEGIN:
+            continue
+        details, line = event.details, line_of(event)
+        if details is None:
+            step = event.runs
+        elif details.opens:
+            phase, step, seen = details.opens, event.runs, {}
+        end, kind = ends.get(event.operation), details.kind if details else ""
+        until = max(event.seconds, end.seconds) if end else event.seconds
+        place = seen[line, kind] = seen.get((line, kind), -1) + 1
+        known = predicted.get((phase, line, kind), ())
+        wait = waits.get(event.operation)
+        blocked = (event.seconds, until) if wait is None else (wait.seconds - wait.nbytes / 1e9, wait.seconds)
+        yield Slice(
+            record.rank, event.name, line, phase, step, event.runs, event.seconds + shift, until + shift,
+            _UNFINISHED if end is None else "failed" if end.kind == FAILED else "", event.nbytes, details,
+            (blocked[0] + shift, blocked[1] + shift), predicted=known[place] if place < len(known) else None,
+        )  # fmt: skip
+
+
+def line_of(event: Event) -> int:
+    """The plan line in an event's name, 0 where there is none."""
+    match = _LINE.match(event.name)
+    return int(match[1]) if match else 0
+
+
+def _keyed(record: Record, slices: Iterable[Slice]) -> Iterator[tuple[tuple[object, ...], Slice]]:
+    """Each slice with what names its collective on all of its ranks, whose plans may have other paths."""
+    same: dict[tuple[object, ...], int] = {}
+    group = functools.cache(functools.partial(_group, record=record))
+    for each in slices:
+        name = (each.line or each.name, each.details, each.runs, group(each.details))
+        same[name] = same.get(name, -1) + 1
+        yield (*name, same[name]), each
+
+
+def _group(details: Details | None, record: Record) -> tuple[int, ...]:
+    """Where the rank stands on the axes that a collective is not over: the same on all that take part."""
+    if details is None or not record.axes:
+        return ()
+    place, strides = list[int](), math.prod(record.axes.values())
+    for axis, size in record.axes.items():
+        strides //= size
+        if axis not in details.axes:
+            place.append(record.rank // strides % size)
+    return tuple(place)
+
+
+def _members(details: Details | None, record: Record) -> int:
+    """How many ranks take part."""
+    if details is None or not record.axes:
+        return record.ranks
+    return math.prod(record.axes.get(axis, 1) for axis in details.axes)
+
+
+def _sources(group: list[Slice], each: Slice, record: Record) -> list[Slice]:
+    """The slices without whose begin `each` cannot end; nothing where some rank's record is missing."""
+    details = each.details
+    if len(group) != _members(details, record):
+        return []
+    if details is None or details.kind not in (*_TO_ALL, *_TO_ROOT, "shift"):
+        return group
+    ordered = sorted(group, key=lambda other: _along(other, details, record))
+    at = next(index for index, other in enumerate(ordered) if other.rank == each.rank)
+    if details.kind == "shift":
+        return [ordered[(at - details.root) % len(ordered)]]
+    if details.kind in _TO_ALL:
+        return [ordered[details.root % len(ordered)]]
+    return ordered if at == details.root else []
+
+
+def _along(each: Slice, details: Details, record: Record) -> tuple[int, ...]:
+    """The place of a rank along the axes of a collective, in their order."""
+    place, strides = dict[str, int](), math.prod(record.axes.values())
+    for axis, size in record.axes.items():
+        strides //= size
+        place[axis] = each.rank // strides % size
+    return tuple(place.get(axis, each.rank) for axis in details.axes)
+
+
+def _clocks(
+    groups: Sequence[Sequence[Slice]], machine: Mapping[int, int], hosts: Sequence[str], record: Record
+) -> tuple[list[Clock], int]:
+    if len(hosts) == 1:
+        return [Clock(hosts[0], 0.0, 0.0, 0.0)], 0
+    constraints: list[tuple[float, Bounds]] = []
+    for group in groups:
+        details = group[0].details
+        rooted = details is not None and details.kind in (*_TO_ALL, *_TO_ROOT, "shift")
+        if rooted or any(each.state for each in group) or len(group) != _members(details, record):
+            continue
+        ranks = [machine[each.rank] for each in group]
+        if len(set(ranks)) > 1:
+            begins, ends = [each.begin for each in group], [each.end for each in group]
+            constraints.append((begins[0], bounds(ranks, begins, ends, len(hosts))))
+    constraints.sort(key=lambda constraint: constraint[0])
+    return aligned(hosts, [constraint for _, constraint in constraints])
+
+
+def _moved(
+    group: Iterable[Slice], machine: Mapping[int, int], clocks: Sequence[Clock], latest: float
+) -> list[Slice]:
+    """Slices on the scale of the run, whose last event was at `latest`."""
+    moved: list[Slice] = []
+    for each in group:
+        offset = clocks[machine[each.rank]].offset
+        if not offset and each.state != _UNFINISHED:
+            moved.append(each)
+            continue
+        begin, end = each.begin + offset, each.end + offset if each.state != _UNFINISHED else latest
+        called = each.blocked == (each.begin, each.end)
+        blocked = (begin, end) if called else (each.blocked[0] + offset, each.blocked[1] + offset)
+        moved.append(each._replace(begin=begin, end=max(begin, end), blocked=blocked))
+    return moved
+
+
+def _judged(
+    group: Sequence[Slice], machine: Mapping[int, int], clocks: Sequence[Clock], record: Record
+) -> tuple[Slice, ...]:
+    arrived = sorted(group, key=lambda each: each.begin)
+    machines = {machine[each.rank] for each in group}
+    unsure = 2 * max(clocks[number].uncertainty for number in machines) if len(machines) > 1 else 0.0
+    if math.isinf(unsure):
+        return tuple(group)
+    judged: list[Slice] = []
+    for each in group:
+        sources = _sources(arrived, each, record)
+        late = sources if sources is arrived else sorted(sources, key=lambda other: other.begin)
+        if not late or late[-1].begin <= each.begin:
+            judged.append(each)
+            continue
+        holder, second = late[-1], max(each.begin, late[-2].begin if len(late) > 1 else each.begin)
+        held = min(holder.begin, each.end) - each.begin
+        judged.append(each._replace(holder=holder.rank, held=held, margin=holder.begin - second - unsure))
+    return tuple(judged)
+
+
+def by_rank(slices: Iterable[Slice]) -> dict[int, list[Slice]]:
+    """Slices by rank, each in the order in which they began."""
+    ordered = sorted(slices, key=lambda each: (each.rank, each.begin))
+    return {rank: list(own) for rank, own in groupby(ordered, lambda each: each.rank)}

@@ -1,0 +1,160 @@
+"""A run in numbers: the share of communication in a step, and what each plan line took."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+
+from commplan.recorder.collectives import Run, Slice, by_rank
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """The runs of a phase, from one begin of its first collective to the next. seconds, p95: of one.
+    communicating: the share of it in which some collective is under way; waiting: in which the program can do
+    nothing else. The first run is not counted: it may compile. Medians over ranks and runs."""
+
+    phase: str
+    count: int
+    seconds: float
+    p95: float
+    communicating: float
+    waiting: float
+
+    @property
+    def hidden(self) -> float:
+        """The share of communication that passes beside the program's own work."""
+        return 1 - self.waiting / self.communicating if self.communicating > 0 else 0.0
+
+
+class Line(msgspec.Struct, frozen=True):
+    """Collectives of a plan line that are alike.
+
+    count: of them, each once for all its ranks; unfinished: of these. seconds, p95: from begin to end on a
+    rank. transfer: seconds from when the last rank had come until all had ended, the median. nbytes: of the
+    whole buffer. bandwidth: nbytes over transfer, in bytes a second. waited: seconds of all ranks together
+    for the last that came. last: how often which rank was that, the most frequent first; unsure: how often
+    clocks of hosts do not tell. predicted: seconds of one, where there is a topology.
+    """
+
+    line: int
+    name: str
+    kind: str
+    algorithm: str
+    count: int
+    nbytes: int
+    seconds: float
+    p95: float
+    transfer: float
+    bandwidth: float
+    waited: float
+    last: tuple[tuple[int, int], ...]
+    unsure: int
+    unfinished: int
+    predicted: float | None
+
+    @property
+    def drift(self) -> float | None:
+        """How many times the predicted time a collective takes once all have come."""
+        return self.transfer / self.predicted if self.predicted else None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """A run. seconds: from the first begin to the last end."""
+
+    plan: str
+    ranks: int
+    recorded: int
+    seconds: float
+    lost: int
+    steps: tuple[Steps, ...]
+    lines: tuple[Line, ...]
+
+
+def summary(run: Run) -> Summary:
+    """What `run` says, in the order of the plan's lines."""
+    begins, ends = [each.begin for each in run.slices], [each.end for each in run.slices]
+    alike: dict[tuple[int, str, str, str, int], list[tuple[Slice, ...]]] = {}
+    for collective in run.collectives:
+        each, known = collective[0], collective[0].details
+        kind, algorithm, nbytes = known[:3] if known else ("", "", each.nbytes)
+        name = "" if each.line else each.name
+        alike.setdefault((each.line, name, kind, algorithm, nbytes), []).append(collective)
+    phases = sorted({each.phase for each in run.slices if each.step})
+    steps = [_steps(run, phase) for phase in phases]
+    return Summary(
+        run.plan,
+        run.records[0].ranks,
+        len(run.records),
+        max(ends, default=0.0) - min(begins, default=0.0),
+        run.lost,
+        tuple(each for each in steps if each is not None),
+        tuple(_line(*key, collectives) for key, collectives in sorted(alike.items())),
+    )
+
+
+def _line(
+    line: int, name: str, kind: str, algorithm: str, nbytes: int, collectives: Sequence[Sequence[Slice]]
+) -> Line:
+    whole = [collective for collective in collectives if not any(each.state for each in collective)]
+    slices = [each for collective in whole for each in collective]
+    seconds = [each.end - each.begin for each in slices]
+    transfer = _middle(max(each.transfer for each in collective) for collective in whole)
+    late = [max(collective, key=lambda each: each.held) for collective in collectives]
+    late = [each for each in late if each.holder is not None]
+    last = Counter(each.holder for each in late if each.holder is not None and each.margin > 0)
+    predicted = [each.predicted for each in slices if each.predicted is not None]
+    return Line(
+        line, name, kind, algorithm, len(collectives), nbytes, _middle(seconds), percentile(seconds, 0.95),
+        transfer, nbytes / transfer if transfer > 0 else 0.0,
+        sum(each.held for collective in collectives for each in collective), tuple(last.most_common()),
+        sum(each.margin <= 0 for each in late), len(collectives) - len(whole),
+        _middle(predicted) if predicted else None,
+    )  # fmt: skip
+
+
+def _steps(run: Run, phase: str) -> Steps | None:
+    """None of a phase that has not run twice after its first run."""
+    seconds, communicating, waiting = list[float](), list[float](), list[float]()
+    runs = 0
+    for own in by_rank(run.slices).values():
+        opens = (each.details is not None and each.details.opens == phase for each in own)
+        starts = [place for place, opening in enumerate(opens) if opening]
+        starts = [place for place in starts if own[place].step > 1] or starts
+        runs = max([runs, *(own[place].step for place in starts)])
+        for at, until in pairwise(starts):
+            opening, after, inside = own[at], own[until], own[at:until]
+            took = after.begin - opening.begin
+            if after.step != opening.step + 1 or took <= 0:
+                continue
+            window = (opening.begin, after.begin)
+            seconds.append(took)
+            communicating.append(covered(((e.begin, e.end) for e in inside), window) / took)
+            waiting.append(covered((each.blocked for each in inside), window) / took)
+    if not seconds:
+        return None
+    middles = (_middle(communicating), _middle(waiting))
+    return Steps(phase, runs, _middle(seconds), percentile(seconds, 0.95), *middles)
+
+
+def covered(spans: Iterable[tuple[float, float]], window: tuple[float, float]) -> float:
+    """The length of the union of intervals inside `window`."""
+    total, last = 0.0, window[0]
+    for begin, end in sorted(spans):
+        total += max(0.0, min(end, window[1]) - max(begin, last))
+        last = max(last, end)
+    return total
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least value that `share` of `values` do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _middle(values: Iterable[float]) -> float:
+    known = list(values)
+    return median(known) if known else 0.0

@@ -1,0 +1,215 @@
+"""The steps that a process runs together with others: counted, recorded, and whether the last has ended.
+
+A call of a compiled step returns before its devices are done. What it returned is kept, until the next call
+at most, and asked; a thread soon replaces it by the few smallest of its arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import struct
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.typing_shim import jax
+from commplan.recorder.file import (
+    BEGIN,
+    CAPACITY,
+    END,
+    EVENT,
+    EVENTS,
+    FAILURES,
+    HEAD,
+    MOST_NAMES,
+    SIZE,
+    VERDICT,
+    Recording,
+    put_name,
+)
+
+_KEPT = 4  # arrays of a result: the smallest ones
+_RECENT = 48  # calls that are compared with those of others
+_INTERVALS = 16  # between runs, of which the median is taken
+_HEAD = struct.Struct("<q")
+# Events are written two by two: the end of a call and the begin of the next one, or an event and none.
+_PAIR, _PAIRS = struct.Struct("<12q"), CAPACITY // 2
+_NOTHING = (0, 0, 0, 0)  # kind, name, number, runs
+
+
+class Kept(list[Any]):
+    """Arrays that stand for the result of a call."""
+
+
+class Call(NamedTuple):
+    """nanoseconds: since boot, when it began. name: its index. number: among all calls. runs: of its name."""
+
+    nanoseconds: int
+    name: int
+    number: int
+    runs: int
+
+
+class Calls:
+    """The calls that all of `processes` make in the same order.
+
+    key: the processes, as text. names: of steps. places: by name, where in the plan its collectives are.
+    moved: on `time.monotonic`, when something last began or ended. waits: the number of the call that has not
+    ended; 0 where all have.
+    """
+
+    def __init__(self, processes: Sequence[int], recording: Recording | None) -> None:
+        self.processes, self.key = tuple(processes), ",".join(map(str, processes))
+        self.recording = recording
+        self.memory = bytearray(SIZE) if recording is None else recording.memory
+        self.names: list[str] = []
+        self.places: list[str] = []
+        self.moved, self.waits, self.number = time.monotonic(), 0, 0
+        self._pairs = itertools.count()
+        self._inside, self._result, self._open = False, None, _NOTHING
+        self._seen = (0, False, True)
+
+    def counted(self, function: Callable[..., Any], name: str) -> tuple[Callable[..., Any], int]:
+        """`function`, a compiled step, with its calls counted, and the index of its name.
+
+        A call within a trace is part of another step. The cost is about a microsecond.
+        """
+        index = min(len(self.names), MOST_NAMES - 1)
+        self.names[index:], self.places[index:] = [name], [""]
+        put_name(self.memory, index, f"`{name}`")
+        memory, pairs, runs = self.memory, self._pairs, itertools.count(1)
+        untraced, now, pack, pack_head = _compat.untraced, time.monotonic_ns, _PAIR.pack_into, _HEAD.pack_into
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not untraced():
+                return function(*args, **kwargs)
+            at, before, run = now(), self._open, next(runs)
+            # A thread that sees the new number sees that a call is under way.
+            self._inside, self._result = True, None
+            self.number = number = self.number + 1
+            self._open = (END, index, number, run)
+            pair = next(pairs)
+            place = EVENTS + pair % _PAIRS * _PAIR.size
+            pack(memory, place, at, *before, 0, at, BEGIN, index, number, run, 0)
+            pack_head(memory, HEAD, 2 * pair + 2)
+            try:
+                self._result = result = function(*args, **kwargs)
+                return result
+            finally:
+                self._inside = False
+
+        for attribute in ("lower", "trace", "eval_shape", "clear_cache"):
+            setattr(call, attribute, getattr(function, attribute))
+        call.__name__, call.__doc__, call.__wrapped__ = name, function.__doc__, function  # pyright: ignore[reportFunctionMemberAccess]
+        return call, index
+
+    def locate(self, index: int, lines: Sequence[int], file: str) -> None:
+        """Say that the collectives of the step `index` are those of these lines of a plan."""
+        if lines:
+            numbers = ", ".join(map(str, sorted(set(lines))))
+            one_of = "line" if len(set(lines)) == 1 else "one of lines"
+            self.places[index] = f"{one_of} {numbers} of {file or 'the plan'}, in "
+            put_name(self.memory, index, self.where(index))
+
+    def where(self, index: int) -> str:
+        """The plan's lines, and the name of the step."""
+        return f"{self.places[index]}`{self.names[index]}`"
+
+    def current(self) -> str:
+        """Where the last call is."""
+        return "".join(self.where(call.name) for call in self.latest(1))
+
+    def began(self) -> float:
+        """When the last call began, on `time.monotonic`."""
+        return self.latest(1)[0].nanoseconds * 1e-9
+
+    def finished(self) -> tuple[str, int]:
+        """Where the last call is that has ended, and how often its step has run; empty without one."""
+        ended = [call for call in self.latest(2) if call.number != self.waits]
+        return (self.where(ended[-1].name), ended[-1].runs) if ended else ("", 0)
+
+    def recent(self) -> tuple[int, tuple[str, ...]]:
+        """The number of one of the last calls, and the names of the steps from there on."""
+        calls = self.latest()
+        return (calls[0].number, tuple(self.names[call.name] for call in calls)) if calls else (1, ())
+
+    def observe(self) -> None:
+        """Notice what has ended. Called again and again, by one thread alone."""
+        number, inside, result = self.number, self._inside, self._result
+        if result is not None and not isinstance(result, Kept):
+            kept = _smallest(result)
+            if self._result is result:
+                self._result = kept
+            result = kept
+        ended = not inside and (result is None or _ready(result))
+        if number != self.number:
+            return
+        if (number, inside, ended) != self._seen:
+            self._seen, self.moved = (number, inside, ended), time.monotonic()
+        self.waits = 0 if ended else number
+        last = self._open
+        if ended and last[2] == number and last is not _NOTHING:
+            self._open = _NOTHING
+            self._write(last)
+
+    def _write(self, event: tuple[int, int, int, int]) -> None:
+        pair, at = next(self._pairs), time.monotonic_ns()
+        _PAIR.pack_into(self.memory, EVENTS + pair % _PAIRS * _PAIR.size, at, *event, 0, at, *_NOTHING, 0)
+        _HEAD.pack_into(self.memory, HEAD, 2 * pair + 2)
+
+    def judged(self, text: str) -> None:
+        """Record the verdict of the watchdog; the record is kept."""
+        index = min(len(self.names), MOST_NAMES - 1)
+        put_name(self.memory, index, text)
+        self._write((VERDICT, index, 0, 0))
+        _HEAD.pack_into(self.memory, FAILURES, 1)
+
+    def latest(self, most: int = _RECENT) -> list[Call]:
+        """The last calls, in order."""
+        return list(itertools.islice(self._backwards(), most))[::-1]
+
+    def _backwards(self) -> Iterator[Call]:
+        (head,) = _HEAD.unpack_from(self.memory, HEAD)
+        for slot in range(head - 1, max(head - CAPACITY, 0) - 1, -1):
+            event = EVENT.unpack_from(self.memory, EVENTS + slot % CAPACITY * EVENT.size)
+            if event[1] == BEGIN:
+                yield Call(event[0], *event[2:5])
+
+    def rhythm(self) -> tuple[int, float]:
+        """How often the last step has run, and the median of the seconds between its runs."""
+        last = self.latest(1)
+        if not last:
+            return 0, 0.0
+        begun = [call.nanoseconds for call in self._backwards() if call.name == last[0].name]
+        intervals = [(after - before) * 1e-9 for after, before in itertools.pairwise(begun[: _INTERVALS + 1])]
+        return last[0].runs, statistics.median(intervals) if intervals else 0.0
+
+
+def recording(job: str, plan: str, rank: int, ranks: int) -> Recording | None:
+    """A new record; None, with a warning, where none can be made."""
+    try:
+        return Recording(job, plan, rank, ranks)
+    except OSError as error:
+        warnings.warn(f"this run is not recorded: {error}", RuntimeWarning, 2)
+        return None
+
+
+def _smallest(result: Any) -> Kept:
+    arrays = [
+        x for x in jax.tree_util.tree_leaves(result) if isinstance(x, jax.Array) and not _compat.is_traced(x)
+    ]
+    return Kept(sorted(arrays, key=lambda x: x.size)[:_KEPT])
+
+
+def _ready(arrays: Kept) -> bool:
+    """Whether the devices are done with these; what was given away for another call is not asked."""
+    for array in arrays:
+        try:
+            if not array.is_deleted():
+                return bool(array.is_ready())
+        except RuntimeError:
+            continue
+    return True

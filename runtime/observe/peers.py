@@ -1,0 +1,105 @@
+"""Datagrams between the processes of a job, from each to each: what a watchdog asks and answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from commplan.lowering.mpi.watchdog import job
+from commplan.recorder.blame import process_state
+from commplan.recorder.file import machine
+from commplan.runtime.observe.verdict import Report
+
+_LONGEST = 60_000  # bytes of a datagram
+_STATES = {
+    "dead": "has died",
+    "stopped": "is stopped (SIGSTOP, or a debugger)",
+    "stuck in the kernel": "is stuck in the kernel (a disk or a file system that does not answer)",
+    "alive": "does not answer: its process lives, and its threads do not run",
+}
+
+
+class Peer(msgspec.Struct, frozen=True, array_like=True):
+    """How a process is asked.
+
+    token: begins what is sent to it. space: see `recorder.file.machine`. bound_s: see `Program.bind`.
+    """
+
+    process: int
+    address: str
+    port: int
+    token: str
+    pid: int
+    host: str
+    space: str
+    bound_s: float | None
+
+    @property
+    def state(self) -> str:
+        """See `recorder.blame.Rank`."""
+        return process_state(self.pid) if self.space == machine() else "unknown"
+
+    def silence(self, state: str) -> str:
+        """What is said of it in this state where it does not answer."""
+        unreachable = f"does not answer: it is stopped or dead, or host {self.host} cannot be reached"
+        return _STATES.get(state, unreachable)
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """kind: `hello`, `ask`, `answer`, `verdict` or `left`. serial: of what is asked, and of its answer."""
+
+    process: int
+    kind: str
+    serial: int = 0
+    text: str = ""
+    report: Report | None = None
+
+
+class Endpoint:
+    """Where process `own` is asked: at the address with which it reaches `coordinator`, HOST:PORT.
+
+    others: the processes that it asks, by number. Raises OSError or ValueError where there is none.
+    """
+
+    def __init__(self, own: int, coordinator: str) -> None:
+        self.own, self.token = own, job()
+        self.others: dict[int, Peer] = {}
+        host, _, port = coordinator.rpartition(":")
+        infos = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        family, *_, address = min(infos, key=lambda info: info[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            own_address = probe.getsockname()[0]
+        self._socket = socket.socket(family, socket.SOCK_DGRAM)
+        self._socket.bind((own_address, 0))
+
+    def peer(self, bound_s: float | None) -> Peer:
+        """What others need to ask this process."""
+        address, port = self._socket.getsockname()[:2]
+        host = socket.gethostname()
+        return Peer(self.own, address, port, self.token, os.getpid(), host, machine(), bound_s)
+
+    def send(self, message: Message, processes: Sequence[int]) -> None:
+        """What does not arrive is sent again, or missed."""
+        data = msgspec.json.encode(message)
+        for peer in map(self.others.__getitem__, processes):
+            with contextlib.suppress(OSError):
+                self._socket.sendto(peer.token.encode() + data, (peer.address, peer.port))
+
+    def receive(self, take: Callable[[Message], None], seconds: float) -> None:
+        """Give `take` all that has come from others; waits this long where that is nothing."""
+        self._socket.settimeout(seconds)
+        with contextlib.suppress(OSError):
+            while True:
+                data = self._socket.recv(_LONGEST)
+                self._socket.settimeout(0.0)
+                if not data.startswith(self.token.encode()):
+                    continue
+                with contextlib.suppress(msgspec.DecodeError):
+                    message = msgspec.json.decode(data[len(self.token) :], type=Message)
+                    if message.process in self.others:
+                        take(message)

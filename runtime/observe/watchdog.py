@@ -1,0 +1,352 @@
+"""The watchdog of processes under `jax.distributed`: where a step does not end, a process asks the others how
+far they are, and all end with one verdict that says who holds them.
+
+A thread of each process asks and answers, from process to process: a coordinator that is stopped or dead
+keeps nobody from asking. An executable that is under way cannot be broken off, so a process whose main thread
+waits in one says what is wrong and exits. JAX and Gloo abort a process when they find that another one has
+died; the thread that does so is held up until the verdict is out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import NoReturn
+from zlib import crc32
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.lowering.mpi.watchdog import FIRST, main_stack
+from commplan.runtime.observe import abort_hook
+from commplan.runtime.observe.calls import Calls, recording
+from commplan.runtime.observe.peers import Endpoint, Message, Peer
+from commplan.runtime.observe.verdict import Patience, Report, Waiting, conclude, departure, silence, stalled
+from commplan.wait import Wait, until
+
+EXIT_STATUS = 75  # of a process that ends with a verdict: EX_TEMPFAIL of sysexits.h
+_FEW, _MEDIANS = 3, 5.0  # runs before a median is known; of intervals between runs
+_TICK_S = 0.25
+_GRACE_S = 2.0  # to answer in
+_SETTLE_S = 1.0  # in which a process may find out by itself what is wrong
+_UNWIND_S = 10.0  # for the `finally` blocks of a main thread that is in no step
+_STACK = 2048  # characters of the main thread's stack
+Exchange = Callable[[Peer], Mapping[int, Peer]]
+
+
+class Watchdog:
+    """Of this process, for all meshes that it holds with others."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint, self.own = endpoint, endpoint.own
+        self._lock = threading.Lock()  # of what follows
+        self._calls: dict[str, Calls] = {}
+        self._bounds: dict[str, float] = {}
+        self._late = 0
+        self._failure = ""  # what JAX may have raised and nobody has caught
+        self._left: str | None = None  # why this process ends, once it does
+        self._status = 0  # with which it then exits
+        self._gone: dict[int, tuple[float, Report]] = {}  # others that end: when this was heard
+        self._heard: set[int] = set()
+        self._asked: float | None = None
+        self._serial, self._again, self._scanned, self._noticed = 0, 0.0, 0.0, 0
+        self._reports: dict[int, Report] = {}
+        self._verdict, self._is_said, self._settled = "", False, threading.Event()
+        self._deadline, self._place = 0.0, (0, 0)  # once the verdict is out: where the main thread was
+        abort_hook.hold_aborts()
+        abort_hook.on_failure(self._failing)
+        atexit.register(self._ending)
+        threading.Thread(target=self._run, name="commplan-watchdog", daemon=True).start()
+
+    def watch(self, peers: Sequence[Peer], plan: str) -> Calls:
+        """The calls that these processes make together, watched from now on; `plan` names their record."""
+        with self._lock:
+            others = {peer.process: peer for peer in peers if peer.process != self.own}
+            self.endpoint.others = others | self.endpoint.others
+            calls = self._made([peer.process for peer in peers], plan)
+            self._bounds[calls.key] = max(
+                self._bounds.get(calls.key, 0.0), *(p.bound_s or 0.0 for p in peers)
+            )
+        self.endpoint.send(Message(self.own, "hello"), list(others))
+        return calls
+
+    def part(self, whole: Calls, processes: Sequence[int], plan: str) -> Calls:
+        """The calls of some of the processes of `whole`."""
+        with self._lock:
+            calls = self._made(processes, plan)
+            self._bounds.setdefault(calls.key, self._bounds[whole.key])
+        return calls
+
+    def _made(self, processes: Sequence[int], plan: str) -> Calls:
+        key = ",".join(map(str, processes))
+        if key not in self._calls:
+            first = self.endpoint.others.get(processes[0])
+            job = f"{self.endpoint.token if first is None else first.token}{crc32(key.encode()):08x}"
+            record = recording(job, plan, self.own, len(self.endpoint.others) + 1)
+            if record is not None:
+                atexit.register(record.remove)
+            self._calls[key] = Calls(processes, record)
+        return self._calls[key]
+
+    @contextlib.contextmanager
+    def late(self) -> Generator[None]:
+        """While this runs, the others take it as said that this process comes later."""
+        self._late += 1
+        try:
+            yield
+        finally:
+            self._late -= 1
+
+    # How the main thread ends.
+
+    def _failing(self, error: BaseException, status: int) -> None:
+        """What nobody catches. Where JAX may have raised it, another process may be why: all are asked."""
+        lines = f"{type(error).__name__}: {error}".splitlines()
+        text = f"exit with {status}" if isinstance(error, SystemExit) else lines[0][:200]
+        self._status = 130 if isinstance(error, KeyboardInterrupt) else status
+        if isinstance(error, RuntimeError | ValueError) and not self._verdict:  # JAX raises either
+            self._failure = text
+            with contextlib.suppress(TimeoutError):
+                until(self._settled.wait, Wait(2 * _GRACE_S + _SETTLE_S, _timed_out))
+        if not self._verdict:
+            self._leave(text)
+
+    def _leave(self, why: str) -> None:
+        self._left = why
+        self.endpoint.send(Message(self.own, "left", report=self._report()), list(self.endpoint.others))
+
+    def _ending(self) -> None:
+        """At the exit: JAX's own would wait for the others, for minutes."""
+        if self not in _running:
+            return  # a forked child
+        if self._verdict:
+            with self._lock:
+                self._say()
+        if self._verdict or self._status:
+            _exit(EXIT_STATUS if self._verdict else self._status)
+        self._leave("")
+
+    # The thread.
+
+    def _run(self) -> None:
+        while True:
+            self.endpoint.receive(self._take, _TICK_S)
+            with self._lock:
+                for calls in self._calls.values():
+                    calls.observe()
+                if self._verdict:
+                    self._end(time.monotonic())
+                elif self._calls:
+                    self._look(time.monotonic())
+
+    def _moved(self) -> float:
+        return max(calls.moved for calls in self._calls.values())
+
+    def _waits(self) -> Calls | None:
+        """The calls of which one has not ended for the longest time."""
+        return min((calls for calls in self._calls.values() if calls.waits), key=Calls.began, default=None)
+
+    def _look(self, now: float) -> None:
+        """Whether something is wrong; then the others are asked, and what they say is weighed."""
+        for heard, gone in self._gone.values():
+            missed = any(
+                calls.waits > gone.begun.get(calls.key, calls.waits) for calls in self._calls.values()
+            )
+            settled = bool(self._failure) or now > heard + _SETTLE_S
+            if self._left is None and settled and (missed or gone.left):
+                self._judge(departure(gone) + self._awaiting())
+                return
+        if self._asked is not None:
+            missing = self._missing()
+            gone = all(self._state(process) in ("dead", "stopped") for process in missing)
+            if gone or now > self._asked + _GRACE_S:
+                self._asked, self._again = None, now + _SETTLE_S
+                self._weigh(missing)
+            else:
+                self.endpoint.send(Message(self.own, "ask", self._serial), missing)
+        elif now > self._again and self._alarmed(now):
+            self._asked, self._serial = now, self._serial + 1
+            self._reports.clear()
+            self.endpoint.send(Message(self.own, "ask", self._serial), self._missing())
+
+    def _alarmed(self, now: float) -> bool:
+        """Whether something has waited for too long here, has failed, or is about to end this process."""
+        idle, waits = now - self._moved(), self._waits()
+        if self._failure:
+            return True
+        if idle > 2 * _TICK_S and now > self._scanned + _SETTLE_S:
+            self._scanned = now
+            if abort_hook.aborted():
+                return True
+        if waits is None:
+            return False
+        died = any(self._state(process) == "dead" for process in waits.processes if process != self.own)
+        return idle > (min(_GRACE_S, self._bounds[waits.key]) if died else self._bounds[waits.key])
+
+    def _missing(self) -> list[int]:
+        return [number for number in self.endpoint.others if number not in {*self._reports, *self._gone}]
+
+    def _state(self, process: int) -> str:
+        """See `recorder.blame.Rank`; a process that said that it ends is `unknown`."""
+        return "unknown" if process in self._gone else self.endpoint.others[process].state
+
+    def _weigh(self, missing: Sequence[int]) -> None:
+        waits, patience = self._waits(), self._patience()
+        reports = self._reports | {process: gone for process, (_, gone) in self._gone.items()}
+        reports[self.own] = mine = self._report()
+        states = {process: self._state(process) for process in missing}
+        silent = {
+            process: self.endpoint.others[process].silence(state)
+            for process, state in states.items()
+            if (state != "alive" or mine.idle > patience.late)
+            and (state != "unknown" or process in self._heard)
+        }
+        if silent and (mine.waits or mine.aborted or self._failure):
+            self._judge(silence(reports, silent) + self._awaiting())
+        elif not missing and (text := conclude(self.own, reports, patience, self._awaiting())):
+            self._judge(text)
+        elif self._failure:
+            self._settled.set()
+        elif waits and not missing and waits.waits != self._noticed and stalled(self.own, reports, patience):
+            self._noticed = waits.waits
+            text = (
+                f"commplan: {waits.current()} has not ended for {mine.idle:.0f} s; no process is late for it"
+            )
+            print(text, file=sys.stderr, flush=True)
+
+    def _patience(self) -> Patience:
+        waits = self._waits()
+        if waits is None:
+            return Patience(0.0, 0.0)
+        (runs, median_s), bound = waits.rhythm(), self._bounds[waits.key]
+        return Patience(bound, FIRST * bound if runs <= _FEW else max(bound, _MEDIANS * median_s))
+
+    def _awaiting(self) -> str:
+        """The step that has not ended, or has failed."""
+        waits = self._waits() or max(self._calls.values(), key=lambda calls: calls.moved)
+        if waits.waits:
+            return f"\nnote: {waits.current()} waits for it"
+        return f"\nnote: {waits.current()} failed: {self._failure}" if self._failure else ""
+
+    def _judge(self, text: str) -> None:
+        self._accept(text)
+        self.endpoint.send(Message(self.own, "verdict", text=text), list(self.endpoint.others))
+
+    def _accept(self, text: str) -> None:
+        if self._verdict or self._left:
+            return
+        self._verdict = text
+        for calls in self._calls.values():
+            calls.judged(text.splitlines()[0])
+
+    def _end(self, now: float) -> None:
+        """Say the verdict and exit; a main thread that is in no step is interrupted first, as by Ctrl-C."""
+        main = threading.main_thread().ident or 0
+        frame = sys._current_frames().get(main)
+        place = (id(frame), frame.f_lasti if frame is not None else 0)
+        if not self._deadline:
+            self._say()
+            interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            if self._waits() or self._failure or self._left is not None or not interruptible:
+                _exit(EXIT_STATUS)
+            self._deadline, self._place = now + _UNWIND_S, place
+            signal.pthread_kill(main, signal.SIGINT)
+        elif now > self._deadline - (_UNWIND_S - _SETTLE_S if place == self._place else 0.0):
+            _exit(EXIT_STATUS)
+
+    def _say(self) -> None:
+        if not self._is_said:
+            self._is_said = True
+            first, *notes = self._verdict.splitlines()
+            remarks = tuple(Note(note.removeprefix("note: ")) for note in notes)
+            print(CommplanError(Diagnostic("CP0834", first, None, remarks)), file=sys.stderr, flush=True)
+            self._settled.set()
+
+    def _report(self) -> Report:
+        now, waits = time.monotonic(), self._waits()
+        idle, waiting = now - self._moved(), None
+        if waits is not None:
+            waiting = Waiting(waits.processes, waits.waits, waits.current(), now - waits.began())
+        last, runs = max(self._calls.values(), key=lambda calls: calls.moved).finished()
+        return Report(
+            self.own, f"process {os.getpid()} on {socket.gethostname()}",
+            {key: calls.number for key, calls in self._calls.items()},
+            {key: calls.recent() for key, calls in self._calls.items()},
+            waiting, idle, self._late > 0, last, runs,
+            main_stack()[:_STACK] if waits is None and idle > _SETTLE_S else "",
+            self._left, abort_hook.aborted(),
+        )  # fmt: skip
+
+    def _take(self, message: Message) -> None:
+        process, report = message.process, message.report
+        with self._lock:
+            self._heard.add(process)
+            if message.kind == "ask" and self._calls:
+                answer = Message(self.own, "answer", message.serial, report=self._report())
+                self.endpoint.send(answer, [process])
+            elif message.kind == "verdict":
+                self._accept(message.text)
+            elif report is not None and report.left is not None:
+                self._gone.setdefault(process, (time.monotonic(), report))
+            elif report is not None and message.serial == self._serial:
+                self._reports[process] = report
+
+
+_running: list[Watchdog] = []
+os.register_at_fork(after_in_child=_running.clear)
+
+
+def start(
+    own: int,
+    coordinator: str,
+    exchange: Callable[[Peer], Mapping[int, Peer]],
+    bound_s: float | None,
+    plan: str,
+) -> Calls | None:
+    """Watch the calls of processes that bind the same; None where one of them does not want it.
+
+    own: the number of this process. coordinator: HOST:PORT. exchange: what all say; all of them call it.
+    """
+    try:
+        endpoint = _running[0].endpoint if _running else Endpoint(own, coordinator)
+    except (OSError, ValueError) as error:
+        warnings.warn(f"processes are not watched: {error}", RuntimeWarning, 2)
+        exchange(Peer(own, "", 0, "", 0, "", "", None))
+        return None
+    peers = exchange(endpoint.peer(bound_s))
+    if any(peer.bound_s is None for peer in peers.values()):
+        return None
+    if not _running:
+        _running.append(Watchdog(endpoint))
+    return _running[0].watch([peers[process] for process in sorted(peers)], plan)
+
+
+def part(whole: Calls | None, processes: Sequence[int], plan: str) -> Calls | None:
+    """The calls of some of the processes of `whole`; None of a single one."""
+    if whole is None or len(processes) == 1 or not _running or _running[0].own not in processes:
+        return None
+    return _running[0].part(whole, processes, plan)
+
+
+@contextlib.contextmanager
+def expected_late() -> Generator[None]:
+    """While this runs, the watchdogs of other processes take it as said that this process comes later."""
+    with _running[0].late() if _running else contextlib.nullcontext():
+        yield
+
+
+def _timed_out(waited: float) -> NoReturn:
+    raise TimeoutError(waited)
+
+
+def _exit(status: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)

@@ -1,0 +1,117 @@
+"""A rank of three, of which rank 1 stays away: rendezvous_worker.py WHERE HOW."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+from mpi4py import MPI
+from support import host_processes
+
+import commplan
+from commplan.cost.calibration import Calibration
+from commplan.diagnostics import CommplanError
+from commplan.lowering.mpi.rendezvous import Rendezvous
+from commplan.runtime.calibrate import mpi as measured
+from commplan.runtime.calibrate.calibrate import calibrate
+from commplan.runtime.input.device_batches import shared_group
+from commplan.runtime.rehearse.mpi import World
+from commplan.topology import Level, Topology
+
+TIMEOUT_S = 3.0
+PLAN = """
+plan p
+axis data = 3
+input grads : f32[64] partial data
+each step {
+    grads = reduce grads over data by mean
+    output grads
+}
+"""
+comm = MPI.COMM_WORLD
+where, how = sys.argv[1:]
+
+
+def stay_away() -> None:
+    """What rank 1 does instead of coming."""
+    if comm.rank != 1:
+        return
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(6 * TIMEOUT_S if how == "late" else 600)
+
+
+def bind() -> None:
+    plan = commplan.loads(PLAN).compile(comm)
+    stay_away()
+    plan.bind(comm, timeout=60 if how == "late" else TIMEOUT_S)
+
+
+def inside() -> None:
+    """Rank 1 comes to bind, and stops when it has a duplicate of the communicator."""
+    plan = commplan.loads(PLAN).compile(comm)
+    call = Rendezvous.__call__
+    calls: list[str] = []
+
+    def counted(self: Rendezvous, *arguments):
+        calls.append("")
+        if len(calls) == 3:
+            stay_away()
+        return call(self, *arguments)
+
+    Rendezvous.__call__ = counted
+    plan.bind(comm, timeout=TIMEOUT_S)
+
+
+def compile_on_hosts() -> None:
+    stay_away()
+    machine = Topology("t", (Level("process", 3, 1e-6, 1e9),))
+    commplan.loads(PLAN).compile(comm, topology=machine, timeout=TIMEOUT_S)
+
+
+def batches() -> None:
+    run, _ = host_processes.bound("all_shared", comm.size, comm)
+    phase = run.program.schedule.phase("step")
+    stay_away()
+    shared_group(run.context, phase, run.context.machine.local(), timeout=TIMEOUT_S)
+
+
+def calibration() -> Calibration:
+    measured.STEP_S = TIMEOUT_S
+    fabric = measured.MpiFabric()
+    barrier = fabric.barrier
+    calls: list[str] = []
+
+    def counted() -> None:
+        calls.append("")
+        if len(calls) == 60:
+            stay_away()
+        barrier()
+
+    fabric.barrier = counted  # pyright: ignore[reportAttributeAccessIssue]
+    return fabric.meet(lambda: calibrate(fabric, seconds=2, largest=2**12))
+
+
+def rehearsal() -> None:
+    world = World()
+    world._meet.timeout_s = TIMEOUT_S  # pyright: ignore[reportPrivateUsage]
+    stay_away()
+    world.agree()
+
+
+try:
+    {
+        "bind": bind, "inside": inside, "compile": compile_on_hosts, "batches": batches,
+        "calibrate": calibration, "rehearse": rehearsal,
+    }[where]()  # fmt: skip
+    print(f"rank {comm.rank} is done", flush=True)
+except CommplanError as error:
+    print(f"rank {comm.rank} raised {error}", flush=True)
+    if how == "caught":
+        with contextlib.suppress(SystemExit):
+            sys.exit(0)
+    else:
+        raise

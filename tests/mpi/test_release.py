@@ -1,0 +1,94 @@
+"""Runs that nothing refers to any more give their communicators, records and threads back, whenever each rank
+collects them; what was compiled for a run keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+from support import mpirun
+
+mpirun.needs_mpi()
+
+BEGIN = """
+import collections, gc, os
+from pathlib import Path
+from mpi4py import MPI
+import jax, numpy as np
+import commplan
+comm = MPI.COMM_WORLD
+program = commplan.loads('''
+plan p
+axis data = ?
+input x : f32[100] partial data
+each step {
+    y = reduce x over data by sum
+    z = reduce x over data by mean via native
+    output y, z
+}
+''').compile(comm)
+x = np.ones(100, np.float32)
+def handles():  # the lowest number that no communicator of this process has
+    probe = comm.Dup()
+    number = probe.py2f()
+    probe.Free()
+    return number
+def summed(run):
+    return jax.jit(lambda x: run.step({}, x=x)[0].y)
+"""
+MANY = (
+    BEGIN
+    + """
+gc.disable()  # each rank collects at a time of its own, one of them with other runs still in use
+kept = collections.deque(maxlen=1 + 15 * comm.rank)
+before = handles()
+for number in range(3000):
+    run = program.bind(comm)
+    kept.append(run)
+    if number % 150 == 0:
+        assert (np.asarray(summed(run)(x)) == 2).all()
+    if number % (40 + 25 * comm.rank) == 0:
+        gc.collect()
+assert handles() < before + 1000, (before, handles())
+records = list(Path(os.environ['COMMPLAN_RECORDS']).iterdir())
+assert len(records) < 300, len(records)
+assert len(os.listdir('/proc/self/task')) < 100
+print('done')
+"""
+)
+USED = (
+    BEGIN
+    + """
+def bound():
+    run = program.bind(comm)
+    return jax.jit(lambda x: run.step({}, x=x)[0].y).lower(x).compile(), run
+compiled, run = bound()
+step = jax.jit(lambda x: run.step({}, x=x)[0].y)
+in_flight = [step(np.ones(100, np.float32) * number) for number in range(20)]
+for _ in range(6):
+    run = program.bind(comm)
+    gc.collect()
+    assert (np.asarray(compiled(x)) == 2).all() and (np.asarray(step(x)) == 2).all()
+assert [float(y[0]) for y in in_flight] == [2.0 * number for number in range(20)]
+used = handles()
+del compiled, step, in_flight
+for _ in range(6):
+    run = program.bind(comm)
+    gc.collect()
+assert handles() <= used, (used, handles())
+print('done')
+"""
+)
+
+
+def ended_well(code: str, records: Path, timeout: float = 240) -> None:
+    with mock.patch.dict("os.environ", COMMPLAN_RECORDS=str(records)):
+        assert mpirun.run(2, code, timeout=timeout).split() == ["done", "done"]
+
+
+def test_a_process_binds_as_often_as_it_likes(tmp_path: Path):
+    ended_well(MANY, tmp_path, 600)
+
+
+def test_what_was_compiled_for_a_run_outlives_the_name_of_it(tmp_path: Path):
+    ended_well(USED, tmp_path)

@@ -1,0 +1,54 @@
+"""A rank that does not come to bind, compile, share or measure is named by all others, and the job ends."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import mpirun
+
+mpirun.needs_mpi()
+
+WORKER = Path(__file__).parent / "rendezvous_worker.py"
+ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
+PURPOSES = {
+    "bind": "bind plan `p`",
+    "inside": "bind plan `p`",
+    "compile": "compile plan `p`",
+    "batches": "share what they load",
+    "calibrate": "be measured",
+    "rehearse": "rehearse the plan",
+}
+
+
+def job(where: str, how: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = mpirun.command(3, WORKER, where, how)
+    return mpirun.started([command[0], *options, *command[1:]], 120)
+
+
+@pytest.mark.parametrize(
+    ("where", "how", "options"),
+    [
+        *((where, "stop", []) for where in PURPOSES),
+        ("bind", "stop", ULFM),
+        ("bind", "sleep", []),
+        ("bind", "caught", []),
+        ("inside", "stop", ULFM),
+    ],
+)
+def test_who_does_not_come_is_named_on_all_others(where: str, how: str, options: list[str]):
+    done = job(where, how, *options)
+    assert done.returncode != 0
+    state = "stopped" if how == "stop" else "alive"
+    for rank in (0, 2):
+        raised = (
+            rf"rank {rank} raised error\[CP0849\].*: rank 1 has not come to {PURPOSES[where]} within \d+ s"
+        )
+        assert re.search(raised, done.stdout), done.stdout + done.stderr
+    assert len(re.findall(rf"note: rank 1 \(process \d+ on .*\) is {state}\n", done.stdout)) == 2
+
+
+def test_who_comes_late_is_waited_for():
+    assert mpirun.ended_well(job("bind", "late")).count("is done") == 3

@@ -1,0 +1,63 @@
+"""One of three processes of `test_watchdog_jax`: python watched_processes.py PORT INDEX MODE."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+
+import commplan
+from commplan.runtime.observe import watchdog
+
+PLAN = """plan watched
+axis data = 3
+input x : f32[4] per data
+each step {
+    y = reduce x over data by sum
+    output y
+}
+"""
+BOUND_S, STEPS, CULPRIT = 1.0, 8, 1
+
+
+def main(port: str, index: str, mode: str) -> None:
+    jax.distributed.initialize(f"localhost:{port}", 3, int(index))
+    mesh = jax.make_mesh((3,), ("data",), (AxisType.Auto,))
+    watchdog_s = None if mode == "none" else BOUND_S
+    run = commplan.loads(PLAN).compile(mesh).bind(mesh, watchdog_s=watchdog_s)
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    x = jax.jit(lambda: jnp.ones((3, 4)), out_shardings=sharding)()
+    slow = int(index) == CULPRIT
+    for number in range(STEPS):
+        if slow and number == 5 and mode in ("late", "phase", "none"):
+            if mode == "late":
+                with run.late():
+                    time.sleep(4 * BOUND_S)
+            else:
+                time.sleep(4 * BOUND_S if mode == "none" else 600)
+        if slow and number == 2 and mode == "fork":
+            fork()
+        if slow and mode == "rhythm":
+            time.sleep(2.5 * BOUND_S if number == 7 else BOUND_S)
+        out, _ = run.step({}, x=x)  # a phase outside of any step
+        jax.block_until_ready(out.y)
+    print("finished", flush=True)
+
+
+def fork() -> None:
+    """A child that ends at once, by way of what runs at the exit of a process that is watched."""
+    (own,) = watchdog._running
+    child = os.fork()
+    if child == 0:
+        own._ending()
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(3 * BOUND_S)  # the others would take it for the end of this process
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
