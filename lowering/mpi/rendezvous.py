@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import socket
 import sys
@@ -58,7 +59,7 @@ class Rendezvous:
         self.comm, self.purpose, self.option, self.file = comm, purpose, option, file
         self.timeout_s = timeout_s if is_bound(timeout_s) else TIMEOUT_S  # others are told so later
         self.ranks = range(comm.Get_size()) if ranks is None else ranks
-        self.moved = 0.0
+        self.moved, self._tag = 0.0, _highest_tag()
         self._present: dict[int, Presence] = {}
 
     def among(self, ranks: Sequence[int]) -> Rendezvous:
@@ -101,7 +102,7 @@ class Rendezvous:
     def _listen(self) -> None:
         """Raises what another rank has found."""
         status = MPI.Status()
-        while (message := self.comm.improbe(MPI.ANY_SOURCE, self._tag(), status)) is not None:
+        while (message := self.comm.improbe(MPI.ANY_SOURCE, self._tag, status)) is not None:
             presence: Presence = message.recv()
             self._present[int(status.Get_source())] = presence
             if presence.verdict is not None:
@@ -114,7 +115,7 @@ class Rendezvous:
             return []
         host = socket.gethostname()
         mine = self._present[me] = Presence(self.purpose, host, _processes(), verdict)
-        sends = [self.comm.issend(mine, rank, self._tag()) for rank in self.ranks if rank != me]
+        sends = [self.comm.issend(mine, rank, self._tag) for rank in self.ranks if rank != me]
         _sent.extend(sends)
         return sends
 
@@ -165,8 +166,11 @@ class Rendezvous:
         setattr(error, TOLD, True)
         raise error
 
-    def _tag(self) -> int:
-        return int(self.comm.Get_attr(MPI.TAG_UB))
+
+@functools.cache
+def _highest_tag() -> int:
+    """Of every communicator. Not asked of one that another thread duplicates: Open MPI then knows of none."""
+    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -27,6 +27,7 @@ class Serving:
     number: int
     name: str
     file: str = ""
+    calls: None = None  # nobody waits in a phase for a server
 
     def process(self) -> tuple[int, int]:
         return int(self.service.Get_rank()), int(self.service.Get_size())

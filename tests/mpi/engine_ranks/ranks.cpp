@@ -40,7 +40,7 @@ struct Ring {
 
   Ring(int rank, int count, int piece, bool synchronous, const std::string& where)
       : rank(rank), count(count), piece(piece) {
-    list.where = where;
+    list.where.line = where;
     list.peers = {(rank + 1) % kRanks, (rank + kRanks - 1) % kRanks};
     list.window = 4;
     list.label = count % 512;
@@ -108,7 +108,7 @@ const Ring& kept(int rank, int count, int piece, bool synchronous, const std::st
   std::lock_guard<std::mutex> lock(mutex);
   for (const Ring& ring : *rings) {
     bool same = ring.rank == rank && ring.count == count && ring.piece == piece;
-    if (same && ring.list.synchronous == synchronous && ring.list.where == where) return ring;
+    if (same && ring.list.synchronous == synchronous && ring.list.where.line == where) return ring;
   }
   return rings->emplace_back(rank, count, piece, synchronous, where);
 }
@@ -207,7 +207,7 @@ void lists(MPI_Comm* handles) {
     other.join();
     // MPI's own, called and started.
     Channel& channel = *first.channels[rank];
-    auto& native = *new Native{"line 7 of x.plan waits for it", kAllReduce, first.comms[rank], {}, 500, 0, kF32, kSum};
+    auto& native = *new Native{{"line 7 of x.plan waits for it", ""}, kAllReduce, first.comms[rank], {}, 500, 0, kF32, kSum};
     MPI_Comm_dup(first.comms[rank], &native.comm);
     native.ranks = channel.others(native.comm);
     channel.uses(native.comm);
@@ -263,7 +263,7 @@ void requests(MPI_Comm* handles) {
     Channel& channel = *open_channel(comm, false);
     int64_t told = 0;
     Request request;
-    request.where = "line 9 of x.plan waits for it";
+    request.where.line = "line 9 of x.plan waits for it";
     request.peers = {kRanks - 1};
     request.names = {"server `hub` (rank 2)"};
     request.sends.resize(1);
