@@ -42,7 +42,7 @@ MANY = (
 gc.disable()  # each rank collects at a time of its own, one of them with other runs still in use
 kept = collections.deque(maxlen=1 + 15 * comm.rank)
 before = handles()
-for number in range(3000):
+for number in range(800):
     run = program.bind(comm)
     kept.append(run)
     if number % 150 == 0:
