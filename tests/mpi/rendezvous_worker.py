@@ -21,7 +21,7 @@ from commplan.runtime.input.device_batches import shared_group
 from commplan.runtime.rehearse.mpi import World
 from commplan.topology import Level, Topology
 
-TIMEOUT_S = 3.0
+TIMEOUT_S, LIFE_S = 3.0, 120
 PLAN = """
 plan p
 axis data = 3
@@ -33,6 +33,7 @@ each step {
 """
 comm = MPI.COMM_WORLD
 where, how = sys.argv[1:]
+signal.alarm(LIFE_S)  # a stopped rank may outlive its job, and waits on once it is continued
 
 
 def stay_away() -> None:
