@@ -1,27 +1,38 @@
 """A rough estimate of how long a compiled step takes on a machine that is not at hand.
 
-One stream computes and one communicates, in the order of the HLO schedule. A product takes its
-operations over the peak, or its bytes over the memory's bandwidth if that is more; anything else its
-bytes; a collective moves what the best algorithm must over its `bus` bandwidth (the convention of
-nccl-tests) after a fixed start. It tells schedules of one step apart, no more.
+One stream computes, in the order of the HLO schedule, and each level of the network carries one collective at
+a time: collectives on different levels that the schedule lets fly together run at once. A product takes its
+operations over the peak, or its bytes over the memory's bandwidth if that is more; anything else its bytes; a
+collective what the best algorithm must move over the slowest level that it crosses (the convention of
+nccl-tests), after a fixed start. It tells schedules of one step apart, no more.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Loop, Move, Product
 
+Level = Literal["bus", "network"]
+
 
 class Machine(msgspec.Struct, frozen=True):
-    """Rates that are reached, not the vendor's peaks: operations and bytes per second, seconds."""
+    """Rates that are reached, not the vendor's peaks: operations and bytes per second, seconds.
+
+    bus: of a rank within its host. network: of a rank's own link between hosts of `per_host` ranks each,
+    counted in the mesh's row-major order; 0 where all ranks are on one bus.
+    """
 
     flops: float
     memory: float
     bus: float
     start: float = 20e-6
+    network: float = 0
+    per_host: int = 0
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -34,7 +45,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 class Estimate(msgspec.Struct, frozen=True):
     """Seconds: of the step; of its computation and its communication alone; of waiting, in all, for the
-    last collective that anything waits for, and for each of them."""
+    last collective that anything waits for, and for each of them; and how long each level is busy."""
 
     total: float
     computation: float
@@ -42,31 +53,70 @@ class Estimate(msgspec.Struct, frozen=True):
     exposed: float
     last: float
     waits: tuple[Wait, ...] = ()
+    busy: Mapping[Level, float] = {}
 
 
 def estimate(step: CompiledStep, machine: Machine) -> Estimate:
     """Play the schedule of `step` on `machine`. Loops whose trips are not known go round once."""
     clock = _Clock(step, machine)
     clock.run(step.entry)
-    total = max(clock.now, clock.free)
+    total = max(clock.now, *clock.free.values(), 0.0)
     waits = tuple(Wait(name, seconds, clock.waited[name]) for name, seconds in clock.took.items())
-    return Estimate(total, clock.computing, clock.communicating, total - clock.computing, clock.last, waits)
+    exposed = total - clock.computing
+    return Estimate(total, clock.computing, clock.communicating, exposed, clock.last, waits, dict(clock.busy))
 
 
 def seconds_of(collective: CompiledCollective, machine: Machine) -> float:
-    """Of one collective alone: start + bytes that cross each rank's link, over the bus bandwidth."""
-    ranks = max(len(collective.groups[0]), 1)
-    share = (ranks - 1) / ranks
-    factor = {"all_reduce": 2 * share, "all_gather": ranks - 1.0, "broadcast": 1.0, "permute": 1.0}
-    return machine.start + collective.nbytes * factor.get(collective.kind, share) / machine.bus
+    """Of one collective alone: a start, and what its slowest level takes."""
+    return machine.start + max(seconds_by_level(collective, machine).values(), default=0.0)
+
+
+def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[Level, float]:
+    """What each level that `collective` crosses takes to move its bytes.
+
+    Reductions, gathers and broadcasts go in rings: bytes that cross each rank's link, over the bus bandwidth;
+    between hosts a ring for each rank of a host that takes part, each with its part of the bytes. All others
+    send each rank's bytes straight to where they belong.
+    """
+    if collective.kind == "permute":
+        pairs = [(_host(a, machine), _host(b, machine)) for a, b in collective.groups if a != b]
+        here, away = any(a == b for a, b in pairs), any(a != b for a, b in pairs)
+        shares = (float(here), float(away))
+    else:
+        ranks = len(collective.groups[0])
+        own = max(_in_one_host(group, machine) for group in collective.groups)
+        if collective.kind == "all_to_all":
+            shares = ((own - 1) / ranks, (ranks - own) / ranks)
+        else:
+            share = (ranks - 1) / ranks
+            factor = {"all_reduce": 2 * share, "all_gather": ranks - 1.0, "broadcast": float(ranks > 1)}
+            moved = factor.get(collective.kind, share)
+            shares = (moved if own > 1 else 0.0, moved / own if own < ranks else 0.0)
+    rates: dict[Level, float] = {"bus": machine.bus, "network": machine.network}
+    return {
+        level: collective.nbytes * share / rates[level]
+        for level, share in zip(rates, shares, strict=True)
+        if share
+    }
+
+
+def _host(rank: int, machine: Machine) -> int:
+    return rank // machine.per_host if machine.network and machine.per_host else 0
+
+
+def _in_one_host(group: tuple[int, ...], machine: Machine) -> int:
+    """The most ranks of `group` that share a host."""
+    hosts = [_host(rank, machine) for rank in group]
+    return max(map(hosts.count, hosts), default=1)
 
 
 class _Clock:
-    """The time at which the computing stream is, and from which the communicating one is free."""
+    """The time at which the computing stream is, and from which each level of the network is free."""
 
     def __init__(self, step: CompiledStep, machine: Machine) -> None:
         self.step, self.machine = step, machine
-        self.now = self.free = self.computing = self.communicating = self.last = 0.0
+        self.now = self.computing = self.communicating = self.last = 0.0
+        self.free, self.busy = defaultdict[Level, float](float), defaultdict[Level, float](float)
         self.took, self.waited = defaultdict[str, float](float), defaultdict[str, float](float)
 
     def run(self, computation: str) -> None:
@@ -84,11 +134,7 @@ class _Clock:
                 case Product() | Move():
                     self._compute(event)
                 case CompiledCollective():
-                    took = seconds_of(event, self.machine)
-                    self.communicating += took
-                    self.took[event.name] += took
-                    self.free = max(self.free, self.now) + took
-                    ends[event.name] = self.free
+                    ends[event.name] = self._move(event)
                 case str():
                     self.last = max(0.0, ends[event] - self.now)
                     self.waited[event] += self.last
@@ -96,6 +142,17 @@ class _Clock:
                 case Loop():
                     for _ in range(event.trips or 1):
                         self.run(event.body)
+
+    def _move(self, collective: CompiledCollective) -> float:
+        """When `collective` ends: it begins when it is issued and all its levels are free."""
+        levels, took = seconds_by_level(collective, self.machine), seconds_of(collective, self.machine)
+        end = max(self.now, *(self.free[level] for level in levels), 0.0) + took
+        for level, seconds in levels.items():
+            self.free[level] = end
+            self.busy[level] += seconds
+        self.communicating += took
+        self.took[collective.name] += took
+        return end
 
     def _compute(self, event: Product | Move) -> None:
         if isinstance(event, Move):

@@ -95,6 +95,7 @@ class Audit(msgspec.Struct, frozen=True):
         machine, seconds = self.machine, self.estimate
         rates = f"{machine.flops / 1e12:.0f} Tflop/s, {machine.memory / 1e12:.2g} TB/s of memory"
         rates += f", {machine.bus / 1e9:.0f} GB/s on the bus"
+        rates += f", {machine.network / 1e9:.0f} GB/s a rank between hosts" if machine.network else ""
         waits = f"{timed(seconds.exposed)} of {timed(seconds.communication)} of communication exposed"
         return ["", f"{waits}, in a step of {timed(seconds.total)}; estimated for {rates}"]
 

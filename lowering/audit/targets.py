@@ -46,21 +46,32 @@ class _Gpu(msgspec.Struct, frozen=True):
     memory: int
     clock_ghz: float
     tflops: float  # dense, of 16-bit floats
-    bus: float  # bytes per second that collectives reach, as nccl-tests count them
+    bus: float  # bytes per second that collectives reach in a host, as nccl-tests count them
+    network: float  # bytes per second of a device's own link between hosts
 
 
 _GPUS = {
     "a100": _Gpu(
-        (8, 0), 108, 167936, 166912, 2_039_000_000_000, 41_943_040, 85_899_345_920, 1.41, 312, 200e9
+        (8, 0), 108, 167936, 166912, 2_039_000_000_000, 41_943_040, 85_899_345_920, 1.41, 312, 200e9, 25e9
     ),
     "h100": _Gpu(
-        (9, 0), 132, 233472, 232448, 3_350_000_000_000, 52_428_800, 85_899_345_920, 1.98, 989, 300e9
+        (9, 0), 132, 233472, 232448, 3_350_000_000_000, 52_428_800, 85_899_345_920, 1.98, 989, 300e9, 50e9
     ),
     "h200": _Gpu(
-        (9, 0), 132, 233472, 232448, 4_800_000_000_000, 52_428_800, 151_397_597_184, 1.98, 989, 300e9
+        (9, 0), 132, 233472, 232448, 4_800_000_000_000, 52_428_800, 151_397_597_184, 1.98, 989, 300e9, 50e9
     ),
     "b200": _Gpu(
-        (10, 0), 148, 233472, 232448, 8_000_000_000_000, 132_120_576, 193_273_528_320, 1.965, 2250, 600e9
+        (10, 0),
+        148,
+        233472,
+        232448,
+        8_000_000_000_000,
+        132_120_576,
+        193_273_528_320,
+        1.965,
+        2250,
+        600e9,
+        50e9,
     ),
 }
 _FLOPS_REACHED = 0.6  # shares of the peaks that training reaches
@@ -103,6 +114,7 @@ def target(text: str) -> Target:
         fail("CP1150", f"`{text}` is no target to compile for",
              f"targets are {', '.join(_GPUS)}, with hosts x devices per host: `h100:4x8`")  # fmt: skip
     config = _CONFIG.format(gpu=gpu, fpus=64 if gpu.capability[0] == 8 else 128)
-    machine = Machine(gpu.tflops * 1e12 * _FLOPS_REACHED, gpu.bandwidth * _MEMORY_REACHED, gpu.bus)
     hosts, per_host = int(match.group(2) or 1), int(match.group(3) or 1)
+    rates = (gpu.tflops * 1e12 * _FLOPS_REACHED, gpu.bandwidth * _MEMORY_REACHED, gpu.bus)
+    machine = Machine(*rates, network=gpu.network if hosts > 1 else 0, per_host=per_host)
     return Target(match.group(1), "cuda", hosts, per_host, config, machine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -68,11 +68,10 @@ def _flops(instruction: Instruction, shapes: _Shapes) -> int:
     """Twice the multiplications of a dot, a convolution or a call of a matrix library; 0 for the rest."""
     tensors = [tensor for name in instruction.operands for tensor in shapes.get(name, ())[:1]]
     size = math.prod(instruction.results[0].shape) if instruction.results else 0
-    if instruction.opcode == "convolution" and len(tensors) > 1:
-        labels = (instruction.attribute("dim_labels") or "").replace("->", "_").split("_")
-        kernel = labels[1] if len(labels) > 1 else ""
-        features = tensors[1].shape[kernel.index("o")] if "o" in kernel else 1
-        return 2 * size * tensors[1].size // features
+    if (labels := instruction.attribute("dim_labels")) and len(tensors) > 1:
+        kernel, result = _convolved(instruction, tensors)
+        features = labels.replace("->", "_").split("_")[1].find("o")
+        return 2 * result.size * kernel.size // (kernel.shape[features] if features >= 0 else 1)
     if instruction.opcode not in ("dot", "custom-call") or len(tensors) < 2:
         return 0
     contracted = _CONTRACTED.search(instruction.attributes)
@@ -80,6 +79,14 @@ def _flops(instruction: Instruction, shapes: _Shapes) -> int:
         return 0
     dims = [int(text) for text in re.findall(r"\d+", contracted.group(1) or contracted.group(2))]
     return 2 * size * math.prod(tensors[0].shape[dim] for dim in dims) if dims else 0
+
+
+def _convolved(instruction: Instruction, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The kernel and the result of a convolution; of its derivatives those of the convolution itself."""
+    target = instruction.attribute("custom_call_target") or ""
+    if "BackwardFilter" in target:
+        return instruction.results[0], tensors[1]
+    return tensors[1], tensors[0] if "BackwardInput" in target else instruction.results[0]
 
 
 def _parts(computation: Computation) -> dict[tuple[str, int], Instruction]:

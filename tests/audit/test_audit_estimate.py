@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from commplan.lowering.audit import Machine, audit_text, estimate
-from commplan.lowering.audit.estimate import seconds_of
+from commplan.lowering.audit.estimate import seconds_by_level, seconds_of
 
 HEAD = """\
 HloModule jit_step, is_scheduled=true, num_partitions=4
@@ -125,3 +126,65 @@ backend_config={{"gemm_backend_config":{{"dot_dimension_numbers":{{"lhs_contract
 """
     flops = [product.flops for product in audit_text(text).products]
     assert flops == [2 * (2 * 8 * 8 * 16) * (3 * 3 * 3), 2 * 4 * 5 * 6]
+
+
+def hierarchical(order: str) -> str:
+    """Two buckets of 800 floats on two hosts of two: reduced within hosts, between them, gathered within."""
+    inside, across = "replica_groups={{0,1},{2,3}}", "replica_groups={{0,2},{1,3}}"
+    lines = {}
+    for name in "ab":
+        lines |= {
+            f"{name}1": f"%{name}1 = f32[400]{{0}} reduce-scatter(%{name}), {inside}, to_apply=%sum",
+            f"{name}2": f"%{name}2 = f32[400]{{0}} all-reduce-start(%{name}1), {across}, to_apply=%sum",
+            f"{name}3": f"%{name}3 = f32[400]{{0}} all-reduce-done(%{name}2)",
+            f"{name}4": f"%{name}4 = f32[800]{{0}} all-gather(%{name}3), {inside}",
+        }
+    body = "\n".join(f"  {lines[key]}" for key in order.split())
+    return f"""\
+{HEAD}
+ENTRY %main (a: f32[800], b: f32[800]) -> (f32[800], f32[800]) {{
+  %a = f32[800]{{0}} parameter(0)
+  %b = f32[800]{{0}} parameter(1)
+{body}
+  ROOT %all = (f32[800], f32[800]) tuple(%a4, %b4)
+}}
+"""
+
+
+def test_levels_of_the_network_work_at_once_where_the_schedule_lets_them() -> None:
+    machine = Machine(flops=1, memory=1, bus=1600, start=0, network=800, per_host=2)
+    # A bucket: 1600 bytes scattered, 1 s; 1600 bytes all-reduced by two, 2 s; 1600 bytes gathered, 1 s.
+    one_by_one = estimate(audit_text(hierarchical("a1 a2 a3 a4 b1 b2 b3 b4")), machine)
+    assert one_by_one.total == pytest.approx(8)
+    together = estimate(audit_text(hierarchical("a1 a2 b1 a3 b2 a4 b3 b4")), machine)
+    assert together.total == pytest.approx(6)
+    assert one_by_one.busy == together.busy == {"bus": pytest.approx(4), "network": pytest.approx(4)}
+
+
+def test_rings_between_hosts_share_the_links_of_their_ranks() -> None:
+    machine = Machine(flops=1, memory=1, bus=2, start=0, network=1, per_host=2)
+    (flat,) = audit_text(OVERLAPPED).collectives  # 4000 bytes over 2 hosts x 2: 6000 cross a rank's link
+    assert seconds_by_level(flat, machine) == {"bus": 3000, "network": 3000}
+    assert seconds_of(flat, machine) == 3000
+    swap = replace(flat, kind="all_to_all")
+    assert seconds_by_level(swap, machine) == {"bus": 500, "network": 2000}
+    shift = replace(flat, kind="permute", groups=((0, 1), (1, 0)))
+    assert seconds_by_level(shift, machine) == {"bus": 2000}
+    assert seconds_by_level(replace(shift, groups=((1, 2),)), machine) == {"network": 4000}
+
+
+def test_derivatives_of_convolutions_count_as_the_convolution() -> None:
+    call = 'custom-call({0}), dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$conv{1}"'
+    text = f"""\
+{HEAD}
+ENTRY %main (x: f32[2,8,8,3], y: f32[2,8,8,16], k: f32[16,3,3,3]) -> f32[2,8,8,16] {{
+  %x = f32[2,8,8,3]{{3,2,1,0}} parameter(0)
+  %y = f32[2,8,8,16]{{3,2,1,0}} parameter(1)
+  %k = f32[16,3,3,3]{{3,2,1,0}} parameter(2)
+  %dk = (f32[16,3,3,3]{{3,2,1,0}}, u8[0]{{0}}) {call.format("%x, %y", "BackwardFilter")}
+  %dx = (f32[2,8,8,3]{{3,2,1,0}}, u8[0]{{0}}) {call.format("%y, %k", "BackwardInput")}
+  %z = (f32[2,8,8,16]{{3,2,1,0}}, u8[0]{{0}}) {call.format("%x, %k", "Forward")}
+  ROOT %first = f32[2,8,8,16]{{3,2,1,0}} get-tuple-element(%z), index=0
+}}
+"""
+    assert [product.flops for product in audit_text(text).products] == [2 * 2 * 8 * 8 * 16 * 3 * 3 * 3] * 3

@@ -1,0 +1,107 @@
+"""How a step is trained: by JAX alone, or through a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import commplan
+from bench.compiled.models import Moves, ResNet50, Transformer
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
+
+Tree = Any
+Model = Transformer | ResNet50
+
+PLAN = """\
+plan training
+
+axis data = ?
+
+input params : tree
+input grads  : tree partial data
+input blocks : tree per data
+
+phase dispatch {{
+    arrived = swap blocks over data
+    output arrived
+}}
+
+each step {{
+    grads = reduce grads over data by mean {options}
+    output grads
+}}
+"""
+
+
+def sgd(params: Tree, grads: Tree) -> Tree:
+    def update(p: Any, g: Any) -> Any:
+        return p - jnp.asarray(0.1, p.dtype) * g.astype(p.dtype)
+
+    return jax.tree.map(update, params, grads)
+
+
+def arguments(mesh: Mesh, model: Model) -> tuple[Tree, Tree, Mapping[str, Any]]:
+    """The weights of all, those of each rank, and the batch, as shapes with shardings."""
+
+    def placed(leaf: Any, spec: Any, ranks: int = 1) -> Any:
+        shape = (ranks * leaf.shape[0], *leaf.shape[1:])
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    own = jax.tree.map(lambda leaf: placed(leaf, P("data"), mesh.size), model.own_shapes())
+    batch = {name: placed(leaf, P("data"), mesh.size) for name, leaf in model.batch().items()}
+    return jax.tree.map(lambda leaf: placed(leaf, P()), model.shapes()), own, batch
+
+
+def alone(mesh: Mesh, model: Model) -> Callable[..., Any]:
+    """The step as it is written without a plan."""
+    moves = Moves(swap=lambda blocks: lax.all_to_all(blocks, "data", 0, 0, tiled=True))
+
+    def train(params: Tree, own: Tree, batch: Mapping[str, Any]) -> Tree:
+        varying = jax.tree.map(lambda p: lax.pcast(p, "data", to="varying"), params)
+        grads, local = jax.grad(lambda p, q: model.loss(p, q, batch, moves), (0, 1))(varying, own)
+        grads = jax.tree.map(lambda g: lax.psum(g, "data") / mesh.size, grads)
+        return sgd(params, grads), sgd(own, local)
+
+    specs = (P(), P("data"))
+    step = jax.shard_map(train, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs)
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def planned(
+    mesh: Mesh, model: Model, topology: Any = None, options: str = "{ overlap = backward }"
+) -> Callable[..., Any]:
+    """The step through a plan, compiled for `topology`; layers under a scan are tapped."""
+    shapes = model.shapes()
+    free = {name: tree for name, tree in shapes.items() if name != "layers"}
+    named = {"params": shapes, "grads": free, "blocks": _blocks(mesh, model)}
+    plan = commplan.loads(PLAN.format(options=options))
+    run = plan.compile(mesh, shapes=named, topology=topology).bind(mesh)
+    moves = Moves(run.tap, lambda blocks: run.dispatch({}, blocks=blocks)[0].arrived)
+
+    @run.spmd(params="same", own="split data", batch="split data", returns=("same", "split data"))
+    def train(state: Tree, params: Tree, own: Tree, batch: Mapping[str, Any]) -> Any:
+        free = {name: tree for name, tree in params.items() if name != "layers"}
+        tapped = {name: tree for name, tree in params.items() if name == "layers"}
+
+        def loss(free: Tree, tapped: Tree, own: Tree) -> Any:
+            return model.loss(free | tapped, own, batch, moves)
+
+        grads, inside, local = jax.grad(loss, (0, 1, 2))(run.varying(free), tapped, own)
+        out, state = run.step(state, grads=grads)
+        return state, sgd(params, out.grads | inside), sgd(own, local)
+
+    def step(params: Tree, own: Tree, batch: Mapping[str, Any]) -> Any:
+        return train({}, params, own, batch)
+
+    return run.jit(step, donate_argnums=(0, 1))
+
+
+def _blocks(mesh: Mesh, model: Model) -> Any:
+    """The tokens that one rank sends, a block for each expert."""
+    if not isinstance(model, Transformer):
+        return jax.ShapeDtypeStruct((mesh.size, 1), "bfloat16")
+    room = -(-5 * model.rows * model.length // (4 * mesh.size))
+    return jax.ShapeDtypeStruct((mesh.size * room, model.width), "bfloat16")
