@@ -18,19 +18,19 @@ Model = Transformer | ResNet50
 PLAN = """\
 plan training
 
-axis data = ?
+{axes}
 
 input params : tree
-input grads  : tree partial data
-input blocks : tree per data
+input grads  : tree partial {over}
+input blocks : tree per {over}
 
 phase dispatch {{
-    arrived = swap blocks over data
+    arrived = swap blocks over {over}
     output arrived
 }}
 
 each step {{
-    grads = reduce grads over data by mean {options}
+    grads = reduce grads over {over} by mean {options}
     output grads
 }}
 """
@@ -50,8 +50,8 @@ def arguments(mesh: Mesh, model: Model) -> tuple[Tree, Tree, Mapping[str, Any]]:
         shape = (ranks * leaf.shape[0], *leaf.shape[1:])
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    own = jax.tree.map(lambda leaf: placed(leaf, P("data"), mesh.size), model.own_shapes())
-    batch = {name: placed(leaf, P("data"), mesh.size) for name, leaf in model.batch().items()}
+    own = jax.tree.map(lambda leaf: placed(leaf, P(mesh.axis_names), mesh.size), model.own_shapes())
+    batch = {name: placed(leaf, P(mesh.axis_names), mesh.size) for name, leaf in model.batch().items()}
     return jax.tree.map(lambda leaf: placed(leaf, P()), model.shapes()), own, batch
 
 
@@ -66,7 +66,7 @@ def alone(mesh: Mesh, model: Model) -> Callable[..., Any]:
         return sgd(params, grads), sgd(own, local)
 
     specs = (P(), P("data"))
-    step = jax.shard_map(train, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs)
+    step = jax.shard_map(train, mesh=mesh, in_specs=(*specs, specs[1]), out_specs=specs)
     return jax.jit(step, donate_argnums=(0, 1))
 
 
@@ -77,11 +77,12 @@ def planned(
     shapes = model.shapes()
     free = {name: tree for name, tree in shapes.items() if name != "layers"}
     named = {"params": shapes, "grads": free, "blocks": _blocks(mesh, model)}
-    plan = commplan.loads(PLAN.format(options=options))
+    axes, over = "\n".join(f"axis {name} = ?" for name in mesh.axis_names), ", ".join(mesh.axis_names)
+    plan = commplan.loads(PLAN.format(axes=axes, over=over, options=options))
     run = plan.compile(mesh, shapes=named, topology=topology).bind(mesh)
     moves = Moves(run.tap, lambda blocks: run.dispatch({}, blocks=blocks)[0].arrived)
 
-    @run.spmd(params="same", own="split data", batch="split data", returns=("same", "split data"))
+    @run.spmd(params="same", own=f"split {over}", batch=f"split {over}", returns=("same", f"split {over}"))
     def train(state: Tree, params: Tree, own: Tree, batch: Mapping[str, Any]) -> Any:
         free = {name: tree for name, tree in params.items() if name != "layers"}
         tapped = {name: tree for name, tree in params.items() if name == "layers"}

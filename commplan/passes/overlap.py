@@ -1,4 +1,8 @@
-"""overlap: the order in which collectives are issued, so that communication runs under computation."""
+"""overlap: the order in which collectives are issued, so that communication runs under computation.
+
+Where XLA issues them, the levels of a hierarchy are issued like a pipeline: while one bucket is on its way between
+nodes, the next is reduced within them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,8 @@ from commplan.passes.pipeline.base import Context, Pass
 class OverlapPass(Pass, frozen=True):
     """Orders collectives, first needed first sent, and chains each to the one before.
 
-    chain: whether the order is fixed by `after`, so that no backend merges or reorders them.
+    chain: whether the order is fixed by `after`, so that no backend merges or reorders them. Under JAX each axis
+    has a chain of its own.
     """
 
     name: ClassVar[str] = "overlap"
@@ -29,17 +34,17 @@ class OverlapPass(Pass, frozen=True):
     chain: bool = True
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
-        return [self._phase(phase, choices) for phase in schedule.phases]
+        return [self._phase(phase, schedule.backend == "jax", choices) for phase in schedule.phases]
 
-    def _phase(self, phase: Phase, choices: list[Choice]) -> Phase:
+    def _phase(self, phase: Phase, levels_apart: bool, choices: list[Choice]) -> Phase:
         written = [op.result for op in phase.ops if isinstance(op, Collective)]
         count = len(written)
         if not written:
             return phase
-        issued = issue_order(phase.ops)
+        issued = issue_order(phase.ops, levels_apart=levels_apart)
         moved = written != [op.result for op in issued if isinstance(op, Collective)]
         if self.chain:
-            issued = chained(issued)
+            issued = chained(issued, by_axis=levels_apart)
         values_of = {value.id: value for value in phase.values}
         values = tuple(values_of[ref] for op in issued for ref in results_of(op))
         why = "reductions as their buckets become ready, the rest as their results are needed"
@@ -50,18 +55,24 @@ class OverlapPass(Pass, frozen=True):
         return replace(phase, ops=tuple(issued), values=values)
 
 
-def issue_order(ops: Sequence[Op]) -> list[Op]:
+def issue_order(ops: Sequence[Op], *, levels_apart: bool = False) -> list[Op]:
     """`ops` so that collectives come as early as they can, in order of urgency.
 
     pack a; pack b; reduce a; reduce b; unpack  -->  pack a; reduce a; pack b; reduce b; unpack
 
     A reduction is as urgent as its place among the buckets (they are in readiness order); a
     broadcast or gather as the first op that needs its result. What a collective needs comes just
-    before it, everything else after the last one.
+    before it, everything else after the last one. levels_apart: levels that come back to an axis give way to
+    the buckets behind them.
+
+    scatter a; sum a; gather a; scatter b; sum b; gather b
+        -->  scatter a; sum a; scatter b; gather a; sum b; gather b
     """
     uses = DefUse(ops)
-    makers, urgency = uses.places, _urgency(uses)
+    makers, urgency = uses.places, [(place, 0) for place in _urgency(uses)]
     sends = [index for index, op in enumerate(ops) if isinstance(op, Collective)]
+    if levels_apart:
+        _stagger(urgency, [_level(index, uses) for index in sends], sends)
     issued: list[Op] = []
     done: set[int] = set()
 
@@ -79,7 +90,7 @@ def issue_order(ops: Sequence[Op]) -> list[Op]:
                 done.add(top)
                 issued.append(ops[top])
 
-    for index in sorted(sends, key=lambda index: (urgency[index], index)):
+    for index in sorted(sends, key=lambda index: (*urgency[index], index)):
         issue(index)
     for index in range(len(ops)):
         issue(index)
@@ -117,17 +128,42 @@ def _reduces(op: Op, uses: DefUse[Op]) -> bool:
     return False
 
 
-def chained(ops: Sequence[Op]) -> list[Op]:
-    """Each collective `after` the one before it: one chain for the whole phase.
+def _level(index: int, uses: DefUse[Op]) -> tuple[int, int]:
+    """Of the collective at `index` the first of its hierarchy, and how many levels lie between the two."""
+    op, first, levels = uses.ops[index], index, 0
+    while isinstance(op, Collective | Cast | LocalSum):
+        axes = op.axes if isinstance(op, Collective) else ()
+        source = uses.places.get(op.operand)
+        if source is None:
+            break
+        op = uses.ops[source]
+        if isinstance(op, Collective):
+            first = source
+            levels += bool(axes) and op.axes != axes
+    return first, levels
+
+
+def _stagger(urgency: list[tuple[int, int]], levels: Sequence[tuple[int, int]], sends: Sequence[int]) -> None:
+    """Let the level that is n levels behind the first wait until n // 2 more buckets have begun."""
+    heads = sorted({first for first, depth in levels if depth}, key=lambda index: (urgency[index], index))
+    for index, (first, depth) in zip(sends, levels, strict=True):
+        if depth > 1:
+            place = min(heads.index(first) + depth // 2, len(heads) - 1)
+            urgency[index] = max(urgency[index], (urgency[heads[place]][0], depth))
+
+
+def chained(ops: Sequence[Op], *, by_axis: bool = False) -> list[Op]:
+    """Each collective `after` the one before it: one chain for the whole phase, or one for each axis.
 
     reduce a; reduce b  -->  reduce a; reduce b after a
     """
     result: list[Op] = []
-    before: Ref | None = None
+    before: dict[str, Ref] = {}
     for op in ops:
         if not isinstance(op, Collective):
             result.append(op)
             continue
-        result.append(replace(op, after=(before,) if before else ()))
-        before = op.result
+        links = op.axes if by_axis else ("",)
+        result.append(replace(op, after=tuple(dict.fromkeys(before[key] for key in links if key in before))))
+        before |= dict.fromkeys(links, op.result)
     return result

@@ -65,7 +65,7 @@ def match(wanted: Sequence[Expected], actual: Sequence[CompiledCollective]) -> R
             matches += zip(wanted[i:j], actual[k:m], strict=True)
         else:
             stretches.append(_Stretch(list(wanted[i:j]), list(actual[k:m])))
-    moved = _take_moved(stretches, matches)
+    moved = _out_of_order(_take_moved(stretches, matches), wanted, actual, matches)
     differences = [*_take_merged(stretches), *_take_split(stretches)]
     for stretch in stretches:
         differences += _explain(*stretch)
@@ -88,8 +88,9 @@ def _key_found(item: CompiledCollective) -> tuple[object, ...]:
 
 
 def _arrays(item: CompiledCollective) -> int:
-    # XLA:CPU writes one all-to-all as one operand per rank; anything else with several operands was merged.
-    return 1 if item.kind == "all_to_all" else len(item.inputs)
+    # XLA:CPU writes one all-to-all as one operand per rank, and the arrays of a bucket may be reduced as they
+    # are; anything else with several operands was merged.
+    return 1 if item.kind == "all_to_all" or item.bucket else len(item.inputs)
 
 
 def _plain(kind: str, groups: Groups) -> Groups:
@@ -100,6 +101,12 @@ def _plain(kind: str, groups: Groups) -> Groups:
 def same_ranks(wanted: Expected, actual: CompiledCollective) -> bool:
     """Whether both have the same groups, whatever the order within them."""
     return _plain("all_reduce", wanted.groups) == _plain("all_reduce", actual.groups)
+
+
+def _share_axis(groups: Groups, others: Groups) -> bool:
+    """Whether ranks of one of `groups` meet again in one of `others`."""
+    members = [set(group) for group in others]
+    return any(len(own & other) > 1 for own in map(set, groups[:1]) for other in members)
 
 
 def _take_moved(
@@ -121,6 +128,30 @@ def _take_moved(
                 text = f"{item} is issued in another place ({actual.name})"
                 moved.append(Difference("moved", text, (item,), (actual,)))
     return moved
+
+
+def _out_of_order(
+    moved: Sequence[Difference],
+    wanted: Sequence[Expected],
+    actual: Sequence[CompiledCollective],
+    matches: list[tuple[Expected, CompiledCollective]],
+) -> list[Difference]:
+    """Those of `moved` that another collective over one of their axes has overtaken, or they it. The others are
+    as planned: each axis has an order of its own."""
+    pairs = [(item, found) for item, found in matches if item.kind != "permute"]
+    pairs += [(move.expected[0], move.found[0]) for move in moved]
+    at = {id(item): place for items in (wanted, actual) for place, item in enumerate(items)}
+
+    def overtaken(item: Expected, found: CompiledCollective) -> bool:
+        return any(
+            (at[id(item)] < at[id(other)]) != (at[id(found)] < at[id(theirs)])
+            for other, theirs in pairs
+            if other is not item and _share_axis(item.groups, theirs.groups)
+        )
+
+    differences = [move for move in moved if overtaken(move.expected[0], move.found[0])]
+    matches += [(m.expected[0], m.found[0]) for m in moved if not any(m is d for d in differences)]
+    return differences
 
 
 def _take_merged(stretches: Sequence[_Stretch]) -> list[Difference]:

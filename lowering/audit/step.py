@@ -57,6 +57,8 @@ class CompiledCollective(msgspec.Struct, frozen=True):
     synchronous: bool = False
     origins: tuple[Origin, ...] = ()
     """Of each of `inputs`, where the text tells them apart, else of all together."""
+    bucket: str = ""
+    """The key by which XLA was to combine its arrays and no others; "" where they have none, or several."""
 
     @property
     def scopes(self) -> tuple[tuple[str, int], ...]:

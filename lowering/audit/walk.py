@@ -32,6 +32,7 @@ _NAMES_ONLY = frozenset(
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{([\d,]*)\}|ensions":\[([^\]]*)\])')
+_BUCKET = re.compile(r'combiner_key="([^"]*)"')
 _Shapes = Mapping[str, tuple[Tensor, ...]]
 _PRODUCTS = re.compile(r"gemm|matmul|\$dot|conv", re.IGNORECASE)
 
@@ -220,17 +221,16 @@ class _Walk:
         number, source = int(channel) if channel else None, instruction.op_name or core.op_name
         synchronous = '"is_sync":true' in instruction.attributes or done == start
         place = (frame.computation, start, done, frame.loops, name, source, synchronous)
-        origins = self._origins(instruction, core, len(inputs), frame)
-        return CompiledCollective(_KINDS[core.opcode], op, inputs, outputs, groups, number, *place, origins)
-
-    def _origins(
-        self, instruction: Instruction, core: Instruction, arrays: int, frame: _Frame
-    ) -> tuple[Origin, ...]:
-        """Where each array comes from: of what was merged, what takes the arrays out of it tells."""
-        taken = [frame.parts.get((instruction.name, index)) for index in range(arrays)]
-        listed = taken if arrays > 1 and all(taken) else [instruction if instruction.op_name else core]
-        frames = self.module.frames
-        return tuple(Origin(each.op_name, frames.source_of(each.attributes)) for each in listed if each)
+        # Of what was merged, what takes the arrays out of it tells where each comes from.
+        taken = [frame.parts.get((name, index)) for index in range(len(inputs))]
+        listed = taken if len(inputs) > 1 and all(taken) else [instruction if instruction.op_name else core]
+        arrays = [(each.op_name, each.attributes) for each in listed if each]
+        origins = tuple(Origin(path, self.module.frames.source_of(text)) for path, text in arrays)
+        keys = {match[1] if (match := _BUCKET.search(text)) else "" for _, text in arrays}
+        bucket = keys.pop() if len(keys) == 1 else ""
+        return CompiledCollective(
+            _KINDS[core.opcode], op, inputs, outputs, groups, number, *place, origins, bucket
+        )
 
     def _reduction(self, name: str) -> str | None:
         root = self.module.computations[name.lstrip("%")].root

@@ -20,6 +20,7 @@ from jax._src import tree_util as _src_tree_util
 from jax._src.interpreters import partial_eval as _src_partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import parallel as _parallel
+from jax.experimental.xla_metadata import set_xla_metadata as _set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -169,6 +170,11 @@ def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:
 def broadcast_native(x: Array, axes: tuple[str, ...], root: int) -> Array:
     """XLA's collective broadcast from `root`, counted row-major over `axes`; typed the same. GPUs only."""
     return assume_same(lax.pbroadcast(x, axes, root), axes)
+
+
+def combined_apart(key: str) -> Any:
+    """A context in which collectives are combined by XLA with those of the same `key` alone."""
+    return _set_xla_metadata(combiner_key=key)
 
 
 def put(kind: Any, sharding: Any, pieces: Sequence[Any], devices: Sequence[Any]) -> Array:

@@ -93,11 +93,16 @@ class Backend(Protocol):
         ...
 
     def start_packed(
-        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
+        self,
+        xs: Sequence[Array],
+        op: Collective,
+        taken: BufferLayout,
+        given: BufferLayout,
+        after: Sequence[Array],
     ) -> Callable[[], Sequence[Array]] | None:
-        """The collective of a buffer in which arrays of one dtype lie as `taken` says, without making it;
-        what comes is cut as `given` says. As `start`, or done already where `op` is carried out in one. None
-        where the buffers must be made."""
+        """The collective of a buffer in which arrays of one dtype lie as `taken` says, without making it, and
+        not before `after` exist; what comes is cut as `given` says. As `start`, or done already where `op` is
+        carried out in one. None where the buffers must be made."""
         ...
 
     def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:

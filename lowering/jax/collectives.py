@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commplan.ir.schedule import Collective, Spread
-from commplan.lowering.jax import _compat, hierarchical, order, programs
+from commplan.lowering.jax import _compat, hierarchical, order, programs, variadic
 from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.bitcast import as_bits, with_derivative
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import levels as levels_of
-from commplan.lowering.programs import program_of
+from commplan.lowering.programs import NATIVE, program_of
 
 Array = Any
 
@@ -92,9 +92,31 @@ class LaxBackend:
         return result.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
 
     def start_packed(
-        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
-    ) -> None:
-        """XLA fuses what makes a buffer with what makes its parts."""
+        self,
+        xs: Sequence[Array],
+        op: Collective,
+        taken: BufferLayout,
+        given: BufferLayout,
+        after: Sequence[Array],
+    ) -> Callable[[], Sequence[Array]] | None:
+        """An all-reduce of XLA's own, of arrays as they are where the step is compiled so (see `variadic`).
+
+        Elsewhere XLA fuses what makes a buffer with what makes its parts. A barrier and a key keep XLA from
+        making one operation of two buckets, or of a bucket and what the step reduces beside the plan."""
+        cut = variadic.pieces(taken, given) if self._is_variadic(op) else None
+        if cut is None:
+            return None
+        arrays, held = variadic.joined([self.varying(x, op.axes) for x in xs], cut)
+        if after:
+            arrays = order.behind(arrays, after)
+        with _compat.combined_apart(op.result):
+            moved = [self._native_all_reduce(x, op) for x in arrays]
+        return lambda: variadic.parted(moved, held, given)
+
+    def _is_variadic(self, op: Collective) -> bool:
+        levels = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
+        native = op.algorithm.name == NATIVE and len(levels) < 2 and op.kind == "all_reduce"
+        return native and self.platform == "gpu" and self.ways(op.axes) > 1 and variadic.wanted()
 
     def start(self, x: Array, op: Collective) -> None:
         """XLA makes its collectives asynchronous itself."""

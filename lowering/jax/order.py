@@ -6,7 +6,7 @@ between backends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,11 +30,20 @@ def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
     if x.size == 0 or previous.size == 0:
         return x
     if not on_cpu:
-        return lax.optimization_barrier((x, previous))[0]
+        return behind([x], [previous])[0]
     never = lax.axis_index(axis) < 0
     other = lax.stop_gradient(previous.reshape(-1)[0]).astype(x.dtype)
     other = _compat.assume_same(other, tuple(_compat.varying_axes(other) - _compat.varying_axes(x)))
     return jnp.where(never, other, x)
+
+
+def behind(xs: Sequence[Array], previous: Sequence[Array]) -> list[Array]:
+    """`xs`, unchanged and typed as they are, but not before all of `previous` exist. GPUs only."""
+    held = lax.optimization_barrier((*xs, *previous))[: len(xs)]
+    return [
+        _compat.assume_same(y, tuple(_compat.varying_axes(y) - _compat.varying_axes(x)))
+        for x, y in zip(xs, held, strict=True)
+    ]
 
 
 def without_implied(sequence: Iterable[ir.Op], values: Mapping[str, ir.Value]) -> Iterator[ir.Op]:

@@ -48,7 +48,8 @@ class PackElision:
         else:
             xs, taken = _leaves(pack, env), _taken(pack, self.values)
         given = _flat(self.values[op.result]) if parts is None else _given(op, parts, self.values)
-        going = self.backend.start_packed(xs, op, taken, given)
+        after = [x for ref in op.after if ref in env for x in env[ref].leaves[-1:]]
+        going = self.backend.start_packed(xs, op, taken, given, after)
         if going is None:
             if pack is not None:
                 env[op.operand] = ops.pack(pack, self.values, env)
@@ -69,7 +70,7 @@ def pack_elision(chosen: Sequence[ir.Op], values: Mapping[str, ir.Value], backen
     packs: dict[str, ir.Pack] = {}
     parts: dict[str, tuple[tuple[ir.Unpack, ir.Part], ...]] = {}
     for op in chosen:
-        if not isinstance(op, ir.Collective) or op.form not in ("call", "split") or op.kind not in KINDS:
+        if not isinstance(op, ir.Collective) or op.form == "rounds" or op.kind not in KINDS:
             continue
         pack, alone = uses.maker(op.operand), len(uses.readers(op.operand)) == 1
         if isinstance(pack, ir.Pack) and alone and any(part.size for part in pack.parts):

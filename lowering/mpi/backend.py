@@ -95,8 +95,14 @@ class MpiBackend:
         return x
 
     def start_packed(
-        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
+        self,
+        xs: Sequence[Array],
+        op: Collective,
+        taken: BufferLayout,
+        given: BufferLayout,
+        after: Sequence[Array],
     ) -> Callable[[], Sequence[Array]] | None:
+        """`after` are there: what is issued is issued in order."""
         spec = self._spec(op)
         if not self.channel.takes_lists(spec, taken.size):
             return None

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 import commplan
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization import encode
+from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
@@ -183,7 +184,8 @@ def _data_parallel(
 
 
 def two_level(devices: Any) -> Pair:
-    """Reduce-scatter in the node, all-reduce between nodes, all-gather in the node; padded to eight."""
+    """Reduce-scatter in the node, all-reduce between nodes, all-gather in the node; padded to eight. The second
+    bucket is scattered before the first is gathered."""
     mesh = mesh_of(devices, node=4, gpu=8)
     params = leaves_like(PLAIN)
     run = bind("two_level", mesh, {"grads": params}, ("bucket = 64 MiB", "bucket = 20 KiB"))
@@ -194,16 +196,23 @@ def two_level(devices: Any) -> Pair:
         out, state = run.step(state, grads=grads)
         return state, sgd(params, out.grads)
 
+    def gather_behind(shard: Any, previous: Any) -> Any:
+        return lax.all_gather(after(shard, previous, "gpu"), "gpu", tiled=True, to="invarying")
+
     def by_hand(params: Tree, x: Any) -> Tree:
         grads = jax.grad(loss)(vary(params, ["node", "gpu"]), x)
         leaves, tree = jax.tree.flatten(grads)
-        out, previous = list(leaves), None
-        for chosen in PLAIN_BUCKETS:
-            flat = pack(leaves, chosen)
-            flat = jnp.concatenate([flat, jnp.zeros(-flat.size % 8, flat.dtype)])
-            shard = lax.psum_scatter(after(flat, previous, "gpu"), "gpu", tiled=True)
-            previous = lax.all_gather(lax.psum(shard, "node"), "gpu", tiled=True, to="invarying")
-            unpack(previous, leaves, chosen, out)
+        out = list(leaves)
+        flats = [pack(leaves, chosen) for chosen in PLAIN_BUCKETS]
+        first, second = (jnp.concatenate([flat, jnp.zeros(-flat.size % 8, flat.dtype)]) for flat in flats)
+        first = lax.psum_scatter(first, "gpu", tiled=True)
+        second = lax.psum_scatter(after(second, first, "gpu"), "gpu", tiled=True)
+        total = lax.psum(first, "node")
+        behind = _compat.assume_same(after(total, second, "gpu"), ["node"])  # nothing of `second` is chosen
+        gathered = lax.all_gather(behind, "gpu", tiled=True, to="invarying")
+        second = lax.psum(after(second, total, "node"), "node")
+        for chosen, flat in zip(PLAIN_BUCKETS, (gathered, gather_behind(second, gathered)), strict=True):
+            unpack(flat, leaves, chosen, out)
         return sgd(params, jax.tree.unflatten(tree, [g / 32 for g in out]))
 
     spec = P(("node", "gpu"))
