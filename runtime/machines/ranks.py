@@ -163,7 +163,7 @@ class Ranks:
         hello = (digest(key), digest(host), place, secrets.token_hex(8))
         meet = self._meet("share what they load", timeout)
         seen: list[tuple[bytes, bytes, int, str]] = meet(self.own.allgather, hello)
-        return peers_of(self.own.Get_rank(), seen)
+        return peers_of(self.own.Get_rank(), dict(enumerate(seen)))
 
     def _meet(self, purpose: str, timeout: float, ranks: Sequence[int] | None = None) -> Rendezvous:
         option = "run.batches(timeout=SECONDS)"

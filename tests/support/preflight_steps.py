@@ -128,9 +128,9 @@ def same(job: Job) -> Words:
 
 def compared(job: Job) -> int:
     """How often processes have exchanged something."""
-    from commplan.runtime.machines import mesh  # noqa: PLC0415
+    from commplan.runtime.machines import gather  # noqa: PLC0415
 
-    gathers = job.run.context.machine.gathers if job.over_mpi else mesh._gathers
+    gathers = job.run.context.machine.gathers if job.over_mpi else gather._counts
     return gathers.total()
 
 
