@@ -24,8 +24,9 @@ from zlib import crc32
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.watchdog import FIRST, main_stack
+from commplan.recorder.file import start_recording
 from commplan.runtime.observe import abort_hook
-from commplan.runtime.observe.calls import Calls, recording
+from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.peers import Endpoint, Message, Peer
 from commplan.runtime.observe.verdict import Patience, Report, Waiting, conclude, departure, silence, stalled
 from commplan.wait import Wait, until
@@ -88,9 +89,7 @@ class Watchdog:
         if key not in self._calls:
             first = self.endpoint.others.get(processes[0])
             job = f"{self.endpoint.token if first is None else first.token}{crc32(key.encode()):08x}"
-            record = recording(job, plan, self.own, len(self.endpoint.others) + 1)
-            if record is not None:
-                atexit.register(record.remove)
+            record = start_recording(job, plan, self.own, len(self.endpoint.others) + 1)
             self._calls[key] = Calls(processes, record)
         return self._calls[key]
 
