@@ -29,6 +29,7 @@ from commplan.recorder.file import (
     Recording,
     put_name,
 )
+from commplan.runtime.observe.verdict import key
 
 _KEPT = 4  # arrays of a result: the smallest ones
 _RECENT = 48  # calls that are compared with those of others
@@ -61,7 +62,7 @@ class Calls:
     """
 
     def __init__(self, processes: Sequence[int], recording: Recording | None) -> None:
-        self.processes, self.key = tuple(processes), ",".join(map(str, processes))
+        self.processes, self.key = tuple(processes), key(processes)
         self.recording = recording
         self.memory = bytearray(SIZE) if recording is None else recording.memory
         self.names: list[str] = []
