@@ -54,6 +54,11 @@ class Slice(NamedTuple):
         return max(0.0, self.end - self.begin - self.held)
 
     @property
+    def waits_apart(self) -> bool:
+        """Whether the program waited for it at other times than its own: it computed in between."""
+        return self.blocked != (self.begin, self.end)
+
+    @property
     def title(self) -> str:
         """`line 7: all_reduce ring`."""
         where = f"line {self.line}" if self.line else self.name
@@ -214,8 +219,8 @@ def _moved(
             moved.append(each)
             continue
         begin, end = each.begin + offset, each.end + offset if each.state != _UNFINISHED else latest
-        called = each.blocked == (each.begin, each.end)
-        blocked = (begin, end) if called else (each.blocked[0] + offset, each.blocked[1] + offset)
+        apart = (each.blocked[0] + offset, each.blocked[1] + offset)
+        blocked = apart if each.waits_apart else (begin, end)
         moved.append(each._replace(begin=begin, end=max(begin, end), blocked=blocked))
     return moved
 
