@@ -20,7 +20,7 @@ from commplan.passes.pipeline.manager import Observer
 from commplan.passes.pipeline.registry import PASSES
 from commplan.topology import Topology, load_topology, places_of_hosts
 from commplan.verify import load_schedule
-from commplan.wait import is_bound
+from commplan.wait import TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
     from commplan.cost.calibration import Calibration
@@ -56,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
         backend: Backend | None = None,
         calibration: Calibration | str | Path | None = None,
         observer: Observer | None = None,
-        timeout: float = 600.0,
+        timeout: float = TIMEOUT_S,
     ) -> Program:
         """This plan for one mesh and one set of shapes.
 
@@ -213,7 +213,7 @@ class Program:
         seed: int = 0,
         *,
         watchdog_s: float | None = 10.0,
-        timeout: float = 600.0,
+        timeout: float = TIMEOUT_S,
     ) -> Run:
         """This program with the mesh, data and functions that it runs on (see `runtime.run.Run`).
 
@@ -304,8 +304,7 @@ def _check_kinds(axes: object, order: object, passes: object, timeout: object) -
     if passes is not None and not isinstance(passes, str):
         wanted = "a pipeline as text was"
         fail("CP0717", wrong.format("passes", type(passes).__name__, wanted), 'passes="share,bucket,overlap"')
-    if not is_bound(timeout):
-        fail("CP0803", f"timeout is {timeout!r}: seconds above 0 were expected", "timeout=600")
+    check_seconds("CP0803", "timeout", timeout, "timeout=600")
 
 
 def _backend(mesh: object, given: Backend | None) -> Backend:

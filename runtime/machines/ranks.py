@@ -24,7 +24,7 @@ from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
 from commplan.lowering.mpi.listing import collectives_of
-from commplan.lowering.mpi.rendezvous import TIMEOUT_S, Rendezvous
+from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
 from commplan.runtime.input.shm.segment import Blame
@@ -49,6 +49,7 @@ from commplan.runtime.machines.machine import (
 from commplan.runtime.machines.server import Serving
 from commplan.runtime.observe.abort_hook import watch
 from commplan.runtime.param_server.startup_guard import expect
+from commplan.wait import TIMEOUT_S
 
 Array = Any
 _LOOK_S = 0.0005  # between two looks for messages
