@@ -246,23 +246,26 @@ class Program:
         *args: Any,
         mesh: Any = None,
         phases: Sequence[str] = (),
-        machine: Machine | None = None,
+        machine: Machine | str | None = None,
     ) -> Audit:
         """Compile `step`, which runs phases of this program, and compare its collectives with the schedule.
 
         step: jitted or not; args: arrays, or `jax.ShapeDtypeStruct` with shardings. Nothing runs.
         mesh: that of the step, by default the one that it names. phases: those to look for, by default those
-        that the step calls and `each step`. machine: the rates to estimate exposed communication with, such
-        as `commplan.lowering.audit.target("h100:4x8").machine`.
+        that the step calls and `each step`. machine: `"h100:4x8"`, or the rates to estimate exposed
+        communication with, a `commplan.lowering.audit.Machine`.
 
-        Raises CP1151 for a phase that the plan does not have, and what `step` raises.
+        Raises CP1150 for no such machine, CP1151 for a phase that the plan does not have, and what `step`
+        raises.
         """
         from commplan.lowering.audit.report import audit  # noqa: PLC0415  jax is loaded only here
+        from commplan.lowering.audit.targets import rates  # noqa: PLC0415
         from commplan.lowering.jax.aot import compile_step  # noqa: PLC0415
 
         sizes = mesh_sizes(mesh) if mesh is not None else None
+        estimated = rates(machine)
         text = compile_step(step, *args)
-        return audit(self._schedule, *text, mesh=sizes, phases=phases, machine=machine)
+        return audit(self._schedule, *text, mesh=sizes, phases=phases, machine=estimated)
 
 
 def load(path: str | Path) -> Plan:
