@@ -18,8 +18,8 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax import backward_reduce as tap
 from commplan.lowering.jax.pytree import Structure, build, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.lowering.mpi import watchdog as mpi_watchdog
-from commplan.lowering.mpi.engine_errors import reason
+from commplan.lowering.mpi.job import watchdog as mpi_watchdog
+from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.mesh_kind import is_communicator
 from commplan.runtime import member as members
 from commplan.runtime import spmd

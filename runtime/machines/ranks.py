@@ -23,8 +23,8 @@ from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
+from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.listing import collectives_of
-from commplan.lowering.mpi.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
 from commplan.runtime.input.shm.segment import Blame

@@ -23,7 +23,7 @@ from typing import NoReturn
 from zlib import crc32
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.lowering.mpi.watchdog import FIRST, main_stack
+from commplan.lowering.mpi.job.watchdog import FIRST, main_stack
 from commplan.recorder.file import start_recording
 from commplan.runtime.observe import abort_hook, verdict
 from commplan.runtime.observe.calls import Calls
