@@ -20,7 +20,7 @@ from commplan.passes.pipeline.manager import Observer
 from commplan.passes.pipeline.registry import PASSES
 from commplan.topology import Topology, load_topology, places_of_hosts
 from commplan.verify import load_schedule
-from commplan.wait import is_bound
+from commplan.wait import TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
     from commplan.cost.calibration import Calibration
@@ -56,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
         backend: Backend | None = None,
         calibration: Calibration | str | Path | None = None,
         observer: Observer | None = None,
-        timeout: float = 600.0,
+        timeout: float = TIMEOUT_S,
     ) -> Program:
         """This plan for one mesh and one set of shapes.
 
@@ -213,7 +213,7 @@ class Program:
         seed: int = 0,
         *,
         watchdog_s: float | None = 10.0,
-        timeout: float = 600.0,
+        timeout: float = TIMEOUT_S,
     ) -> Run:
         """This program with the mesh, data and functions that it runs on (see `runtime.run.Run`).
 
@@ -246,23 +246,26 @@ class Program:
         *args: Any,
         mesh: Any = None,
         phases: Sequence[str] = (),
-        machine: Machine | None = None,
+        machine: Machine | str | None = None,
     ) -> Audit:
         """Compile `step`, which runs phases of this program, and compare its collectives with the schedule.
 
         step: jitted or not; args: arrays, or `jax.ShapeDtypeStruct` with shardings. Nothing runs.
         mesh: that of the step, by default the one that it names. phases: those to look for, by default those
-        that the step calls and `each step`. machine: the rates to estimate exposed communication with, such
-        as `commplan.lowering.audit.target("h100:4x8").machine`.
+        that the step calls and `each step`. machine: `"h100:4x8"`, or the rates to estimate exposed
+        communication with, a `commplan.lowering.audit.Machine`.
 
-        Raises CP1151 for a phase that the plan does not have, and what `step` raises.
+        Raises CP1150 for no such machine, CP1151 for a phase that the plan does not have, and what `step`
+        raises.
         """
         from commplan.lowering.audit.report import audit  # noqa: PLC0415  jax is loaded only here
+        from commplan.lowering.audit.targets import rates  # noqa: PLC0415
         from commplan.lowering.jax.aot import compile_step  # noqa: PLC0415
 
         sizes = mesh_sizes(mesh) if mesh is not None else None
+        estimated = rates(machine)
         text = compile_step(step, *args)
-        return audit(self._schedule, *text, mesh=sizes, phases=phases, machine=machine)
+        return audit(self._schedule, *text, mesh=sizes, phases=phases, machine=estimated)
 
 
 def load(path: str | Path) -> Plan:
@@ -304,8 +307,7 @@ def _check_kinds(axes: object, order: object, passes: object, timeout: object) -
     if passes is not None and not isinstance(passes, str):
         wanted = "a pipeline as text was"
         fail("CP0717", wrong.format("passes", type(passes).__name__, wanted), 'passes="share,bucket,overlap"')
-    if not is_bound(timeout):
-        fail("CP0803", f"timeout is {timeout!r}: seconds above 0 were expected", "timeout=600")
+    check_seconds("CP0803", "timeout", timeout, "timeout=600")
 
 
 def _backend(mesh: object, given: Backend | None) -> Backend:

@@ -6,6 +6,7 @@ into text. Every code has a page, `commplan/pages/CODE.md`, that `commplan expla
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Collection, Iterable, Sequence
 from typing import NoReturn
@@ -93,6 +94,14 @@ def fail_if(problems: Sequence[Diagnostic]) -> None:
     """Raise a `CommplanError` with all of `problems`, where there are any."""
     if problems:
         raise CommplanError(*problems)
+
+
+def text_of(error: BaseException) -> str:
+    """`RuntimeError: no data here`; its kind alone where it has no text, or `str` of it fails."""
+    with contextlib.suppress(Exception):
+        if text := str(error).strip():
+            return f"{type(error).__name__}: {text}"
+    return type(error).__name__
 
 
 def listed(names: Iterable[str], joint: str = "and") -> str:

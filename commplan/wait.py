@@ -11,7 +11,10 @@ from concurrent import futures
 from concurrent.futures import Future
 from typing import NamedTuple, NoReturn, TypeVar
 
+from commplan.diagnostics import fail
+
 SLICE_S = 0.25
+TIMEOUT_S = 600.0  # for a rank or process that has yet to come: it may be compiling, or reading an index
 LONGEST_S = 1e7  # months; the engine counts nanoseconds
 _Result = TypeVar("_Result")
 
@@ -33,6 +36,15 @@ class Wait(NamedTuple):
 def is_bound(seconds: object) -> bool:
     """Whether a wait may have this bound: a number of seconds above 0."""
     return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S
+
+
+def check_seconds(
+    code: str, name: str, seconds: object, *notes: str, file: str = "", others: tuple[object, ...] = ()
+) -> None:
+    """Raises `code` for what is neither a number of seconds that a wait may take nor one of `others`."""
+    if not is_bound(seconds) and not (isinstance(seconds, int | float | None) and seconds in others):
+        expected = " or ".join((f"seconds above 0, {LONGEST_S:.0f} at most", *map(str, others)))
+        fail(code, f"{name} is {seconds!r}: expected {expected}", *notes, file=file)
 
 
 def until(attempt: Callable[[float], _Result | None], wait: Wait) -> _Result:

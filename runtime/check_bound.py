@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
-from commplan.wait import LONGEST_S, is_bound
+from commplan.wait import check_seconds
 
 
 def check_kinds(
@@ -28,12 +28,9 @@ def check_kinds(
     if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
         message = f"the seed is {seed!r}, of type {type(seed).__name__}: a whole number was expected"
         fail("CP0803", message, "such as program.bind(mesh, seed=0)", file=schedule.file)
-    bounds = {"watchdog_s": (watchdog_s, 60, "; None waits for ever"), "timeout": (timeout, 600, "")}
-    for name, (bound, usual, none) in bounds.items():
-        if not is_bound(bound) and (bound is not None or not none):
-            message = f"{name} is {bound!r}: seconds above 0 were expected, at most {LONGEST_S:.0f}"
-            fix = f"such as program.bind(comm, {name}={usual}){none}"
-            fail("CP0803", message, fix, file=schedule.file)
+    forever = "such as program.bind(comm, watchdog_s=60); None waits for ever"
+    check_seconds("CP0803", "watchdog_s", watchdog_s, forever, file=schedule.file, others=(None,))
+    check_seconds("CP0803", "timeout", timeout, "such as program.bind(comm, timeout=600)", file=schedule.file)
 
 
 def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Mapping[str, Any]) -> None:

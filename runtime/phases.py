@@ -16,7 +16,7 @@ from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.lowering.mpi.engine_errors import as_diagnostics
+from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime.context import CALLS, Carried, Context
 
 

@@ -18,8 +18,8 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax import backward_reduce as tap
 from commplan.lowering.jax.pytree import Structure, build, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.lowering.mpi import watchdog as mpi_watchdog
-from commplan.lowering.mpi.engine_errors import reason
+from commplan.lowering.mpi.job import watchdog as mpi_watchdog
+from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.mesh_kind import is_communicator
 from commplan.runtime import member as members
 from commplan.runtime import spmd
@@ -38,7 +38,7 @@ from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
 from commplan.runtime.phases import PhaseCall
-from commplan.wait import LONGEST_S, is_bound
+from commplan.wait import TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
     from commplan.api import Program
@@ -173,9 +173,7 @@ class Bound:
     def _check_times(self, *, timeout: float, **budget: float) -> None:
         """Raises CP0857 for a time that is no number of seconds; of a budget 0 is one, too."""
         for name, value in {"timeout": timeout, **budget}.items():
-            if not is_bound(value) and not (name in budget and value == 0):
-                message = f"{name} is {value!r}: seconds were expected, at most {LONGEST_S:.0f}"
-                self.context.fail("CP0857", message, "a timeout is above 0; check_s and seconds may be 0")
+            check_seconds("CP0857", name, value, file=self._file, others=(0,) if name in budget else ())
 
     def varying(self, tree: Any) -> Any:
         """`tree`, typed by JAX as varying over all of the plan's axes: no communication.
@@ -331,7 +329,7 @@ class Run(Bound):
         functions: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
         watchdog_s: float | None = None,
-        timeout: float = 600.0,
+        timeout: float = TIMEOUT_S,
     ) -> None:
         schedule = program.schedule
 

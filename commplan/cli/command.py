@@ -10,7 +10,7 @@ from pathlib import Path
 
 from commplan.cli.arguments import parse
 from commplan.cli.console import Console, silence
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import CommplanError, text_of
 
 CLEAN, PROBLEMS, FAILURE = 0, 1, 2
 BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -70,7 +70,7 @@ def _internal(error: Exception, console: Console) -> int:
     while trace and trace.tb_next:
         trace = trace.tb_next
     place = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""
-    console.say(f"internal failure: {type(error).__name__}: {error}{place}")
+    console.say(f"internal failure: {text_of(error)}{place}")
     console.say("this is a mistake in commplan, not in your plan; COMMPLAN_TRACEBACK=1 shows the traceback")
     return FAILURE
 

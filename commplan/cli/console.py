@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -132,7 +133,13 @@ class Console:
             place, inputs = Path(path), filter(Path.exists, map(Path, self.inputs))
             if place.is_file() and any(map(place.samefile, inputs)):
                 fail("CP1101", f"cannot write {path}: it is one of the files that are read", file=path)
-            place.write_bytes(data)
+            if not place.is_file():
+                place.write_bytes(data)
+                return
+            place.open("r+b").close()  # one that may not be written is not replaced
+            with io.replacing(place.resolve()) as new:  # a full disk leaves the old one
+                shutil.copymode(place, new)
+                new.write_bytes(data)
         except (OSError, ValueError) as error:
             fail("CP1101", f"cannot write {path}: {getattr(error, 'strerror', None) or error}", file=path)
 

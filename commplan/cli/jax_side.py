@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from commplan.cli.binding import Compiled
 from commplan.cli.console import Console
-from commplan.diagnostics import Diagnostic, Note, fail, fail_if
+from commplan.diagnostics import Diagnostic, Note, fail, fail_if, text_of
 from commplan.ir import schedule as ir
 
 if TYPE_CHECKING:
@@ -141,8 +141,10 @@ def function_at(flag: str, where: str) -> Callable[..., Any]:
         target: Any = _file(place) if place.endswith(".py") else _module(place)
         for part in attribute.split("."):
             target = getattr(target, part)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  importing runs the user's own code
-        fail("CP1109", f"{flag}: {type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  importing runs the user's own code
+        fail("CP1109", f"{flag}: {text_of(error)}")
     if not callable(target):
         fail("CP1109", f"{flag} is a {type(target).__name__}, which cannot be called")
     return target

@@ -13,7 +13,7 @@ from commplan.cli.binding import compiled
 from commplan.cli.console import Console, name_of
 from commplan.cli.jax_side import bind, cpu_mesh, function_at, use_cpus, user_code
 from commplan.cli.saved import is_saved
-from commplan.diagnostics import CommplanError, fail, plural
+from commplan.diagnostics import CommplanError, fail, plural, text_of
 from commplan.ir.schedule import Schedule
 from commplan.lowering.audit.targets import Target, target
 
@@ -36,8 +36,10 @@ def run(args: Namespace, console: Console) -> int:
     devices = str(machine) if machine else plural(mesh.size, "CPU device")
     wrong = [d for audit in audits.values() for d in audit.differences if not (args.allow_extra and d.beside)]
     if console.human:
+        if not audits:
+            console.note(f"plan `{schedule.plan}` has no phase that computes something: nothing was compiled")
         console.put("\n".join(f"{name} on {devices}: {audit}\n" for name, audit in audits.items()))
-        if machine is None:
+        if machine is None and audits:
             console.note("what is exposed is estimated for a machine: --target h100:HOSTSxDEVICES")
     else:
         steps = [{"name": name, **audit.data()} for name, audit in audits.items()]
@@ -111,9 +113,9 @@ def _named(step: str | None) -> Generator[None]:
     """Around what runs the user's step: an error of its own is one of what was given (CP1154)."""
     try:
         yield
-    except CommplanError:
+    except (CommplanError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         if step is None:
             raise
         frames = traceback.extract_tb(error.__traceback__)
@@ -121,5 +123,5 @@ def _named(step: str | None) -> Generator[None]:
         places = [
             f'raised at line {frame.lineno} of "{frame.filename}", in {frame.name}' for frame in own[-1:]
         ]
-        reason = str(error).strip().partition("\n")[0]
-        fail("CP1154", f"--step {step} cannot be compiled: {type(error).__name__}: {reason}", *places)
+        reason = text_of(error).partition("\n")[0]
+        fail("CP1154", f"--step {step} cannot be compiled: {reason}", *places)

@@ -17,7 +17,7 @@ from commplan.cli.console import Console
 from commplan.cli.run_tables import costs_of, print_tables
 from commplan.cli.run_view import live
 from commplan.cli.verb_calibrate import need, under_mpi
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import CommplanError, text_of
 
 if TYPE_CHECKING:
     from commplan.ir.plan import Plan
@@ -92,7 +92,7 @@ def _on_ranks(args: Namespace, console: Console) -> int:
     except Exception as error:  # whatever it was, the other ranks may wait for this one
         if (reason := world.reason(error)) is not None:
             return _failed(CommplanError(reason), console, world)
-        console.say(f"rank {world.rank}: internal failure: {type(error).__name__}: {error}")
+        console.say(f"rank {world.rank}: internal failure: {text_of(error)}")
         world.abort(2)
         raise
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from commplan.ir.axes import coordinates
 from commplan.recorder.clocks import Bounds, Clock, aligned, bounds
 from commplan.recorder.file import BEGIN, END, FAILED, WAITED, Details, Event, Record
 
@@ -51,6 +52,11 @@ class Slice(NamedTuple):
     def transfer(self) -> float:
         """Seconds from when all had come to the end."""
         return max(0.0, self.end - self.begin - self.held)
+
+    @property
+    def waits_apart(self) -> bool:
+        """Whether the program waited for it at other times than its own: it computed in between."""
+        return self.blocked != (self.begin, self.end)
 
     @property
     def title(self) -> str:
@@ -150,12 +156,8 @@ def _group(details: Details | None, record: Record) -> tuple[int, ...]:
     """Where the rank stands on the axes that a collective is not over: the same on all that take part."""
     if details is None or not record.axes:
         return ()
-    place, strides = list[int](), math.prod(record.axes.values())
-    for axis, size in record.axes.items():
-        strides //= size
-        if axis not in details.axes:
-            place.append(record.rank // strides % size)
-    return tuple(place)
+    place = coordinates(record.rank, record.axes, record.axes)
+    return tuple(place[axis] for axis in record.axes if axis not in details.axes)
 
 
 def _members(details: Details | None, record: Record) -> int:
@@ -183,10 +185,7 @@ def _sources(group: list[Slice], each: Slice, record: Record) -> list[Slice]:
 
 def _along(each: Slice, details: Details, record: Record) -> tuple[int, ...]:
     """The place of a rank along the axes of a collective, in their order."""
-    place, strides = dict[str, int](), math.prod(record.axes.values())
-    for axis, size in record.axes.items():
-        strides //= size
-        place[axis] = each.rank // strides % size
+    place = coordinates(each.rank, record.axes, record.axes)
     return tuple(place.get(axis, each.rank) for axis in details.axes)
 
 
@@ -220,8 +219,8 @@ def _moved(
             moved.append(each)
             continue
         begin, end = each.begin + offset, each.end + offset if each.state != _UNFINISHED else latest
-        called = each.blocked == (each.begin, each.end)
-        blocked = (begin, end) if called else (each.blocked[0] + offset, each.blocked[1] + offset)
+        apart = (each.blocked[0] + offset, each.blocked[1] + offset)
+        blocked = apart if each.waits_apart else (begin, end)
         moved.append(each._replace(begin=begin, end=max(begin, end), blocked=blocked))
     return moved
 

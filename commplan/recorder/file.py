@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import mmap
@@ -10,6 +11,7 @@ import socket
 import struct
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -136,6 +138,20 @@ class Recording:
             self.path.unlink(missing_ok=True)
 
 
+def start_recording(
+    job: str, plan: str, rank: int, ranks: int, axes: Mapping[str, int] | None = None
+) -> Recording | None:
+    """A new record, which is removed where this process ends well; None, with a warning, where none can be
+    made."""
+    try:
+        recording = Recording(job, plan, rank, ranks, axes)
+    except OSError as error:
+        warnings.warn(f"this run is not recorded: {error}", RuntimeWarning, 3)
+        return None
+    atexit.register(recording.remove)
+    return recording
+
+
 def put_name(memory: mmap.mmap | bytearray, index: int, text: str) -> None:
     """Call name `index` of a record `text`; names that do not fit share the last one."""
     index = min(index, MOST_NAMES - 1)
@@ -206,8 +222,8 @@ def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> I
 
 def _texts(field: bytes) -> tuple[str, str]:
     """A text that ends with a zero byte, and the one behind it."""
-    text, _, rest = field.partition(b"\0")
-    return text.decode(errors="replace"), rest.split(b"\0")[0].decode(errors="replace")
+    text, _, behind = field.partition(b"\0")
+    return text.decode(errors="replace"), behind.split(b"\0")[0].decode(errors="replace")
 
 
 def _details(text: str) -> Details | None:

@@ -33,7 +33,7 @@ def trace(run: Run) -> bytes:
         placed = tracks(own)
         place |= {(rank, each.begin): track for each, track in zip(own, placed, strict=True)}
         events += [_slice(each, track, first) for each, track in zip(own, placed, strict=True)]
-        waits = [_wait(each, first) for each in own if each.blocked != (each.begin, each.end)]
+        waits = [_wait(each, first) for each in own if each.waits_apart]
         label = f"rank {rank} ({record.host})"
         names += [_named("process", rank, 0, label), _named("thread", rank, 0, "watchdog")]
         for track in sorted(set(placed)):

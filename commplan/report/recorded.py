@@ -60,7 +60,7 @@ def _trace(run: Run, slices: dict[int, list[Slice]], phase: str, name: str) -> T
         own, label = slices.get(record.rank, []), f"rank {record.rank}"
         group = record.host if len(hosts) > 1 else ""
         lanes.append(Lane(label, tuple(_event(each, first) for each in own), group))
-        waits = [each for each in own if each.blocked != (each.begin, each.end)]
+        waits = [each for each in own if each.waits_apart]
         if waits:
             lanes.append(Lane(f"{label} waits", tuple(_wait(each, first) for each in waits), group))
     shown, left_out = condensed(lanes)

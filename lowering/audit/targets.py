@@ -118,3 +118,16 @@ def target(text: str) -> Target:
     rates = (gpu.tflops * 1e12 * _FLOPS_REACHED, gpu.bandwidth * _MEMORY_REACHED, gpu.bus)
     machine = Machine(*rates, network=gpu.network if hosts > 1 else 0, per_host=per_host)
     return Target(match.group(1), "cuda", hosts, per_host, config, machine)
+
+
+def rates(machine: Machine | str | None) -> Machine | None:
+    """What exposed communication is estimated with: `h100:4x8`, or the rates themselves.
+
+    Raises `CommplanError` CP1150 for what is neither.
+    """
+    if isinstance(machine, str):
+        return target(machine).machine
+    if machine is not None and not isinstance(machine, Machine):  # pyright: ignore[reportUnnecessaryIsInstance]
+        expected = "expected a target, `h100:4x8`, or commplan.lowering.audit.Machine(flops, memory, bus)"
+        fail("CP1150", f"a {type(machine).__name__} is no machine to estimate for", expected)
+    return machine

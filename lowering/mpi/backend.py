@@ -18,7 +18,7 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
-from commplan.lowering.mpi.rendezvous import Rendezvous
+from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.service import Service, send_leave, waiting_line
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads

@@ -26,12 +26,13 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.backend import BufferLayout, Run
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.lowering.mpi import build, primitives, rounds, watchdog
-from commplan.lowering.mpi.drain import at_exit, drain
-from commplan.lowering.mpi.groups import Groups
+from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
-from commplan.lowering.mpi.release import Resources, free_dropped
-from commplan.lowering.mpi.rendezvous import Rendezvous
+from commplan.lowering.mpi.job import watchdog
+from commplan.lowering.mpi.job.drain import at_exit, drain
+from commplan.lowering.mpi.job.groups import Groups
+from commplan.lowering.mpi.job.release import Resources, free_dropped
+from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
 from commplan.recorder.file import Details, Recording
 

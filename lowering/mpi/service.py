@@ -23,7 +23,7 @@ import numpy as np
 from commplan.diagnostics import Span, fail
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import primitives
-from commplan.lowering.mpi.drain import drain
+from commplan.lowering.mpi.job.drain import drain
 from commplan.lowering.mpi.shared import Region, regions, shares
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, receives, sends, sent

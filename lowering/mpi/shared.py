@@ -21,11 +21,10 @@ import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.ir.types import DType
-from commplan.lowering.mpi.rendezvous import TIMEOUT_S
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import Site
 from commplan.protocol.units import Layout
-from commplan.wait import Wait, until
+from commplan.wait import TIMEOUT_S, Wait, until
 
 HELLO = 2
 HEADER, ALIGNED = 4096, 64

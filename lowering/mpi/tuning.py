@@ -13,7 +13,7 @@ from commplan.diagnostics import fail
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Form, ReduceOp, Spread
 from commplan.lowering import programs
-from commplan.lowering.mpi.groups import Groups
+from commplan.lowering.mpi.job.groups import Groups
 
 Kind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "scatter", "gather",

@@ -13,7 +13,7 @@ from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build
 from commplan.lowering.mpi.backend import MpiBackend
 from commplan.lowering.mpi.collectives import Channel
-from commplan.lowering.mpi.rendezvous import Rendezvous
+from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.calibrate.calibrate import Call, Pairs
 

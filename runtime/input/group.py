@@ -11,7 +11,7 @@ from pathlib import Path
 from commplan.diagnostics import fail
 from commplan.runtime.input.shm import segment
 from commplan.runtime.input.transport.transport import Carrier
-from commplan.wait import is_bound
+from commplan.wait import check_seconds
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def group(
         fail("CP0924", f"a run id is made of letters, digits and `-_.`, up to 100 of them, not {run_id!r}")
     if not 0 <= index < count:
         fail("CP0924", f"process {index} of {count} does not exist", f"expected: 0 to {count - 1}")
-    if not is_bound(timeout):
-        fail("CP0924", f"a group waits {timeout!r} seconds for its processes: more than none was expected")
+    check_seconds("CP0924", "timeout", timeout)
     places = tuple(hosts) if hosts is not None else (0,) * count
     if len(places) != count:
         fail("CP0924", f"{len(places)} hosts were named for {count} processes", "expected: one for each")

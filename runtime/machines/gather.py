@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from commplan.diagnostics import fail
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax
+from commplan.runtime.machines.machine import digest
 from commplan.wait import Wait, apart
 
 NOTICE_S = 10.0  # until it is said who is awaited, where no watchdog says otherwise
 _READ_TIMEOUT_S = 10.0  # for a process that has still to read what all said
+_counts: collections.Counter[str] = collections.Counter()  # of gatherings, by their processes and purpose
 
 
 @dataclasses.dataclass
@@ -35,9 +39,15 @@ class Notice:
 
 
 def gathered(
-    key: str, text: str, processes: Sequence[int], timeout_s: float, notice: Notice | None = None
+    purpose: str, text: str, processes: tuple[int, ...], timeout_s: float, notice: Notice | None = None
 ) -> tuple[dict[int, str], str]:
-    """The text of each of `processes`; where not all come, of those that did, and what JAX says of that."""
+    """The text of each of `processes`; where not all come, of those that did, and what JAX says of that. All
+    of them call this equally often for each `purpose`."""
+    if len(processes) == 1:
+        return {processes[0]: text}, ""
+    key = f"commplan/{digest(repr(processes)).hex()}/{purpose}"
+    _counts[key] += 1
+    key = f"{key}/{_counts[key]}"
     error, answers = "", {int(jax.process_index()): text}
 
     def late(waited: float) -> NoReturn:
@@ -58,6 +68,20 @@ def gathered(
         # The first to end takes all this with it.
         _answer(lambda: _compat.barrier(f"{key}/read", sorted(answers), _READ_TIMEOUT_S), late)
     return answers, error
+
+
+def refuse_absence(
+    processes: Sequence[int], purpose: str, timeout_s: float, error: str, fix: str, file: str
+) -> NoReturn:
+    """Raises CP0849. error: what JAX says."""
+    fail(
+        "CP0849",
+        f"not all of processes {', '.join(map(str, processes))} {purpose}: one did not come",
+        f"this is process {jax.process_index()}, which waited up to {timeout_s:.0f} s",
+        f"JAX says: {error}",
+        fix,
+        file=file,
+    )
 
 
 def _answer(

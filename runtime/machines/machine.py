@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
@@ -163,10 +163,10 @@ class Machine(Protocol):
         ...
 
 
-def peers_of(me: int, seen: Sequence[tuple[bytes, bytes, int, str]]) -> Peers | None:
+def peers_of(me: int, seen: Mapping[int, tuple[bytes, bytes, int, str]]) -> Peers | None:
     """The peers of rank `me`, of what every rank said: digests of its key and host, its place, a token."""
     key = seen[me][0]
-    alike = sorted((place, rank) for rank, (other, _, place, _) in enumerate(seen) if other == key)
+    alike = sorted((place, rank) for rank, (other, _, place, _) in seen.items() if other == key)
     if len(alike) == 1:
         return None
     ranks = tuple(rank for _, rank in alike)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -13,7 +12,6 @@ from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.diagnostics import fail
@@ -32,7 +30,7 @@ from commplan.lowering.programs import spreads
 from commplan.runtime.input.layout import ALIGNMENT, aligned
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
-from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered
+from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered, refuse_absence
 from commplan.runtime.machines.machine import (
     Binding,
     Host,
@@ -52,8 +50,6 @@ from commplan.runtime.observe.calls import Calls
 
 Array = Any
 Cut = tuple[slice, ...]
-_binds: collections.Counter[str] = collections.Counter()  # by the processes of their meshes
-_gathers: collections.Counter[str] = collections.Counter()  # likewise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +118,8 @@ def _aligned(piece: Host) -> Host:
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeshMachine:
     """See `machine.Machine`. `sizes`: the axes of the mesh that the plan names. `placings`: by what
-    distinguishes them, how host arrays seen so far go to the devices."""
+    distinguishes them, how host arrays seen so far go to the devices. `whole`: the processes of the mesh of
+    which this one is a member's part."""
 
     mesh: Any
     sizes: Mapping[str, int]
@@ -130,6 +127,7 @@ class MeshMachine:
     levels: Mapping[str, tuple[ir.Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
     placings: dict[Hashable, Placing] = dataclasses.field(default_factory=dict[Hashable, Placing])
     calls: Calls | None = None
+    whole: tuple[int, ...] = ()
 
     @property
     def layout(self) -> Layout:
@@ -210,12 +208,7 @@ class MeshMachine:
         return processes if jax.process_index() in processes else (int(jax.process_index()),)
 
     def gather(self, text: str, timeout_s: float) -> dict[int, str]:
-        processes = self.participants()
-        if len(processes) == 1:
-            return {processes[0]: text}
-        key = f"commplan/{digest(repr(processes)).hex()}/gather"
-        _gathers[key] += 1
-        return gathered(f"{key}/{_gathers[key]}", text, processes, timeout_s)[0]
+        return gathered("gather", text, self.participants(), timeout_s)[0]
 
     def issues(self, traced: Any, compiled: Any) -> tuple[Issue, ...]:
         """Those of the scheduled HLO, in which all partitions of the mesh take part."""
@@ -312,19 +305,17 @@ class MeshMachine:
         return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
-        del timeout  # a collective of JAX, which has its own
-        if jax.process_count() == 1:
+        if jax.process_count() == 1:  # the mesh may be one that is only described
             return None
-        from jax.experimental import multihost_utils  # noqa: PLC0415  only jobs of several processes need it
-
-        hello = digest(key) + digest(host) + place.to_bytes(8, "little") + secrets.token_bytes(8)
-        gather: Any = multihost_utils.process_allgather
-        rows: npt.NDArray[np.uint8] = np.asarray(gather(np.frombuffer(hello, np.uint8)))
-        fields = [row.tobytes() for row in rows]
-        return peers_of(
-            jax.process_index(),
-            [(f[:8], f[8:16], int.from_bytes(f[16:24], "little"), f[24:].hex()) for f in fields],
-        )
+        processes = self.whole or self.participants()
+        hello = (digest(key), digest(host), place, secrets.token_hex(8))
+        answers, error = gathered("peers", msgspec.json.encode(hello).decode(), processes, timeout)
+        if error:
+            fix = "every process opens the same batches; run.batches(timeout=SECONDS) waits longer"
+            refuse_absence(processes, "come to share what they load", timeout, error, fix, self.file)
+        kind = tuple[bytes, bytes, int, str]
+        seen = {number: msgspec.json.decode(answer, type=kind) for number, answer in answers.items()}
+        return peers_of(int(jax.process_index()), seen)
 
     def carrier(
         self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
@@ -347,7 +338,8 @@ class MeshMachine:
         names = tuple(name for name in mesh.axis_names if name != axis)
         types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != at)
         own = Mesh(devices, names, axis_types=types)
-        return machine_of(schedule, own, watchdog.part(self.calls, _processes(own), schedule.plan))
+        calls = watchdog.part(self.calls, _processes(own), schedule.plan)
+        return machine_of(schedule, own, calls, self.whole or _processes(mesh))
 
     def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
         """One member's part of global arrays, on its own mesh, without the dimension of `axis`.
@@ -396,9 +388,12 @@ class MeshMachine:
         return jax.tree_util.tree_map(put, *parts.values())
 
 
-def machine_of(schedule: ir.Schedule, mesh: Any, calls: Calls | None = None) -> MeshMachine:
-    """The machine of `mesh` for `schedule`; `calls` where its processes are watched."""
-    return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, spreads(schedule), calls=calls)
+def machine_of(
+    schedule: ir.Schedule, mesh: Any, calls: Calls | None = None, whole: tuple[int, ...] = ()
+) -> MeshMachine:
+    """The machine of `mesh` for `schedule`; `calls` where its processes are watched. whole: see there."""
+    levels = spreads(schedule)
+    return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, levels, calls=calls, whole=whole)
 
 
 def _names(entry: Any) -> tuple[str, ...]:
@@ -429,6 +424,7 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
     for name, size in sizes.items():
         if shape[name] != size:
             refuse(f"axis `{name}` has {shape[name]} devices in the mesh and {size} in the program")
+    packed = [op for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Pack)]
     for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
         if name in sizes and kind is AxisType.Manual:
             fail(
@@ -438,7 +434,6 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
                 "make the mesh by jax.make_mesh(sizes, names): its axes are Explicit; Auto ones do, too",
                 file=schedule.file,
             )
-        packed = [op for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Pack)]
         if name not in sizes and kind is AxisType.Explicit and shape[name] > 1 and packed:
             fail(
                 "CP0802",
@@ -461,35 +456,24 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
         binding.check()
         return None  # a mesh of devices that are only described has processes that do not run
-    key = f"commplan/{digest(repr(processes)).hex()}"
-    _binds[key] += 1
-    key, names = f"{key}/{_binds[key]}", ", ".join(map(str, processes))
-
     notice = Notice(
         binding.watchdog_s or NOTICE_S,
         f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`",
     )
 
-    def exchange(mine: Any, key: str = key) -> dict[int, Any]:
-        answers, error = gathered(
-            key, msgspec.json.encode(mine).decode(), processes, binding.timeout_s, notice
-        )
+    def exchange(mine: Any, purpose: str = "bind") -> dict[int, Any]:
+        text = msgspec.json.encode(mine).decode()
+        answers, error = gathered(purpose, text, processes, binding.timeout_s, notice)
         if error:
-            fail(
-                "CP0849",
-                f"not all of processes {names} bind `{schedule.plan}`: one did not come",
-                f"this is process {jax.process_index()}, which waited up to {binding.timeout_s:.0f} s",
-                f"JAX says: {error}",
-                "every process that holds devices of the mesh binds the same programs in the same order",
-                file=schedule.file,
-            )
+            fix = "every process that holds devices of the mesh binds the same programs in the same order"
+            refuse_absence(processes, f"bind `{schedule.plan}`", binding.timeout_s, error, fix, schedule.file)
         return {number: msgspec.json.decode(answer, type=type(mine)) for number, answer in answers.items()}
 
     agree("process", binding, exchange)
     return watchdog.start(
         int(jax.process_index()),
         _compat.coordinator(),
-        lambda own: exchange(own, f"{key}-watchdog"),
+        lambda own: exchange(own, "watchdog"),
         binding.watchdog_s,
         binding.schedule.plan,
     )

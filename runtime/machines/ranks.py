@@ -23,8 +23,8 @@ from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
+from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.listing import collectives_of
-from commplan.lowering.mpi.rendezvous import TIMEOUT_S, Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
 from commplan.runtime.input.shm.segment import Blame
@@ -49,6 +49,7 @@ from commplan.runtime.machines.machine import (
 from commplan.runtime.machines.server import Serving
 from commplan.runtime.observe.abort_hook import watch
 from commplan.runtime.param_server.startup_guard import expect
+from commplan.wait import TIMEOUT_S
 
 Array = Any
 _LOOK_S = 0.0005  # between two looks for messages
@@ -163,7 +164,7 @@ class Ranks:
         hello = (digest(key), digest(host), place, secrets.token_hex(8))
         meet = self._meet("share what they load", timeout)
         seen: list[tuple[bytes, bytes, int, str]] = meet(self.own.allgather, hello)
-        return peers_of(self.own.Get_rank(), seen)
+        return peers_of(self.own.Get_rank(), dict(enumerate(seen)))
 
     def _meet(self, purpose: str, timeout: float, ranks: Sequence[int] | None = None) -> Rendezvous:
         option = "run.batches(timeout=SECONDS)"

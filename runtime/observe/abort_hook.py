@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from commplan.ir import schedule as ir
-from commplan.lowering.mpi.engine_errors import TOLD, once
+from commplan.lowering.mpi.job.engine_errors import TOLD, once
 
 _hooks: list[Any] = []  # what `sys.excepthook` was
 _ends: list[Callable[[BaseException, int], None]] = []

@@ -10,7 +10,6 @@ import itertools
 import statistics
 import struct
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from commplan.recorder.file import (
     Recording,
     put_name,
 )
+from commplan.runtime.observe.verdict import key
 
 _KEPT = 4  # arrays of a result: the smallest ones
 _RECENT = 48  # calls that are compared with those of others
@@ -62,7 +62,7 @@ class Calls:
     """
 
     def __init__(self, processes: Sequence[int], recording: Recording | None) -> None:
-        self.processes, self.key = tuple(processes), ",".join(map(str, processes))
+        self.processes, self.key = tuple(processes), key(processes)
         self.recording = recording
         self.memory = bytearray(SIZE) if recording is None else recording.memory
         self.names: list[str] = []
@@ -186,15 +186,6 @@ class Calls:
         begun = [call.nanoseconds for call in self._backwards() if call.name == last[0].name]
         intervals = [(after - before) * 1e-9 for after, before in itertools.pairwise(begun[: _INTERVALS + 1])]
         return last[0].runs, statistics.median(intervals) if intervals else 0.0
-
-
-def recording(job: str, plan: str, rank: int, ranks: int) -> Recording | None:
-    """A new record; None, with a warning, where none can be made."""
-    try:
-        return Recording(job, plan, rank, ranks)
-    except OSError as error:
-        warnings.warn(f"this run is not recorded: {error}", RuntimeWarning, 2)
-        return None
 
 
 def _smallest(result: Any) -> Kept:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
+from commplan.ir.axes import group
 from commplan.ir.types import DType
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.typing_shim import jax, jnp
@@ -180,10 +181,8 @@ def _expected(
 ) -> Array:
     """What this rank should get, i32[given], where every rank of the group gives `_pattern`, i32[size]."""
     ways, me = backend.ways(op.axes), jnp.asarray(backend.index(op.axes), jnp.int32)
-    grid = np.arange(backend.ways(axes)).reshape([backend.sizes[axis] for axis in axes])
-    across = grid[tuple(slice(None) if axis in op.axes else 0 for axis in axes)]
-    held = [axis for axis in axes if axis in op.axes]
-    offsets = jnp.asarray(across.transpose([held.index(axis) for axis in op.axes]).reshape(-1), jnp.int32)
+    sizes = {axis: backend.sizes[axis] for axis in axes}
+    offsets = jnp.asarray(group(dict.fromkeys(axes, 0), op.axes, sizes), jnp.int32)
     members = jnp.asarray(backend.index(axes), jnp.int32) - offsets[me] + offsets
     at, block = jnp.arange(given, dtype=jnp.int32), size // ways
     if op.op is not None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from commplan.diagnostics import fail
 from commplan.io import replacing
 from commplan.runtime.input.accounting import Meter, Summary, merged
-from commplan.wait import Wait, is_bound, until
+from commplan.wait import Wait, check_seconds, until
 
 PERIOD_S, STUCK_S = 10.0, 10.0  # between two writes; after which one has hung
 LOOPBACK = "127.0.0.1"
@@ -163,8 +163,7 @@ def close_quietly(metrics: Metrics) -> None:
 
 def checked_period(period_s: float) -> float:
     """Raises CP0961 for a period that is no positive number of seconds."""
-    if not is_bound(period_s):
-        fail("CP0961", f"metrics are written every {period_s!r} seconds: a number above 0 was expected")
+    check_seconds("CP0961", "period_s", period_s)
     return float(period_s)
 
 

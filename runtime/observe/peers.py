@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from commplan.lowering.mpi.watchdog import job
+from commplan.lowering.mpi.job.watchdog import job
 from commplan.recorder.blame import process_state
 from commplan.recorder.file import machine
 from commplan.runtime.observe.verdict import Report

@@ -23,9 +23,10 @@ from typing import NoReturn
 from zlib import crc32
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.lowering.mpi.watchdog import FIRST, main_stack
-from commplan.runtime.observe import abort_hook
-from commplan.runtime.observe.calls import Calls, recording
+from commplan.lowering.mpi.job.watchdog import FIRST, main_stack
+from commplan.recorder.file import start_recording
+from commplan.runtime.observe import abort_hook, verdict
+from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.peers import Endpoint, Message, Peer
 from commplan.runtime.observe.verdict import Patience, Report, Waiting, conclude, departure, silence, stalled
 from commplan.wait import Wait, until
@@ -69,7 +70,7 @@ class Watchdog:
         with self._lock:
             others = {peer.process: peer for peer in peers if peer.process != self.own}
             self.endpoint.others = others | self.endpoint.others
-            calls = self._made([peer.process for peer in peers], plan)
+            calls = self._calls_of([peer.process for peer in peers], plan)
             self._bounds[calls.key] = max(
                 self._bounds.get(calls.key, 0.0), *(p.bound_s or 0.0 for p in peers)
             )
@@ -79,20 +80,18 @@ class Watchdog:
     def part(self, whole: Calls, processes: Sequence[int], plan: str) -> Calls:
         """The calls of some of the processes of `whole`."""
         with self._lock:
-            calls = self._made(processes, plan)
+            calls = self._calls_of(processes, plan)
             self._bounds.setdefault(calls.key, self._bounds[whole.key])
         return calls
 
-    def _made(self, processes: Sequence[int], plan: str) -> Calls:
-        key = ",".join(map(str, processes))
-        if key not in self._calls:
+    def _calls_of(self, processes: Sequence[int], plan: str) -> Calls:
+        name = verdict.key(processes)
+        if name not in self._calls:
             first = self.endpoint.others.get(processes[0])
-            job = f"{self.endpoint.token if first is None else first.token}{crc32(key.encode()):08x}"
-            record = recording(job, plan, self.own, len(self.endpoint.others) + 1)
-            if record is not None:
-                atexit.register(record.remove)
-            self._calls[key] = Calls(processes, record)
-        return self._calls[key]
+            job = f"{self.endpoint.token if first is None else first.token}{crc32(name.encode()):08x}"
+            record = start_recording(job, plan, self.own, len(self.endpoint.others) + 1)
+            self._calls[name] = Calls(processes, record)
+        return self._calls[name]
 
     @contextlib.contextmanager
     def late(self) -> Generator[None]:

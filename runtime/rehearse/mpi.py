@@ -11,7 +11,7 @@ import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.plan import Plan
-from commplan.lowering.mpi.rendezvous import Rendezvous
+from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.machines.ranks import death, deaths, sizes_of

@@ -20,7 +20,7 @@ from commplan.ir.types import DType, Placement
 from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
 from commplan.lowering.jax.pytree import build
 from commplan.lowering.jax.typing_shim import jax
-from commplan.lowering.mpi.engine_errors import as_diagnostics
+from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime.context import CALLS
 from commplan.runtime.input.multirate.run_batches import batches_of
 from commplan.runtime.input.multirate.schedule import clocked

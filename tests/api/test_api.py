@@ -123,10 +123,10 @@ def test_meshes_and_mappings_and_sizes_say_the_same() -> None:
 def test_a_jax_mesh() -> None:
     import jax  # noqa: PLC0415
 
-    made = jax.make_mesh((4, 2), ("data", "model"))
+    devices = jax.make_mesh((4, 2), ("data", "model"))
     shapes = {"grads": {"w": jax.ShapeDtypeStruct((3, 4), "float32"), "b": [jax.numpy.zeros(2)]}}
     # Leaves may be cut over `model`: they are packed only where the plan says so.
-    whole = commplan.loads(TEXT).compile(made, shapes)
+    whole = commplan.loads(TEXT).compile(devices, shapes)
     assert whole == commplan.loads(TEXT).compile({"data": 4}, shapes, passes=whole.schedule.pipeline)
     assert "bucket{pinned=true}" in whole.schedule.pipeline
     assert commplan.loads(TEXT).compile(jax.make_mesh((4, 1), ("data", "model")), shapes) == program()
@@ -203,21 +203,21 @@ def test_programs_are_frozen_hashable_values() -> None:
 
 
 def test_structures_are_kept_but_not_compared(tmp_path: Path) -> None:
-    made = program()
-    assert made.structures == {"grads": TREE}
-    loaded = commplan.Program.load(made.save(tmp_path / "p"))
-    assert loaded == made
+    original = program()
+    assert original.structures == {"grads": TREE}
+    loaded = commplan.Program.load(original.save(tmp_path / "p"))
+    assert loaded == original
     assert loaded.structures == {}
 
 
 def test_saving_and_loading(tmp_path: Path) -> None:
-    made = program()
-    assert made.save(tmp_path / "one.json") == tmp_path / "one.json"
-    assert made.save(str(tmp_path / "two")) == tmp_path / "two.schedule.json"
-    assert made.save(tmp_path) == tmp_path / "small.schedule.json"
+    original = program()
+    assert original.save(tmp_path / "one.json") == tmp_path / "one.json"
+    assert original.save(str(tmp_path / "two")) == tmp_path / "two.schedule.json"
+    assert original.save(tmp_path) == tmp_path / "small.schedule.json"
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
     assert len(list(tmp_path.iterdir())) == 3  # nothing temporary is left
-    assert commplan.Program.load(tmp_path / "one.json", commplan.loads(TEXT)) == made
+    assert commplan.Program.load(tmp_path / "one.json", commplan.loads(TEXT)) == original
     mask = os.umask(0)
     os.umask(mask)
     assert stat.S_IMODE((tmp_path / "one.json").stat().st_mode) == 0o666 & ~mask
@@ -237,11 +237,11 @@ def test_saving_over_a_file_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_programs_are_copied_and_pickled(again: Any) -> None:
-    made = program()
-    other = again(made)
-    assert (other, other.schedule, other.structures) == (made, made.schedule, made.structures)
+    original = program()
+    other = again(original)
+    assert (other, other.schedule, other.structures) == (original, original.schedule, original.structures)
 
 
 def test_saving_where_nothing_can_be_saved(tmp_path: Path) -> None:
@@ -258,14 +258,14 @@ def test_loading_what_is_no_program(tmp_path: Path) -> None:
 
 
 def test_loading_for_another_plan(tmp_path: Path) -> None:
-    made = program()
-    path = made.save(tmp_path / "p.json")
+    original = program()
+    path = original.save(tmp_path / "p.json")
     other = commplan.loads(TEXT.replace("mean", "sum"))
     problem = refusal(commplan.Program.load, path, other)
     assert problem.code == "CP1007"
     notes = " ".join(note.text for note in problem.notes)
     assert other.digest in notes
-    assert made.schedule.plan_digest in notes
+    assert original.schedule.plan_digest in notes
 
 
 def test_binding_to_a_mesh_of_other_sizes(tmp_path: Path) -> None:
@@ -285,8 +285,8 @@ def test_other_shapes_give_another_program() -> None:
 def test_binding_runs_on_the_mesh() -> None:
     import jax  # noqa: PLC0415
 
-    made = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    run = program().bind(made)
+    devices = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    run = program().bind(devices)
     assert run.program == program()
 
 

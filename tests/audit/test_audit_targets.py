@@ -8,6 +8,7 @@ import pytest
 
 from commplan.diagnostics import CommplanError
 from commplan.lowering.audit import target
+from commplan.lowering.audit.targets import rates
 from commplan.lowering.jax import aot
 
 
@@ -28,6 +29,13 @@ def test_anything_else_is_refused(text: str) -> None:
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "CP1150"
     assert diagnostic.message == f"`{text}` is no target to compile for"
+
+
+def test_rates_are_a_target_or_a_machine() -> None:
+    assert rates("h100:4x8") == rates(target("h100").machine) == target("h100:4x8").machine
+    assert rates(None) is None
+    with pytest.raises(CommplanError, match=r"CP1150.*a Target is no machine to estimate for"):
+        rates(target("h100"))  # pyright: ignore[reportArgumentType]
 
 
 def test_without_the_compiler_for_gpus_the_error_says_what_to_install(

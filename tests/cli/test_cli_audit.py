@@ -88,6 +88,7 @@ def test_a_saved_schedule_will_do(capsys: Capture, plan: list[str], tmp_path: Pa
         (["--step", f"{STEPS}:absent"], "CP1109", "has no attribute 'absent'"),
         (["--step", f"{STEPS}:nothing"], "CP1153", "a step and a tuple of its arguments were expected"),
         (["--step", f"{STEPS}:broken"], "CP1154", "cannot be compiled: RuntimeError: no data here"),
+        (["--step", f"{STEPS}:silent"], "CP1154", "cannot be compiled: _Silent"),
         (["--phase", "train"], "CP1151", "plan `audited` has no phase `train`"),
         (["--target", "b9000:1x8"], "CP1150", "`b9000:1x8` is no target to compile for"),
         (["--target", ""], "CP1150", "`` is no target to compile for"),
@@ -101,6 +102,13 @@ def test_what_cannot_be_audited(
     status, out, err = run(capsys, *plan, *words)
     assert (status, out) == (1, "")
     assert f"error[{code}]" in err and message in err
+
+
+def test_a_plan_that_computes_nothing_is_said_to(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "idle.plan").write_text("plan idle\naxis data = 2\n")
+    code, out, err = run(capsys, "audit", str(tmp_path / "idle.plan"))
+    assert (code, out) == (0, "")
+    assert err == "plan `idle` has no phase that computes something: nothing was compiled\n"
 
 
 def test_without_the_compiler_for_gpus(

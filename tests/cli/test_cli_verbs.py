@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -396,6 +397,25 @@ def test_new_lists_templates_and_never_overwrites(tmp_path: Path, capsys: Captur
     assert main(["new", "sharded", "--into", str(into)]) == 1
     assert "CP1106" in capsys.readouterr().err
     assert not (into / "sharded.plan").exists() and (into / "sharded.py").read_text() == "mine"
+
+
+def test_what_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path, link = tmp_path / "a.json", tmp_path / "link.json"
+    path.write_text("old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    limited = (
+        "import resource, sys; from commplan.cli.console import Console;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8));"
+        "Console().write(sys.argv[1], b'x' * int(sys.argv[2]))"
+    )
+    for nbytes, text in ((100, "old"), (8, "x" * 8)):
+        done = subprocess.run(
+            [sys.executable, "-c", limited, str(link), str(nbytes)], stderr=subprocess.PIPE, check=False
+        )
+        assert (b"CP1101" in done.stderr) == (nbytes > 8)
+        assert path.read_text() == text and path.stat().st_mode & 0o777 == 0o640
+        assert sorted(tmp_path.iterdir()) == [path, link] and link.is_symlink()
 
 
 def test_new_as_json(tmp_path: Path, capsys: Capture) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from support.agreement import Ways
 from support.example_cases import AXES, example
-from support.random_case import Case, Spec
+from support.random_case import Case
+from support.random_stages import Spec
 
 from commplan.pytree import flatten
 

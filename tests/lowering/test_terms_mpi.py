@@ -17,7 +17,7 @@ from support.under_mpi_terms import check_mpi
 from commplan.lowering.jax import phase
 from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.mpi import backend, collectives
-from commplan.lowering.mpi.groups import Groups
+from commplan.lowering.mpi.job.groups import Groups
 
 
 @pytest.mark.parametrize(("name", "sizes"), EXAMPLES)

@@ -14,7 +14,7 @@ from support import host_processes
 import commplan
 from commplan.cost.calibration import Calibration
 from commplan.diagnostics import CommplanError
-from commplan.lowering.mpi.rendezvous import Rendezvous
+from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.runtime.calibrate import mpi as measured
 from commplan.runtime.calibrate.calibrate import calibrate
 from commplan.runtime.input.device_batches import shared_group

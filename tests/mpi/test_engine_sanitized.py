@@ -45,8 +45,8 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     objects = [str(folder / f"{path.stem}.o") for path in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         commands = [
-            [compiler, *OPTIONS, *kind, "-c", str(path), "-o", made]
-            for path, made in zip(sources, objects, strict=True)
+            [compiler, *OPTIONS, *kind, "-c", str(path), "-o", object_file]
+            for path, object_file in zip(sources, objects, strict=True)
         ]
         for compiled in pool.map(run, commands):
             assert compiled.returncode == 0, compiled.stderr

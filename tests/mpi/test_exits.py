@@ -105,7 +105,7 @@ import os, signal, sys, time
 import jax, numpy as np
 from mpi4py import MPI
 from commplan.ir.plan import Algorithm
-from commplan.lowering.mpi import watchdog
+from commplan.lowering.mpi.job import watchdog
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import Spec
 how, rank = sys.argv[1], MPI.COMM_WORLD.rank

@@ -12,7 +12,7 @@ import jax, numpy as np
 from mpi4py import MPI
 from commplan.ir.plan import Algorithm
 from commplan.lowering.mpi.collectives import Channel, Spec
-from commplan.lowering.mpi.drain import _drain
+from commplan.lowering.mpi.job.drain import _drain
 comm = MPI.COMM_WORLD
 channel = Channel(comm)
 def run(x, form="call"):

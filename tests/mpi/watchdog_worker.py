@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 from commplan.ir.plan import Algorithm
 from commplan.lowering.mpi.collectives import Channel
+from commplan.lowering.mpi.job.watchdog import expected_late
 from commplan.lowering.mpi.tuning import Spec
-from commplan.lowering.mpi.watchdog import expected_late
 
 WRONG, CULPRIT, STEPS = 5, 2, 8
 fault, algorithm, form, bound_s = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])

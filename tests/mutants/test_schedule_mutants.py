@@ -9,8 +9,9 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 from support import schedule_bases
-from support.random_case import Spec, make_case
+from support.random_case import make_case
 from support.random_machine import make_machine
+from support.random_stages import Spec
 from support.schedule_judge import Judge
 from support.schedule_mutation import in_phase, op_edits, rewired, with_op
 from support.schedule_repair import repaired

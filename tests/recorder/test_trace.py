@@ -60,8 +60,8 @@ def two_hosts(seed: int, steps: int = 40, drift: float = 0.0) -> list[Record]:
                 clock = TRUE_OFFSETS[rank // 2] * (1 + drift * step)
                 end = max(begins) + chance.uniform(0.001, 0.003)
                 at, number = (begin - clock, end - clock), 2 * step - (line == 7)
-                made = once(number, *at, details(opens=opens), line)
-                events[rank] += [event._replace(runs=step) for event in made]
+                own = once(number, *at, details(opens=opens), line)
+                events[rank] += [event._replace(runs=step) for event in own]
             now = max(begins) + 0.01
     return [record(rank, *events[rank], host=rank // 2) for rank in range(4)]
 

@@ -202,8 +202,8 @@ def test_a_run_is_shown_from_its_first_event(tmp_path: Path, wrapped: bool) -> N
 
 def test_records_are_shown_beside_the_prediction(tmp_path: Path) -> None:
     folder = data_parallel(tmp_path)
-    made = report(tmp_path, "data_parallel", "--records", folder, shapes=BOTH)
-    content = document(made)
+    page = report(tmp_path, "data_parallel", "--records", folder, shapes=BOTH)
+    content = document(page)
     (shown,) = content["traces"]
     assert shown["phase"] == "step" and shown["name"].startswith("run ")
     assert [lane["name"] for lane in shown["lanes"]] == [f"rank {rank}" for rank in range(8)]

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import pytest
 
 from commplan.recorder import read_records
-from commplan.recorder.file import BEGIN, CAPACITY, END
-from commplan.runtime.observe.calls import Calls, recording
+from commplan.recorder.file import BEGIN, CAPACITY, END, start_recording
+from commplan.runtime.observe.calls import Calls
 
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
-    return Calls((0, 1), recording("job", "plan", 0, 2))
+    return Calls((0, 1), start_recording("job", "plan", 0, 2))
 
 
 def test_calls_are_recorded_with_their_lines_and_ends(calls: Calls, tmp_path: Path):

@@ -99,24 +99,11 @@ def test_a_process_without_a_step_tells_the_others(said: dict[str, list[list[str
 
 
 def test_collectives_that_miscount_are_refused_on_all_processes():
-    said = answers("miscounted")["miscounted"]
-    assert said[0] == said[1]
-    checked, refused = said[0]
-    assert checked == "3 checked"
-    first, second = refused.splitlines()[:2]
-    what = "all_reduce(sum) f32[6] over data by native"
-    assert first == f"<plan>:7:5: error[CP0856]: {what} does not give what phase `step` asks for"
-    assert second == "  note: rank 1: 1 elements are wrong, the first is element 2: 6, expected 5"
+    preflight_steps.assert_miscounts_refused(answers("miscounted")["miscounted"])
 
 
 def test_collectives_are_tried_by_all_processes_or_none():
-    said = answers("checks")["checks"]
-    assert said[0] == said[1]
-    step, called, tried = said[0]
-    first = "error[CP0854]: process 1 begins something else than process 0\n  note: process 0 "
-    assert step.startswith(f"{first}begins a step, before which it tries the collectives of the plan\n")
-    assert called.startswith(f"{first}calls run.check_collectives()\n  note: process 1 begins a step\n")
-    assert tried == "1 checked"  # the least time of all counts
+    preflight_steps.assert_checks_agreed(answers("checks")["checks"], "process")
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,17 @@ def test_all_processes_are_told_where_they_bind_different_programs(tmp_path: Pat
     assert "CP0803 the plan has no source `s`" in said[0]["unknown"]
     assert "error[CP0803]: the plan has no source `s`" in said[1]["unknown"]
     assert "error[CP0849]: not all of processes 0, 1 bind `p`: one did not come" in said[0]["alone"]
+
+
+def test_a_process_that_does_not_open_shared_batches_is_missed(tmp_path: Path):
+    played("opened", tmp_path)
+    text = json.loads((tmp_path / "0.json").read_text())
+    assert "error[CP0849]: not all of processes 0, 1 come to share what they load: one did not come" in text
+    assert "run.batches(timeout=SECONDS) waits longer" in text
+
+
+def test_members_by_their_own_clocks_find_one_another_across_processes(tmp_path: Path):
+    played("paced", tmp_path)
+    ends = [json.loads((tmp_path / f"{index}.json").read_text()) for index in range(2)]
+    assert [end["rows"] for end in ends] == [8, 8]
+    assert sorted(ends[0]["decoded"] + ends[1]["decoded"]) == list(range(0, 48, 6))

@@ -14,8 +14,9 @@ from commplan.lowering.oracle import Oracle
 from commplan.pytree import flatten
 
 from .meaning import Array, Judge, Meaning, is_float
-from .random_case import Case, Tree
+from .random_case import Case
 from .random_machine import make_machine
+from .random_stages import Tree
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 

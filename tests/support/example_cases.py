@@ -12,7 +12,8 @@ import numpy as np
 
 from commplan.pytree import flatten
 
-from .random_case import Case, Spec
+from .random_case import Case
+from .random_stages import Spec
 
 PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
 TREE = {

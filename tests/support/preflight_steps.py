@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -128,9 +128,9 @@ def same(job: Job) -> Words:
 
 def compared(job: Job) -> int:
     """How often processes have exchanged something."""
-    from commplan.runtime.machines import mesh  # noqa: PLC0415
+    from commplan.runtime.machines import gather  # noqa: PLC0415
 
-    gathers = job.run.context.machine.gathers if job.over_mpi else mesh._gathers
+    gathers = job.run.context.machine.gathers if job.over_mpi else gather._counts
     return gathers.total()
 
 
@@ -228,6 +228,27 @@ def checks_alone(job: Job) -> Words:
         time.sleep(2 * SHORT_S)
         return ["away"]
     return [outcome(lambda: job.run.check_collectives(timeout=SHORT_S))]
+
+
+def assert_miscounts_refused(answers: Mapping[int, Words] | Sequence[Words]) -> None:
+    """answers: of `miscounted`, by process."""
+    assert answers[0] == answers[1]
+    checked, refused = answers[0]
+    assert checked == "3 checked"
+    first, second = refused.splitlines()[:2]
+    collective = "all_reduce(sum) f32[6] over data by native"
+    assert first == f"<plan>:7:5: error[CP0856]: {collective} does not give what phase `step` asks for"
+    assert second == "  note: rank 1: 1 elements are wrong, the first is element 2: 6, expected 5"
+
+
+def assert_checks_agreed(answers: Mapping[int, Words] | Sequence[Words], who: str) -> None:
+    """answers: of `checks`, by process, which messages call a `who`."""
+    assert answers[0] == answers[1]
+    step, called, tried = answers[0]
+    first = f"error[CP0854]: {who} 1 begins something else than {who} 0\n  note: {who} 0 "
+    assert step.startswith(f"{first}begins a step, before which it tries the collectives of the plan\n")
+    assert called.startswith(f"{first}calls run.check_collectives()\n  note: {who} 1 begins a step\n")
+    assert tried == "1 checked"  # the least time of all counts
 
 
 CASES: dict[str, Callable[[Job], Words]] = {

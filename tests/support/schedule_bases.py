@@ -17,8 +17,9 @@ from commplan.ir import schedule as ir
 from commplan.ir.types import TreeType
 
 from .plans import random_plan
-from .random_case import Spec, make_case
+from .random_case import make_case
 from .random_machine import make_machine
+from .random_stages import Spec
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = sorted([*ROOT.glob("examples/plans/*.plan"), *ROOT.glob("tests/plans/*.plan")])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .jaxpr_terms import opaque
-from .random_case import Case, Spec
+from .random_case import Case
+from .random_stages import Spec
 
 EXAMPLES = [
     ("data_parallel", {"data": 3}),

@@ -49,6 +49,18 @@ each step {
     output y
 }
 """
+PACED = """plan paced
+ensemble member = 2
+axis data = 2
+source images : u8[6]
+fn decode(u8[6]) -> u8[6] on host
+each step {
+    x, n = load images batch [2, 4] over member split data visit exactly_once seed 3
+    x    = map decode(x)
+    output x, n
+}
+"""
+TREES = ("params", "grads", "grads_each", "center")
 TREE = {"w": np.zeros((6,), np.float32)}
 RECORDS = np.arange(10 * 6, dtype=np.uint8).reshape(10, 6)
 
@@ -65,9 +77,7 @@ def train(mesh) -> dict[str, np.ndarray]:
         decoded.append(int(record[0]))
         return record
 
-    program = commplan.loads(PLAN).compile(
-        mesh, shapes={"params": TREE, "grads": TREE, "grads_each": TREE, "center": TREE}
-    )
+    program = commplan.loads(PLAN).compile(mesh, shapes=dict.fromkeys(TREES, TREE))
     run = program.bind(mesh, sources={"images": RECORDS}, functions={"decode": decode, "noisy": noisy})
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("member", "data"))
     params = {"w": np.arange(24, dtype=np.float32).reshape(2, 2, 6)}
@@ -124,6 +134,29 @@ def apart(mesh, place: Path) -> None:
     place.with_suffix(".json").write_text(json.dumps(said))
 
 
+def opened(mesh, place: Path) -> None:
+    """Both bind, and only process 0 opens the batches that they share."""
+    program = commplan.loads(PLAN).compile(mesh, shapes=dict.fromkeys(TREES, TREE))
+    run = program.bind(mesh, sources={"images": RECORDS}, functions={"decode": list, "noisy": noisy})
+    if jax.process_index() == 0:
+        place.with_suffix(".json").write_text(json.dumps(refused(lambda: run.batches(timeout=2.0))))
+
+
+def paced(mesh, place: Path) -> None:
+    """Each process takes the batches of its own member, by that member's clock; what it decodes."""
+    decoded, rows = [], 0
+
+    def decode(record):
+        decoded.append(int(record[0]))
+        return record
+
+    program = commplan.loads(PACED).compile(mesh)
+    run = program.bind(mesh, sources={"images": RECORDS[:8]}, functions={"decode": decode})
+    with run.batches(member=jax.process_index()) as batches:
+        rows = sum(len(batch["x"]) for batch in batches)
+        place.with_suffix(".json").write_text(json.dumps({"decoded": decoded, "rows": rows}))
+
+
 def refused(call) -> str:
     try:
         call()
@@ -135,7 +168,8 @@ def refused(call) -> str:
 def main(port: str, index: str, count: str, what: str, out: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
     mesh = jax.make_mesh((2, 2), ("member", "data"), (AxisType.Auto,) * 2)
-    {"trained": trained, "apart": apart}[what](mesh, Path(out) / f"{index}.npz")
+    cases = {"trained": trained, "apart": apart, "opened": opened, "paced": paced}
+    cases[what](mesh, Path(out) / f"{index}.npz")
     jax.distributed.shutdown()
 
 

@@ -16,7 +16,7 @@ from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import flatten as flatten_jax
 from commplan.lowering.mpi import backend as mpi_backend
 from commplan.lowering.mpi import build, collectives
-from commplan.lowering.mpi.groups import Groups
+from commplan.lowering.mpi.job.groups import Groups
 from commplan.lowering.oracle.layout import Grid, spread
 from commplan.lowering.programs import spreads
 from commplan.pytree import flatten, nest

@@ -40,7 +40,7 @@ class _Entry:
     todo: int = 0
     error: BaseException | None = None
     error_at: int = 0
-    made: bool = False  # here, and not yet completed
+    is_made: bool = False  # here, and not yet completed
     done: bool = False
     item: HostBatch | None = None
 
@@ -319,9 +319,9 @@ class Prefetcher:
 
     def _next_completion(self) -> Task | None:
         entry = self._entries.get(self._completed)  # in order, whatever order they were made in
-        if entry is None or not entry.made:
+        if entry is None or not entry.is_made:
             return None
-        entry.made = False
+        entry.is_made = False
         return functools.partial(self._make_ready, self._completed, entry)
 
     def _open(self, number: int) -> None:
@@ -410,7 +410,7 @@ class Prefetcher:
             entry.error = raised
             key = _SECOND
         with self._lock:
-            entry.made, entry.done = key < _SECOND, key >= _SECOND
+            entry.is_made, entry.done = key < _SECOND, key >= _SECOND
             if not self.direct:
                 self._changed.notify_all()
 

@@ -24,10 +24,10 @@ pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
 
 def test_values_are_what_plain_python_makes() -> None:
-    made = ensemble("", 3)
+    program = ensemble("", 3)
     source = images(20)
     order = Order(20, 8, 17)
-    found = epoch(made, source)
+    found = epoch(program, source)
     assert len(found) == 3
     stage = _stage_of_flip()
     for step, item in enumerate(found):
@@ -66,13 +66,13 @@ def test_members_differ_only_where_the_plan_says_so() -> None:
 
 
 def test_members_with_their_own_order_each_see_every_record() -> None:
-    made = schedule(
+    program = schedule(
         """raw, n = load images batch 8 per member visit exactly_once seed 1
         pixels, labels = map decode(raw)
         output labels, n""",
         "ensemble member = 3",
     )
-    found = epoch(made, images(20))
+    found = epoch(program, images(20))
     assert [item["labels"].shape for item in found] == [(3, 8)] * 3
     assert [item["n"].tolist() for item in found] == [[8] * 3, [8] * 3, [4] * 3]
     orders = np.concatenate([item["labels"] for item in found], axis=1)[:, :20]
@@ -81,9 +81,9 @@ def test_members_with_their_own_order_each_see_every_record() -> None:
 
 
 def test_counts_are_per_shard() -> None:
-    made = ensemble("", 2, axes=DATA4, split="split data")
-    with batches(made, images(18)) as feed:
-        counts = [by_name(made, batch)["n"].tolist() for batch in feed]
+    program = ensemble("", 2, axes=DATA4, split="split data")
+    with batches(program, images(18)) as feed:
+        counts = [by_name(program, batch)["n"].tolist() for batch in feed]
     assert counts == [[2, 2, 2, 2], [2, 2, 2, 2], [2, 0, 0, 0]]
 
 
@@ -99,10 +99,10 @@ def test_processes_together_hold_what_one_process_holds(
 ) -> None:
     """Any number of ranks, any division of them over processes: the same records at the same rows."""
     whole = epoch(ensemble("", members), images(records))
-    made = ensemble("", members, axes=f"axis data = {ranks}", split="split data")
+    program = ensemble("", members, axes=f"axis data = {ranks}", split="split data")
     parts = [list(part) for part in np.array_split(np.arange(ranks), min(holders, ranks))]
     pieces = [
-        epoch(made, images(records), local={"data": tuple(map(int, part)), "member": (members - 1,)})
+        epoch(program, images(records), local={"data": tuple(map(int, part)), "member": (members - 1,)})
         for part in parts
     ]
     for step, item in enumerate(whole):
@@ -142,8 +142,8 @@ def test_a_restored_state_goes_on_with_exactly_the_next_batch(stop: int, ranks: 
 
 
 def test_each_for_runs_one_epoch_and_the_end_stays_the_end() -> None:
-    made = ensemble("", 1)
-    with batches(made, images(20)) as feed:
+    program = ensemble("", 1)
+    with batches(program, images(20)) as feed:
         assert feed.steps == 3
         first = [batch.records["raw.0"].tolist() for batch in feed]
         with pytest.raises(StopIteration):
@@ -158,8 +158,8 @@ def test_each_for_runs_one_epoch_and_the_end_stays_the_end() -> None:
 
 def test_no_work_is_done_beyond_the_epoch() -> None:
     source = Counting(images(16))
-    made = ensemble("", 2)
-    with batches(made, source) as feed:
+    program = ensemble("", 2)
+    with batches(program, source) as feed:
         for _ in feed:
             pass
         time.sleep(0.05)
@@ -186,12 +186,12 @@ def test_designs_give_the_same_bits(split: bool) -> None:
 @pytest.mark.parametrize(("tail", "rows"), [("pad", [8, 8, 8]), ("short", [8, 8, 4]), ("drop", [8, 8])])
 def test_tails(tail: str, rows: list[int]) -> None:
     visit = "at_most_once" if tail == "drop" else "exactly_once"
-    made = schedule(
+    program = schedule(
         f"""raw, n = load images batch 8 visit {visit} seed 1 tail {tail}
         pixels, labels = map decode(raw)
         output labels, n"""
     )
-    found = epoch(made, images(20))
+    found = epoch(program, images(20))
     assert [len(item["labels"]) for item in found] == rows
     assert [int(item["n"]) for item in found] == [8, 8, 4][: len(rows)]
     counted = [label for item in found for label in item["labels"][: int(item["n"])].tolist()]
@@ -199,12 +199,12 @@ def test_tails(tail: str, rows: list[int]) -> None:
 
 
 def test_at_least_once_goes_round_and_counts_every_slot() -> None:
-    made = schedule(
+    program = schedule(
         """raw, n = load images batch 8 visit at_least_once seed 1
         pixels, labels = map decode(raw)
         output labels, n"""
     )
-    found = epoch(made, images(20))
+    found = epoch(program, images(20))
     assert [int(item["n"]) for item in found] == [8, 8, 8]
     assert {label for item in found for label in item["labels"].tolist()} == set(range(20))
 
@@ -228,10 +228,12 @@ def two(visit: str, seed: int = 1) -> Schedule:
     )
 
 
-def run_two(made: Schedule, length: int) -> list[dict[str, np.ndarray[Any, Any]]]:
+def run_two(program: Schedule, length: int) -> list[dict[str, np.ndarray[Any, Any]]]:
     sources = {"images": images(20), "more": np.arange(length, dtype=np.int32)}
-    with PhaseBatches(made, "step", sources, {"decode": decode, "add": lambda a, b: int(a) + int(b)}) as feed:
-        return [by_name(made, batch) for batch in feed]
+    with PhaseBatches(
+        program, "step", sources, {"decode": decode, "add": lambda a, b: int(a) + int(b)}
+    ) as feed:
+        return [by_name(program, batch) for batch in feed]
 
 
 def test_two_sources_of_one_length_and_seed_stay_paired() -> None:
@@ -253,7 +255,7 @@ def test_loads_that_do_not_end_together_are_refused() -> None:
 
 
 def test_operands_of_device_maps_are_handed_over_with_their_records() -> None:
-    made = schedule(
+    program = schedule(
         """raw = load images batch 4 visit exactly_once seed 9
         pixels, labels = map decode(raw)
         halves = map half(pixels)
@@ -261,7 +263,7 @@ def test_operands_of_device_maps_are_handed_over_with_their_records() -> None:
         output batch""",
         "ensemble member = 2",
     )
-    with batches(made, images(4)) as feed:
+    with batches(program, images(4)) as feed:
         item = next(feed)
     assert set(item.values) == {"halves.0"}
     assert item.values["halves.0"].shape == (4, SIDE, SIDE) and item.values["halves.0"].dtype == np.float32
@@ -270,8 +272,8 @@ def test_operands_of_device_maps_are_handed_over_with_their_records() -> None:
 
 
 def test_arrays_are_aligned_and_their_own() -> None:
-    made = ensemble("", 2)
-    with batches(made, images(16)) as feed:
+    program = ensemble("", 2)
+    with batches(program, images(16)) as feed:
         one, two = list(feed)
     for batch in (one, two):
         assert all(array.ctypes.data % 64 == 0 for array in batch.values.values())
@@ -282,8 +284,8 @@ def test_a_batch_that_is_interrupted_on_its_way_comes_again() -> None:
     def interrupted(batch: HostBatch) -> HostBatch:
         raise KeyboardInterrupt
 
-    made = ensemble("", 2)
-    with batches(made, images(16)) as feed:
+    program = ensemble("", 2)
+    with batches(program, images(16)) as feed:
         before = feed.state()
         with pytest.raises(KeyboardInterrupt):
             feed.take(interrupted)
@@ -314,14 +316,14 @@ def test_every_design_makes_the_same_batches(design: str) -> None:
 
 
 def test_clocks_are_refused() -> None:
-    made = schedule(
+    program = schedule(
         """raw = load images batch [4, 8] over member visit exactly_once seed 1
         pixels, labels = map decode(raw)
         output pixels""",
         "ensemble member = 2",
     )
     with pytest.raises(CommplanError) as error:
-        batches(made, images(8))
+        batches(program, images(8))
     assert code(error) == "CP0912"
 
 
@@ -363,11 +365,11 @@ def test_indices_that_no_process_can_hold(local: dict[str, Any]) -> None:
 
 
 def test_a_phase_without_sources_has_no_batches() -> None:
-    made = schedule(
+    program = schedule(
         "grads = reduce grads over data by sum\noutput grads", "axis data = 2\ninput grads : f32 partial data"
     )
     with pytest.raises(CommplanError) as error:
-        PhaseBatches(made, "step", {}, {})
+        PhaseBatches(program, "step", {}, {})
     assert code(error) == "CP0917"
 
 
@@ -379,7 +381,7 @@ def test_functions_may_return_the_same_memory_each_time(design: str) -> None:
         scratch[...] = decode(record)[0]
         return scratch, record[0]
 
-    made = schedule(
+    program = schedule(
         f"""raw = load images batch 8 visit exactly_once seed 1 {{ cores = 1 }}
         pixels, labels = map decode(raw)
         {"pixels = share pixels over member via all_shared" if design else ""}
@@ -387,8 +389,8 @@ def test_functions_may_return_the_same_memory_each_time(design: str) -> None:
         output pixels, batch, labels""",
         "ensemble member = 2",
     )
-    with batches(made, images(8), functions={**FUNCTIONS, "decode": decode_in_place}) as ready:
-        item = by_name(made, next(ready))
+    with batches(program, images(8), functions={**FUNCTIONS, "decode": decode_in_place}) as ready:
+        item = by_name(program, next(ready))
     expected = np.stack([decode(images(8)[label])[0] for label in item["labels"]])
     assert np.array_equal(item["pixels"], expected)
     assert np.array_equal(item["batch"], expected.astype(np.float32) / 2)
@@ -409,12 +411,12 @@ class _OneBuffer:
 
 
 def test_a_source_may_return_the_same_memory_each_time() -> None:
-    made = schedule(
+    program = schedule(
         "raw = load images batch 8 visit exactly_once seed 1 { cores = 1 }\n"
         "_, labels = map decode(raw)\noutput labels"
     )
-    with batches(made, _OneBuffer()) as ready:
-        assert sorted(by_name(made, next(ready))["labels"].tolist()) == list(range(8))
+    with batches(program, _OneBuffer()) as ready:
+        assert sorted(by_name(program, next(ready))["labels"].tolist()) == list(range(8))
 
 
 class _SilentError(BaseException):
@@ -427,9 +429,9 @@ def test_whatever_a_function_raises_belongs_to_its_record(raised: BaseException)
     def decode_never(record: bytes) -> tuple[Any, int]:
         raise raised
 
-    made = ensemble("", 1)
+    program = ensemble("", 1)
     with (
-        batches(made, images(8), functions={**FUNCTIONS, "decode": decode_never}) as ready,
+        batches(program, images(8), functions={**FUNCTIONS, "decode": decode_never}) as ready,
         pytest.raises(CommplanError) as caught,
     ):
         next(ready)

@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from commplan.lowering.mpi.drain import mark
-from commplan.lowering.mpi.groups import Groups
+from commplan.lowering.mpi.job.drain import mark
+from commplan.lowering.mpi.job.groups import Groups
 
 _dropped: list[Resources] = []
 os.register_at_fork(after_in_child=_dropped.clear)

@@ -9,12 +9,11 @@ import secrets
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from commplan.recorder.file import Recording
+from commplan.recorder.file import Recording, start_recording
 
 BOUND_S = 10.0
 FIRST = 12  # times the bound, for a collective that has run three times at most: the late may be compiling
@@ -53,15 +52,9 @@ def start(
 
 
 def _record(watched: Watched, rank: int, axes: Mapping[str, int]) -> Recording | None:
-    """A new record, which is removed where this process ends well."""
-    try:
-        recording = Recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
-    except OSError as error:
-        warnings.warn(f"this run is not recorded: {error}", RuntimeWarning, 2)
-        return None
-    atexit.register(recording.remove)
-    # The engine writes to it until MPI ends, which is after Python has.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
+    recording = start_recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
+    if recording is not None:  # the engine writes to it until MPI ends, which is after Python has
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
     return recording
 
 

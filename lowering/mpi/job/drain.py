@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.lowering.mpi.engine_errors import reason
+from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.lowering.mpi.typing_shim import MPI
 
 _processes: set[int] = set()  # that have called `at_exit`; a forked one has nothing to wait for

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.lowering.mpi.engine_errors import TOLD
+from commplan.lowering.mpi.job.engine_errors import TOLD
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.recorder.blame import process_state
-from commplan.wait import Wait, apart, is_bound, until
+from commplan.wait import TIMEOUT_S, Wait, apart, is_bound, until
 
-TIMEOUT_S = 600.0  # for a rank that has yet to come: it may be compiling, or reading an index
 _GRACE_S, _LOOK_S, _SETTLE_S = 3.0, 0.02, 0.5
 _SHOWN = 4  # ranks that an error describes
 _Result = TypeVar("_Result")

@@ -9,7 +9,7 @@ from typing import Any
 
 from commplan.diagnostics import fail
 from commplan.ir.axes import coordinates, group, position
-from commplan.lowering.mpi.rendezvous import Rendezvous
+from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 
 
