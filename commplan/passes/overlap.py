@@ -1,7 +1,7 @@
 """overlap: the order in which collectives are issued, so that communication runs under computation.
 
-Where XLA issues them, the levels of a hierarchy are issued like a pipeline: while one bucket is on its way between
-nodes, the next is reduced within them.
+Where XLA issues them, the levels of a hierarchy are issued like a pipeline: while one bucket is on its way
+between nodes, the next is reduced within them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from commplan.passes.pipeline.base import Context, Pass
 class OverlapPass(Pass, frozen=True):
     """Orders collectives, first needed first sent, and chains each to the one before.
 
-    chain: whether the order is fixed by `after`, so that no backend merges or reorders them. Under JAX each axis
-    has a chain of its own.
+    chain: whether the order is fixed by `after`, so that no backend merges or reorders them. Under JAX each
+    axis has a chain of its own.
     """
 
     name: ClassVar[str] = "overlap"

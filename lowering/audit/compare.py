@@ -136,8 +136,8 @@ def _out_of_order(
     actual: Sequence[CompiledCollective],
     matches: list[tuple[Expected, CompiledCollective]],
 ) -> list[Difference]:
-    """Those of `moved` that another collective over one of their axes has overtaken, or they it. The others are
-    as planned: each axis has an order of its own."""
+    """Those of `moved` that another collective over one of their axes has overtaken, or they it. The others
+    are as planned: each axis has an order of its own."""
     pairs = [(item, found) for item, found in matches if item.kind != "permute"]
     pairs += [(move.expected[0], move.found[0]) for move in moved]
     at = {id(item): place for items in (wanted, actual) for place, item in enumerate(items)}

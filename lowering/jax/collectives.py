@@ -16,8 +16,8 @@ from commplan.lowering.jax import _compat, hierarchical, order, programs, variad
 from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.bitcast import as_bits, with_derivative
 from commplan.lowering.jax.typing_shim import jnp, lax
-from commplan.lowering.programs import levels as levels_of
 from commplan.lowering.programs import NATIVE, program_of
+from commplan.lowering.programs import levels as levels_of
 
 Array = Any
 

@@ -184,8 +184,8 @@ def _data_parallel(
 
 
 def two_level(devices: Any) -> Pair:
-    """Reduce-scatter in the node, all-reduce between nodes, all-gather in the node; padded to eight. The second
-    bucket is scattered before the first is gathered."""
+    """Reduce-scatter in the node, all-reduce between nodes, all-gather in the node; padded to eight. The
+    second bucket is scattered before the first is gathered."""
     mesh = mesh_of(devices, node=4, gpu=8)
     params = leaves_like(PLAIN)
     run = bind("two_level", mesh, {"grads": params}, ("bucket = 64 MiB", "bucket = 20 KiB"))
