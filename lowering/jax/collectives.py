@@ -111,7 +111,7 @@ class LaxBackend:
             arrays = order.behind(arrays, after)
         with _compat.combined_apart(op.result):
             moved = [self._native_all_reduce(x, op) for x in arrays]
-        return lambda: variadic.parted(moved, held, given)
+        return lambda: variadic.parted(moved[: len(held)], held, given)
 
     def _is_variadic(self, op: Collective) -> bool:
         levels = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
