@@ -132,8 +132,8 @@ Watch::Watches& Watch::all() {
 void set_stack_writer(StackWriter writer) { stack_writer = writer; }
 void add_busy(int change) { busy += change; }
 
-Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record)
-    : bound_(bound), first_(first), recorder_(record) {
+Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool requests)
+    : bound_(bound), first_(first), requests_(requests), recorder_(record) {
   MPI_Comm_dup(channel, &comm_);
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   MPI_Comm_rank(comm_, &own_);
@@ -225,6 +225,18 @@ void Watch::stop() {
 
 void Watch::part() { parting_ = now(); }
 
+// A server to which nothing comes looks at those that are left, as a rank does at its end: all may be stopped.
+void Watch::serve(const Served& served) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (served.moved || served_ == 0) parting_ = moved_ = now();
+  served_ = now();
+  holds_ = served.waits;
+  awaited_.clear();
+  for (int32_t rank : served.awaited) awaited_.push_back({rank, INT64_MAX});
+  for (int32_t rank : served.gone) left_[rank] = 0;
+  announced_ = true;  // those that are alive ask when they like
+}
+
 bool Watch::release() {
   listen();
   if (!sent_.empty()) return false;
@@ -261,6 +273,21 @@ Watch::Report Watch::own_report() {
       report.where = line_of(oldest.operation->where());
       report.partners = oldest.operation->partners();
     }
+    if (served_ > 0) {  // it has taken what has come, unless it does something else
+      bool serves = at - served_ < kAgain;
+      report.begun.assign(size_, serves ? INT64_MAX : 0);
+      if (serves && holds_) {
+        report.waited = report.idle;
+        report.partners = awaited_;
+        report.where = "what workers have asked of it";
+      }
+    }
+  }
+  // Who waits for a server holds others for no fault of its own: its request has a bound.
+  for (Watch* other : all().running) {
+    if (other == this || !other->requests_) continue;
+    std::lock_guard<std::mutex> lock(other->mutex_);
+    report.busy += !other->active_.empty();
   }
   if (report.waited < 0 && report.idle > kAgain) report.stack = python_stack();
   return report;
@@ -368,7 +395,9 @@ std::string Watch::silent(int rank) const {
   if (state == 0 || state == 'Z' || state == 'X') return "has died";
   if (state == 'T' || state == 't') return "is stopped (SIGSTOP, or a debugger)";
   if (state == 'D') return "is stuck in the kernel (a disk or a file system that does not answer)";
-  return "does not answer: its process lives, and its threads do not run";
+  bool near = std::strcmp(process.host, mine.host) == 0;  // else it may have a network of its own
+  return "does not answer: its process lives, and its threads do not run" +
+         (near ? std::string() : ", or " + std::string(process.host) + " cannot be reached");
 }
 
 std::string Watch::described(int rank, const Report& report) const {
