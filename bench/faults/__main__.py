@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.faults import cluster, input, jax, mpi, process, servers  # noqa: A004  a place of faults
+from bench.faults import cluster, input, jax, mpi, process, servers
 from bench.faults.campaign import Fault, Outcome, resumed, table
 
 PLACES = {

@@ -1,10 +1,10 @@
-"""Faults of ranks on hosts of the emulated cluster (`bench.netlab`), three with links of 200 Mbit/s; root alone.
+"""Faults of ranks on three hosts of the emulated cluster (`bench.netlab`), with links of 200 Mbit/s.
 
 The culprit's link goes down, or becomes ten times slower (`slow`), in a random step; or the rank is stopped,
-killed (of an MPI that outlives its dead) or asleep, which is told over the network. A link that is down, and a process that is stopped or dead
-elsewhere, look alike: `does not answer`, with its host. What the rank behind the link says of the others
-cannot be heard, and counts for nothing; its process must end, too. A link that is slow still moves
-something within the bound, and the run must end by itself without anybody being named.
+killed (of an MPI that outlives its dead) or asleep, which is told over the network. A rank behind a link that
+is down `does not answer`, and its host is named. What it says of the others cannot be heard, and counts for
+nothing; its process must end, too. A link that is slow still moves something within the bound, and the run
+must end by itself without anybody being named. Root alone can build the cluster.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ def right(fault: Fault, text: str) -> bool:
     """Whether the culprit is named, in the line that waited for it, and nobody else; of `slow`, nobody."""
     if fault.kind == "slow":
         return "CP0834" not in text and text.count("has made all steps") == mpi.RANKS
-    lines = mpi.LINES.values() if fault.kind == "down" else (mpi.LINES["step"],)  # that comes at any moment
-    return mpi.blamed(text) == {fault.culprit} and any(f"line {line} of" in text for line in lines)
+    return mpi.blamed(text) == {fault.culprit} and f"line {mpi.LINES['step']} of" in text
 
 
 PLACE = Place(KINDS, BOUND_S, draw, judged)

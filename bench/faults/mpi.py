@@ -1,8 +1,8 @@
 """Faults of ranks under MPI: one that ends a job when a rank dies (`mpi`), or outlives its dead (`ulfm`).
 
 Each job has three ranks, a watchdog of two seconds and a plan with two phases; a random rank does one thing
-wrong in a random step, or differs from the start (`plan`, `flag`). A full /dev/shm (`memory`) keeps a run from
-being recorded, which is said, and from nothing else: that job is right where it runs to its end.
+wrong in a random step, or differs from the start (`plan`, `flag`). A full /dev/shm (`memory`) keeps a run
+from being recorded, which is said, and from nothing else: that job is right where it runs to its end.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def rank(fault: Fault) -> None:
     import commplan  # noqa: PLC0415
     from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
 
+    program = commplan.loads(plan_of(fault, culprit=culprit)).compile(comm)
     if culprit and fault.kind in ("plan", "flag", "memory"):
         begin()
-    text = plan_of(fault, culprit=culprit)
-    run = commplan.loads(text).compile(comm).bind(comm, watchdog_s=BOUND_S)
+    run = program.bind(comm, watchdog_s=BOUND_S)
 
     def train(state: Any, grads: Any) -> Any:
         return run.step(state, grads=grads)

@@ -6,8 +6,8 @@ Two workers and a server exchange gradients (`sync`: the server waits for both) 
 - a stopped server, or one that sleeps, is named to the workers; one that is killed or ends early too;
 - a stopped or sleeping worker is named to all where the others wait for it (`sync`). Where nobody does they
   finish, and then the server names one that is stopped; one that sleeps holds nobody, and wakes up here;
-- a killed worker is done without, which the server says; so is one that leaves, of which nobody says anything;
-- a worker's exception ends all, with its text.
+- a killed worker is done without, which the server says; so is one that leaves, of which nothing is said;
+- an exception of either ends all, with its text.
 """
 
 from __future__ import annotations
@@ -79,15 +79,14 @@ def rank(fault: Fault) -> None:
     import commplan  # noqa: PLC0415
     from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
 
-    if culprit and fault.kind in ("plan", "flag"):
-        begin()
     other = culprit and fault.kind == "plan"
     hows = ("mean", "sum") if fault.via == "sync" else ("0.5", "0.25")
     text = (SYNC if fault.via == "sync" else ASYNC).format(elements=fault.elements, how=hows[other])
     functions = {"add": add} if fault.via == "sync" else {}
-    run = (
-        commplan.loads(text, "served.plan").compile(comm).bind(comm, functions=functions, watchdog_s=BOUND_S)
-    )
+    program = commplan.loads(text, "served.plan").compile(comm)
+    if culprit and fault.kind in ("plan", "flag"):
+        begin()
+    run = program.bind(comm, functions=functions, watchdog_s=BOUND_S)
     reached = Path(os.environ["COMMPLAN_RECORDS"]) / "reached"  # the step, by worker 0
 
     def due() -> bool:

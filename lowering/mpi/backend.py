@@ -162,8 +162,8 @@ def backend_of(
     """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
 
     sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
-    if the plan has servers; requests: of it. watchdog_s, meet: see `Channel`. Raises CP0830 where there are servers and no
-    engine, CP0849 where a rank does not come.
+    if the plan has servers; requests: of it. watchdog_s, meet: see `Channel`. Raises CP0830 where there are
+    servers and no engine, CP0849 where a rank does not come.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
     channel, service = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan, meet=meet), None

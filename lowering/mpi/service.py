@@ -73,9 +73,9 @@ def requests_of(comm: Any, bound_s: float | None, meet: Rendezvous) -> Requests 
 class Service:
     """See `lowering.jax.servers.Service`.
 
-    requests: what carries them on `comm`. comm: for this alone; the workers' ranks are those of `sites`. names: what errors
-    call each server. order: gives and takes the token that orders a program's operations. Raises CP0831
-    where there are more messages than tags.
+    requests: what carries them on `comm`. comm: for this alone; the workers' ranks are those of `sites`.
+    names: what errors call each server. order: gives and takes the token that orders a program's operations.
+    Raises CP0831 where there are more messages than tags.
     """
 
     def __init__(

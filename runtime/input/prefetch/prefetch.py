@@ -53,7 +53,8 @@ class Prefetcher:
     ask again.
 
     depth: batches admitted and not yet handed out, at most. threads: how many work. peers: None in one
-    process. workers: what the threads leave their work to; None: they do it. direct: see above. calls: those of the user's code that do not return.
+    process. workers: what the threads leave their work to; None: they do it. direct: see above. calls: those
+    of the user's code that do not return.
     """
 
     start: Callable[[int], BatchBuilder | None]

@@ -48,10 +48,9 @@ class SharedRing:
     goes_on: who dies or leaves is done without. keep: batches that this process may show at a time. course,
     order: where batches stand, and a checksum of the order of records. rows: of the batch of a step, for each
     flow that moves anything by its place in the program. rebuild: fills the part of another process in a
-    batch, in the calling thread. overdue: raises CP0926, where it
-    is this process's own part that is waited for, after so many seconds. Errors: CP0920 a peer died or left, CP0921 a peer is missing or silent,
-    CP0922 the peers are not doing the same; and a peer's own error, as it was. Waits raise ClosedError once
-    stopped.
+    batch, in the calling thread. overdue: raises CP0926, where it is this process's own part that is waited
+    for, after so many seconds. Errors: CP0920 a peer died or left, CP0921 a peer is missing or silent, CP0922
+    the peers are not doing the same; and a peer's own error, as it was. Waits raise ClosedError once stopped.
     """
 
     group: Group

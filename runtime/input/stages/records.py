@@ -298,8 +298,8 @@ class Stage:
 
 
 class Call(NamedTuple):
-    """A call of the user's code that has not returned. record: -1 where it is several. worker: the process that
-    it runs in, 0 for this one. stack: what Python does in it, innermost first."""
+    """A call of the user's code that has not returned. record: -1 where it is several. worker: the process
+    that it runs in, 0 for this one. stack: what Python does in it, innermost first."""
 
     op: Read | Map
     record: int
