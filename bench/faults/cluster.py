@@ -53,7 +53,7 @@ def judged(fault: Fault) -> Outcome:
         def over(_: str) -> bool:
             living = any(_ranks(lab, number) for number in awaited)
             begun[0] |= living
-            return job.poll() is not None or (begun[0] and not living)
+            return not living and (begun[0] or job.poll() is not None)
 
         seen = observed([job], output, over, lambda: _changed(lab, fault))
     return Outcome(fault, seen.seconds, seen.ended, seen.ended and right(fault, seen.text), seen.text)

@@ -8,6 +8,7 @@ begins with /dev/shm full (`memory`), by the one that makes the memory.
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import re
@@ -85,8 +86,7 @@ def member(fault: Fault, run: str, index: int) -> None:
 
 def members(fault: Fault) -> int:
     """Start the members as copies of this process, and wait for all but one that is stopped."""
-    import commplan.runtime.input  # noqa: F401, PLC0415  once for all
-
+    importlib.import_module("commplan.runtime.input")  # once for all
     run, children = uuid.uuid4().hex[:12], dict[int, int]()
     for index in range(MEMBERS):
         child = os.fork()

@@ -69,12 +69,19 @@ class RequestWatch(NamedTuple):
         _watch(library, channel, bound_s, None)
         return cls(library, channel)
 
-    def serve(self, *, waits: bool, moved: bool, awaited: Sequence[int], gone: Sequence[int]) -> None:
-        """Say how a server is; one that has not for a second does something else. waits: whether some worker
-        waits for others. moved: whether anything came since the last time. awaited: ranks that have asked
-        nothing that is not answered. gone: ranks that ask nothing more."""
+    def serve(
+        self, *, waits: bool, patient: bool, moved: bool, awaited: Sequence[int], gone: Sequence[int]
+    ) -> None:
+        """Say how a server is; one that has not for a second does something else.
+
+        waits: whether some worker waits for others. patient: the server has a bound of its own for that.
+        moved: whether anything came since the last time. awaited: ranks that have asked nothing that is not
+        answered. gone: ranks that ask nothing more.
+        """
         ranks = (ctypes.c_int32 * (len(awaited) + len(gone)))(*awaited, *gone)
-        self.library.commplan_channel_serve(self.channel, waits, moved, ranks, len(awaited), len(gone))
+        self.library.commplan_channel_serve(
+            self.channel, waits, patient, moved, ranks, len(awaited), len(gone)
+        )
 
     def verdict(self) -> str:
         """Who holds the others; empty while that cannot be said."""

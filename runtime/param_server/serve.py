@@ -378,7 +378,10 @@ class Serving:
         waiting, others = machine.held()
         servers = (sites.workers + server for server in range(sites.servers) if server != machine.server)
         gone = [*machine.gone, *servers]
-        self._watch.serve(waits=bool(waiting), moved=self._moved, awaited=others, gone=gone)
+        self._watch.serve(
+            waits=bool(waiting), patient=machine.awaited() is not None, moved=self._moved, awaited=others,
+            gone=gone,
+        )  # fmt: skip
         self._moved = False
 
     def _deal(self, mail: Mail) -> None:

@@ -143,6 +143,18 @@ def server_dies() -> None:
     asking(lambda: threading.Thread(target=doomed, daemon=True).start(), worker)
 
 
+def put_waits() -> None:
+    """A state is set again while a worker stands by for longer than the watchdog's bounds."""
+    run = commplan.loads(ELASTIC, "asks.plan").compile(comm).bind(comm, watchdog_s=0.5)
+    if run.serve():
+        return
+    values = np.full(1000, RANK, np.float32)
+    for number in range(2):
+        if RANK == 1 and number == 1:
+            time.sleep(12 * 0.5 + 4)
+        told(f"put {number}", lambda: jax.block_until_ready(run.start(run.init(), params=values)))
+
+
 def worker_dies() -> None:
     def worker(run: Any, state: Any) -> None:
         if RANK == 1:

@@ -55,6 +55,12 @@ def test_workers_of_a_dead_server_are_told_which():
     assert all(told in each for each in (*said["worker"], *said["again"])), said
 
 
+def test_a_state_that_is_set_again_waits_with_the_patience_of_its_server():
+    """Which has a bound of its own for that, half an hour."""
+    said, done = played(3, "put_waits")
+    assert said["put 0"] == said["put 1"] == ["nothing", "nothing"], done.stderr
+
+
 def test_a_dead_worker_does_not_stop_the_others():
     said, done = played(4, "worker_dies")
     assert said["worker"] == ["nothing", "nothing"], done.stderr

@@ -136,10 +136,11 @@ struct Request {
   double literals[2] = {};
 };
 
-// What a server says of itself, again and again. waits: whether a worker waits for others; awaited: those that have
-// nothing there that is not answered; gone: ranks that ask nothing more. moved: whether anything has come since.
+// What a server says of itself, again and again. waits: whether a worker waits for others; patient: the server has a
+// bound of its own for that; awaited: those that have nothing there that is not answered; gone: ranks that ask nothing
+// more. moved: whether anything has come since.
 struct Served {
-  bool waits, moved;
+  bool waits, patient, moved;
   std::vector<int32_t> awaited, gone;
 };
 

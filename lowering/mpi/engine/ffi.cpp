@@ -168,10 +168,10 @@ COMMPLAN_API void commplan_channel_watch(void* channel, int64_t bound, int64_t f
 }
 
 // Of a server: see `Served`. ranks: those awaited, then those gone.
-COMMPLAN_API void commplan_channel_serve(void* channel, int waits, int moved, const int32_t* ranks, int64_t awaited,
-                                         int64_t gone) {
+COMMPLAN_API void commplan_channel_serve(void* channel, int waits, int patient, int moved, const int32_t* ranks,
+                                         int64_t awaited, int64_t gone) {
   const int32_t* middle = ranks + awaited;
-  static_cast<Channel*>(channel)->serve({waits != 0, moved != 0, {ranks, middle}, {middle, middle + gone}});
+  static_cast<Channel*>(channel)->serve({waits != 0, patient != 0, moved != 0, {ranks, middle}, {middle, middle + gone}});
 }
 
 // The verdict of the watch, cut to `most` bytes and a zero; its length, 0 where there is none.

@@ -135,6 +135,7 @@ void Watch::serve(const Served& served) {
   if (served.moved || served_ == 0) parting_ = moved_ = now();
   served_ = now();
   holds_ = served.waits;
+  patient_ = served.patient;
   awaited_.clear();
   for (int32_t rank : served.awaited) awaited_.push_back({rank, INT64_MAX});
   for (int32_t rank : served.gone) left_[rank] = 0;

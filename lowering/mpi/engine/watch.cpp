@@ -261,8 +261,9 @@ Watch::Report Watch::own_report() {
     }
     if (served_ > 0) {  // it has taken what has come, unless it does something else
       bool serves = at - served_ < kAgain;
-      report.begun.assign(size_, serves ? INT64_MAX : 0);
-      if (serves && holds_) {
+      report.begun.assign(size_, serves && !patient_ ? INT64_MAX : 0);
+      report.busy += serves && patient_;
+      if (serves && holds_ && !patient_) {
         report.waited = report.idle;
         report.partners = awaited_;
         report.where = "what workers have asked of it";

@@ -105,7 +105,7 @@ class Watch {
   int64_t last_runs_ = 0, effective_ = 0;
   int64_t served_ = 0;  // when this server last said something of itself
   std::vector<Partner> awaited_;
-  bool holds_ = false;  // whether workers wait at this server
+  bool holds_ = false, patient_ = false;  // see `Served`
   std::atomic<int64_t> parting_{0};
   std::atomic<bool> abandoned_{false};
   std::string verdict_;
