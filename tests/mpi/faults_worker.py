@@ -7,6 +7,7 @@ Every survivor prints one line "CASE: what it was told" for each thing that it w
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -152,7 +153,8 @@ def put_waits() -> None:
     for number in range(2):
         if RANK == 1 and number == 1:
             time.sleep(12 * 0.5 + 4)
-        told(f"put {number}", lambda: jax.block_until_ready(run.start(run.init(), params=values)))
+        _, state = run.start(run.init(), params=values)
+        told(f"put {number}", functools.partial(step, run, state))
 
 
 def worker_dies() -> None:
