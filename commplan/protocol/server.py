@@ -268,6 +268,20 @@ class Machine:
                 return place.site, self._unmarked(place.site, cell, cell.marks[sender] + 1)
         return None
 
+    def held(self) -> tuple[list[int], list[int]]:
+        """The workers whose messages or answers wait for something, and the living ones of which nothing
+        does: whoever is waited for is one of these."""
+        waiting = {worker for worker, tags in self.backlog.items() if tags}
+        for cell in self.cells.values():
+            for unit in cell.units.values():
+                waiting |= {worker for worker, _, _ in unit.asked}
+                waiting |= {w for w, queue in unit.queue.items() for at, _ in queue if self._pulls(at)}
+        others = [worker for worker in range(self.sites.workers) if worker not in waiting | self.gone]
+        return sorted(waiting - self.gone), others
+
+    def _pulls(self, site: int) -> bool:
+        return self.sites.all[site].kind == "elastic"
+
     def _unmarked(self, site: Site, cell: Cell, number: int) -> list[int]:
         """The living workers that have not come to their marks of put `number`."""
         others = (worker for worker in self._living(cell) if worker != cell.members[0])

@@ -19,7 +19,7 @@ from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
-from commplan.lowering.mpi.service import Service, send_leave, waiting_line
+from commplan.lowering.mpi.service import Requests, Service, send_leave, waiting_line
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
@@ -161,14 +161,15 @@ def backend_of(
     comm: Any,
     sites: Sites,
     whole: Any = None,
+    requests: Requests | None = None,
     watchdog_s: float | None = None,
     meet: Rendezvous | None = None,
 ) -> MpiBackend:
     """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
 
     sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
-    if the plan has servers. watchdog_s, meet: see `Channel`. Raises CP0830 where there are servers and no
-    engine, CP0849 where a rank does not come.
+    if the plan has servers; requests: of it. watchdog_s, meet: see `Channel`. Raises CP0830 where there are
+    servers and no engine, CP0849 where a rank does not come.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
     channel, service = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan, meet=meet), None
@@ -179,10 +180,10 @@ def backend_of(
         for op in moving:
             _communicator(op, channel)
     if sites.servers:
-        if channel.engine is None:
+        if channel.engine is None or requests is None:
             send_leave(whole, sites)
             fail("CP0830", "servers are asked by the MPI engine, which cannot be had", file=file)
-        service = Service(channel.engine, whole, sites, server_names(schedule), order, file)
+        service = Service(requests, whole, sites, server_names(schedule), order, file)
     spread = spreads(schedule)
     return MpiBackend(sizes, channel, spread, file, order=order, service=service, opening=tuple(opening))
 

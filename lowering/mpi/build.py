@@ -59,6 +59,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "channel_open": (_POINTER, [ctypes.c_int, ctypes.c_int]),
     "channel_busy": (ctypes.c_int, [_POINTER]),
     "channel_watch": (None, [_POINTER, _NUMBER, _NUMBER, _POINTER]),
+    "channel_serve": (None, [_POINTER, *[ctypes.c_int] * 3, _POINTER, _NUMBER, _NUMBER]),
+    "channel_verdict": (_NUMBER, [_POINTER, ctypes.c_char_p, _NUMBER]),
     "stack_writer": (None, [_POINTER]),
     "add_busy": (None, [ctypes.c_int]),
     "channel_close": (None, [_POINTER]),

@@ -16,14 +16,16 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from commplan.diagnostics import Span, fail
+from commplan.diagnostics import CommplanError, Span, fail
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.lowering.mpi import primitives
+from commplan.lowering.mpi import build, primitives
 from commplan.lowering.mpi.job.drain import drain
+from commplan.lowering.mpi.job.rendezvous import Rendezvous
+from commplan.lowering.mpi.job.watchdog import RequestWatch
 from commplan.lowering.mpi.shared import Region, regions, shares
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, receives, sends, sent
@@ -40,22 +42,50 @@ _kept: list[Any] = []
 _departing: list[list[bool]] = []  # a mark in each when it is done
 
 
+class Requests(NamedTuple):
+    """What carries requests on a communicator of workers and servers. library: the engine; channel: its own;
+    watch: who says what holds them, None where nobody does."""
+
+    library: Any
+    channel: int
+    watch: RequestWatch | None
+
+
+def requests_of(comm: Any, bound_s: float | None, meet: Rendezvous) -> Requests | None:
+    """Of `comm`, all of whose ranks call this alike; None where this rank cannot have the engine.
+
+    bound_s: see `Channel`; the longest of all counts, and where a rank gives None, or has no engine, nothing
+    is watched. Raises CP0849 where a rank does not come.
+    """
+    library = None
+    with contextlib.suppress(CommplanError):
+        library = build.library()
+    answers: list[tuple[bool, float | None]] = meet(comm.allgather, (library is not None, bound_s))
+    bounds = [bound for has, bound in answers if has and bound is not None]
+    if library is None:
+        return None
+    channel, watch = library.commplan_channel_open(comm.py2f(), 0), None
+    if len(bounds) == len(answers):
+        watch = meet(RequestWatch.begin, library, channel, max(bounds))
+    return Requests(library, channel, watch)
+
+
 class Service:
     """See `lowering.jax.servers.Service`.
 
-    library: the engine. comm: for this alone; the workers' ranks are those of `sites`. names: what errors
-    call each server. order: gives and takes the token that orders a program's operations. Raises CP0831
-    where there are more messages than tags.
+    requests: what carries them on `comm`. comm: for this alone; the workers' ranks are those of `sites`.
+    names: what errors call each server. order: gives and takes the token that orders a program's operations.
+    Raises CP0831 where there are more messages than tags.
     """
 
     def __init__(
-        self, library: Any, comm: Any, sites: Sites, names: Sequence[str], order: Any, file: str
+        self, requests: Requests, comm: Any, sites: Sites, names: Sequence[str], order: Any, file: str
     ) -> None:
         self.comm, self.sites, self.file = comm, sites, file
         self.names, self.rank = tuple(names), int(comm.Get_rank())
         self._order = order
-        self._library, self._process = library, os.getpid()
-        self._channel: int | None = library.commplan_channel_open(comm.py2f(), 0)
+        self._library, self._process = requests.library, os.getpid()
+        self._channel: int | None = requests.channel
         self._numbers: dict[int, int] = {}
         self._told: dict[tuple[str, ...], Any] = {}
         self._regions: dict[int, dict[str, Region]] | None = None

@@ -23,11 +23,11 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.wait_log import PATIENCE_S
 from commplan.runtime.machines.machine import Machine, Peers
 from commplan.runtime.observe import metrics
 
 Host = npt.NDArray[Any]
-PATIENCE_S = 1800.0  # for a process that lives but is silent: compilation and start-up are part of it
 
 
 class Batches(Iterator[dict[str, Any]]):
@@ -62,15 +62,15 @@ class Batches(Iterator[dict[str, Any]]):
         if clocked is not None:
             self._host = clocked
         else:
+            patience = PATIENCE_S if timeout is None else timeout
             if among is None:
-                patience = PATIENCE_S if timeout is None else timeout
                 among = shared_group(context, phase, self.local, timeout=patience)
             elif timeout is not None:
                 among = dataclasses.replace(among, timeout=timeout)
             local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
             self._host = PhaseBatches(
                 schedule, phase.name, sources, context.functions,
-                local=local, group=among, state=state, workers=workers,
+                local=local, group=among, state=state, workers=workers, timeout=patience,
             )  # fmt: skip
         for meter in self.meters:
             meter.rank = context.machine.process()[0]

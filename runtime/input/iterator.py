@@ -18,6 +18,7 @@ from commplan.runtime.input.accounting import Meter, Queue, Summary
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.prefetch.prefetch import Prefetcher
 from commplan.runtime.input.program import EpochCursor, HostProgram, Pace, host_program
 from commplan.runtime.input.shm.rendezvous import join
@@ -30,7 +31,7 @@ from commplan.runtime.input.stages.batch_builder import BLOCK, BatchBuilder, Bat
 from commplan.runtime.input.stages.records import checked_functions, stages
 from commplan.runtime.input.stages.worker_pool import Workers
 from commplan.runtime.input.visit_check import Checks
-from commplan.runtime.input.wait_log import ClosedError
+from commplan.runtime.input.wait_log import PATIENCE_S, ClosedError
 
 
 @dataclass
@@ -62,7 +63,8 @@ class PhaseBatches(EpochIterator):
     makes everything itself. state: what `.state()` returned, here or under another number of ranks or
     another design; None is the start of epoch 0. pace: instead, for batches that several take at their own
     rates. meter: what adds up the costs, if not one of its own. workers: "threads", or "processes" for
-    functions that hold the interpreter lock (see `workers`).
+    functions that hold the interpreter lock (see `workers`). timeout: seconds that one call of a source or a
+    host function may take; that of the group where there is one.
 
     Several threads may call `next`: each batch goes to one of them.
 
@@ -83,6 +85,7 @@ class PhaseBatches(EpochIterator):
         pace: Pace | None = None,
         meter: Meter | None = None,
         workers: str = "threads",
+        timeout: float = PATIENCE_S,
     ) -> None:
         super().__init__(phase)
         apart = group is not None and group.count > 1
@@ -125,7 +128,12 @@ class PhaseBatches(EpochIterator):
         self._cursor = _Cursor(maker.batch, course, self._armed)
         name = f"commplan-{schedule.plan}-{phase}"
         direct = pace is None and _direct(program, exchange)
-        self._ring = Prefetcher(self._cursor.start, ahead, cores, name, exchange, crew, direct)
+        overdue = OverdueCalls(timeout if group is None else group.timeout, schedule.file)
+        if crew is not None:
+            overdue.in_worker, overdue.ask_worker = crew.call_in, crew.ask_stack
+        self._ring = Prefetcher(self._cursor.start, ahead, cores, name, exchange, crew, direct, overdue)
+        if exchange is not None:
+            exchange.overdue = self._ring.overdue
         self._closing = weakref.finalize(self, self._ring.end)
 
     @property

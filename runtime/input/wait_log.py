@@ -7,6 +7,7 @@ import logging
 
 LOG = logging.getLogger("commplan.input")
 TELL_S = 5.0  # a wait as long as this is told about, and again when it has lasted twice as long
+PATIENCE_S = 1800.0  # for what lives but is silent: compilation and start-up are part of it
 START_S = 30.0  # the same where others have yet to start, which takes some longer than others
 
 

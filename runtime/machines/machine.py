@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
@@ -218,8 +219,9 @@ def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]
         fail("CP0845", *failed[:4], file=file)
     for name, (subject, fix) in ALIKE.items():
         values = {number: answers[number].alike.get(name, "") for number in sorted(answers)}
-        first = min(values)
-        other = [number for number in values if values[number] != values[first]]
+        usual = Counter(values.values()).most_common(1)[0][0]  # of as many, that of the first
+        first = next(number for number in values if values[number] == usual)
+        other = [number for number in values if values[number] != usual]
         if other:
             fail(
                 "CP0845",

@@ -25,6 +25,7 @@ from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.listing import collectives_of
+from commplan.lowering.mpi.service import requests_of
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
 from commplan.runtime.input.shm.segment import Blame
@@ -264,15 +265,19 @@ def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
     roles = sites(schedule)
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(own.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        return _worker(comm, own, backend_of(schedule, own, roles, None, bound_s, meet), schedule.file)
+        backend = backend_of(schedule, own, roles, watchdog_s=bound_s, meet=meet)
+        return _worker(comm, own, backend, schedule.file)
     rank = int(own.Get_rank())
     server = rank - roles.workers
     part = meet(own.Split, int(server >= 0), rank)
+    requests = requests_of(own, bound_s, meet)
     if server < 0:
         workers = meet.among(range(roles.workers))
-        return _worker(comm, part, backend_of(schedule, part, roles, own, bound_s, workers), schedule.file)
+        backend = backend_of(schedule, part, roles, own, requests, bound_s, workers)
+        return _worker(comm, part, backend, schedule.file)
     expect(own, roles)
-    return Serving(comm, own, roles, server, server_names(schedule)[server], schedule.file)
+    name = server_names(schedule)[server]
+    return Serving(comm, own, roles, server, name, schedule.file, requests and requests.watch)
 
 
 def _worker(comm: Any, own: Any, backend: MpiBackend, file: str) -> Ranks:

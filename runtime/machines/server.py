@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Schedule
 from commplan.lowering.jax.servers import refuse
+from commplan.lowering.mpi.job.watchdog import RequestWatch
 from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import Sites
 
@@ -18,7 +19,7 @@ class Serving:
 
     mesh: the communicator that the program was bound to. service: a duplicate of it, for what workers and
     servers say to each other; workers are its first ranks.
-    number: which of them this is. name: what errors call it.
+    number: which of them this is. name: what errors call it. watch: of what workers ask, if anybody watches.
     """
 
     mesh: Any
@@ -27,6 +28,7 @@ class Serving:
     number: int
     name: str
     file: str = ""
+    watch: RequestWatch | None = None
     calls: None = None  # nobody waits in a phase for a server
 
     def process(self) -> tuple[int, int]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.types import sized, timed
+from commplan.lowering.mpi.job.watchdog import RequestWatch
 from commplan.lowering.mpi.shared import HELLO
 from commplan.protocol.sites import LEAVE, Sites
 from commplan.runtime.context import Context
@@ -41,6 +42,7 @@ _LEAVES = "OMPI_MCA_async_mpi_finalize"  # set by `mpirun --mca`: whether MPI's 
 _SPIN_S = 200e-6  # seconds without a message before the first sleep
 _NAP_S = 50e-6  # of the first sleep; each is twice as long as the one before
 _BUSY_NAP_S, _IDLE_NAP_S = 200e-6, 1e-3  # of the longest one, while something is on its way, and else
+_REPORT_S = 0.25  # seconds between two reports to the watch
 _LOOK_S = 1.0  # seconds between two looks at workers that a state which is set again waits for
 _SAY_S = 30.0  # and until they are named
 _GOODBYE_S = 5.0  # for the last answers to go out
@@ -130,7 +132,7 @@ def serve(
         desks = Desks(context.schedule, sites, server.number, context.functions, context.structures)
         driver = Driver(sites, server.number, desks, post.send, pool)
         with contextlib.ExitStack() as closing:
-            serving = Serving(driver, post, server.name, stop, timeout)
+            serving = Serving(driver, post, server.name, stop, timeout, server.watch)
             if checkpoint is not None:
                 _keep(serving, Path(checkpoint), server.number, every_s, closing)
             if record is not None:
@@ -146,7 +148,8 @@ def serve(
             served = serving.run()
     except BaseException as error:
         why = str(error) if isinstance(error, CommplanError) else f"{type(error).__name__}: {error}"
-        apologize(post, sites, why)
+        if server.watch is None or not server.watch.verdict():  # which all have heard
+            apologize(post, sites, why)
         told(error)
         raise
     if driver.over:
@@ -271,7 +274,9 @@ class Serving:
         name: str,
         stop: threading.Event | Callable[[], bool] | None = None,
         timeout: float = 1800.0,
+        watch: RequestWatch | None = None,
     ) -> None:
+        self._watch, self._reported, self._moved = watch, 0.0, True
         self.driver, self.post, self.name = driver, post, name
         self._awaited = Awaited(driver, timeout)
         self.stop = stop.is_set if isinstance(stop, threading.Event) else stop
@@ -332,6 +337,9 @@ class Serving:
         while True:
             mail, lost = self.post.poll(), self.post.take_lost()
             now = time.perf_counter()
+            if now - self._reported >= _REPORT_S:
+                self._reported = now
+                self._report()
             if mail or lost or self.post.broken:
                 break
             if now - since < _SPIN_S:
@@ -347,6 +355,7 @@ class Serving:
                 self.recorder.flush()
             time.sleep(nap)
         self.waiting += now - since
+        self._moved |= bool(mail)
         for letter in mail:
             self._deal(letter)
         for worker in lost:
@@ -358,6 +367,22 @@ class Serving:
                 self.recorder.flush()
             self._lose(worker)
         self.busy += time.perf_counter() - now
+
+    def _report(self) -> None:
+        """Say to the watch how this server is. Raises CP0834 where it knows who holds the others."""
+        if self._watch is None:
+            return
+        if verdict := self._watch.verdict():
+            fail("CP0834", *(line.removeprefix("note: ") for line in verdict.splitlines()))
+        sites, machine = self.driver.sites, self.driver.machine
+        waiting, others = machine.held()
+        servers = (sites.workers + server for server in range(sites.servers) if server != machine.server)
+        gone = [*machine.gone, *servers]
+        self._watch.serve(
+            waits=bool(waiting), patient=machine.awaited() is not None, moved=self._moved, awaited=others,
+            gone=gone,
+        )  # fmt: skip
+        self._moved = False
 
     def _deal(self, mail: Mail) -> None:
         if mail.worker >= self.driver.sites.workers:

@@ -7,6 +7,7 @@ Every survivor prints one line "CASE: what it was told" for each thing that it w
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -141,6 +142,19 @@ def server_dies() -> None:
         told("again", lambda: step(run, state))
 
     asking(lambda: threading.Thread(target=doomed, daemon=True).start(), worker)
+
+
+def put_waits() -> None:
+    """A state is set again while a worker stands by for longer than the watchdog's bounds."""
+    run = commplan.loads(ELASTIC, "asks.plan").compile(comm).bind(comm, watchdog_s=0.5)
+    if run.serve():
+        return
+    values = np.full(1000, RANK, np.float32)
+    for number in range(2):
+        if RANK == 1 and number == 1:
+            time.sleep(12 * 0.5 + 4)
+        _, state = run.start(run.init(), params=values)
+        told(f"put {number}", functools.partial(step, run, state))
 
 
 def worker_dies() -> None:

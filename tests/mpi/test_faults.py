@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
 from support import mpirun
+
+from bench.faults import servers
+from bench.faults.campaign import Fault
 
 mpirun.needs_mpi()
 
@@ -51,6 +55,12 @@ def test_workers_of_a_dead_server_are_told_which():
     assert all(told in each for each in (*said["worker"], *said["again"])), said
 
 
+def test_a_state_that_is_set_again_waits_with_the_patience_of_its_server():
+    """Which has a bound of its own for that, half an hour."""
+    said, done = played(3, "put_waits")
+    assert said["put 0"] == said["put 1"] == ["nothing", "nothing"], done.stderr
+
+
 def test_a_dead_worker_does_not_stop_the_others():
     said, done = played(4, "worker_dies")
     assert said["worker"] == ["nothing", "nothing"], done.stderr
@@ -61,3 +71,18 @@ def test_a_server_learns_why_a_worker_ends():
     said, done = played(3, "worker_raises")
     assert said["worker"] == ["nothing"], done.stderr
     assert said["served"] == ["lost (), broken off {1: 'ValueError: out of luck'}"]
+
+
+@pytest.mark.parametrize(("culprit", "via"), [(2, "sync"), (2, "async"), (0, "sync"), (1, "async")])
+def test_who_is_stopped_is_named_at_servers(culprit: int, via: str):
+    """The server (2), a worker that the server waits for, and one that nobody waits for but at the end."""
+    outcome = servers.judged(Fault("servers", "stop", culprit, 8, 1000, via))
+    assert outcome.ended and outcome.right, outcome.text
+
+
+@pytest.mark.parametrize("via", ["sync", "async"])
+def test_a_server_or_worker_that_does_something_else_is_named(via: str):
+    """A worker that sleeps holds the others where the server waits for it; else nobody, and all finish."""
+    for culprit in (0, 2):
+        outcome = servers.judged(Fault("servers", "sleep", culprit, 12, 1000, via))
+        assert outcome.ended and outcome.right, outcome.text

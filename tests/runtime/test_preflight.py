@@ -16,8 +16,9 @@ from support.embedding import mesh_of
 from support.ports import free_port
 
 import commplan
+from commplan.diagnostics import CommplanError
 from commplan.lowering.jax import _compat
-from commplan.runtime.machines.machine import Issue
+from commplan.runtime.machines.machine import Binding, Issue, Said, agree
 from commplan.runtime.observe.preflight import Step, issued_together
 
 REFUSED = {
@@ -120,6 +121,21 @@ def test_binding_compares_the_flags_of_xla():
     assert said[0] == said[1]
     assert said[0][0].startswith("error[CP0845]: not every process binds with the same XLA_FLAGS: process 1")
     assert "process 0: none" in said[0][0] and "process 1: --xla_cpu_enable_fast_math=true" in said[0][0]
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_of_three_the_one_that_differs_is_named(odd: int):
+    program = commplan.loads(preflight_steps.PLAN).compile(backend="mpi", shapes={"grads": {}})
+    binding = Binding(program.schedule, program.digest, 0, lambda: None, None, 1.0)
+
+    def exchange(mine: Said) -> dict[int, Said]:
+        other = Said({**mine.alike, "program": "another"})
+        return {number: other if number == odd else mine for number in range(3)}
+
+    usual = 1 if odd == 0 else 0
+    with pytest.raises(CommplanError, match=f"process {odd} another one than process {usual}\n") as raised:
+        agree("process", binding, exchange)
+    assert f"process {odd}: another" in str(raised.value)
 
 
 def test_one_process_has_nobody_to_compare_with():

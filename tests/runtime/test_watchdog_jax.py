@@ -14,7 +14,8 @@ import pytest
 from support import watched_processes
 from support.ports import free_port
 
-from bench import faults, faults_jax
+from bench.faults import jax as processes
+from bench.faults.campaign import Fault
 from commplan.cli import main as command
 from commplan.recorder import read_records
 from commplan.recorder.file import BEGIN, END, VERDICT
@@ -59,7 +60,7 @@ def ended(words: list[str], records: Path, stopped: int | None = None) -> dict[i
 
 
 def fault(kind: str, culprit: int, records: Path, stopped: int | None = None) -> dict[int, End]:
-    words = ["-m", "bench.faults", "--process", kind, str(culprit), "6", "1000", "", "{port}", "{index}"]
+    words = ["-m", processes.__name__, *Fault("jax", kind, culprit, 6, 1000, "").words, "{port}", "{index}"]
     return ended([sys.executable, *words], records, stopped)
 
 
@@ -92,7 +93,7 @@ def test_a_process_that_sleeps_is_named_with_what_it_does_and_interrupted(tmp_pa
         assert end.status == EXIT_STATUS, end.text
         assert "error[CP0834]: process 2 has not come within " in end.text
         assert "in `look`, 6 times so far" in end.text
-        assert re.search(r"its Python: \S+faults\.py:\d+ in happen, from ", end.text)
+        assert re.search(r"its Python: \S+campaign\.py:\d+ in happen, from ", end.text)
     assert "KeyboardInterrupt" in ends[2].text and "KeyboardInterrupt" not in ends[0].text
 
 
@@ -135,7 +136,7 @@ def test_another_order_of_steps_is_said_with_both(kind: str, tmp_path: Path):
 
 
 def test_who_does_not_bind_is_named_while_the_others_wait():
-    outcome = faults_jax.judged(faults.Fault("before sleep", 1, 6, 1000, ""))
+    outcome = processes.judged(Fault("jax", "before sleep", 1, 6, 1000, ""))
     assert outcome.right, outcome.text
     assert "process 1 has not come for 2 s, and process 0 waits in `program.bind` of `faulty`" in outcome.text
 

@@ -127,10 +127,14 @@ Channel::Channel(MPI_Comm comm, bool together) : comm(comm), together_(together)
 Channel::~Channel() = default;
 
 void Channel::watch(int64_t bound, int64_t first, char* record) {
-  watch_ = std::make_unique<Watch>(comm, bound, first, record);
+  watch_ = std::make_unique<Watch>(comm, bound, first, record, !together_);
 }
 
 std::string Channel::verdict() { return watch_ ? watch_->verdict() : std::string(); }
+
+void Channel::serve(const Served& served) {
+  if (watch_) watch_->serve(served);
+}
 
 void Channel::stop_watching() {
   if (watch_) watch_->stop();

@@ -136,6 +136,14 @@ struct Request {
   double literals[2] = {};
 };
 
+// What a server says of itself, again and again. waits: whether a worker waits for others; patient: the server has a
+// bound of its own for that; awaited: those that have nothing there that is not answered; gone: ranks that ask nothing
+// more. moved: whether anything has come since.
+struct Served {
+  bool waits, patient, moved;
+  std::vector<int32_t> awaited, gone;
+};
+
 class Channel;
 class Watch;
 
@@ -261,6 +269,7 @@ class Channel {
   void await_others();                 // until every other rank has left, too
   bool release();                      // of a closed one that all have left: nothing of it is under way any more
   void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; all ranks call it alike, once
+  void serve(const Served& served);
   void stop_watching();
   std::string verdict();  // of the watch, or empty
 

@@ -167,6 +167,20 @@ COMMPLAN_API void commplan_channel_watch(void* channel, int64_t bound, int64_t f
   static_cast<Channel*>(channel)->watch(bound, first, static_cast<char*>(record));
 }
 
+// Of a server: see `Served`. ranks: those awaited, then those gone.
+COMMPLAN_API void commplan_channel_serve(void* channel, int waits, int patient, int moved, const int32_t* ranks,
+                                         int64_t awaited, int64_t gone) {
+  const int32_t* middle = ranks + awaited;
+  static_cast<Channel*>(channel)->serve({waits != 0, patient != 0, moved != 0, {ranks, middle}, {middle, middle + gone}});
+}
+
+// The verdict of the watch, cut to `most` bytes and a zero; its length, 0 where there is none.
+COMMPLAN_API int64_t commplan_channel_verdict(void* channel, char* text, int64_t most) {
+  std::string verdict = static_cast<Channel*>(channel)->verdict().substr(0, most);
+  std::memcpy(text, verdict.c_str(), verdict.size() + 1);
+  return static_cast<int64_t>(verdict.size());
+}
+
 COMMPLAN_API void commplan_stack_writer(StackWriter writer) { set_stack_writer(writer); }
 COMMPLAN_API void commplan_add_busy(int change) { add_busy(change); }
 

@@ -127,6 +127,48 @@ bool Channel::release() {
   return !watch_ || watch_->release();
 }
 
+void Watch::part() { parting_ = now(); }
+
+// A server to which nothing comes looks at those that are left, as a rank does at its end: all may be stopped.
+void Watch::serve(const Served& served) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (served.moved || served_ == 0) parting_ = moved_ = now();
+  served_ = now();
+  holds_ = served.waits;
+  patient_ = served.patient;
+  awaited_.clear();
+  for (int32_t rank : served.awaited) awaited_.push_back({rank, INT64_MAX});
+  for (int32_t rank : served.gone) left_[rank] = 0;
+  announced_ = true;  // those that are alive ask when they like
+}
+
+// Whether those that this rank waits for at its end will ever come there: who is alive may still have work to do.
+void Watch::conclude_parting() {
+  std::vector<int> silent_ranks;
+  std::vector<int64_t> left = all_left();
+  for (int rank = 0; rank < size_; ++rank) {
+    if (left[rank] != Channel::kHere || !asks_[rank]) continue;
+    if (!reports_[rank]) {
+      silent_ranks.push_back(rank);
+      continue;
+    }
+    if (reports_[rank]->waited < 0 && now() - parting_ > first_ && !announced_) {
+      announced_ = true;
+      std::string text = "this process has ended and waits for rank " + std::to_string(rank);
+      text += described(rank, *reports_[rank]);
+      std::fprintf(stderr, "commplan: %s\n", text.c_str());
+    }
+    return;
+  }
+  if (silent_ranks.empty()) return;
+  std::string text;
+  for (int rank : silent_ranks) {
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + silent(rank);
+  }
+  abandoned_ = true;
+  judge(text + ", and all others have ended");
+}
+
 void end_job(const std::string& why) {
   std::fprintf(stderr, "commplan: %s: the job ends\n", why.c_str());
   std::fflush(stderr);

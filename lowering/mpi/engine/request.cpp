@@ -19,6 +19,7 @@ class RequestRun final : public Operation {
     if (x_.told != nullptr) ++*x_.told;
     for (const Shared& state : x_.shared) told_.push_back(*state.told);
     for (int i = 0; i < 2; ++i) factors_[i] = factor(i);
+    join(request.peers);
   }
 
   ~RequestRun() override {
@@ -129,7 +130,7 @@ class RequestRun final : public Operation {
     return puts >= told_[&state - x_.shared.data()] && (puts > 0 || state.ready->load() != 0);
   }
 
-  // A server that gives up says why.
+  // A server that gives up says why; what holds a server, or this request, a watch says.
   void look() {
     looked_ = now();
     for (size_t p = 0; p < peers_.size() && !done_; ++p) {
@@ -147,6 +148,8 @@ class RequestRun final : public Operation {
     for (const Shared& state : x_.shared) {
       if (!done_ && state.closed->load() != 0) end(x_.names[state.peer] + " has ended");
     }
+    std::string judged = done_ ? std::string() : channel_.verdict();
+    if (!judged.empty()) end(judged);
   }
 
   void end(const std::string& why) {

@@ -132,8 +132,8 @@ Watch::Watches& Watch::all() {
 void set_stack_writer(StackWriter writer) { stack_writer = writer; }
 void add_busy(int change) { busy += change; }
 
-Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record)
-    : bound_(bound), first_(first), recorder_(record) {
+Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool requests)
+    : bound_(bound), first_(first), requests_(requests), recorder_(record) {
   MPI_Comm_dup(channel, &comm_);
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   MPI_Comm_rank(comm_, &own_);
@@ -223,8 +223,6 @@ void Watch::stop() {
   last.join();
 }
 
-void Watch::part() { parting_ = now(); }
-
 bool Watch::release() {
   listen();
   if (!sent_.empty()) return false;
@@ -261,6 +259,22 @@ Watch::Report Watch::own_report() {
       report.where = line_of(oldest.operation->where());
       report.partners = oldest.operation->partners();
     }
+    if (served_ > 0) {  // it has taken what has come, unless it does something else
+      bool serves = at - served_ < kAgain;
+      report.begun.assign(size_, serves && !patient_ ? INT64_MAX : 0);
+      report.busy += serves && patient_;
+      if (serves && holds_ && !patient_) {
+        report.waited = report.idle;
+        report.partners = awaited_;
+        report.where = "what workers have asked of it";
+      }
+    }
+  }
+  // Who waits for a server holds others for no fault of its own: its request has a bound.
+  for (Watch* other : all().running) {
+    if (other == this || !other->requests_) continue;
+    std::lock_guard<std::mutex> lock(other->mutex_);
+    report.busy += !other->active_.empty();
   }
   if (report.waited < 0 && report.idle > kAgain) report.stack = python_stack();
   return report;
@@ -368,7 +382,9 @@ std::string Watch::silent(int rank) const {
   if (state == 0 || state == 'Z' || state == 'X') return "has died";
   if (state == 'T' || state == 't') return "is stopped (SIGSTOP, or a debugger)";
   if (state == 'D') return "is stuck in the kernel (a disk or a file system that does not answer)";
-  return "does not answer: its process lives, and its threads do not run";
+  bool near = std::strcmp(process.host, mine.host) == 0;  // else it may have a network of its own
+  return "does not answer: its process lives, and its threads do not run" +
+         (near ? std::string() : ", or " + std::string(process.host) + " cannot be reached");
 }
 
 std::string Watch::described(int rank, const Report& report) const {
@@ -440,33 +456,6 @@ void Watch::conclude() {
     }
   }
   judge(text);
-}
-
-// Whether those that this rank waits for at its end will ever come there: who is alive may still have work to do.
-void Watch::conclude_parting() {
-  std::vector<int> silent_ranks;
-  std::vector<int64_t> left = all_left();
-  for (int rank = 0; rank < size_; ++rank) {
-    if (left[rank] != Channel::kHere || !asks_[rank]) continue;
-    if (!reports_[rank]) {
-      silent_ranks.push_back(rank);
-      continue;
-    }
-    if (reports_[rank]->waited < 0 && now() - parting_ > first_ && !announced_) {
-      announced_ = true;
-      std::string text = "this process has ended and waits for rank " + std::to_string(rank);
-      text += described(rank, *reports_[rank]);
-      std::fprintf(stderr, "commplan: %s\n", text.c_str());
-    }
-    return;
-  }
-  if (silent_ranks.empty()) return;
-  std::string text;
-  for (int rank : silent_ranks) {
-    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + silent(rank);
-  }
-  abandoned_ = true;
-  judge(text + ", and all others have ended");
 }
 
 void Watch::judge(const std::string& text) {

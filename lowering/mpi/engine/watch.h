@@ -29,16 +29,18 @@ class Recorder {
 
 // bound: nanoseconds in which nothing moves before the others are asked, or five times what usually passes between two
 // runs of the operation, whichever is longer; `first` of an operation that has seldom run, where the late are alive:
-// they may be compiling. All ranks make one alike.
+// they may be compiling. All ranks make one alike. requests: of workers to servers, which do not answer while they do
+// something else: then they are late as others are.
 class Watch {
  public:
-  Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record);
+  Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool requests);
   int64_t begin(Operation& operation);  // its number, of those of this rank
   void end(Operation& operation);
   void waited(int64_t number, int64_t nanoseconds);  // for what was begun before, until it had ended
   void moved() { moved_.store(now(), std::memory_order_relaxed); }
   void has_left(int rank, int64_t last);  // last: of the operations in common, the last that it has begun
   std::string verdict();  // why all that waits must end, or empty
+  void serve(const Served& served);
   void part();            // from now on this rank waits for the others to leave
   bool abandoned() const { return abandoned_; }  // none of those that it waits for will: see `verdict`
   void stop();
@@ -87,6 +89,7 @@ class Watch {
   std::string described(int rank, const Report& report) const;
 
   const int64_t bound_, first_;
+  const bool requests_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   int own_ = 0, size_ = 0;
   std::vector<Process> processes_;
@@ -100,6 +103,9 @@ class Watch {
   std::vector<int64_t> left_;  // by rank, what `has_left` said, or kHere
   const std::string* last_ = nullptr;
   int64_t last_runs_ = 0, effective_ = 0;
+  int64_t served_ = 0;  // when this server last said something of itself
+  std::vector<Partner> awaited_;
+  bool holds_ = false, patient_ = false;  // see `Served`
   std::atomic<int64_t> parting_{0};
   std::atomic<bool> abandoned_{false};
   std::string verdict_;

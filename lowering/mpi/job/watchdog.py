@@ -9,7 +9,7 @@ import secrets
 import sys
 import threading
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from commplan.recorder.file import Recording, start_recording
 
 BOUND_S = 10.0
 FIRST = 12  # times the bound, for a collective that has run three times at most: the late may be compiling
+_VERDICT = 4096  # bytes of one, at most
 _FRAMES = 6  # of the main thread's stack, the innermost ones
 _WRITER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _libraries: list[Any] = []
@@ -40,15 +41,52 @@ def start(
     library: Any, channel: int, watched: Watched, rank: int, axes: Mapping[str, int]
 ) -> Recording | None:
     """Watch a channel, and record what it does. All of its ranks call this alike. axes: their sizes."""
+    recording = _record(watched, rank, axes)
+    address = recording and ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
+    _watch(library, channel, watched.bound_s, address)
+    return recording
+
+
+def _watch(library: Any, channel: int, bound_s: float, record: int | None) -> None:
     if not _libraries:
         _libraries.append(library)
         library.commplan_stack_writer(ctypes.cast(_write_stack, ctypes.c_void_p))
         atexit.register(library.commplan_stack_writer, None)
-    nanoseconds = int(watched.bound_s * 1e9)
-    recording = _record(watched, rank, axes)
-    address = recording and ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
-    library.commplan_channel_watch(channel, nanoseconds, FIRST * nanoseconds, address)
-    return recording
+    nanoseconds = int(bound_s * 1e9)
+    library.commplan_channel_watch(channel, nanoseconds, FIRST * nanoseconds, record)
+
+
+class RequestWatch(NamedTuple):
+    """The engine's channel of workers and servers, watched: requests are not recorded."""
+
+    library: Any
+    channel: int
+
+    @classmethod
+    def begin(cls, library: Any, channel: int, bound_s: float) -> RequestWatch:
+        """Watch a channel of workers and servers; all of its ranks call this alike."""
+        _watch(library, channel, bound_s, None)
+        return cls(library, channel)
+
+    def serve(
+        self, *, waits: bool, patient: bool, moved: bool, awaited: Sequence[int], gone: Sequence[int]
+    ) -> None:
+        """Say how a server is; one that has not for a second does something else.
+
+        waits: whether some worker waits for others. patient: the server has a bound of its own for that.
+        moved: whether anything came since the last time. awaited: ranks that have asked nothing that is not
+        answered. gone: ranks that ask nothing more.
+        """
+        ranks = (ctypes.c_int32 * (len(awaited) + len(gone)))(*awaited, *gone)
+        self.library.commplan_channel_serve(
+            self.channel, waits, patient, moved, ranks, len(awaited), len(gone)
+        )
+
+    def verdict(self) -> str:
+        """Who holds the others; empty while that cannot be said."""
+        text = ctypes.create_string_buffer(_VERDICT + 1)
+        self.library.commplan_channel_verdict(self.channel, text, _VERDICT)
+        return text.value.decode(errors="replace")
 
 
 def _record(watched: Watched, rank: int, axes: Mapping[str, int]) -> Recording | None:

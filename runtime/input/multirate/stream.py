@@ -241,7 +241,7 @@ class MultirateStream:
                 units, self.plan.phase, self.sources, self.functions,
                 group=company.group if company is not None else None,
                 pace=Pace(*divmod(start, self.epoch), self.epoch, self.slots),
-                meter=self.meter, workers=self._terms.workers,
+                meter=self.meter, workers=self._terms.workers, timeout=self._terms.timeout,
             )  # fmt: skip
         except Exception as error:
             self._failure = error  # it belongs to all members

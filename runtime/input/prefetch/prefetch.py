@@ -18,9 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from commplan.diagnostics import CommplanError
 from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, Task
 from commplan.runtime.input.wait_log import ClosedError
 from commplan.wait import attended, ended
@@ -51,7 +53,8 @@ class Prefetcher:
     ask again.
 
     depth: batches admitted and not yet handed out, at most. threads: how many work. peers: None in one
-    process. workers: what the threads leave their work to; None: they do it. direct: see above.
+    process. workers: what the threads leave their work to; None: they do it. direct: see above. calls: those
+    of the user's code that do not return.
     """
 
     start: Callable[[int], BatchBuilder | None]
@@ -61,6 +64,7 @@ class Prefetcher:
     peers: SharedRing | None = None
     workers: Workers | None = None
     direct: bool = False
+    calls: OverdueCalls | None = None
     # Entered as the lock itself and waited on as the condition: a condition is entered by a Python function,
     # in which Ctrl-C may strike after the lock is taken and before anything will give it back.
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -147,6 +151,17 @@ class Prefetcher:
         gone = next((thread for thread in self._running if thread.ident and not thread.is_alive()), None)
         if gone is not None:
             raise RuntimeError(f"thread {gone.name!r}, which makes batches, has ended; waited {waited:.1f} s")
+        if self.calls is not None:
+            try:
+                self.calls.look(self._running)
+            except CommplanError:
+                self._interrupted = True  # it will not return for `close`, either
+                raise
+
+    def overdue(self, waited: float) -> NoReturn:
+        """Raise CP0926: this process's own part of a batch has been waited for so long."""
+        self._interrupted = True
+        (self.calls or OverdueCalls(waited, "")).fail(self._running, waited)
 
     def pass_on(self, number: int) -> None:
         """All batches before `number` have come; what there is room for now is started."""

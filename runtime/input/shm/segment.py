@@ -84,6 +84,12 @@ class Segment:
         """Whether the process that joined as `process` lives. Of one's own lock the kernel says nothing."""
         return self.locked(1 + process)
 
+    def holder(self, process: int) -> int:
+        """The number of the system's process that joined as `process`; 0 where the kernel does not say."""
+        if self.descriptor < 0:
+            return 0
+        return max(0, _asked(self.descriptor, 1 + process)[4 if _LINUX else 2])
+
     def maker_lives(self) -> bool:
         """Asked by the others."""
         return self.locked(_MAKER)
@@ -127,8 +133,13 @@ def _flock(kind: int, byte: int) -> bytes:
 
 def _is_locked(descriptor: int, byte: int) -> bool:
     """Whether another process holds the lock on `byte`."""
+    return _asked(descriptor, byte)[0 if _LINUX else 3] != fcntl.F_UNLCK
+
+
+def _asked(descriptor: int, byte: int) -> tuple[int, ...]:
+    """What the kernel says of the lock on `byte` (see `_FLOCK`)."""
     answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _flock(fcntl.F_WRLCK, byte))
-    return struct.unpack(_FLOCK, answer)[0 if _LINUX else 3] != fcntl.F_UNLCK
+    return struct.unpack(_FLOCK, answer)
 
 
 def _lock(descriptor: int, byte: int) -> bool:

@@ -23,9 +23,11 @@ from typing import Literal, NoReturn
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division
 from commplan.ir.plan import Ref
+from commplan.recorder.blame import process_state
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.layout import Array
+from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.program import EpochCursor
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm import shm_control as _control
@@ -46,9 +48,9 @@ class SharedRing:
     goes_on: who dies or leaves is done without. keep: batches that this process may show at a time. course,
     order: where batches stand, and a checksum of the order of records. rows: of the batch of a step, for each
     flow that moves anything by its place in the program. rebuild: fills the part of another process in a
-    batch, in the calling thread. Errors: CP0920 a peer died or left, CP0921 a peer is missing or silent,
-    CP0922 the peers are not doing the same; and a peer's own error, as it was. Waits raise ClosedError once
-    stopped.
+    batch, in the calling thread. overdue: raises CP0926, where it is this process's own part that is waited
+    for, after so many seconds. Errors: CP0920 a peer died or left, CP0921 a peer is missing or silent, CP0922
+    the peers are not doing the same; and a peer's own error, as it was. Waits raise ClosedError once stopped.
     """
 
     group: Group
@@ -65,6 +67,7 @@ class SharedRing:
     order: int
     rows: Callable[[int], Mapping[int, int]]
     rebuild: Callable[[int, int], None] = lambda number, process: None
+    overdue: Callable[[float], NoReturn] = OverdueCalls.of_nobody
     _left: bool = False
     _process: int = field(default_factory=os.getpid)
     _gone: set[int] = field(default_factory=set[int])  # of this host, known to be dead or to have left
@@ -149,10 +152,17 @@ class SharedRing:
                 self._look_after(process, name, beyond)
 
         def late(waited: float) -> NoReturn:
-            self.told.silent(next(iter(behind()), self._leader), bound_s)
+            names = behind()
+            if not names:
+                self.overdue(waited)
+            self._silent(names[0], bound_s)
 
         bound_s = self.group.timeout
         self.control.wait(name, enough, Wait(bound_s, late, look, LOOK_S))
+
+    def _silent(self, process: int, seconds: float) -> NoReturn:
+        number = self.control.memory.holder(process)
+        self.told.silent(process, seconds, process_state(number) if number else "alive")
 
     def _carried_so_far(self) -> int:
         return self.control.bell("carried").value
@@ -211,7 +221,7 @@ class SharedRing:
             return self._carried_so_far() > number or self._leads_now()
 
         bound_s = 2 * self.group.timeout  # the leader gives up first, and says for whom it waited
-        late = lambda waited: self.told.silent(self._leader, bound_s)  # noqa: E731
+        late = lambda waited: self._silent(self._leader, bound_s)  # noqa: E731
         self.control.wait("carried", carried, Wait(bound_s, late, look, LOOK_S))
         if self._carried_so_far() <= number:
             self._carry(number)

@@ -95,10 +95,12 @@ class PeerErrors:
         """Raise CP0920: `process` is not there any more."""
         self.fail("CP0920", f"process {process} of {self.group.count} {how}")
 
-    def silent(self, process: int, seconds: float) -> NoReturn:
-        """Raise CP0921: `process` does not come."""
-        count = self.group.count
-        self.fail("CP0921", f"process {process} of {count} lives, but was silent for {seconds:g} s")
+    def silent(self, process: int, seconds: float, state: str = "alive") -> NoReturn:
+        """Raise CP0921: `process` does not come. state: of it, as `recorder.blame.process_state` says."""
+        name = f"process {process} of {self.group.count}"
+        if state in ("alive", "dead"):  # what the kernel lets go of now is not seen as dead yet
+            self.fail("CP0921", f"{name} lives, but was silent for {seconds:g} s")
+        self.fail("CP0921", f"{name} is {state}, and was silent for {seconds:g} s")
 
     def fail(self, code: str, message: str) -> NoReturn:
         self.blame.fail(

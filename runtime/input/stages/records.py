@@ -9,7 +9,8 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched
 from commplan.runtime.input.sources.record_convert import Element, UnlikeError, numpy_dtype, plain
 
+_FRAMES = 6  # of a stack, the innermost ones
 Record = Any  # an array, a NumPy or Python scalar, or bytes
 
 
@@ -293,6 +295,30 @@ class Stage:
             notes.append(Note("operands are read-only, because members share them: work on `x.copy()`"))
         message = f"{activity} raised {type(error).__name__}: {reason}"
         return Diagnostic(code, message, self.op.span, tuple(notes), file=self.file)
+
+
+class Call(NamedTuple):
+    """A call of the user's code that has not returned. record: -1 where it is several. worker: the process
+    that it runs in, 0 for this one. stack: what Python does in it, innermost first."""
+
+    op: Read | Map
+    record: int
+    worker: int = 0
+    stack: str = ""
+
+
+def call_in(frame: FrameType | None) -> Call | None:
+    """The call of a source or a host function in which a thread of this process is, given its innermost
+    frame."""
+    lines: list[str] = []
+    while frame is not None:
+        code, names = frame.f_code, frame.f_locals
+        if code in (Stage._called.__code__, Stage._fetched.__code__):
+            record = names["record"] if code is Stage._called.__code__ else -1
+            return Call(names["self"].op, record, 0, ", from ".join(lines[:_FRAMES]))
+        lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+        frame = frame.f_back
+    return None
 
 
 def _column(

@@ -16,10 +16,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -34,11 +36,13 @@ from commplan.runtime.input.shm.arena import HEADER, Arena, Cells
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.stages import worker_process as _worker
 from commplan.runtime.input.stages.batch_builder import BatchBuilder
+from commplan.runtime.input.stages.records import Call
 from commplan.runtime.input.wait_log import ClosedError
 from commplan.wait import attended
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
 _FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up
+_STACK_S = 0.1  # seconds for a worker to write its stack
 _LOOK_S = 1.0  # how often a waiting thread looks whether its worker lives; the socket tells at once
 _ENDED_MOST = 3  # workers that one block may end, under `on_failure = continue`
 # glibc's default thresholds give every large array back, at hundreds of page faults for the next.
@@ -247,10 +251,7 @@ class Workers:
 
     def _ended(self, worker: _Process, job: _worker.Job, state: FlowState, times: int) -> CommplanError:
         """What to say of a worker that ended in the middle of `job`."""
-        progress = _worker.PROGRESS.unpack_from(self._arena.header, worker.number * _worker.PROGRESS_NBYTES)
-        at, record = int(progress[0]), int(progress[1])
-        ops = [op for flow in self.program.flows for op in flow.ops if isinstance(op, Read | Map)]
-        op = ops[at] if 0 <= at < len(ops) else state.flow.reads[0]
+        op, record = self._doing(worker, state)
         doing = f"reading source `{op.source}`" if isinstance(op, Read) else f"host function `{op.fn}`"
         which = f" worked on record {record}" if record >= 0 else ""
         ids: list[int] = next(iter(job.records.values()), list[int]())
@@ -274,6 +275,32 @@ class Workers:
                 file=self.program.schedule.file,
             )
         )
+
+    def _doing(self, worker: _Process, state: FlowState) -> tuple[Read | Map, int]:
+        """The source or function that a worker is at, and the record; -1 where it is several."""
+        progress = _worker.PROGRESS.unpack_from(self._arena.header, worker.number * _worker.PROGRESS_NBYTES)
+        ops = [op for flow in self.program.flows for op in flow.ops if isinstance(op, Read | Map)]
+        at = int(progress[0])
+        return ops[at] if 0 <= at < len(ops) else state.flow.reads[0], int(progress[1])
+
+    def call_in(self, frame: FrameType | None) -> Call | None:
+        """What the worker of a thread does that waits for it, given the thread's innermost frame; of one that
+        is still starting nothing."""
+        while frame is not None and frame.f_code is not Workers._greet.__code__:
+            if frame.f_code is Workers.run.__code__ and "worker" in frame.f_locals:
+                worker: _Process | None = frame.f_locals["worker"]
+                if worker is None:
+                    return None
+                return Call(*self._doing(worker, frame.f_locals["state"]), worker.process.pid)
+            frame = frame.f_back
+        return None
+
+    @staticmethod
+    def ask_stack(process: int) -> None:
+        """Have a worker write its stack to stderr, and give it the time."""
+        with contextlib.suppress(OSError):
+            os.kill(process, _worker.STACK_SIGNAL)
+            time.sleep(_STACK_S)
 
     # --- processes ---
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import faulthandler
 import functools
 import mmap
 import os
@@ -35,6 +36,7 @@ from commplan.runtime.input.shm.arena import Cells
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
 from commplan.runtime.input.stages.records import stages
 
+STACK_SIGNAL = signal.SIGUSR1  # to which a worker writes its stack to stderr
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, prctl(2)
 PROGRESS = struct.Struct("<qq")  # the op's number in its program (-1: none), the record (-1: several)
 PROGRESS_NBYTES = 64
@@ -226,6 +228,8 @@ def main(descriptor: int, parent: int) -> None:
     global inside  # noqa: PLW0603  a fact about this process
     inside = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    with contextlib.suppress(AttributeError, ValueError):  # no stderr, or one without a file
+        faulthandler.register(STACK_SIGNAL, all_threads=False)
     _end_with(parent)
     with Connection(descriptor) as link, contextlib.suppress(EOFError, ConnectionError):
         setup = link.recv()

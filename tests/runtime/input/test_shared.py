@@ -187,7 +187,9 @@ def test_a_silent_peer_is_named_in_the_end(team: Team) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         problem = errors(told(processes[1]))[0]
-        assert problem["code"] == "CP0921" and "process 0 of 2 lives, but was silent" in problem["message"]
+        assert (
+            problem["code"] == "CP0921" and "process 0 of 2 is stopped, and was silent" in problem["message"]
+        )
     finally:
         os.kill(pid, signal.SIGCONT)
     assert errors(told(sleeper))[0]["code"] == "CP0920"

@@ -38,6 +38,15 @@ def failing(record: bytes, bad: tuple[int, ...]) -> tuple[Pixels, int]:
     return decode(record)
 
 
+def holding(record: bytes, bad: int, how: str) -> tuple[Pixels, int]:
+    """Hold the process up on record `bad`."""
+    if record[0] == bad and how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif record[0] == bad:
+        time.sleep(600)
+    return decode(record)
+
+
 class OddError(Exception):
     """An exception that cannot travel."""
 

@@ -42,3 +42,18 @@ def test_workers_that_do_not_come_are_named(tmp_path: Path):
     assert error.value.diagnostics[0].code == "CP0981"
     driver.lost(2)
     assert awaited.word() == ""
+
+
+def test_a_server_knows_whose_messages_wait_and_who_has_none_there(tmp_path: Path):
+    job = Job(compiled(tmp_path, TEXT, {}), {})
+    (driver,) = job.drivers
+    values = {"weights": np.ones(8, np.float32)}
+    assert driver.machine.held() == ([], [0, 1, 2])
+    for phase, workers in (("start", (0, 1, 2)), ("again", (0, 1))):
+        for worker in workers:
+            job.ask(worker, job.site("put", phase), values)
+            while job.wires[worker, 0]:
+                job.deliver(worker, 0)
+    assert driver.machine.held() == ([0, 1], [2])
+    driver.lost(2)
+    assert driver.machine.held() == ([], [0, 1])

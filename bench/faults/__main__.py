@@ -1,0 +1,75 @@
+"""Faults, one a job: who is blamed, in which line, and how soon.
+
+    python -m bench.faults --place all --count 300 --seed 1 [--jobs 2] [--resume FILE]
+    python -m bench.faults --place ulfm --count 40
+
+Places are ranks under MPI (`mpi`: one that ends a job by itself when a rank dies, `ulfm`: one that does not),
+processes under `jax.distributed` (`jax`), one process with its workers (`process`), processes that share
+their input (`input`), workers and parameter servers (`servers`), and ranks on hosts of an emulated cluster
+(`cluster`, root alone). One process or rank does one thing wrong, at a random moment. Right is a job that
+ends with the one that did it and the line that waited for it, and no other one named as the culprit; in time,
+one whose first message comes within five seconds of the bound. What is expected of each fault where nobody
+waits is said in the file of its place. Exit 1 where a job hangs, or fewer than 95% are right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import functools
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.faults import cluster, input, jax, mpi, process, servers
+from bench.faults.campaign import Fault, Outcome, resumed, table
+
+PLACES = {
+    "mpi": mpi.PLACE,
+    "ulfm": mpi.PLACE,
+    "jax": jax.PLACE,
+    "process": process.PLACE,
+    "input": input.PLACE,
+    "servers": servers.PLACE,
+    "cluster": cluster.PLACE,
+}
+
+
+def faults(names: Sequence[str], count: int, seed: int) -> list[Fault]:
+    """All kinds of these places in turn, each at a random moment."""
+    draw = random.Random(seed)
+    pairs = [(name, kind) for name in names for kind in PLACES[name].kinds]
+    turns = [pairs[number % len(pairs)] for number in range(count)]
+    return [PLACES[name].draw(draw, kind)._replace(place=name) for name, kind in turns]
+
+
+def judged(fault: Fault) -> Outcome:
+    return PLACES[fault.place].judge(fault)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--place", default="all", choices=("all", *PLACES))
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--kinds", type=lambda text: text.split(","), help="these alone, with commas")
+    parser.add_argument("--resume", type=Path, help="a file of outcomes: those in it are taken from it")
+    options = parser.parse_args(arguments)
+    names = list(PLACES) if options.place == "all" else [options.place]
+    drawn = faults(names, options.count, options.seed)
+    drawn = [fault for fault in drawn if options.kinds is None or fault.kind in options.kinds]
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = list(pool.map(functools.partial(resumed, options.resume, judged), drawn))
+    print("\n".join(table(outcomes, {name: place.bound_s for name, place in PLACES.items()})))
+    for outcome in outcomes:
+        if not outcome.right or not outcome.ended:
+            print(f"--- {outcome.fault}: {outcome.seconds}\n{outcome.text.strip()[-1500:]}")
+    hung, right = (sum(not o.ended for o in outcomes), sum(o.right for o in outcomes))
+    print(f"{right} of {len(outcomes)} right, {hung} hang")
+    return int(hung > 0 or right < 0.95 * len(outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

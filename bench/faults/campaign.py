@@ -1,0 +1,165 @@
+"""What all places of the campaign share: a fault, what became of it, how a job is watched, and the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+GRACE_S = 5.0  # after the bound, in which the first message must come
+DEADLINE_S = 90.0  # of a job: what lasts longer hangs
+POLL_S = 0.02
+LINKS, LINK_S = ("down", "slow"), 0.5  # what happens to links, and the seconds in which it does
+MARK = re.compile(r"fault at ([\d.]+)")
+SAID = re.compile(r"error\[CP|commplan: |Error: |signal \d")
+# A mount of its own over /dev/shm, which is full from the start: other processes of the machine keep theirs.
+FULL = 'mount -t tmpfs -o size=16k tmpfs /dev/shm && head -c 16k /dev/zero > /dev/shm/full; exec "$0" "$@"'
+
+
+class Fault(NamedTuple):
+    """What `culprit` does in step `step` of a job at `place`. via: what the place makes of it."""
+
+    place: str
+    kind: str
+    culprit: int
+    step: int
+    elements: int
+    via: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(map(str, self))
+
+
+def fault_of(words: Sequence[str]) -> Fault:
+    """The fault of these words."""
+    place, kind, culprit, step, elements, via = words
+    return Fault(place, kind, int(culprit), int(step), int(elements), via)
+
+
+class Job(NamedTuple):
+    """What was seen of a job. seconds: from the fault to the first message after it, None where there was
+    none. ended: whether all that can end did so in time."""
+
+    seconds: float | None
+    ended: bool
+    text: str
+
+
+class Outcome(NamedTuple):
+    """right: the culprit was named, the line that waited for it, and nobody else."""
+
+    fault: Fault
+    seconds: float | None
+    ended: bool
+    right: bool
+    text: str
+
+
+class Place(NamedTuple):
+    """kinds: of faults. bound_s: after which the first message is due. draw: a fault of a kind, given what is
+    drawn from. judge: a job with that fault, and whether what it said is right."""
+
+    kinds: tuple[str, ...]
+    bound_s: float
+    draw: Callable[[Any, str], Fault]
+    judge: Callable[[Fault], Outcome]
+
+
+def begin() -> None:
+    """Says when the fault happens, for `observed`."""
+    print(f"fault at {time.time():.3f}", flush=True)
+
+
+def happen(kind: str) -> None:
+    """Raises, ends, or holds this process up."""
+    if kind in ("stop", "kill"):
+        os.kill(os.getpid(), signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+    elif kind == "exit":
+        sys.exit(0)
+    elif kind == "raise":
+        raise ArithmeticError("loss is not finite")
+    elif kind == "sleep":
+        time.sleep(DEADLINE_S * 2)
+    elif kind in LINKS:
+        time.sleep(LINK_S)
+
+
+def without_memory(words: Sequence[str]) -> list[str]:
+    """The words that run `words` where /dev/shm is full; root alone may."""
+    return ["unshare", "-m", "sh", "-c", FULL, *words]
+
+
+def observed(
+    jobs: Sequence[subprocess.Popen[Any]],
+    output: Any,
+    over: Callable[[str], bool] | None = None,
+    on_fault: Callable[[], None] = lambda: None,
+) -> Job:
+    """Watch `jobs`, which write to the file `output`, until they have ended; then end what is left.
+
+    jobs: each the leader of a session of its own. over: instead, whether all that can end has, given what was
+    said. on_fault: called when the fault has happened.
+    """
+    over = over or (lambda text: all(job.poll() is not None for job in jobs))
+    until, marked, said, ended, text = time.monotonic() + DEADLINE_S, None, None, False, ""
+    while time.monotonic() < until and not ended:
+        time.sleep(POLL_S)
+        ended = over(text)  # what it said last is read below
+        text = os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
+        if marked is None and (mark := MARK.search(text)):
+            marked = mark
+            on_fault()
+        if marked is not None and said is None and SAID.search(text, marked.end()):
+            said = time.time() - float(marked[1])
+    for job in jobs:
+        try:
+            os.killpg(job.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        finally:
+            job.wait()
+    return Job(said, ended and marked is not None, text)
+
+
+def resumed(file: Path | None, judge: Callable[[Fault], Outcome], fault: Fault) -> Outcome:
+    """The outcome in `file`, a line of JSON each; else that of a new job, which is added there."""
+    if file is not None and file.exists():
+        for line in file.read_text("utf-8").splitlines():
+            words, *result = json.loads(line)
+            if words == list(fault):
+                return Outcome(fault, *result)
+    outcome = judge(fault)
+    if file is not None:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps([list(fault), *outcome[1:]]) + "\n")
+    return outcome
+
+
+def table(outcomes: Sequence[Outcome], bounds: dict[str, float]) -> list[str]:
+    """A line for each place and kind. in time: first heard of within the bound and `GRACE_S`, or
+    rightly not at all."""
+    by_kind: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        by_kind[outcome.fault.place, outcome.fault.kind].append(outcome)
+    head = f"{'place':9}{'fault':14}{'jobs':>6}{'ended':>7}{'right':>7}{'in time':>9}"
+    lines = [f"{head}{'median s':>10}{'longest s':>11}"]
+    for (place, kind), own in by_kind.items():
+        seconds = sorted(outcome.seconds for outcome in own if outcome.seconds is not None)
+        quiet = sum(outcome.seconds is None and outcome.ended and outcome.right for outcome in own)
+        ended, right = (sum(column) for column in zip(*((o.ended, o.right) for o in own), strict=True))
+        soon = quiet + sum(each <= bounds[place] + GRACE_S for each in seconds)
+        line = f"{place:9}{kind:14}{len(own):6}{ended:7}{right:7}{soon:9}"
+        middle = (
+            f"{seconds[len(seconds) // 2]:10.1f}{seconds[-1]:11.1f}" if seconds else f"{'-':>10}{'-':>11}"
+        )
+        lines.append(line + middle)
+    return lines

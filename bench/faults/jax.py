@@ -1,0 +1,136 @@
+"""Faults of processes under `jax.distributed`: three of one CPU device each, which Gloo connects.
+
+As `bench.faults.mpi` has them. Faults before `bind` end nothing: who is awaited must be said.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed, without_memory
+from bench.faults.mpi import BOUND_S, FLAG, LINES, RANKS, STEPS, plan_of
+from bench.faults.mpi import KINDS as OF_RANKS
+from bench.faults.mpi import draw as drawn_rank
+
+BEFORE = "before "  # of what happens before the program is bound
+KINDS = (*OF_RANKS, BEFORE + "stop", BEFORE + "sleep")
+AWAITED = re.compile(r"commplan: process(?:es)? ([\d, ]+) ha\w+ not come for .* waits in `program\.bind`")
+
+
+def process(fault: Fault, port: int, index: int) -> None:
+    """What one process does."""
+    culprit = index == fault.culprit
+    if culprit and fault.kind == "flag":
+        os.environ["XLA_FLAGS"] = FLAG
+    import commplan  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
+
+    jax.distributed.initialize(f"localhost:{port}", RANKS, index)
+    mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    program = commplan.loads(plan_of(fault, culprit=culprit)).compile(mesh)
+    early = fault.kind.startswith(BEFORE) or fault.kind in ("plan", "flag", "memory")
+    if culprit and early:
+        begin()
+        happen(fault.kind.removeprefix(BEFORE))
+    run = program.bind(mesh, watchdog_s=BOUND_S)
+
+    @run.jit
+    @run.spmd(scale="per data", returns="same")
+    def train(state: Any, scale: Any) -> Any:
+        out, state = run.step(state, grads=scale * jnp.ones(fault.elements))
+        return state, out.grads
+
+    @run.jit
+    @run.spmd(scale="per data", returns="same")
+    def look(state: Any, scale: Any) -> Any:
+        out, state = run.evaluate(state, loss=scale * jnp.ones(8))
+        return state, out.loss
+
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    ones = jax.jit(lambda: jnp.ones(RANKS), out_shardings=sharding)()
+    state = run.init()
+    for number in range(STEPS):
+        wrong = culprit and number == fault.step and not early
+        if wrong:
+            begin()
+        if wrong and fault.kind == "order":
+            jax.block_until_ready(look(state, ones))
+        if not (wrong and fault.kind in ("order", "skip")):
+            if wrong:
+                happen(fault.kind)
+            jax.block_until_ready(train(state, ones))
+        jax.block_until_ready((train if wrong and fault.kind == "order" else look)(state, ones))
+    print(f"process {index} has made all steps", flush=True)
+
+
+def draw(drawn: random.Random, kind: str) -> Fault:
+    return drawn_rank(drawn, kind)
+
+
+def judged(fault: Fault) -> Outcome:
+    """Run a job, and look at what it said."""
+    from tests.support.ports import free_port  # noqa: PLC0415
+
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", __name__, *fault.words, str(free_port())]
+    with tempfile.TemporaryDirectory() as records, tempfile.TemporaryFile("w+") as output:
+        if fault.kind == "memory":
+            command = without_memory(command)
+        else:
+            environment["COMMPLAN_RECORDS"] = records
+        jobs = [
+            subprocess.Popen(
+                [*command, str(index)], env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+            for index in range(RANKS)
+        ]
+        others = [job for index, job in enumerate(jobs) if index != fault.culprit]
+        awaited = others if fault.kind in ("stop", "sleep") else jobs
+
+        def over(text: str) -> bool:
+            early = fault.kind.startswith(BEFORE) and len(AWAITED.findall(text)) == len(others)
+            return early or all(job.poll() is not None for job in awaited)
+
+        seen = observed(jobs, output, over)
+    return Outcome(fault, seen.seconds, seen.ended, seen.ended and right(fault, seen.text), seen.text)
+
+
+def right(fault: Fault, text: str) -> bool:
+    """Whether the culprit is named, in the line that waited for it, and nobody else."""
+    if fault.kind == "memory":
+        return "this run is not recorded" in text and text.count("has made all steps") == RANKS
+    if fault.kind.startswith(BEFORE):
+        return set(AWAITED.findall(text)) == {str(fault.culprit)}
+    if fault.kind in ("plan", "flag"):
+        subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
+        heads = re.findall(r"error\[CP0845\]: (.*)", text)
+        return bool(heads) and all(f"{subject}: process {fault.culprit} another" in head for head in heads)
+    heads = re.findall(r"error\[CP0834\]: (.*)", text)
+    if not heads:
+        return False
+    if fault.kind in ("order", "skip"):
+        named = {
+            int(number) for head in heads for number in re.findall(r"in another order: process (\d) `", head)
+        }
+        return named == {fault.culprit} and "`evaluate`" not in text and "`look`" in text
+    blamed = re.findall(
+        r"process (\d) (?:is stopped|has died|has not come|does not answer|was aborted)"
+        r"|program has ended on process (\d)",
+        text,
+    )
+    reason = "loss is not finite" in text if fault.kind == "raise" else True
+    named = {int(first or second) for first, second in blamed}
+    return named == {fault.culprit} and reason and f"line {LINES['step']} of" in text
+
+
+PLACE = Place(KINDS, BOUND_S, draw, judged)
+
+if __name__ == "__main__":
+    *words, port, index = sys.argv[1:]
+    process(fault_of(words), int(port), int(index))

@@ -1,0 +1,142 @@
+"""Faults of ranks under MPI: one that ends a job when a rank dies (`mpi`), or outlives its dead (`ulfm`).
+
+Each job has three ranks, a watchdog of two seconds and a plan with two phases; a random rank does one thing
+wrong in a random step, or differs from the start (`plan`, `flag`). A full /dev/shm (`memory`) keeps a run
+from being recorded, which is said, and from nothing else: that job is right where it runs to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed, without_memory
+from bench.servers.mpirun import command, environment
+
+PLAN = """
+plan faulty
+axis data = ?
+input grads : f32[{elements}] partial data
+input loss : f32[8] partial data
+each step {{
+    grads = reduce grads over data by {how}{via}
+    output grads
+}}
+phase evaluate {{
+    loss = reduce loss over data by mean{via}
+    output loss
+}}
+"""
+LINES = {"step": 7, "evaluate": 11}
+KINDS = ("stop", "kill", "exit", "raise", "sleep", "skip", "order", "plan", "flag", "memory")
+RANKS, STEPS, BOUND_S = 3, 12, 2.0
+RING = " via ring"
+FLAG = "--xla_cpu_enable_fast_math=true"
+ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
+
+
+def rank(fault: Fault) -> None:
+    """What one rank does."""
+    from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
+
+    comm = MPI.COMM_WORLD
+    culprit = comm.rank == fault.culprit
+    if culprit and fault.kind == "flag":
+        os.environ["XLA_FLAGS"] = FLAG
+    import commplan  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
+
+    program = commplan.loads(plan_of(fault, culprit=culprit)).compile(comm)
+    if culprit and fault.kind in ("plan", "flag", "memory"):
+        begin()
+    run = program.bind(comm, watchdog_s=BOUND_S)
+
+    def train(state: Any, grads: Any) -> Any:
+        return run.step(state, grads=grads)
+
+    def look(state: Any, loss: Any) -> Any:
+        return run.evaluate(state, loss=loss)
+
+    step, evaluate = jax.jit(train), jax.jit(look)
+    state, grads, loss = run.init(), jnp.ones(fault.elements), jnp.ones(8)
+    for number in range(STEPS):
+        wrong = culprit and number == fault.step and fault.kind not in ("plan", "flag", "memory")
+        if wrong:
+            begin()
+        if wrong and fault.kind == "order":
+            jax.block_until_ready(evaluate(state, loss))
+        if not (wrong and fault.kind in ("order", "skip")):
+            if wrong:
+                happen(fault.kind)
+            jax.block_until_ready(step(state, grads))
+        if wrong and fault.kind == "order":
+            jax.block_until_ready(step(state, grads))
+        else:
+            jax.block_until_ready(evaluate(state, loss))
+    print(f"rank {comm.rank} has made all steps", flush=True)
+
+
+def plan_of(fault: Fault, *, culprit: bool) -> str:
+    """The plan of a rank or process."""
+    how = "sum" if culprit and fault.kind == "plan" else "mean"
+    return PLAN.format(elements=fault.elements, via=fault.via, how=how)
+
+
+def draw(drawn: random.Random, kind: str) -> Fault:
+    # Where MPI's own collectives come in another order it is MPI that mixes them up.
+    via = RING if kind in ("order", "skip") else drawn.choice(("", RING, " via native"))
+    elements = drawn.choice((100, 10_000, 1_000_000))
+    return Fault("mpi", kind, drawn.randrange(RANKS), drawn.randrange(4, STEPS - 2), elements, via)
+
+
+def judged(fault: Fault) -> Outcome:
+    """Run a job, and look at what it said."""
+    options = ULFM if fault.place == "ulfm" else ()
+    words = command(RANKS, __name__, *fault.words, options=options)
+    with tempfile.TemporaryDirectory() as records, tempfile.TemporaryFile("w+") as output:
+        env = dict(environment())
+        if fault.kind == "memory":  # the default folder of records; MPI itself is given another one
+            words = without_memory(words)
+            env["OMPI_MCA_btl_sm_backing_directory"] = records
+        else:
+            env["COMMPLAN_RECORDS"] = records
+        job = subprocess.Popen(words, env=env, stdout=output, stderr=output, start_new_session=True)
+        seen = observed([job], output)
+    return Outcome(fault, seen.seconds, seen.ended, seen.ended and right(fault, seen.text), seen.text)
+
+
+def right(fault: Fault, text: str) -> bool:
+    """Whether the culprit is named, in the line that waited for it, and nobody else."""
+    if fault.kind == "memory":
+        return "this run is not recorded" in text and text.count("has made all steps") == RANKS
+    if fault.kind in ("plan", "flag"):
+        subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
+        heads = re.findall(r"error\[CP0845\]: (.*)", text)
+        return bool(heads) and all(f"{subject}: rank {fault.culprit} another one" in head for head in heads)
+    if fault.kind == "raise":
+        return "loss is not finite" in text
+    if fault.kind == "kill" and "has died" not in text:  # an MPI that ends the job itself says so
+        return bool(re.search(rf"rank {fault.culprit}\b.{{0,300}}signal\s+9", text, re.DOTALL))
+    if fault.kind in ("order", "skip"):
+        lines = re.findall(r"rank (\d) waits in line (\d+)", text)
+        return (str(fault.culprit), str(LINES["evaluate"])) in lines and f"line {LINES['step']} " in text
+    return blamed(text) == {fault.culprit} and f"line {LINES['step']} of" in text
+
+
+def blamed(text: str) -> set[int]:
+    """The ranks of which it is said that they hold the others."""
+    found = re.findall(
+        r"rank (\d) (?:is stopped|has died|has not come|does not answer)|program has ended on rank (\d)", text
+    )
+    return {int(first or second) for first, second in found}
+
+
+PLACE = Place(KINDS, BOUND_S, draw, judged)
+
+if __name__ == "__main__":
+    rank(fault_of(sys.argv[1:]))

@@ -1,0 +1,164 @@
+"""Faults of workers and parameter servers, under an MPI that outlives its dead.
+
+Two workers and a server exchange gradients (`sync`: the server waits for both) or average elastically
+(`async`: it waits for nobody). The culprit is a worker or, as rank 2, the server. What is right:
+
+- a stopped server, or one that sleeps, is named to the workers; one that is killed or ends early too;
+- a stopped or sleeping worker is named to all where the others wait for it (`sync`). Where nobody does they
+  finish, and then the server names one that is stopped; one that sleeps holds nobody, and wakes up here;
+- a killed worker is done without, which the server says; so is one that leaves, of which nothing is said;
+- an exception of either ends all, with its text.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed
+from bench.faults.mpi import FLAG, ULFM
+from bench.servers.mpirun import command, environment
+
+SYNC = """
+plan served
+axis worker = 2
+server hub = 1
+input params : f32[{elements}] per worker
+input grads : f32[{elements}] partial worker
+state weights : f32[{elements}] on hub
+fn add(f32[{elements}], f32[{elements}]) -> f32[{elements}] on device elementwise
+at start {{
+    weights = broadcast params over worker from 0
+}}
+each step {{
+    weights = exchange grads into weights with add over worker by {how}
+    output weights
+}}
+"""
+ASYNC = """
+plan served
+axis worker = 2
+server hub = 1
+input params : f32[{elements}] per worker
+state center : f32[{elements}] on hub
+
+
+
+at start {{
+    center = broadcast params over worker from 0
+}}
+each step {{
+    pull, center = elastic params with center over worker by async(eta = 0.5, rho = {how}) {{ chunk = 4 KiB }}
+    output pull
+}}
+"""
+LINE = {"sync": 13, "async": 14}
+KINDS = ("stop", "kill", "exit", "raise", "sleep", "plan", "flag")
+WORKERS, SERVER, STEPS, BOUND_S, NAP_S = 2, 2, 30, 2.0, 6.0
+
+
+def add(w: Any, g: Any) -> Any:
+    return w + g
+
+
+def rank(fault: Fault) -> None:
+    """What a worker or the server does."""
+    from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
+
+    comm = MPI.COMM_WORLD
+    culprit = comm.rank == fault.culprit
+    if culprit and fault.kind == "flag":
+        os.environ["XLA_FLAGS"] = FLAG
+    import commplan  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
+
+    other = culprit and fault.kind == "plan"
+    hows = ("mean", "sum") if fault.via == "sync" else ("0.5", "0.25")
+    text = (SYNC if fault.via == "sync" else ASYNC).format(elements=fault.elements, how=hows[other])
+    functions = {"add": add} if fault.via == "sync" else {}
+    program = commplan.loads(text, "served.plan").compile(comm)
+    if culprit and fault.kind in ("plan", "flag"):
+        begin()
+    run = program.bind(comm, functions=functions, watchdog_s=BOUND_S)
+    reached = Path(os.environ["COMMPLAN_RECORDS"]) / "reached"  # the step, by worker 0
+
+    def due() -> bool:
+        """What a server asks in its loop."""
+        if culprit and reached.exists():
+            begin()
+            happen(fault.kind)
+        return False
+
+    served = run.serve(stop=due)
+    if served is not None:
+        print(f"served, lost {served.lost}", flush=True)
+        return
+    state = run.init()
+    _, state = run.start(state, params=jnp.zeros(fault.elements))
+    given = "grads" if fault.via == "sync" else "params"
+    for number in range(STEPS):
+        if comm.rank == 0 and number == fault.step:
+            reached.touch()
+        if culprit and number == fault.step and fault.kind not in ("plan", "flag"):
+            begin()
+            if fault.kind == "sleep" and fault.via == "async":
+                time.sleep(NAP_S)
+            elif fault.kind == "exit":
+                break
+            else:
+                happen(fault.kind)
+        out, state = run.step(state, **{given: jnp.ones(fault.elements)})
+        jax.block_until_ready(out)
+        time.sleep(0.1)
+    run.close()
+    print(f"worker {comm.rank} is done", flush=True)
+
+
+def draw(drawn: random.Random, kind: str) -> Fault:
+    via, culprit = drawn.choice(("sync", "async")), drawn.randrange(WORKERS + 1)
+    return Fault("servers", kind, culprit, drawn.randrange(5, STEPS - 5), drawn.choice((100, 100_000)), via)
+
+
+def judged(fault: Fault) -> Outcome:
+    """Run a job, and look at what it said."""
+    words = command(WORKERS + 1, __name__, *fault.words, options=ULFM)
+    with tempfile.TemporaryDirectory() as records, tempfile.TemporaryFile("w+") as output:
+        env = dict(environment()) | {"COMMPLAN_RECORDS": records}
+        job = subprocess.Popen(words, env=env, stdout=output, stderr=output, start_new_session=True)
+        seen = observed([job], output)
+    return Outcome(fault, seen.seconds, seen.ended, seen.ended and right(fault, seen.text), seen.text)
+
+
+def right(fault: Fault, text: str) -> bool:
+    """See this file's beginning."""
+    done = {int(number) for number in re.findall(r"worker (\d) is done", text)}
+    others = set(range(WORKERS)) - {fault.culprit}
+    if fault.kind in ("plan", "flag"):
+        subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
+        heads = re.findall(r"error\[CP0845\]: (.*)", text)
+        return bool(heads) and all(f"{subject}: rank {fault.culprit} another one" in head for head in heads)
+    if fault.kind == "raise":
+        return "loss is not finite" in text
+    server, sync = fault.culprit == SERVER, fault.via == "sync"
+    named = set(re.findall(r"\(rank (\d)\) (?:has died|gave up)", text))
+    named |= set(re.findall(r"rank (\d) (?:is stopped|has died|has not come|does not answer)", text))
+    if server:
+        return named == {str(SERVER)} and f"line {LINE[fault.via]} of" in text
+    if fault.kind == "kill":
+        return not named and others <= done and f"lost ({fault.culprit},)" in text
+    if fault.kind == "exit" or (fault.kind == "sleep" and not sync):
+        return not named and others <= done and "lost ()" in text
+    return named == {str(fault.culprit)} and (f"line {LINE[fault.via]} of" in text or others <= done)
+
+
+PLACE = Place(KINDS, BOUND_S, draw, judged)
+
+if __name__ == "__main__":
+    rank(fault_of(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""Calls of the user's code that do not return: a source that hangs, a host function that waits for something.
+
+Nothing is counted while calls return. Who has waited for a batch looks at the stacks of the threads that make
+batches, and remembers which call each is in: a call that is the same for longer than the bound is overdue.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import NoReturn
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.ir.schedule import Read
+from commplan.recorder.blame import process_state
+from commplan.runtime.input.stages.records import Call, call_in
+from commplan.runtime.input.wait_log import LOG, START_S, WaitReporter
+
+Find = Callable[[FrameType | None], Call | None]
+
+
+@dataclass
+class OverdueCalls:
+    """Of the threads that make a phase's batches. bound_s: seconds that a call may take. file: of the plan.
+
+    in_worker: the call that a thread waits for in a process of its own; ask_worker: have that process print
+    its stack.
+    """
+
+    bound_s: float
+    file: str
+    in_worker: Find = lambda frame: None
+    ask_worker: Callable[[int], None] = lambda process: None
+    _since: dict[int, tuple[Call, float]] = field(default_factory=dict[int, tuple[Call, float]])
+    _reporter: WaitReporter = field(default_factory=lambda: WaitReporter(START_S))
+
+    def look(self, threads: Sequence[threading.Thread]) -> None:
+        """Raise CP0926 where one of `threads` has been in the same call for `bound_s` seconds, as far as was
+        looked."""
+        now, frames = time.monotonic(), sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        seen: dict[int, tuple[Call, float]] = {}
+        for thread in threads:
+            number = thread.ident or 0
+            call = self._call(frames.get(number))
+            if call is None:
+                continue
+            before = self._since.get(number)
+            same = before is not None and before[0][:3] == call[:3]
+            seen[number] = call, before[1] if before is not None and same else now
+        self._since = seen
+        call, begun = min(seen.values(), key=lambda entry: entry[1], default=(None, now))
+        if call is None:
+            return
+        if now - begun >= self.bound_s:
+            self._fail(call, now - begun)
+        if self._reporter.due(now - begun):
+            LOG.warning("%s", self._described(call, now - begun))
+
+    def fail(self, threads: Sequence[threading.Thread], waited: float) -> NoReturn:
+        """Raise CP0926 for the first of `threads` that is in a call: this process's part of a batch has been
+        waited for so long."""
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        calls = (self._call(frames.get(thread.ident or 0)) for thread in threads)
+        call = next((call for call in calls if call is not None), None)
+        if call is None:
+            self.of_nobody(waited)
+        self._fail(call, waited)
+
+    @staticmethod
+    def of_nobody(waited: float) -> NoReturn:
+        """Nobody is in a call: the threads of this process did not come to it."""
+        text = f"this process has not made its part of a batch for {waited:.1f} s"
+        raise CommplanError(Diagnostic("CP0926", text, None, (Note("none of its threads is in a call"),)))
+
+    def _call(self, frame: FrameType | None) -> Call | None:
+        return call_in(frame) or self.in_worker(frame)
+
+    def _fail(self, call: Call, waited: float) -> NoReturn:
+        notes = [Note(f"its Python: {call.stack}")] if call.stack else []
+        if call.worker and process_state(call.worker) == "alive":
+            self.ask_worker(call.worker)
+            notes.append(Note("what its Python does stands above"))
+        notes.append(Note("run.batches(timeout=SECONDS) waits longer"))
+        raise CommplanError(
+            Diagnostic("CP0926", self._described(call, waited), call.op.span, tuple(notes), file=self.file)
+        )
+
+    @staticmethod
+    def _described(call: Call, waited: float) -> str:
+        name = f"source `{call.op.source}`" if isinstance(call.op, Read) else f"host function `{call.op.fn}`"
+        text = f"{name} has not returned for {waited:.1f} s"
+        text += f", on record {call.record}" if call.record >= 0 else ""
+        state = process_state(call.worker) if call.worker else "alive"
+        if state != "alive":
+            return f"{text}: worker process {call.worker} is {state}"
+        return f"{text}, in worker process {call.worker}" if call.worker else text

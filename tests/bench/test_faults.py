@@ -1,0 +1,99 @@
+"""The campaign of faults: what is drawn, and what of a job's words counts as right."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench.faults import __main__ as campaign
+from bench.faults import cluster, input, mpi, process, servers
+from bench.faults.campaign import Fault, Outcome, fault_of, resumed, table
+
+
+def test_all_places_are_drawn_in_proportion_to_their_kinds():
+    names = list(campaign.PLACES)
+    drawn = campaign.faults(names, 300, 1)
+    assert drawn == campaign.faults(names, 300, 1) != campaign.faults(names, 300, 2)
+    assert all(fault_of(fault.words) == fault for fault in drawn)
+    kinds = Counter((fault.place, fault.kind) for fault in drawn)
+    assert kinds.keys() == {(name, kind) for name, p in campaign.PLACES.items() for kind in p.kinds}
+    assert max(kinds.values()) - min(kinds.values()) <= 1
+
+
+def test_outcomes_are_resumed_and_counted(tmp_path: Path):
+    first = Fault("input", "kill", 1, 4, 4, "all_shared")
+    other = first._replace(kind="stop")
+    asked: list[Fault] = []
+
+    def judge(fault: Fault) -> Outcome:
+        asked.append(fault)
+        return Outcome(fault, None if fault.kind == "stop" else 0.3, fault.kind != "stop", True, "words")
+
+    file = tmp_path / "outcomes"
+    outcomes = [resumed(file, judge, fault) for fault in (first, other, first)]
+    assert asked == [first, other] and outcomes[0] == outcomes[2]
+    assert [json.loads(line)[0][1] for line in file.read_text().splitlines()] == ["kill", "stop"]
+    head, *lines = table(outcomes, {"input": 3.0})
+    assert head.split()[:4] == ["place", "fault", "jobs", "ended"]
+    assert [line.split() for line in lines] == [
+        ["input", "kill", "2", "2", "2", "2", "0.3", "0.3"],
+        ["input", "stop", "1", "0", "1", "0", "-", "-"],
+    ]
+
+
+STOPPED = (
+    "error[CP0834]: rank {rank} is stopped (SIGSTOP, or a debugger)\nnote: line {line} of {plan} waits for it"
+)
+
+
+@pytest.mark.parametrize(("rank", "line", "right"), [(1, 7, True), (2, 7, False), (1, 11, False)])
+def test_an_innocent_rank_or_another_line_is_wrong(rank: int, line: int, right: bool):
+    fault = Fault("mpi", "stop", 1, 5, 100, "")
+    text = STOPPED.format(rank=rank, line=line, plan="<plan>")
+    assert mpi.right(fault, text) is right
+    assert not mpi.right(fault, text + "\nnote: rank 0 has died")
+    assert cluster.right(fault, text) is right
+
+
+def test_a_slow_link_must_name_nobody():
+    fault = Fault("cluster", "slow", 1, 5, 100, "")
+    text = "".join(f"rank {rank} has made all steps\n" for rank in range(3))
+    assert cluster.right(fault, text)
+    assert not cluster.right(fault, text + STOPPED.format(rank=1, line=7, plan="<plan>"))
+    assert not cluster.right(fault, text[:30])
+
+
+def test_a_server_is_not_blamed_for_a_worker():
+    fault = Fault("servers", "stop", 0, 5, 100, "sync")
+    text = STOPPED.format(rank=0, line=13, plan="served.plan")
+    assert servers.right(fault, text)
+    assert not servers.right(fault, text + "\nserver `hub` (rank 2) has died")
+    assert not servers.right(fault._replace(culprit=1), text)
+
+
+def test_plans_have_the_lines_that_are_looked_for():
+    """What is called right hangs on these numbers."""
+    lines = mpi.PLAN.splitlines()
+    assert [lines[line - 1].split()[0] for line in mpi.LINES.values()] == ["grads", "loss"]
+    for via, plan in (("sync", servers.SYNC), ("async", servers.ASYNC)):
+        assert re.search("exchange|elastic", plan.splitlines()[servers.LINE[via] - 1])
+    shared = input.PLAN.splitlines()
+    assert "map decode" in shared[input.MAPS - 1] and "share" in shared[input.SHARES - 1]
+    assert "map decode" in process.PLAN.splitlines()[process.LINE - 1]
+
+
+@pytest.mark.parametrize("kind", ["sleep", "kill"])
+def test_a_member_of_shared_input_is_named(kind: str):
+    fault = input.draw(random.Random(4), kind)
+    outcome = input.judged(fault)
+    assert outcome.ended and outcome.right, outcome.text
+
+
+def test_a_worker_that_is_stopped_is_named():
+    outcome = process.judged(process.draw(random.Random(1), "stop"))
+    assert outcome.ended and outcome.right, outcome.text

@@ -1,0 +1,90 @@
+"""A source or a host function that does not return: who waits for its batch is told, and can end."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import worker_plans as fns
+from input_plans import FUNCTIONS, SIDE, ensemble, images
+
+from commplan.diagnostics import CommplanError
+from commplan.runtime.input import PhaseBatches
+
+BOUND_S = 1.0
+POSIX = pytest.mark.skipif(os.name != "posix", reason="worker processes need a POSIX system")
+
+
+def feed(decode: Any, source: Any = None, **more: Any) -> PhaseBatches:
+    made = ensemble("", 2, hints="{ cores = 2 }")
+    functions = {**FUNCTIONS, "decode": decode}
+    sources = {"images": images(40) if source is None else source}
+    return PhaseBatches(made, "step", sources, functions, timeout=BOUND_S, **more)
+
+
+def refused(batches: PhaseBatches) -> tuple[str, list[str]]:
+    """The error, of which the batches can be closed, and its notes."""
+    with batches, pytest.raises(CommplanError) as raised:
+        for _ in batches:
+            pass
+    (diagnostic,) = raised.value.diagnostics
+    assert diagnostic.code == "CP0926" and diagnostic.span is not None
+    return diagnostic.message, [note.text for note in diagnostic.notes]
+
+
+def test_a_function_that_does_not_return_is_named_with_record_and_stack() -> None:
+    gate = threading.Event()
+
+    def decode(record: bytes) -> tuple[Any, int]:
+        if record[0] == 9:
+            gate.wait(60)
+        return np.zeros((SIDE, SIDE), np.uint8), record[0]
+
+    message, notes = refused(feed(decode))
+    gate.set()
+    assert message.startswith("host function `decode` has not returned for ") and message.endswith("record 9")
+    assert "in decode" in notes[0] and notes[0].startswith("its Python: ")
+
+
+def test_a_source_that_does_not_return_is_named() -> None:
+    gate = threading.Event()
+
+    class Hanging(list[bytes]):
+        def __getitem__(self, index: Any) -> Any:
+            if index == 5:
+                gate.wait(60)
+            return super().__getitem__(index)
+
+    message, notes = refused(feed(FUNCTIONS["decode"], Hanging(images(40))))
+    gate.set()
+    assert message.startswith("source `images` has not returned") and message.endswith("on record 5")
+    assert "in __getitem__" in notes[0]
+
+
+def test_calls_that_return_may_take_longer_together() -> None:
+    """A block of records takes longer than the bound, and none of its records does."""
+
+    def decode(record: bytes) -> tuple[Any, int]:
+        time.sleep(BOUND_S / 2)
+        return np.zeros((SIDE, SIDE), np.uint8), record[0]
+
+    with feed(decode, images(8)) as batches:
+        assert len(list(batches)) == 1
+
+
+@POSIX
+@pytest.mark.parametrize("how", ["stop", "sleep"])
+def test_a_worker_process_is_told_apart(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    decode = functools.partial(fns.holding, bad=9, how=how)
+    message, notes = refused(feed(decode, workers="processes"))
+    assert message.startswith("host function `decode` has not returned") and "on record 9" in message
+    if how == "stop":
+        assert message.endswith("is stopped") and ": worker process " in message
+        return
+    assert ", in worker process " in message and "what its Python does stands above" in notes
+    assert "in holding" in capfd.readouterr().err
