@@ -66,9 +66,7 @@ def ways_of() -> Iterator[tuple[str, dict[str, str]]]:
     yield PLAN, {}
 
 
-def compiled(
-    step: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, str]
-) -> tuple[CompiledStep, int]:
+def compiled(step: Any, arguments: tuple[Any, ...], options: Mapping[str, str]) -> tuple[CompiledStep, int]:
     """The compiled step, and the bytes that it needs beside its arguments and results."""
     executable = step.lower(*arguments).compile(**({"compiler_options": dict(options)} if options else {}))
     return audit_text(executable.as_text()), executable.memory_analysis().temp_size_in_bytes
@@ -77,7 +75,7 @@ def compiled(
 def row(name: str, machine: Target, way: str, options: Mapping[str, str]) -> Row:
     model, ranks = MODELS[name], machine.hosts * machine.per_host
     mesh = Mesh(np.array(devices(machine)).reshape(ranks), ("data",), axis_types=(AxisType.Auto,))
-    make = ways.planned if way == PLAN else ways.alone
+    make: Callable[..., Any] = ways.planned if way == PLAN else ways.alone
     step, memory = compiled(make(mesh, model), ways.arguments(mesh, model), options)
     guess = estimate(step, machine.machine)
     least = max(0.0, max(guess.busy.values(), default=0.0) - guess.computation)

@@ -72,7 +72,13 @@ class Transformer:
         tokens = batch["tokens"]
         x = weights["embed"][tokens]
         if self.scanned:
-            x, _ = lax.scan(lambda x, each: (self._apply(x, moves.layer(each)), None), x, weights["layers"])
+
+            def body(x: Any, layer: Tree) -> tuple[Any, None]:
+                layer = moves.layer(layer)
+                x = self._attention(x, layer)
+                return x + feed_forward(norm(x, layer["d_norm"]), layer), None
+
+            x, _ = lax.scan(body, x, weights["layers"])
         for name in sorted(set(weights) - {"embed", "layers"}):
             x = self._attention(x, weights[name])
             hidden = norm(x, weights[name]["d_norm"])
@@ -83,10 +89,6 @@ class Transformer:
         logits = (x @ weights["embed"].T).astype(jnp.float32)[:, :-1]
         chosen = jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
         return jnp.mean(jax.nn.logsumexp(logits, -1) - chosen)
-
-    def _apply(self, x: Any, layer: Tree) -> Any:
-        x = self._attention(x, layer)
-        return x + feed_forward(norm(x, layer["d_norm"]), layer)
 
     def _attention(self, x: Any, layer: Tree) -> Any:
         rows, length, width = x.shape

@@ -46,24 +46,36 @@ def sgd(params: Tree, grads: Tree) -> Tree:
 def arguments(mesh: Mesh, model: Model) -> tuple[Tree, Tree, Mapping[str, Any]]:
     """The weights of all, those of each rank, and the batch, as shapes with shardings."""
 
-    def placed(leaf: Any, spec: Any, ranks: int = 1) -> Any:
-        shape = (ranks * leaf.shape[0], *leaf.shape[1:])
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+    def same(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, P()))
 
-    own = jax.tree.map(lambda leaf: placed(leaf, P(mesh.axis_names), mesh.size), model.own_shapes())
-    batch = {name: placed(leaf, P(mesh.axis_names), mesh.size) for name, leaf in model.batch().items()}
-    return jax.tree.map(lambda leaf: placed(leaf, P()), model.shapes()), own, batch
+    def split(leaf: Any) -> Any:
+        shape, sharding = (
+            (mesh.size * leaf.shape[0], *leaf.shape[1:]),
+            NamedSharding(mesh, P(mesh.axis_names)),
+        )
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
+
+    weights, own, batch = model.shapes(), model.own_shapes(), model.batch()
+    return jax.tree.map(same, weights), jax.tree.map(split, own), jax.tree.map(split, batch)
 
 
 def alone(mesh: Mesh, model: Model) -> Callable[..., Any]:
     """The step as it is written without a plan."""
     moves = Moves(swap=lambda blocks: lax.all_to_all(blocks, "data", 0, 0, tiled=True))
 
+    def varying(p: Any) -> Any:
+        return lax.pcast(p, "data", to="varying")
+
+    def mean(g: Any) -> Any:
+        return lax.psum(g, "data") / mesh.size
+
     def train(params: Tree, own: Tree, batch: Mapping[str, Any]) -> Tree:
-        varying = jax.tree.map(lambda p: lax.pcast(p, "data", to="varying"), params)
-        grads, local = jax.grad(lambda p, q: model.loss(p, q, batch, moves), (0, 1))(varying, own)
-        grads = jax.tree.map(lambda g: lax.psum(g, "data") / mesh.size, grads)
-        return sgd(params, grads), sgd(own, local)
+        def loss(params: Tree, own: Tree) -> Any:
+            return model.loss(params, own, batch, moves)
+
+        grads, local = jax.grad(loss, (0, 1))(jax.tree.map(varying, params), own)
+        return sgd(params, jax.tree.map(mean, grads)), sgd(own, local)
 
     specs = (P(), P("data"))
     step = jax.shard_map(train, mesh=mesh, in_specs=(*specs, specs[1]), out_specs=specs)
