@@ -1,4 +1,4 @@
-"""What differs between the versions of JAX that are supported (0.9 up to 0.10.2), and nothing else.
+"""What differs between the versions of JAX that are supported (0.9 up to 0.11.2), and nothing else.
 
 Everything that touches a private name of JAX stands here too.
 """
@@ -23,7 +23,7 @@ from jax._src.lax import parallel as _parallel
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from commplan.lowering.jax.typing_shim import jax, lax
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any  # a jax.Array or a tracer of one
 
@@ -59,6 +59,26 @@ def manual_axes() -> dict[str, int]:
     mesh: Any = jax.sharding.get_abstract_mesh()
     sizes = dict(mesh.shape)
     return {name: int(sizes[name]) for name in mesh.manual_axes}
+
+
+def new_if_empty(x: Array) -> Array:
+    """`x`; where it has no elements another array like it.
+
+    XLA of JAX 0.11.1 and 0.11.2 crashes where a shard_map returns an empty argument as it is.
+    """
+    if not hasattr(x, "dtype") or x.size or not jnp.issubdtype(x.dtype, np.generic):
+        return x
+    return as_varying(jnp.zeros(x.shape, x.dtype), tuple(varying_axes(x)))
+
+
+def shard_map(body: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`jax.shard_map(body, **options)`; see `new_if_empty`."""
+
+    @functools.wraps(body)
+    def wrapped(*args: Any) -> Any:
+        return jax.tree_util.tree_map(new_if_empty, body(*args))
+
+    return jax.shard_map(wrapped, **options)
 
 
 def all_gather_text(key: str, mine: str, processes: Sequence[int], timeout_s: float) -> dict[int, str]:
