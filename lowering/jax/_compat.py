@@ -107,12 +107,42 @@ def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
     cast("Any", _distributed).global_state.client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))
 
 
+def accepted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of XLA's `options` of a compilation that this version knows."""
+    return {name: value for name, value in options.items() if _is_known(name, value)}
+
+
+@functools.cache
+def _is_known(name: str, value: Any) -> bool:
+    try:
+        _unit().compile(compiler_options={name: value})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+@functools.cache
+def _unit() -> Any:
+    return jax.jit(lambda: 0).lower()
+
+
+def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **options: Any) -> Any:
+    """`jax.jit(function, **options)`, compiled with `compiler_options` where it is the outermost.
+
+    JAX refuses them within another trace, where what is around decides on them.
+    """
+    if not compiler_options:
+        return jax.jit(function, **options)
+    return jit_ahead(function, lambda *_: None, compiler_options=dict(compiler_options), **options)
+
+
 def jit_ahead(
     function: Callable[..., Any],
     ahead: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None],
+    compiler_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """`jax.jit(function, **options)` that first calls `ahead(jitted, args, kwargs)` where it may compile.
+    """`jit(function, ..)` that first calls `ahead(jitted, args, kwargs)` where it may compile.
 
     `ahead` is called for a signature that the fast path of JAX does not know; other calls never leave that
     path. What `ahead` compiles by `jitted.lower(..)` is what then runs. Not called within another trace.
@@ -125,11 +155,13 @@ def jit_ahead(
         return function(*args, **kwargs)
 
     def miss(*args: Any, **kwargs: Any) -> Any:
-        if not tracing():
-            ahead(jitted, args, kwargs)
+        if tracing():
+            return inner._cache_miss(*args, **kwargs)
+        ahead(jitted, args, kwargs)
         return jitted._cache_miss(*args, **kwargs)
 
-    jitted: Any = jax.jit(entered, **options)
+    jitted: Any = jax.jit(entered, compiler_options=dict(compiler_options or {}) or None, **options)
+    inner: Any = jax.jit(entered, **options) if compiler_options else jitted
     info = jitted._jit_info
     fast: Any = functools.wraps(entered)(
         _cpp.pjit(
