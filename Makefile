@@ -9,12 +9,14 @@ TESTS   ?=
 OLDEST  ?= tests/lowering tests/runtime/test_run_*.py tests/runtime/input/test_transport_jax.py tests/runtime/input/test_slots.py \
 	tests/runtime/input/test_same_bits.py
 
+NEWEST  ?= $(OLDEST) tests/api tests/audit
+
 PY  := $(VENV)/bin/python
 SET := PYTHON='$(PYTHON)' sh .ci/venv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test coverage lint types format audit oldest build packages clean
+.PHONY: help demo test coverage lint types format audit oldest newest build packages clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -56,6 +58,12 @@ oldest:  ## the tests that JAX has a part in, on the oldest supported one; OLDES
 	@$(SET) .venv-oldest oldest constraints-oldest.txt
 	.venv-oldest/bin/python -m pytest $(OLDEST) -n $(WORKERS) -q
 
+newest:  ## the same on the newest JAX, whose sources pyright reads; not where Python 3.12 or the wheels are not to be had
+	@if $(SET) .venv-newest newest constraints-newest.txt; then \
+	    .venv-newest/bin/pyright --pythonpath .venv-newest/bin/python --pythonversion 3.12 && \
+	    .venv-newest/bin/python -m pytest $(NEWEST) -n $(WORKERS) -q; \
+	else echo "make newest: not run, for the reason above"; fi
+
 build:  ## wheel and sdist into dist/
 	@$(SET) $(VENV) test constraints.txt
 	@rm -rf build
@@ -65,6 +73,6 @@ packages: build  ## install the sources, the wheel and the sdist into empty envi
 	sh .ci/packages $(PY)
 
 clean:  ## remove what make and the tools left behind, the virtual environments included
-	rm -rf .venv .venv-audit .venv-oldest .make build dist *.egg-info .coverage .coverage.* htmlcov
+	rm -rf .venv .venv-audit .venv-oldest .venv-newest .make build dist *.egg-info .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -240,6 +240,17 @@ class Program:
             timeout=timeout,
         )
 
+    def compiler_options(self, target: str = "gpu") -> dict[str, bool | int | str]:
+        """What XLA is told to compile steps of this program as planned, for `jax.jit(compiler_options=..)`.
+
+        `run.jit` passes those for the mesh's devices by itself. Empty for CPUs, and where nothing is sent. An
+        older version may not know all of them. target: cpu, gpu, cuda, rocm, or such as `h100:4x8`.
+        Raises CP1150 for another; `commplan explain --target` says why each is there.
+        """
+        from commplan.lowering.compiler_options import compiler_options  # noqa: PLC0415  reads no jax
+
+        return {option.name: option.value for option in compiler_options(self._schedule, target)}
+
     def audit(
         self,
         step: Callable[..., Any],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -12,7 +14,10 @@ from jax.sharding import PartitionSpec
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
+from commplan.lowering import compiler_options as xla
+from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import Backend
+from commplan.lowering.jax.collectives import LaxBackend
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.pytree import Structure, Tree, flatten
@@ -42,6 +47,21 @@ class Context:
     @property
     def backend(self) -> Backend:
         return self.machine.backend
+
+    @functools.cached_property
+    def compiler_options(self) -> dict[str, xla.Value]:
+        """What XLA is told to compile the schedule as it stands for these devices, as far as it knows it."""
+        return _compat.accepted({option.name: option.value for option in self._options})
+
+    @property
+    def _options(self) -> tuple[xla.CompilerOption, ...]:
+        on_gpus = isinstance(self.backend, LaxBackend) and self.backend.platform == "gpu"
+        return xla.compiler_options(self.schedule, "gpu") if on_gpus else ()
+
+    def warn_of_flags(self) -> None:
+        """Warn of what XLA_FLAGS would undo of the schedule (CP0858)."""
+        for problem in xla.undone(self._options, os.environ.get("XLA_FLAGS", ""), self.schedule.file):
+            warnings.warn(str(problem), RuntimeWarning, 4)
 
     def fail(self, code: str, message: str, *notes: str, span: Span | None = None) -> NoReturn:
         """Raise a `CommplanError` about the plan's file; see `diagnostics.fail`."""

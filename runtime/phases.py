@@ -85,7 +85,7 @@ class PhaseCall:
         self.name = phase.name
         self.lowered: Lowered = context.lower(phase)
         self._phase = phase
-        self._outside = jax.jit(self._wrapped)
+        self._outside = _compat.jit(self._wrapped, context.compiler_options)
         if calls := context.machine.calls:
             self._outside, index = calls.counted(self._outside, phase.name)
             lines = [op.span.line for op in phase.ops if isinstance(op, ir.Collective)]

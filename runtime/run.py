@@ -133,9 +133,11 @@ class Bound:
         Before the first call for new shapes, types or shardings the step is compiled, and its arguments and
         collectives are compared between all ranks of this run, which therefore call alike. Before the first
         step of the run they try the plan's collectives, see `check_collectives`, for about `check_s` seconds;
-        0: not at all. Later calls cost what those of `jax.jit` do. timeout: seconds to wait for a rank, which
-        may still compile. Without `function` a decorator. Calls raise CP0854 on all ranks where they do not
-        fit together, CP0855 where one does not come, CP0856 where a collective gives what it should not.
+        0: not at all. Later calls cost what those of `jax.jit` do. On GPUs XLA gets the options of
+        `program.compiler_options`, but where `compiler_options` says otherwise. timeout: seconds to wait for
+        a rank, which may still compile. Without `function` a decorator. Calls raise CP0854 on all ranks where
+        they do not fit together, CP0855 where one does not come, CP0856 where a collective gives what it
+        should not.
         Raises CP0857 for times that are none.
         """
         self._check_times(check_s=check_s, timeout=timeout)
@@ -145,6 +147,8 @@ class Bound:
         def check() -> preflight.Check | None:
             return None if self._checked or not check_s else functools.partial(self._check, check_s)
 
+        own = {**self.context.compiler_options, **(options.pop("compiler_options", None) or {})}
+        options |= {"compiler_options": own}
         return preflight.jit(self.context.machine, function, self._file, timeout, options, check)
 
     def check_collectives(
@@ -348,6 +352,7 @@ class Run(Bound):
             known_structures(program),
         )
         super().__init__(context, sources or {})
+        context.warn_of_flags()
 
     def __repr__(self) -> str:
         return f"<Run {self.program.schedule.plan}: {', '.join(self.phases)}>"

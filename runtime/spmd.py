@@ -16,7 +16,7 @@ from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.pytree import Tree, flatten
-from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.jax.typing_shim import jnp
 from commplan.runtime.context import CALLS, Carried, Context, flat
 from commplan.runtime.phases import check_state
 
@@ -179,7 +179,7 @@ class _Step:
         self.listed, self.check_vma = listed, check_vma
         self.name = getattr(function, "__name__", "function")
         self.outside = context.machine.layout == "global"
-        self._jitted = jax.jit(self._traced)
+        self._jitted = _compat.jit(self._traced, context.compiler_options)
 
     def __call__(self, state: Any, arguments: Mapping[str, Any]) -> Any:
         """Compiled once for all arguments alike, wherever it is called from."""

@@ -7,8 +7,8 @@ import socket
 import statistics
 import sys
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -19,19 +19,23 @@ from bench.input.team import Block, StalledError, Team
 OURS = (*DESIGNS, "one_process")
 PEERS = ("grain", "tf_service", "tensorsocket")
 SYSTEMS = (*OURS, "plain", *PEERS)
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 LIMITS = ("decoding", "decoding_apart", "consuming")
 SERVED = ("tf_service", "tensorsocket")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What to measure. cores: the numbers of those that all processes may use."""
+    """What to measure. cores: the numbers of those that all processes may use. environment: theirs.
+    stepping: the peers whose members run a step, too; the others only look at ids."""
 
     members: int
     cores: tuple[int, ...]
     consumer: str
     rounds: int
     systems: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=lambda: QUIET)
+    stepping: Sequence[str] = ()
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -99,7 +103,8 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
     failed: dict[str, str] = {}
     blocks: dict[str, list[Block]] = {}
     memory: dict[str, tuple[int, int]] = {}
-    systems = [system for system in asked.systems if asked.consumer == "ids" or system not in PEERS]
+    idle = () if asked.consumer == "ids" else set(PEERS) - set(asked.stepping)
+    systems = [system for system in asked.systems if system not in idle]
     try:
         for name in (*LIMITS, *(system for system in systems if system not in SERVED)):
             try:
@@ -203,6 +208,7 @@ def team(name: str, asked: Asked, records: Path, where: Path, peer_python: str, 
     if name == "decoding":  # as loaded as the machine is when all of its cores decode
         count, threads = len(asked.cores), 1
     common = ["--records", str(records), "--members", str(asked.members), "--threads", str(threads)]
+    common += ["--consumer", asked.consumer]
     servers: list[list[str]] = []
     if name in PEERS:
         module = [peer_python, "-m", "bench.input.peers", name]
@@ -211,11 +217,12 @@ def team(name: str, asked: Asked, records: Path, where: Path, peer_python: str, 
             servers = [[*module, "server", *common]]
         members = [[*module, "member", *common, "--place", str(place)] for place in range(count)]
     else:
-        common += ["--run-id", f"bench-{os.getpid()}-{uuid.uuid4().hex[:8]}", "--consumer", asked.consumer]
+        common += ["--run-id", f"bench-{os.getpid()}-{uuid.uuid4().hex[:8]}"]
         module = [sys.executable, "-m", "bench.input.members", name]
         members = [[*module, *common, "--place", str(place)] for place in range(count)]
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    return Team(servers, members, cores=asked.cores, folder=where, timeout=timeout, environment=quiet)
+    return Team(
+        servers, members, cores=asked.cores, folder=where, timeout=timeout, environment=asked.environment
+    )
 
 
 def _port() -> int:

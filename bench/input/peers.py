@@ -157,7 +157,7 @@ def tensorsocket_member(options: Any) -> None:
     """A consumer of TensorSocket; an epoch is over when it says so."""
     tensorsocket: Any = importlib.import_module("tensorsocket")
     count = len(Packed(options.records))
-    consumer = Consumer("ids", BATCH)
+    consumer = Consumer(options.consumer, BATCH)
     batches: Any = tensorsocket.TensorConsumer(batch_size=BATCH, **_ports(options))
 
     def epoch(_: int = 0) -> dict[str, Any]:
@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--place", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--consumer", default="ids", help="of TensorSocket's members; the others look at ids")
     options = parser.parse_args()
     if importlib.util.find_spec(MODULES[options.system]) is None:
         cannot(f"{MODULES[options.system]} is not installed")

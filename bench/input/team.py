@@ -69,6 +69,11 @@ class _Process:
         self.lines.put(None)
 
 
+def _path() -> str:
+    """Where the processes find modules: here first, then where this process was told to look."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 class Team:
     """`commands` are started on the `cores`; those in `members` answer, the others serve them."""
 
@@ -85,7 +90,7 @@ class Team:
         self.timeout = timeout
         self._cores = set(cores)
         self._folder = folder
-        self._environment = {**os.environ, **MALLOC, "PYTHONPATH": str(ROOT), **(environment or {})}
+        self._environment = {**os.environ, **MALLOC, "PYTHONPATH": _path(), **(environment or {})}
         self._all: list[_Process] = []
         self.members: list[_Process] = []
         try:

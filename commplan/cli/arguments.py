@@ -114,6 +114,8 @@ def _compile(verb: Any) -> None:
 def _explain(verb: Any) -> None:
     verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; a code such as CP0412; or CP04, a list")
     _binding(verb)
+    looks = "gpu, or one such as h100:4x8: also what XLA is told to compile for it as planned"
+    _flag(verb, "--target", "T", looks)
 
 
 def _verify(verb: Any) -> None:

@@ -17,6 +17,7 @@ from commplan.errors import RANGES, page, titles
 if TYPE_CHECKING:
     from commplan.cost import Predictor
     from commplan.ir.schedule import Schedule
+    from commplan.lowering.compiler_options import CompilerOption
 
 
 def run(args: Namespace, console: Console) -> int:
@@ -67,11 +68,25 @@ def _plan(args: Namespace, console: Console) -> int:
 
     done = compiled(args.what, args, console)
     explanation = explain_plan(done.plan, done.schedule, _predictor(args, done.schedule))
-    if console.human:
-        console.put(explanation.text())
-    else:
-        console.document(**msgspec.to_builtins(explanation), mapping=done.mapping)
+    options = _options(args, done.schedule)
+    if not console.human:
+        more = {} if options is None else {"compiler_options": msgspec.to_builtins(options)}
+        console.document(**msgspec.to_builtins(explanation), mapping=done.mapping, **more)
+        return 0
+    console.put(explanation.text())
+    if options is not None:
+        title = f"options of the compiler for {args.target}, which run.jit passes"
+        console.put("\n".join([title, *(f"  {option}" for option in options or ("none",)), ""]))
     return 0
+
+
+def _options(args: Namespace, schedule: Schedule) -> tuple[CompilerOption, ...] | None:
+    """What XLA is told for `--target`; None without one."""
+    if not args.target:
+        return None
+    from commplan.lowering.compiler_options import compiler_options
+
+    return compiler_options(schedule, args.target)
 
 
 def _predictor(args: Namespace, schedule: Schedule) -> Predictor | None:

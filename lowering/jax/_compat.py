@@ -1,4 +1,4 @@
-"""What differs between the versions of JAX that are supported (0.9 up to 0.10.2), and nothing else.
+"""What differs between the versions of JAX that are supported (0.9 up to 0.11.2), and nothing else.
 
 Everything that touches a private name of JAX stands here too.
 """
@@ -24,7 +24,7 @@ from jax.experimental.xla_metadata import set_xla_metadata as _set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from commplan.lowering.jax.typing_shim import jax, lax
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any  # a jax.Array or a tracer of one
 
@@ -62,6 +62,26 @@ def manual_axes() -> dict[str, int]:
     return {name: int(sizes[name]) for name in mesh.manual_axes}
 
 
+def new_if_empty(x: Array) -> Array:
+    """`x`; where it has no elements another array like it.
+
+    XLA of JAX 0.11.1 and 0.11.2 crashes where a shard_map returns an empty argument as it is.
+    """
+    if not hasattr(x, "dtype") or x.size or not jnp.issubdtype(x.dtype, np.generic):
+        return x
+    return as_varying(jnp.zeros(x.shape, x.dtype), tuple(varying_axes(x)))
+
+
+def shard_map(body: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`jax.shard_map(body, **options)`; see `new_if_empty`."""
+
+    @functools.wraps(body)
+    def wrapped(*args: Any) -> Any:
+        return jax.tree_util.tree_map(new_if_empty, body(*args))
+
+    return jax.shard_map(wrapped, **options)
+
+
 def all_gather_text(key: str, mine: str, processes: Sequence[int], timeout_s: float) -> dict[int, str]:
     """The text of each of `processes` of `jax.distributed`. All call this alike, once for a `key`.
 
@@ -88,12 +108,42 @@ def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
     cast("Any", _distributed).global_state.client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))
 
 
+def accepted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of XLA's `options` of a compilation that this version knows."""
+    return {name: value for name, value in options.items() if _is_known(name, value)}
+
+
+@functools.cache
+def _is_known(name: str, value: Any) -> bool:
+    try:
+        _unit().compile(compiler_options={name: value})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+@functools.cache
+def _unit() -> Any:
+    return jax.jit(lambda: 0).lower()
+
+
+def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **options: Any) -> Any:
+    """`jax.jit(function, **options)`, compiled with `compiler_options` where it is the outermost.
+
+    JAX refuses them within another trace, where what is around decides on them.
+    """
+    if not compiler_options:
+        return jax.jit(function, **options)
+    return jit_ahead(function, lambda *_: None, compiler_options=dict(compiler_options), **options)
+
+
 def jit_ahead(
     function: Callable[..., Any],
     ahead: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None],
+    compiler_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """`jax.jit(function, **options)` that first calls `ahead(jitted, args, kwargs)` where it may compile.
+    """`jit(function, ..)` that first calls `ahead(jitted, args, kwargs)` where it may compile.
 
     `ahead` is called for a signature that the fast path of JAX does not know; other calls never leave that
     path. What `ahead` compiles by `jitted.lower(..)` is what then runs. Not called within another trace.
@@ -106,11 +156,13 @@ def jit_ahead(
         return function(*args, **kwargs)
 
     def miss(*args: Any, **kwargs: Any) -> Any:
-        if not tracing():
-            ahead(jitted, args, kwargs)
+        if tracing():
+            return inner._cache_miss(*args, **kwargs)
+        ahead(jitted, args, kwargs)
         return jitted._cache_miss(*args, **kwargs)
 
-    jitted: Any = jax.jit(entered, **options)
+    jitted: Any = jax.jit(entered, compiler_options=dict(compiler_options or {}) or None, **options)
+    inner: Any = jax.jit(entered, **options) if compiler_options else jitted
     info = jitted._jit_info
     fast: Any = functools.wraps(entered)(
         _cpp.pjit(

@@ -1,7 +1,8 @@
 """Compiling a step ahead of time, for devices that need not be there.
 
 It needs no GPU, driver or CUDA library: the wheels `jax-cuda12-plugin` and `jax-cuda12-pjrt` of
-JAX's own version (installed with `--no-deps`) and `nvidia-cuda-nvcc-cu12` are enough. There is no
+JAX's own version (installed with `--no-deps`) and `nvidia-cuda-nvcc-cu12` are enough; or for CUDA 13
+`jax-cuda13-plugin`, `jax-cuda13-pjrt`, `nvidia-cuda-nvcc` and `nvidia-nvvm`. There is no
 autotuning: collectives, their order, groups and bytes are what a cluster would get; the choice of
 matrix kernels is indicative.
 """
@@ -29,7 +30,7 @@ def devices(target: Target) -> Devices:
 
     Raises `CommplanError` CP0850 where the compiler for GPUs is not installed.
     """
-    if importlib.util.find_spec("jax_cuda12_plugin") is None:
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         message = f"compiling for {target.name} needs JAX's compiler for GPUs, which is not installed"
         note = "a GPU, a driver or CUDA is not needed: pip install --no-deps jax-cuda12-plugin "
         note += "jax-cuda12-pjrt nvidia-cuda-nvcc-cu12, the first two of the same version as jax"

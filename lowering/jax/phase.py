@@ -15,7 +15,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
 from commplan.ir.plan import name_of
 from commplan.ir.server_ops import ServerOp, sent, server_op
-from commplan.lowering.jax import ops, order, packing, servers
+from commplan.lowering.jax import _compat, ops, order, packing, servers
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.functions import RngContext, apply_function
 from commplan.lowering.jax.layout import varying
@@ -209,7 +209,9 @@ class Lowered:
     def _leave(self, ref: str, env: Env) -> Tree:
         value = self.values[ref]
         pairs = zip(env[ref].leaves, value.leaves, strict=True)
-        return env[ref].like([self.backend.varying(x, varying(value, leaf)) for x, leaf in pairs])
+        return env[ref].like(
+            [self.backend.varying(_compat.new_if_empty(x), varying(value, leaf)) for x, leaf in pairs]
+        )
 
     def _run(
         self,

@@ -57,6 +57,15 @@ class Fabric(Protocol):
         """The forms in which programs are measured."""
         ...
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message with which a link's bandwidth is measured."""
+        ...
+
+    def gamma(self) -> float:
+        """Seconds for each byte that is added to another, in memory larger than the nearest caches."""
+        ...
+
     def slowest(self, seconds: float) -> float:
         """The largest of what the processes give."""
         ...
@@ -102,7 +111,7 @@ def calibrate(
     small = fabric.burst(spans[0][1][0], BURST)
     overhead = small / BURST if small is not None else 0.0
     levels = tuple(_level(fabric, name, pairs, width, overhead, call) for name, pairs, width in spans)
-    gamma = _gamma()
+    gamma = fabric.gamma()
     round_ = _round(fabric, levels, overhead, call)
     curves = _curves(fabric, known, places, end, largest)
     return Calibration(
@@ -171,7 +180,7 @@ def _level(
     nbytes = 2**16
     while True:
         took = _typical(fabric, fabric.exchange(pairs, nbytes, 1), 3)
-        if took > 0.08 or nbytes >= 2**24:
+        if took > 0.08 or nbytes >= fabric.longest:
             break
         nbytes *= 4 if took < 0.02 else 2
     took = _typical(fabric, fabric.exchange(pairs, nbytes, 1), 7, best=True) - once - word
@@ -190,8 +199,8 @@ def _typical(fabric: Fabric, call: Call, runs: int, *, best: bool = False) -> fl
     return fabric.slowest(min(took) if best else statistics.median(took))
 
 
-def _gamma() -> float:
-    """Seconds for each byte added to another, in memory larger than the nearest caches."""
+def host_gamma() -> float:
+    """See `Fabric.gamma`, in the memory of this host."""
     a, b = np.ones(2**19, np.float32), np.ones(2**19, np.float32)
     took: list[float] = []
     for _ in range(20):

@@ -15,7 +15,7 @@ from commplan.lowering.mpi.backend import MpiBackend
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.runtime.calibrate.calibrate import Call, Pairs
+from commplan.runtime.calibrate.calibrate import Call, Pairs, host_gamma
 
 STEP_S = 120.0  # for a rank to come to the next barrier
 
@@ -36,6 +36,13 @@ class MpiFabric:
         self.rank: int = self._comm.Get_rank()
         self._channel = Channel(self._comm, meet=self.meet)
         self.hosts = self._channel.groups.hosts
+
+    @property
+    def longest(self) -> int:
+        return 2**24
+
+    def gamma(self) -> float:
+        return host_gamma()
 
     def slowest(self, seconds: float) -> float:
         self.meet.moved = time.monotonic()

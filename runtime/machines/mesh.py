@@ -148,7 +148,7 @@ class MeshMachine:
     ) -> Callable[..., Any]:
         """`jax.shard_map` over the plan's axes; other axes of the mesh stay with the compiler."""
         names = frozenset(self.sizes)
-        call = jax.shard_map(
+        call = _compat.shard_map(
             body,
             mesh=self.mesh,
             in_specs=in_specs,

@@ -222,11 +222,11 @@ def jit(
     options: Mapping[str, Any],
     check: Callable[[], Check | None],
 ) -> Any:
-    """`jax.jit(function, **options)` with a preflight; itself where this process is the only participant.
+    """`_compat.jit(function, **options)` with a preflight; itself where this process is the only participant.
 
     check: what is still to be carried out by all alike, once they agree on a step and before it runs."""
     if len(machine.participants()) == 1:
-        return jax.jit(function, **options)
+        return _compat.jit(function, **options)
     ahead = Preflight(machine, file, timeout_s, check)
     jitted = _compat.jit_ahead(function, ahead, **options)
     if machine.calls is not None:

@@ -71,3 +71,19 @@ def test_a_gathered_value_is_the_same_and_its_gradient_is_a_slice():
     whole, grads = inside(body, x, (P(), P("a")))
     np.testing.assert_array_equal(whole, x)
     np.testing.assert_array_equal(grads, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_empty_arguments_come_back(check_vma: bool):
+    """JAX 0.11.2 crashes where one comes back as it is."""
+
+    def body(*given: Any) -> Any:
+        return {"given": given, "number": 1}
+
+    xs = (np.zeros((4, 0), "bfloat16"), np.zeros(0, bool), np.arange(4.0, dtype=np.float32))
+    specs = {"given": (P("a"), P(), P("a")), "number": P()}
+    options = {"mesh": mesh_of(a=2, b=2), "in_specs": specs["given"], "out_specs": specs}
+    out = jax.jit(_compat.shard_map(body, check_vma=check_vma, **options))(*xs)
+    kinds = [(x.shape, str(x.dtype)) for x in out["given"]]
+    assert kinds == [((4, 0), "bfloat16"), ((0,), "bool"), ((4,), "float32")]
+    np.testing.assert_array_equal(out["given"][2], xs[2])

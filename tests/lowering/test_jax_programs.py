@@ -15,7 +15,7 @@ from support.embedding import mesh_of
 from commplan.collectives import registry
 from commplan.collectives.program import KINDS, REDUCING, ROOTED, Program
 from commplan.lowering import permutes
-from commplan.lowering.jax import programs
+from commplan.lowering.jax import _compat, programs
 from commplan.lowering.oracle.programs import execute
 
 Op = Literal["sum", "max", "min"]
@@ -48,7 +48,7 @@ def agree(trials: Sequence[Trial], ranks: int) -> None:
         made = [programs.run(t.program, x[0], team, t.op) for t, x in zip(trials, held, strict=True)]
         return tuple(x[None] for x in made)
 
-    mapped = jax.shard_map(everything, mesh=mesh_of(a=ranks), in_specs=P("a"), out_specs=P("a"))
+    mapped = _compat.shard_map(everything, mesh=mesh_of(a=ranks), in_specs=P("a"), out_specs=P("a"))
     for trial, got in zip(trials, jax.jit(mapped)(*(t.held for t in trials)), strict=True):
         program = trial.program
         told = [program.root] if program.kind in ("reduce", "gather") else list(range(ranks))

@@ -15,6 +15,7 @@ from commplan.cost.calibration import parse_calibration
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Axis, Backend, Collective, Form
 from commplan.runtime.calibrate.calibrate import Pairs, calibrate, discovered
+from commplan.runtime.calibrate.jax import device_gamma
 from commplan.topology import Level, Topology
 
 Call = Callable[[], None]
@@ -25,6 +26,7 @@ class Made:
 
     backend: Backend = "mpi"
     forms: tuple[Form, ...] = ("call",)
+    longest = 2**20
 
     def __init__(self, *hosts: str) -> None:
         self.hosts = hosts
@@ -33,6 +35,9 @@ class Made:
 
     def slowest(self, seconds: float) -> float:
         return seconds
+
+    def gamma(self) -> float:
+        return 2e-10
 
     def barrier(self) -> None:
         pass
@@ -68,7 +73,12 @@ def test_links_are_measured_by_pairs_of_their_level() -> None:
     assert [level.name for level in found.levels] == ["process", "host"]
     assert {tuple(pairs) for pairs, _ in fabric.pairs} >= {((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 2),)}
     assert found.overhead == pytest.approx(1e-6)
+    assert (found.gamma, max(nbytes for _, nbytes in fabric.pairs)) == (2e-10, fabric.longest)
     assert found.hosts == fabric.hosts
+
+
+def test_what_adding_costs_is_measured_where_the_buffers_lie() -> None:
+    assert 0 < device_gamma(2**16, times=3) < 1e-3
 
 
 def test_collectives_are_measured_in_all_ways_at_every_size() -> None:

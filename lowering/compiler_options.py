@@ -1,0 +1,131 @@
+"""What XLA must be told to compile a step as its plan says: options of one compilation, never of a process.
+
+`run.jit` passes them to `jax.jit`; `commplan explain --target` shows them. Names and meanings are those of
+XLA's `debug_options_flags.cc`; which of them a version knows it is asked (`lowering.jax._compat.accepted`).
+
+Not among them is `xla_gpu_experimental_collective_start_as_early_as_possible`: compiled ahead of time for
+4 x 8 H100 it changed nothing of a flat plan's schedule, and with an overlap limit of 2 more of a two-level
+plan's communication was exposed (0.82 instead of 0.64 ms by the estimate, six layers 2048 wide).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Literal
+
+import msgspec
+
+from commplan.diagnostics import Diagnostic, Note, Severity
+from commplan.ir.schedule import Schedule
+from commplan.lowering.audit.expect import Expected, expected
+from commplan.lowering.audit.targets import target as target_of
+
+Value = bool | int | str
+_COMBINED = {  # by the kind of collective: what bounds the bytes that XLA makes one of several
+    "all_reduce": "xla_gpu_all_reduce_combine_threshold_bytes",
+    "reduce_scatter": "xla_gpu_reduce_scatter_combine_threshold_bytes",
+    "all_gather": "xla_gpu_all_gather_combine_threshold_bytes",
+}
+_SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
+_OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
+_PERMUTE = "xla_gpu_collective_permute_mode"
+_BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
+_SYNCHRONOUS = "xla_gpu_disable_async_collectives"
+_FLAG = re.compile(r"--(xla_\w+)(?:=(\S*))?")
+
+
+class CompilerOption(msgspec.Struct, frozen=True):
+    """An option of XLA with its value, and why this plan needs it."""
+
+    name: str
+    value: Value
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value}: {self.why}"
+
+
+def platform_of(target: str) -> Literal["cpu", "gpu"]:
+    """`gpu` for cuda, rocm and targets such as `h100:4x8`. Raises CP1150 for what is none of them."""
+    name = target.strip().lower()
+    if name in ("cpu", "gpu", "cuda", "rocm"):
+        return "cpu" if name == "cpu" else "gpu"
+    return "gpu" if target_of(name).platform == "cuda" else "cpu"
+
+
+def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, ...]:
+    """The options with which XLA compiles what `schedule` says for `target`; none where nothing is sent.
+
+    target: cpu, gpu, cuda, rocm, or one that `commplan audit --target` takes. Raises CP1150 for another.
+    """
+    if platform_of(target) == "cpu" or schedule.backend != "jax":
+        return ()
+    mesh = SimpleNamespace(shape=schedule.mesh_sizes)
+    phases = [expected(schedule, phase.name, mesh, "gpu") for phase in schedule.phases]
+    return tuple(_options([phase for phase in phases if phase]))
+
+
+def _options(phases: list[tuple[Expected, ...]]) -> Iterator[CompilerOption]:
+    """phases: the collectives of each phase that has some."""
+    if not phases:
+        return
+    everything = [item for items in phases for item in items]
+    why = "collectives run under computation; before H100 XLA does so only where it is asked to"
+    yield CompilerOption(_SCHEDULER, True, why)
+    for kind, name in _COMBINED.items():
+        sizes = [_least(item) for item in everything if item.kind == kind]
+        if sizes:
+            words = kind.replace("_", "-")
+            why = f"no {words} of the plan is joined with another: the smallest has {min(sizes)} bytes"
+            yield CompilerOption(name, min(sizes) - 1, why)
+    links = max(len({_links(item) for item in items}) for items in phases)
+    if links > 1:
+        why = f"collectives over {links} kinds of links may run at the same time, each on its own"
+        yield CompilerOption(_OVERLAP, links, why)
+    if any(item.kind == "permute" for item in everything):
+        why = "rounds of a program write into the receiver's memory, where NCCL has symmetric memory"
+        yield CompilerOption(_PERMUTE, "COLLECTIVES_SYMMETRIC_MEMORY", why)
+
+
+def _links(item: Expected) -> Hashable:
+    """What tells the links of one level from those of another: rounds of a program have other pairs each."""
+    return item.axes if item.kind == "permute" else frozenset(item.groups)
+
+
+def _least(item: Expected) -> int:
+    """Bytes of what a rank gives or gets, whichever is less."""
+    return max(1, item.nbytes // len(item.groups[0]) if item.kind == "reduce_scatter" else item.nbytes)
+
+
+def undone(options: tuple[CompilerOption, ...], flags: str, file: str = "") -> tuple[Diagnostic, ...]:
+    """What of XLA_FLAGS would undo a plan that needs `options`, each as a warning CP0858.
+
+    Where `run.jit` compiles, the options of a compilation go before the flags of the process, but for flags
+    that the plan has no option against.
+    """
+    given: Mapping[str, str] = {name: value or "true" for name, value in _FLAG.findall(flags)}
+    wanted = {option.name: option for option in options}
+    undoing: list[tuple[str, str]] = []
+    for name, option in wanted.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        number = int(value) if re.fullmatch(r"\d+", value) else None
+        if name in _COMBINED.values() and number is not None and number > int(option.value):
+            undoing.append((name, f"XLA may make one of several collectives of up to {number} bytes"))
+        if name == _SCHEDULER and value.lower() in ("false", "0"):
+            undoing.append((name, "no collective runs under computation"))
+    if options and given.get(_BLUECONNECT, "0") not in ("0", ""):
+        undoing.append((_BLUECONNECT, "XLA takes all-reduces apart once more, on top of the plan's levels"))
+    if options and given.get(_SYNCHRONOUS, "") not in ("", "NOOP"):
+        undoing.append((_SYNCHRONOUS, f"{given[_SYNCHRONOUS]} wait for their results where they begin"))
+    return tuple(_warning(name, given[name], effect, name in wanted, file) for name, effect in undoing)
+
+
+def _warning(name: str, value: str, effect: str, overridden: bool, file: str) -> Diagnostic:
+    helps = "run.jit compiles with the plan's own value; jax.jit does not: take the flag out of XLA_FLAGS"
+    note = helps if overridden else "take the flag out of XLA_FLAGS: the plan has no option against it"
+    message = f"XLA_FLAGS has --{name}={value}: {effect}"
+    return Diagnostic("CP0858", message, None, (Note(note),), severity=Severity.WARNING, file=file)

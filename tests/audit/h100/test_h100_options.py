@@ -1,0 +1,100 @@
+"""The options that `run.jit` passes, on steps compiled ahead of time for H100: what they change."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jax.sharding import AxisType, Mesh
+
+import commplan
+from commplan.lowering.audit import Audit, target
+from commplan.lowering.jax.aot import devices
+from commplan.lowering.jax.typing_shim import jax, lax
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import steps
+
+WIDTH, ROWS = 2048, 8 * 4096
+THRESHOLD = "xla_gpu_all_reduce_combine_threshold_bytes"
+LADDER = """plan ladder
+axis node = 4
+axis gpu = 8
+input grads : f32[1048576] partial node, gpu
+each step {
+    grads = reduce grads over node, gpu by mean via hierarchical(gpu = native, node = ring)
+    output grads
+}
+"""
+
+
+def audited(by: str, **options: Any) -> Audit:
+    """The audit of a step of four buckets of 17 MB that has a sum of its own; by: `run.jit` or `jax.jit`."""
+    mesh = Mesh(devices(target("h100:1x8")).reshape(8), ("data",), axis_types=(AxisType.Auto,))
+    plan = commplan.loads(steps.PLAN.replace("8 KiB", "20 MiB"), "audited.plan")
+    program = plan.compile(mesh, {"grads": steps.shapes(WIDTH)})
+    run = program.bind(mesh)
+
+    @run.spmd(params="same", x="split data")
+    def train(state: Any, params: Any, x: Any) -> Any:
+        value, grads = jax.value_and_grad(steps.loss)(run.varying(params), x)
+        out, state = run.step(state, grads=grads)
+        total = lax.psum(value, "data")
+        return state, jax.tree.map(lambda w, g: w - total * g, params, out.grads)
+
+    step = run.jit(train, **options) if by == "run.jit" else jax.jit(train, **options)
+    return program.audit(step, *steps.arguments(mesh, WIDTH, ROWS))
+
+
+def kind(by: str, **options: Any) -> str:
+    """How the compiled step differs from the plan: an `extra` sum, or one `merged` with a bucket."""
+    (difference,) = audited(by, **options).differences
+    return difference.kind
+
+
+def test_what_the_step_sums_itself_stays_out_of_the_plans_buckets() -> None:
+    assert (kind("run.jit"), kind("jax.jit")) == ("extra", "merged")
+
+
+def test_the_users_options_go_before_the_plans() -> None:
+    assert kind("run.jit", compiler_options={THRESHOLD: 1 << 30}) == "merged"
+
+
+def test_the_plans_options_go_before_flags_of_the_process() -> None:
+    flags = f"--{THRESHOLD}={1 << 30}"
+    script = "import warnings\nwarnings.simplefilter('always')\nfrom test_h100_options import kind\n"
+    script += "print(kind('run.jit'), kind('jax.jit'))"
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=250,
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert done.stdout.split() == ["extra", "merged"]
+    assert f"warning[CP0858]: XLA_FLAGS has {flags}" in done.stderr
+
+
+def test_rounds_move_in_memory_that_nccl_makes_symmetric() -> None:
+    mesh = Mesh(devices(target("h100:4x8")), ("node", "gpu"), axis_types=(AxisType.Auto,) * 2)
+    program = commplan.loads(LADDER).compile(mesh)
+    run = program.bind(mesh)
+
+    @run.spmd(x="split node, gpu", returns="same")
+    def step(state: Any, x: Any) -> Any:
+        out, state = run.step(state, grads=x.reshape(-1))
+        return state, out.grads
+
+    x = jax.ShapeDtypeStruct((32 * 1048576,), "float32")
+    with_options = run.jit(step).lower({}, x).compile().as_text()
+    assert "collective-permute" in with_options and "S(1)" in with_options
+    assert "S(1)" not in jax.jit(step).lower({}, x).compile().as_text()
+
+
+@pytest.mark.parametrize("via", ["native", "hierarchical(gpu = native, node = ring)"])
+def test_every_option_is_known(via: str) -> None:
+    options = commplan.loads(LADDER.replace("hierarchical(gpu = native, node = ring)", via)).compile()
+    for name, value in options.compiler_options("h100:4x8").items():
+        jax.jit(lambda: 0).lower().compile(compiler_options={name: value})

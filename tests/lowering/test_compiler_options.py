@@ -1,0 +1,130 @@
+"""What XLA is told to compile a plan as it stands, and what of XLA_FLAGS would undo it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import commplan
+from commplan.cli import main
+from commplan.diagnostics import CommplanError
+from commplan.lowering.compiler_options import compiler_options, undone
+from commplan.lowering.jax import _compat
+
+PLAN = """plan p
+axis node = 2
+axis gpu = 4
+input grads : tree partial node, gpu
+each step {
+    grads = reduce grads over node, gpu by sum VIA { bucket = 8 KiB }
+    output grads
+}
+"""
+SHAPES = {"grads": {f"w{i}": jax.ShapeDtypeStruct((1024,), "float32") for i in range(4)}}
+OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
+REDUCE = "xla_gpu_all_reduce_combine_threshold_bytes"
+GATHER = "xla_gpu_all_gather_combine_threshold_bytes"
+SCATTER = "xla_gpu_reduce_scatter_combine_threshold_bytes"
+SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
+
+
+def program(via: str = "", **axes: int) -> Any:
+    text = PLAN.replace("VIA", via)
+    for name, size in axes.items():
+        text = text.replace(f"axis {name} = {4 if name == 'gpu' else 2}", f"axis {name} = {size}")
+    return commplan.loads(text).compile(shapes=SHAPES)
+
+
+def test_thresholds_lie_below_what_the_plan_sends() -> None:
+    flat = program("via native").compiler_options("gpu")
+    assert flat == {SCHEDULER: True, REDUCE: 8191}
+    levels = program("via hierarchical(gpu = native, node = native)").compiler_options("h100:2x4")
+    assert levels == {SCHEDULER: True, REDUCE: 2047, SCATTER: 2047, GATHER: 2047, OVERLAP: 2}
+
+
+def test_rounds_of_a_program_ask_for_symmetric_memory() -> None:
+    options = program("via hierarchical(gpu = native, node = ring)").compiler_options("cuda")
+    assert options["xla_gpu_collective_permute_mode"] == "COLLECTIVES_SYMMETRIC_MEMORY"
+    assert REDUCE not in options and options[OVERLAP] == 2
+    assert "xla_gpu_collective_permute_mode" not in program("via native").compiler_options()
+
+
+def test_nothing_is_said_where_nothing_is_sent_or_compiled_by_xla_for_gpus() -> None:
+    assert program("via native").compiler_options("cpu") == {}
+    assert program("", node=1, gpu=1).compiler_options("gpu") == {}
+    with pytest.raises(CommplanError, match="CP1150"):
+        program().compiler_options("tpu")
+
+
+def test_every_option_says_why() -> None:
+    options = compiler_options(program("via hierarchical(gpu = native, node = ring)").schedule, "gpu")
+    assert all(len(option.why) > 20 for option in options)
+    assert len({option.name for option in options}) == len(options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (f"--{REDUCE}=1073741824", "XLA may make one of several collectives of up to 1073741824 bytes"),
+        ("--xla_gpu_all_reduce_blueconnect_num_devices_per_host=8", "takes all-reduces apart once more"),
+        (
+            "--xla_gpu_disable_async_collectives=ALLREDUCE",
+            "ALLREDUCE wait for their results where they begin",
+        ),
+        (f"--{SCHEDULER}=false --xla_dump_to=x", "no collective runs under computation"),
+    ],
+)
+def test_flags_that_undo_the_plan_are_named(flags: str, said: str) -> None:
+    (warning,) = undone(compiler_options(program("via native").schedule, "gpu"), flags)
+    assert str(warning).startswith("warning[CP0858]: XLA_FLAGS has --xla_gpu_") and said in str(warning)
+
+
+@pytest.mark.parametrize(
+    "flags", ["", f"--{REDUCE}=100", f"--{GATHER}=1073741824", f"--{SCHEDULER}=true", "-x"]
+)
+def test_other_flags_are_not(flags: str) -> None:
+    assert undone(compiler_options(program("via native").schedule, "gpu"), flags) == ()
+
+
+def test_flags_do_not_matter_where_nothing_is_sent() -> None:
+    assert undone((), f"--{REDUCE}=1073741824 --xla_gpu_disable_async_collectives=ALLREDUCE") == ()
+
+
+def test_explain_lists_the_options(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "p.plan"
+    plan.write_text(PLAN.replace("VIA", "via native").replace(": tree", ": f32[4096]"))
+    assert main(["explain", str(plan), "--target", "gpu"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "options of the compiler for gpu, which run.jit passes" in said and f"  {REDUCE} = 16383: no" in said
+    )
+    assert main(["explain", str(plan)]) == 0
+    assert "options of the compiler" not in capsys.readouterr().out
+
+
+def test_a_version_gets_what_it_knows() -> None:
+    assert _compat.accepted({REDUCE: 1, "xla_no_such_option": True}) == {REDUCE: 1}
+
+
+def test_steps_with_options_run_inside_other_functions_too() -> None:
+    calls: list[Any] = []
+
+    def body(x: Any, n: int) -> Any:
+        calls.append(n)
+        return {"y": jnp.sin(x) * n}
+
+    step = _compat.jit(body, {SCHEDULER: True}, static_argnames="n")
+    x = np.arange(4.0, dtype=np.float32)
+    np.testing.assert_allclose(step(x, n=2)["y"], 2 * np.sin(x), rtol=1e-6)
+    assert step(x, n=2)["y"].shape == (4,) and calls == [2]
+    inside = jax.jit(lambda x: step(x, n=3)["y"].sum())
+    np.testing.assert_allclose(jax.grad(inside)(x), 3 * np.cos(x), rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(lambda v: step(v, n=2)["y"])(x), 2 * np.sin(x), rtol=1e-6)
+    compiled = step.lower(x, n=2).compile()
+    np.testing.assert_allclose(compiled(x)["y"], 2 * np.sin(x), rtol=1e-6)
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        _compat.jit(body, {"xla_no_such_option": 1}, static_argnames="n")(x, n=2)
