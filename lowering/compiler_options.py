@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from commplan.diagnostics import Diagnostic, Note, Severity
-from commplan.ir.schedule import Schedule
+from commplan.ir.schedule import Collective, Pack, Schedule
 from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.targets import target as target_of
 
@@ -33,6 +33,7 @@ _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
 _PERMUTE = "xla_gpu_collective_permute_mode"
 _BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
 _SYNCHRONOUS = "xla_gpu_disable_async_collectives"
+LEFT_OUT, COPYING = "xla_disable_hlo_passes", "all-reduce-contiguous"
 _FLAG = re.compile(r"--(xla_\w+)(?:=(\S*))?")
 
 
@@ -64,11 +65,14 @@ def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, .
         return ()
     mesh = SimpleNamespace(shape=schedule.mesh_sizes)
     phases = [expected(schedule, phase.name, mesh, "gpu") for phase in schedule.phases]
-    return tuple(_options([phase for phase in phases if phase]))
+    packs = {op.result for phase in schedule.phases for op in phase.ops if isinstance(op, Pack)}
+    ops = (op for phase in schedule.phases for op in phase.ops if isinstance(op, Collective))
+    buckets = any(op.kind == "all_reduce" and op.operand in packs for op in ops)
+    return tuple(_options([phase for phase in phases if phase], buckets))
 
 
-def _options(phases: list[tuple[Expected, ...]]) -> Iterator[CompilerOption]:
-    """phases: the collectives of each phase that has some."""
+def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[CompilerOption]:
+    """phases: the collectives of each phase that has some. buckets: whether buckets are all-reduced."""
     if not phases:
         return
     everything = [item for items in phases for item in items]
@@ -76,7 +80,12 @@ def _options(phases: list[tuple[Expected, ...]]) -> Iterator[CompilerOption]:
     yield CompilerOption(_SCHEDULER, True, why)
     for kind, name in _COMBINED.items():
         sizes = [_least(item) for item in everything if item.kind == kind]
-        if sizes:
+        if sizes and buckets and kind == "all_reduce":
+            why = f"the arrays of a bucket are reduced together: the largest has {max(sizes)} bytes"
+            yield CompilerOption(name, max(sizes), why)
+            why = "the arrays of a bucket are reduced as they are, and not copied into one"
+            yield CompilerOption(LEFT_OUT, COPYING, why)
+        elif sizes:
             words = kind.replace("_", "-")
             why = f"no {words} of the plan is joined with another: the smallest has {min(sizes)} bytes"
             yield CompilerOption(name, min(sizes) - 1, why)

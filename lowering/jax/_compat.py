@@ -24,6 +24,7 @@ from jax.experimental.xla_metadata import set_xla_metadata as _set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from commplan.lowering.jax import variadic
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any  # a jax.Array or a tracer of one
@@ -161,17 +162,18 @@ def jit_ahead(
         ahead(jitted, args, kwargs)
         return jitted._cache_miss(*args, **kwargs)
 
-    jitted: Any = jax.jit(entered, compiler_options=dict(compiler_options or {}) or None, **options)
+    outermost = variadic.compiled_with(compiler_options or {}, entered)
+    jitted: Any = jax.jit(outermost, compiler_options=dict(compiler_options or {}) or None, **options)
     inner: Any = jax.jit(entered, **options) if compiler_options else jitted
     info = jitted._jit_info
     fast: Any = functools.wraps(entered)(
         _cpp.pjit(
-            jitted.__name__, entered, miss, info.static_argnums, info.static_argnames,
+            jitted.__name__, outermost, miss, info.static_argnums, info.static_argnames,
             cast("Any", _pxla).JitGlobalCppCacheKeys(), _tree_util.dispatch_registry,
             cast("Any", _pxla).cc_shard_arg, _cpp.PjitFunctionCache(capacity=_JIT_SIGNATURES),
         )
     )  # fmt: skip
-    fast._fun, fast._jit_info = entered, info  # what `lower`, `trace` and `eval_shape` read
+    fast._fun, fast._jit_info = outermost, info  # what `lower`, `trace` and `eval_shape` read
     return fast
 
 

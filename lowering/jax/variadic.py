@@ -1,19 +1,21 @@
 """All-reduces that take several arrays as they are, so that no buffer is packed and none unpacked.
 
 XLA combines neighbouring all-reduces of one bucket into one operation of many arrays. For GPUs it then copies
-these into one buffer after all, unless that pass is left out: `as_they_are` says that the step which is being
-traced is compiled so.
+these into one buffer after all, unless that pass is left out of the compilation.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from commplan.lowering.jax.backend import BufferLayout, Run
+from commplan.lowering.compiler_options import COPYING, LEFT_OUT
 from commplan.lowering.jax.typing_shim import jnp
+
+if TYPE_CHECKING:  # which import what asks this
+    from commplan.lowering.jax.backend import BufferLayout, Run
 
 Array = Any
 
@@ -21,21 +23,27 @@ COPY_NBYTES = 1 << 20
 """Arrays below this are packed all the same: to read and write 1 MiB twice takes a GPU 2 us, about as long as
 NCCL takes for one array more."""
 
-_wanted: ContextVar[bool] = ContextVar("as_they_are", default=False)
+_wanted: ContextVar[bool] = ContextVar("variadic", default=False)
 
 
-@contextlib.contextmanager
-def as_they_are() -> Generator[None]:
-    """While a step is traced whose compilation leaves out XLA's `all-reduce-contiguous`."""
-    token = _wanted.set(True)
-    try:
-        yield
-    finally:
-        _wanted.reset(token)
+def compiled_with(options: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, to be traced for a compilation with XLA's `options`."""
+    if COPYING not in str(options.get(LEFT_OUT, "")).split(","):
+        return function
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        token = _wanted.set(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _wanted.reset(token)
+
+    return traced
 
 
 def wanted() -> bool:
-    """Whether `as_they_are` is around us."""
+    """Whether what is being traced will be compiled without XLA's copies."""
     return _wanted.get()
 
 

@@ -31,7 +31,8 @@ class BucketPass(Pass, frozen=True):
     equal pieces of at most 2.
 
     max: bytes of one bucket where the stage does not say `{ bucket = .. }`; left out, what leaves the least
-    time exposed on the topology (`commplan.passes.bucket.size_model`), 25 MiB without one.
+    time exposed on the topology; without one 25 MiB, or more of a large tree whose reduction runs under
+    computation (`commplan.passes.bucket.size_model`).
     coalesce: let neighbouring collectives that agree in everything share buckets.
     pinned: pack only what a stage says with `{ bucket = .. }`, for leaves that are cut over axes of the mesh
     that the plan does not name: in a bucket they would be brought together first.

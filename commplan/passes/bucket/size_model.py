@@ -27,6 +27,8 @@ from commplan.passes.bucket.bin_packing import LeafSlice, halved
 from commplan.select.algorithm_search import Chooser, rounded
 
 DEFAULT = 25 * 1024**2
+# Under JAX where costs are not known: what hides most in steps compiled for H100 (`python -m bench.compiled`).
+PARTS, LARGEST = 8, 128 * 1024**2
 LEAST = 64 * 1024
 STEP = 4  # sizes that are tried differ by this factor
 FAIR = 4  # the smaller of two parts is at least this part of the whole; else there is one
@@ -49,6 +51,9 @@ def size(chooser: Chooser, head: Collective, nbytes: int, items: Sequence[LeafSl
         larger, _ = halved(items)
         return Size(larger, "cut nearly in half: one part is updated while another is under way")
     hidden = is_overlappable(head, chooser.schedule.backend)
+    if chooser.costs is None and hidden and chooser.jax:
+        limit = min(max(DEFAULT, nbytes // PARTS), LARGEST)
+        return Size(limit, f"the default limit is {sized(limit)}")
     if chooser.costs is None or (not hidden and nbytes <= DEFAULT) or nbytes <= LEAST:
         return Size(DEFAULT, f"the default limit is {sized(DEFAULT)}")
     sizes = candidate_sizes(nbytes, hidden=hidden)
