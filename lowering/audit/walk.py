@@ -29,6 +29,7 @@ _NAMES_ONLY = frozenset(
         "partition-id", "async-update",
     }
 )  # fmt: skip
+_UPDATE = "dynamic-update-slice"
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{([\d,]*)\}|ensions":\[([^\]]*)\])')
@@ -162,7 +163,8 @@ class _Walk:
             self.products.append(Product(*place, inputs, instruction.results, flops))
             return
         kind = self.module.computations[instruction.calls[0]].root.opcode if opcode == "fusion" else opcode
-        self.moves.append(Move(kind, *place, instruction.results, self._reads(instruction, frame.shapes)))
+        reads, written = self._reads(instruction, frame.shapes), self._written(instruction, frame.shapes)
+        self.moves.append(Move(kind, *place, written, reads))
 
     def _inner(self, instruction: Instruction, shapes: _Shapes) -> Iterator[tuple[Instruction, _Shapes]]:
         """The instructions of a fusion, or the instruction itself, with the shapes of what each may name."""
@@ -176,10 +178,13 @@ class _Walk:
                 yield from self._inner(inner, known)
 
     def _reads(self, instruction: Instruction, shapes: _Shapes) -> int:
-        """Bytes that a move reads: of an operand of which only slices are taken, those."""
+        """Bytes that a move reads: of an operand of which only slices are taken, those; of one that is updated
+        in place, none."""
         sizes = [sum(t.nbytes for t in shapes.get(name, ())) for name in instruction.operands]
         if instruction.opcode in _SLICES and sizes:
             return min(sizes[0], instruction.nbytes)
+        if instruction.opcode == _UPDATE:
+            return sum(sizes[1:])
         if instruction.opcode != "fusion":
             return sum(sizes)
         total = 0
@@ -187,9 +192,26 @@ class _Walk:
             if inner.opcode != "parameter":
                 continue
             users = self._users(instruction.calls[0], inner.name)
-            sliced = bool(users) and all(user.opcode in _SLICES for user in users)
-            total += min(inner.nbytes, sum(user.nbytes for user in users)) if sliced else inner.nbytes
+            others = [user for user in users if user.opcode != _UPDATE or user.nbytes != inner.nbytes]
+            sliced = bool(users) and all(user.opcode in _SLICES for user in others)
+            total += min(inner.nbytes, sum(user.nbytes for user in others)) if sliced else inner.nbytes
         return total
+
+    def _written(self, instruction: Instruction, shapes: _Shapes) -> tuple[Tensor, ...]:
+        """The arrays that a move writes: of one that is updated in place, the update."""
+        if instruction.opcode == _UPDATE:
+            return shapes.get(instruction.operands[1], instruction.results)
+        if instruction.opcode != "fusion":
+            return instruction.results
+        body = self.module.computations[instruction.calls[0]]
+        known = {inner.name: inner for inner in body.instructions}
+        roots = [known[name] for name in body.root.operands] if body.root.opcode == "tuple" else [body.root]
+        written: list[Tensor] = []
+        for root in roots:
+            while root.opcode == "bitcast":
+                root = known[root.operands[0]]
+            written += known[root.operands[1]].results if root.opcode == _UPDATE else root.results
+        return tuple(written)
 
     def _users(self, computation: str, name: str) -> list[Instruction]:
         """What reads value `name`, looked at through bitcasts."""

@@ -188,3 +188,26 @@ ENTRY %main (x: f32[2,8,8,3], y: f32[2,8,8,16], k: f32[16,3,3,3]) -> f32[2,8,8,1
 }}
 """
     assert [product.flops for product in audit_text(text).products] == [2 * 2 * 8 * 8 * 16 * 3 * 3 * 3] * 3
+
+
+def test_an_update_in_place_touches_what_it_updates() -> None:
+    text = f"""\
+{HEAD}
+%updating (b: f32[1000], u: f32[20], i: s32[]) -> f32[1000] {{
+  %b = f32[1000]{{0}} parameter(0)
+  %u = f32[20]{{0}} parameter(1)
+  %i = s32[] parameter(2)
+  %twice = f32[20]{{0}} add(%u, %u)
+  ROOT %put = f32[1000]{{0}} dynamic-update-slice(%b, %twice, %i)
+}}
+
+ENTRY %main (b: f32[1000], u: f32[20], i: s32[]) -> f32[1000] {{
+  %b = f32[1000]{{0}} parameter(0)
+  %u = f32[20]{{0}} parameter(1)
+  %i = s32[] parameter(2)
+  %alone = f32[1000]{{0}} dynamic-update-slice(%b, %u, %i)
+  ROOT %fusion = f32[1000]{{0}} fusion(%alone, %u, %i), kind=kLoop, calls=%updating
+}}
+"""
+    moves = audit_text(text).moves
+    assert [(move.kind, move.nbytes, move.reads) for move in moves] == [("dynamic-update-slice", 80, 84)] * 2

@@ -27,7 +27,7 @@ from commplan.passes.bucket.bin_packing import LeafSlice, halved
 from commplan.select.algorithm_search import Chooser, rounded
 
 DEFAULT = 25 * 1024**2
-# Under JAX where costs are not known: what hides most in steps compiled for H100 (`python -m bench.compiled`).
+# Under JAX where costs are not known: what hides most in steps compiled for H100 (`bench.compiled`).
 PARTS, LARGEST = 8, 128 * 1024**2
 LEAST = 64 * 1024
 STEP = 4  # sizes that are tried differ by this factor
