@@ -178,8 +178,8 @@ class _Walk:
                 yield from self._inner(inner, known)
 
     def _reads(self, instruction: Instruction, shapes: _Shapes) -> int:
-        """Bytes that a move reads: of an operand of which only slices are taken, those; of one that is updated
-        in place, none."""
+        """Bytes that a move reads: of an operand of which only slices are taken, those; of one that is
+        updated in place, none."""
         sizes = [sum(t.nbytes for t in shapes.get(name, ())) for name in instruction.operands]
         if instruction.opcode in _SLICES and sizes:
             return min(sizes[0], instruction.nbytes)
@@ -207,7 +207,8 @@ class _Walk:
         known = {inner.name: inner for inner in body.instructions}
         roots = [known[name] for name in body.root.operands] if body.root.opcode == "tuple" else [body.root]
         written: list[Tensor] = []
-        for root in roots:
+        for each in roots:
+            root = each
             while root.opcode == "bitcast":
                 root = known[root.operands[0]]
             written += known[root.operands[1]].results if root.opcode == _UPDATE else root.results

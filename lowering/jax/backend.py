@@ -6,6 +6,7 @@ the ranks of a communicator, where a program runs on one device.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -58,6 +59,15 @@ class Backend(Protocol):
     @property
     def service(self) -> Service | None:
         """The plan's servers; None where there are none."""
+        ...
+
+    @property
+    def variadic(self) -> bool:
+        """Whether all-reduces take arrays as they are: nothing is gained by packing large ones."""
+        ...
+
+    def apart(self, key: str) -> contextlib.AbstractContextManager[Any]:
+        """While collectives are made that the backend's compiler combines with none of another `key`."""
         ...
 
     def ways(self, axes: tuple[str, ...]) -> int:

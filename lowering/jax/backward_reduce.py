@@ -11,7 +11,7 @@ from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
 from commplan.ir.grouping import grouped
-from commplan.lowering.jax import ops
+from commplan.lowering.jax import ops, variadic
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.typing_shim import jax, jnp
@@ -38,27 +38,40 @@ class Recipe:
         return self.lowered.backend
 
     def reduce(self, leaves: list[Array]) -> list[Array]:
-        """Reduce gradients as the plan does: packed by dtype, one after another."""
-        groups = grouped(range(len(leaves)), lambda place: str(leaves[place].dtype))
+        """Reduce gradients as the plan does: packed by dtype, one after another; large ones as soon as each
+        is there, where nothing is copied (see `variadic`)."""
         results = list(leaves)
         previous: Array = None
-        for dtype, places in groups.items():
+        for dtype, places in self._groups(leaves):
             joined = [leaves[i].reshape(-1) for i in places]
             flat = joined[0] if len(joined) == 1 else jnp.concatenate(joined)
             if not flat.size:  # nothing to move
                 for i in places:
                     results[i] = self.backend.same(leaves[i], self.axes)
                 continue
-            if previous is not None:
+            if previous is not None and not self.backend.variadic:
                 flat = self.backend.tie(flat, previous, self.axes)
             chain = self.flat[dtype] if self.flat else ()
-            previous = self._run((*chain, *self.tree), flat).astype(dtype)
+            with self.backend.apart(f"{self.lowered.phase.name}/{places[0]}"):
+                previous = self._run((*chain, *self.tree), flat).astype(dtype)
             at = 0
             for i in places:
                 size = leaves[i].size
                 results[i] = previous[at : at + size].reshape(leaves[i].shape)
                 at += size
         return results
+
+    def _groups(self, leaves: Sequence[Array]) -> list[tuple[str, list[int]]]:
+        """What is packed together: its dtype, and the places of its leaves."""
+        groups = grouped(range(len(leaves)), lambda place: str(leaves[place].dtype))
+        if not self.backend.variadic:
+            return list(groups.items())
+        result: list[tuple[str, list[int]]] = []
+        for dtype, places in groups.items():
+            small = [place for place in places if leaves[place].nbytes < variadic.COPY_NBYTES]
+            result += [(dtype, [place]) for place in places if place not in small]
+            result += [(dtype, small)] if small else []
+        return result
 
     def _run(self, chain: tuple[Step, ...], flat: Array) -> Array:
         size = flat.shape[0]

@@ -6,6 +6,7 @@ of what is native, by their proof of what programs make.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,13 @@ class LaxBackend:
     def typed(self) -> bool:
         axes = [axis for axis, size in self.sizes.items() if size > 1]
         return bool(axes) and _compat.tracks_varying(axes[0])
+
+    @property
+    def variadic(self) -> bool:
+        return self.platform == "gpu" and variadic.wanted()
+
+    def apart(self, key: str) -> contextlib.AbstractContextManager[Any]:
+        return _compat.combined_apart(key) if self.variadic else contextlib.nullcontext()
 
     def ways(self, axes: tuple[str, ...]) -> int:
         return math.prod(self.sizes[axis] for axis in axes)
@@ -109,14 +117,14 @@ class LaxBackend:
         arrays, held = variadic.joined([self.varying(x, op.axes) for x in xs], cut)
         if after:
             arrays = order.behind(arrays, after)
-        with _compat.combined_apart(op.result):
+        with self.apart(op.result):
             moved = [self._native_all_reduce(x, op) for x in arrays]
         return lambda: variadic.parted(moved[: len(held)], held, given)
 
     def _is_variadic(self, op: Collective) -> bool:
         levels = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
         native = op.algorithm.name == NATIVE and len(levels) < 2 and op.kind == "all_reduce"
-        return native and self.platform == "gpu" and self.ways(op.axes) > 1 and variadic.wanted()
+        return native and self.variadic and self.ways(op.axes) > 1
 
     def start(self, x: Array, op: Collective) -> None:
         """XLA makes its collectives asynchronous itself."""

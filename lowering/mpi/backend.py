@@ -6,6 +6,7 @@ the same and what differs was proved when the plan was compiled.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,16 @@ class MpiBackend:
     order: Order = field(default_factory=Order)
     service: Service | None = None
     opening: tuple[tuple[Collective, str], ...] = ()
+
+    @property
+    def variadic(self) -> bool:
+        """The engine takes lists where that pays, and packs nothing."""
+        return False
+
+    def apart(self, key: str) -> contextlib.AbstractContextManager[None]:
+        """The engine combines nothing."""
+        del key
+        return contextlib.nullcontext()
 
     def ways(self, axes: tuple[str, ...]) -> int:
         return self.channel.groups.ways(axes)
