@@ -78,9 +78,8 @@ def measured(part: str, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def machine(scale: Any) -> dict[str, Any]:
-    import jax  # noqa: PLC0415
-
     import commplan  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jax  # noqa: PLC0415
 
     devices = jax.devices()
     versions = f"Python {sys.version.split()[0]}, jax {jax.__version__}, commplan {commplan.__version__}"
@@ -93,9 +92,8 @@ def machine(scale: Any) -> dict[str, Any]:
 
 def calibration(scale: Any, seconds: float) -> dict[str, Any]:
     """What `commplan calibrate` writes for the devices of this process."""
-    import jax  # noqa: PLC0415
-
     from commplan.cli import main as command  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jax  # noqa: PLC0415
 
     if jax.device_count() == 1:
         return {"lines": ["one device: there is nothing to measure between"]}

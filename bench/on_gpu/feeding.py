@@ -87,11 +87,14 @@ def _step(rows: int, lay: NamedSharding, scale: Scale, transfer_s: float) -> Any
     width = scale.pick(64, 4096)
     weights = jnp.full((width, width), 1e-3, jnp.bfloat16)
 
+    def layer(_: Any, h: Any) -> Any:
+        return jnp.tanh(h @ weights)
+
     def times(count: int) -> Any:
         @jax.jit
         def step(pixels: Any) -> Any:
             x = jnp.full((width, width), pixels.astype(jnp.float32).mean(), jnp.bfloat16)
-            return lax.fori_loop(0, count, lambda _, h: jnp.tanh(h @ weights), x)
+            return lax.fori_loop(0, count, layer, x)
 
         return step
 

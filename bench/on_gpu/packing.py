@@ -41,6 +41,14 @@ class Unconnected(LaxBackend):
         return x
 
 
+def ones(leaf: Any) -> Any:
+    return jnp.ones(leaf.shape, leaf.dtype)
+
+
+def increased(x: Any) -> Any:
+    return x + 1
+
+
 def measure(scale: Scale) -> dict[str, Any]:
     """Milliseconds, and GB/s counting every byte that is read or written."""
     like = shapes(scale.pick(2, 12), scale.pick(128, 2048))
@@ -49,7 +57,7 @@ def measure(scale: Scale) -> dict[str, Any]:
     platform = "cpu" if jax.devices()[0].platform == "cpu" else "gpu"
     backend = Unconnected(platform, {"data": DEVICES}, "")
     lowered = Lowered(program.schedule, phase, {}, backend, {})
-    grads = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), like)
+    grads = jax.tree.map(ones, like)
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(grads))
 
     def through(grads: Any) -> Any:
@@ -61,7 +69,7 @@ def measure(scale: Scale) -> dict[str, Any]:
 
     block = jnp.ones(scale.pick(2**22, 2**30) // 4, jnp.float32)
     jitted: Mapping[str, Any] = {name: jax.jit(f) for name, f in (("phase", through), ("mean alone", scaled))}
-    copy = jax.jit(lambda x: x + 1)
+    copy = jax.jit(increased)
     calls = {name: (lambda f=f: f(grads)) for name, f in jitted.items()} | {"copy": lambda: copy(block)}
     took = in_turns(calls, scale.rounds, repeat=scale.pick(1, 5))
     rate = 2 * block.nbytes / median(took["copy"])

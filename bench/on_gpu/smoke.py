@@ -78,7 +78,11 @@ def train(model: Any, source: Any) -> tuple[list[float], Any]:
     run = commplan.loads(PLAN).compile(mesh, shapes={"params": params, "grads": params}).bind(
         mesh, sources={"rows": commplan.column(source, 0), "classes": commplan.column(source, 1)}
     )  # fmt: skip
-    each = jax.tree.map(lambda leaf: jnp.stack([leaf * (1 + rank) for rank in range(mesh.size)]), params)
+
+    def stacked(leaf: Any) -> Any:
+        return jnp.stack([leaf * (1 + rank) for rank in range(mesh.size)])
+
+    each = jax.tree.map(stacked, params)
     out, state = run.start(run.init(), params=each)
     params = out.params
     advance, opt = _optimiser(params)
@@ -107,25 +111,29 @@ def _model() -> tuple[Any, Any, str]:
     try:
         linen: Any = importlib.import_module("flax.linen")
     except ImportError:
-
-        def init(key: Any) -> Any:
-            first, second = jax.random.split(key)
-            return {"a": jax.random.normal(first, (16, 64)) / 4, "b": jax.random.normal(second, (64, 4)) / 8}
-
-        return (
-            init,
-            lambda params, x: jax.nn.relu(x @ params["a"]) @ params["b"],
-            "jax (flax is not installed)",
-        )
+        return _begun, _applied, "jax (flax is not installed)"
     network: Any = linen.Sequential([linen.Dense(64), linen.relu, linen.Dense(4)])
-    return lambda key: network.init(key, jnp.ones((1, 16))), network.apply, "flax"
+
+    def begun(key: Any) -> Any:
+        return network.init(key, jnp.ones((1, 16)))
+
+    return begun, network.apply, "flax"
+
+
+def _begun(key: Any) -> Any:
+    first, second = jax.random.split(key)
+    return {"a": jax.random.normal(first, (16, 64)) / 4, "b": jax.random.normal(second, (64, 4)) / 8}
+
+
+def _applied(params: Any, x: Any) -> Any:
+    return jax.nn.relu(x @ params["a"]) @ params["b"]
 
 
 def _optimiser(params: Any) -> tuple[Any, Any]:
     try:
         optax: Any = importlib.import_module("optax")
     except ImportError:
-        return lambda p, o, g: (jax.tree.map(lambda a, b: a - 0.1 * b, p, g), o), {}
+        return _descended, {}
     adam = optax.adam(0.01)
 
     def advance(params: Any, opt: Any, grads: Any) -> Any:
@@ -133,6 +141,13 @@ def _optimiser(params: Any) -> tuple[Any, Any]:
         return optax.apply_updates(params, updates), opt
 
     return advance, adam.init(params)
+
+
+def _descended(params: Any, opt: Any, grads: Any) -> Any:
+    def lower(w: Any, g: Any) -> Any:
+        return w - 0.1 * g
+
+    return jax.tree.map(lower, params, grads), opt
 
 
 def _saved(params: Any) -> str:

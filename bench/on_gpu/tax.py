@@ -90,12 +90,16 @@ def mean(g: Any) -> Any:
     return lax.psum(g, "data") / lax.axis_size("data")
 
 
+def varying(p: Any) -> Any:
+    return lax.pcast(p, "data", to="varying")
+
+
 def by_hand(mesh: Mesh, reduced: Callable[[Any], Any]) -> Step:
     """The step without a plan: each gradient reduced as it is. On one device a plain function."""
 
     def train(params: Tree, tokens: Any) -> Tree:
-        varying = jax.tree.map(lambda p: lax.pcast(p, "data", to="varying"), params)
-        return sgd(params, jax.tree.map(reduced, jax.grad(loss)(varying, tokens)))
+        grads = jax.grad(loss)(jax.tree.map(varying, params), tokens)
+        return sgd(params, jax.tree.map(reduced, grads))
 
     def alone(params: Tree, tokens: Any) -> Tree:
         return sgd(params, jax.grad(loss)(params, tokens))

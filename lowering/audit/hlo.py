@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -26,6 +27,8 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-$]+)\s*=\s*(.*)$")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 _NAME = re.compile(r"%([\w.\-$]+)")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_AXIS = re.compile(r"'([^']*)'=(\d+)")
+_MESH = re.compile(r"mesh\[((?:'[^']*'=\d+,?)+)\] \{((?:'[^']*',?)+)\}")
 _IOTA = re.compile(r"^\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 
 
@@ -141,7 +144,8 @@ def read_module(text: str) -> Module:
 
 
 def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
-    """Expand `replica_groups` (or `source_target_pairs`): lists `{{0,1},{2,3}}`, iotas `[2,4]<=[4,2]T(1,0)`.
+    """Expand `replica_groups` (or `source_target_pairs`): lists `{{0,1},{2,3}}`, iotas `[2,4]<=[4,2]T(1,0)`,
+    and axes of a mesh `mesh['a'=2,'b'=4] {'b'}`, which JAX 0.11 writes.
 
     Empty lists mean all of `partitions` in one group. Raises `HloError` for any other form.
     """
@@ -152,11 +156,23 @@ def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
         order = _ints(iota.group(3)) if iota.group(3) else tuple(range(len(dims)))
         ids = np.arange(math.prod(dims)).reshape(dims).transpose(order)
         return tuple(map(tuple, ids.reshape(-1, math.prod(rows[1:])).tolist()))
+    mesh = _MESH.fullmatch(text)
+    if mesh is not None:
+        return _along(dict(_AXIS.findall(mesh.group(1))), re.findall(r"'([^']*)'", mesh.group(2)))
     if text in ("{}", "{{}}"):
         return (tuple(range(partitions)),)
     if not re.fullmatch(r"\{(\{[\d,]*\},?)+\}", text):
         raise HloError(f"replica groups in an unknown form: {text[:80]}")
     return tuple(_ints(group) for group in re.findall(r"\{([\d,]+)\}", text))
+
+
+def _along(mesh: Mapping[str, str], axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The groups along `axes` of partitions that are counted row-major over `mesh`, sizes by name."""
+    names = list(mesh)
+    ids = np.arange(math.prod(map(int, mesh.values()))).reshape([int(size) for size in mesh.values()])
+    rest = [number for number, name in enumerate(names) if name not in axes]
+    ids = ids.transpose(*rest, *(names.index(axis) for axis in axes))
+    return tuple(map(tuple, ids.reshape(-1, math.prod(int(mesh[axis]) for axis in axes)).tolist()))
 
 
 def _ints(text: str) -> tuple[int, ...]:

@@ -104,6 +104,11 @@ def test_what_is_no_hlo_is_refused(text: str, message: str) -> None:
 
 def test_an_empty_list_of_groups_is_everyone() -> None:
     assert read_groups("{}", 4) == ((0, 1, 2, 3),)
+    assert read_groups("mesh['a'=2,'b'=3] {'b'}", 6) == ((0, 1, 2), (3, 4, 5))
+    assert read_groups("mesh['a'=2,'b'=3] {'b','a'}", 6) == ((0, 3, 1, 4, 2, 5),)
+    assert read_groups("mesh['a'=2,'b'=2,'c'=2] {'c','a'}", 8) == ((0, 4, 1, 5), (2, 6, 3, 7))
+    with pytest.raises(HloError, match="unknown form"):
+        read_groups("mesh['a'=8] {'a':(2)4}", 8)
 
 
 @given(st.permutations(range(3)), st.lists(st.integers(1, 4), min_size=3, max_size=3), st.booleans())
