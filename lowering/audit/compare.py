@@ -140,16 +140,14 @@ def _out_of_order(
     are as planned: each axis has an order of its own."""
     pairs = [(item, found) for item, found in matches if item.kind != "permute"]
     pairs += [(move.expected[0], move.found[0]) for move in moved]
-    at = {id(item): place for items in (wanted, actual) for place, item in enumerate(items)}
+    planned, issued = {id(item) for item, _ in pairs}, {id(found) for _, found in pairs}
 
-    def overtaken(item: Expected, found: CompiledCollective) -> bool:
-        return any(
-            (at[id(item)] < at[id(other)]) != (at[id(found)] < at[id(theirs)])
-            for other, theirs in pairs
-            if other is not item and _share_axis(item.groups, theirs.groups)
-        )
+    def overtaken(groups: Groups) -> bool:
+        mine = [i for i in wanted if id(i) in planned and _share_axis(groups, i.groups)]
+        theirs = [f for f in actual if id(f) in issued and _share_axis(groups, f.groups)]
+        return list(map(_key_of, mine)) != list(map(_key_found, theirs))
 
-    differences = [move for move in moved if overtaken(move.expected[0], move.found[0])]
+    differences = [move for move in moved if overtaken(move.expected[0].groups)]
     matches += [(m.expected[0], m.found[0]) for m in moved if not any(m is d for d in differences)]
     return differences
 

@@ -90,6 +90,13 @@ class Backend(Protocol):
         """`x`, unchanged, but not before `previous` exists; `x` goes into a collective over `axes`."""
         ...
 
+    def behind(
+        self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
+    ) -> tuple[list[Array], list[Array]]:
+        """Both, unchanged: `xs`, which go into a collective over `axes`, not before `previous` exist; what is
+        given for these is to be used in their place."""
+        ...
+
     def move(self, x: Array, op: Collective) -> Array:
         """The collective `op` on one array that has the shape that it wants.
 
@@ -103,16 +110,11 @@ class Backend(Protocol):
         ...
 
     def start_packed(
-        self,
-        xs: Sequence[Array],
-        op: Collective,
-        taken: BufferLayout,
-        given: BufferLayout,
-        after: Sequence[Array],
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
-        """The collective of a buffer in which arrays of one dtype lie as `taken` says, without making it, and
-        not before `after` exist; what comes is cut as `given` says. As `start`, or done already where `op` is
-        carried out in one. None where the buffers must be made."""
+        """The collective of a buffer in which arrays of one dtype lie as `taken` says, without making it;
+        what comes is cut as `given` says. As `start`, or done already where `op` is carried out in one. None
+        where the buffers must be made."""
         ...
 
     def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:

@@ -77,6 +77,16 @@ class LaxBackend:
         # No element of an array that is cut over other axes is at hand on all devices: the barrier must do.
         return order.tie(x, previous, axis, on_cpu=self.on_cpu and self.alone)
 
+    def behind(
+        self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
+    ) -> tuple[list[Array], list[Array]]:
+        if self.ways(axes) > 1 and not (self.on_cpu and self.alone):
+            return order.barred(xs, previous)
+        tied = list(xs)
+        for before in previous:
+            tied = [self.tie(x, before, axes) for x in tied]
+        return tied, list(previous)
+
     def move(self, x: Array, op: Collective) -> Array:
         ways, gathers = self.ways(op.axes), op.kind == "all_gather"
         program = program_of(op, self.sizes, self.spread, x.nbytes * (ways if gathers else 1), self.file)
@@ -100,12 +110,7 @@ class LaxBackend:
         return result.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
 
     def start_packed(
-        self,
-        xs: Sequence[Array],
-        op: Collective,
-        taken: BufferLayout,
-        given: BufferLayout,
-        after: Sequence[Array],
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
         """An all-reduce of XLA's own, of arrays as they are where the step is compiled so (see `variadic`).
 
@@ -115,8 +120,6 @@ class LaxBackend:
         if cut is None:
             return None
         arrays, held = variadic.joined([self.varying(x, op.axes) for x in xs], cut)
-        if after:
-            arrays = order.behind(arrays, after)
         with self.apart(op.result):
             moved = [self._native_all_reduce(x, op) for x in arrays]
         return lambda: variadic.parted(moved[: len(held)], held, given)

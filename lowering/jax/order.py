@@ -30,20 +30,24 @@ def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
     if x.size == 0 or previous.size == 0:
         return x
     if not on_cpu:
-        return behind([x], [previous])[0]
+        return barred([x], [previous])[0][0]
     never = lax.axis_index(axis) < 0
     other = lax.stop_gradient(previous.reshape(-1)[0]).astype(x.dtype)
     other = _compat.assume_same(other, tuple(_compat.varying_axes(other) - _compat.varying_axes(x)))
     return jnp.where(never, other, x)
 
 
-def behind(xs: Sequence[Array], previous: Sequence[Array]) -> list[Array]:
-    """`xs`, unchanged and typed as they are, but not before all of `previous` exist. GPUs only."""
-    held = lax.optimization_barrier((*xs, *previous))[: len(xs)]
-    return [
+def barred(xs: Sequence[Array], previous: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+    """Both, unchanged and typed as they are: `xs` not before `previous` exist, which are to be used on.
+
+    XLA takes out of a barrier what nobody uses of what it gives, and then no order is left. GPUs only.
+    """
+    given = [*xs, *previous]
+    held = [
         _compat.assume_same(y, tuple(_compat.varying_axes(y) - _compat.varying_axes(x)))
-        for x, y in zip(xs, held, strict=True)
+        for x, y in zip(given, lax.optimization_barrier(tuple(given)), strict=True)
     ]
+    return held[: len(xs)], held[len(xs) :]
 
 
 def without_implied(sequence: Iterable[ir.Op], values: Mapping[str, ir.Value]) -> Iterator[ir.Op]:

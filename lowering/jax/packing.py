@@ -37,6 +37,18 @@ class PackElision:
         env[op.result] = Tree((), LEAF)
         return True
 
+    def behind(self, op: ir.Collective, xs: Sequence[Array], env: Env) -> list[Array]:
+        """`xs`, but not before what `op` is to come after exists. That goes on as what was ordered."""
+        refs = [ref for ref in op.after if ref in env and env[ref].leaves]
+        if not refs:
+            return list(xs)
+        tied, previous = self.backend.behind(xs, [env[ref].leaves[-1] for ref in refs], op.axes)
+        for ref, leaf in zip(refs, previous, strict=True):
+            env[ref] = env[ref].like([*env[ref].leaves[:-1], leaf])
+            for offset in list(self.arrived.get(ref, ()))[-1:]:
+                self.arrived[ref][offset] = leaf
+        return tied
+
     def begin(self, op: ir.Op, env: Env) -> Callable[[], Env] | None:
         """Begin `op` on the leaves of its buffers; None where it is to be run as always: another op, or a
         backend that wants the buffer, which is made then."""
@@ -48,8 +60,9 @@ class PackElision:
         else:
             xs, taken = _leaves(pack, env), _taken(pack, self.values)
         given = _flat(self.values[op.result]) if parts is None else _given(op, parts, self.values)
-        after = [x for ref in op.after if ref in env for x in env[ref].leaves[-1:]]
-        going = self.backend.start_packed(xs, op, taken, given, after)
+        if self.backend.variadic:
+            xs = self.behind(op, xs, env)
+        going = self.backend.start_packed(xs, op, taken, given)
         if going is None:
             if pack is not None:
                 env[op.operand] = ops.pack(pack, self.values, env)

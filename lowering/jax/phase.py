@@ -134,7 +134,7 @@ class Lowered:
                     finish = elision.begin(op, env) or self._begin(op, env)
                     if finish is None:
                         if not elision.defers(op, env):
-                            self._run(op, env, chained, rng, elision.arrived)
+                            self._run(op, env, chained, rng, elision)
                     elif isinstance(op, ir.Collective) and op.form != "split":
                         env |= finish()
                     else:
@@ -214,25 +214,21 @@ class Lowered:
         )
 
     def _run(
-        self,
-        op: ir.Op,
-        env: Env,
-        chained: set[str],
-        rng: RngContext | None,
-        arrived: Mapping[str, Mapping[int, Any]],
+        self, op: ir.Op, env: Env, chained: set[str], rng: RngContext | None, elision: packing.PackElision
     ) -> None:
         values = self.values
         match op:
             case ir.Collective():
-                env[op.result] = self._collective(op, env, op.result in chained)
+                env[op.result] = self._collective(op, env, op.result in chained, elision)
             case ir.Pack():
                 env[op.result] = ops.pack(op, values, env)
             case ir.Unpack():
                 # A scalar of a split tree travels beside cut leaves, and is still the same on all ranks.
                 value = values[op.result]
+                unpacked = ops.unpack(op, values, env, elision.arrived)
                 leaves = tuple(
                     x if leaf.shape else self.backend.same(x, value.placement.split)
-                    for x, leaf in zip(ops.unpack(op, values, env, arrived), value.leaves, strict=True)
+                    for x, leaf in zip(unpacked, value.leaves, strict=True)
                 )
                 env[op.result] = Tree(leaves, self._structure(op, env))
             case ir.Cast() | ir.LocalSum() | ir.Scale():
@@ -297,18 +293,17 @@ class Lowered:
             return False
         return all(a.path == b.path for a, b in zip(candidate.leaves, value.leaves, strict=True))
 
-    def _collective(self, op: ir.Collective, env: Env, chained: bool) -> Tree:
+    def _collective(self, op: ir.Collective, env: Env, chained: bool, elision: packing.PackElision) -> Tree:
         """Leaf by leaf. Ordered after what `op.after` names, and leaf after leaf where order counts."""
         source, target = self.values[op.operand], self.values[op.result]
-        previous = [x for ref in op.after if ref in env for x in env[ref].leaves[-1:]]
         results: list[Any] = []
         for number, leaf in enumerate(env[op.operand].leaves):
             own = self.backend.varying(leaf, op.axes)
-            for before in previous:
-                own = self.backend.tie(own, before, op.axes)
+            if number == 0:
+                (own,) = elision.behind(op, [own], env)
+            elif op.after or chained:
+                (own,), results[-1:] = self.backend.behind([own], results[-1:], op.axes)
             results.append(self._exchange(op, own, target.leaves[number], source.kind == "array"))
-            if op.after or chained:
-                previous = results[-1:]
         return env[op.operand].like(results)
 
     def _exchange(self, op: ir.Collective, x: Any, target: ir.Leaf, array: bool) -> Any:

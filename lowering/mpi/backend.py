@@ -106,14 +106,8 @@ class MpiBackend:
         return x
 
     def start_packed(
-        self,
-        xs: Sequence[Array],
-        op: Collective,
-        taken: BufferLayout,
-        given: BufferLayout,
-        after: Sequence[Array],
+        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
-        """`after` are there: what is issued is issued in order."""
         spec = self._spec(op)
         if not self.channel.takes_lists(spec, taken.size):
             return None
@@ -137,6 +131,14 @@ class MpiBackend:
             return results
 
         return finish
+
+    def behind(
+        self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
+    ) -> tuple[list[Array], list[Array]]:
+        tied = list(xs)
+        for before in previous:
+            tied = [self.tie(x, before, axes) for x in tied]
+        return tied, list(previous)
 
     def move(self, x: Array, op: Collective) -> Array:
         result, token = self.channel.run(x, self._spec(op), self.order.take())

@@ -61,7 +61,14 @@ def test_what_the_step_sums_itself_stays_out_of_the_plans_buckets() -> None:
 
 
 def test_the_users_options_go_before_the_plans() -> None:
-    assert kind("run.jit", compiler_options={THRESHOLD: 1 << 30}) == "merged"
+    none = {"xla_disable_hlo_passes": "none", THRESHOLD: 1 << 30}  # then only size keeps a bucket apart
+    assert kind("run.jit", compiler_options=none) == "merged"
+
+
+def test_the_arrays_of_a_bucket_are_reduced_as_they_are() -> None:
+    by_run, by_jax = (audited(by) for by in ("run.jit", "jax.jit"))
+    assert all(row.expected == "" or row.cause == "" for row in by_run.rows), str(by_run)
+    assert by_jax.differences[0].kind == "merged"
 
 
 def test_the_plans_options_go_before_flags_of_the_process() -> None:
