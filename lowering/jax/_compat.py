@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -36,7 +37,11 @@ _all_gather_same: Callable[..., Array] = cast("Any", _parallel).all_gather_invar
 
 def varying_axes(x: Array) -> frozenset[str]:
     """The manual mesh axes over which JAX types `x` as varying; empty with `check_vma=False`."""
-    aval: Any = jax.typeof(x)
+    return varying_in(jax.typeof(x))
+
+
+def varying_in(aval: Any) -> frozenset[str]:
+    """The same of a type."""
     manual = getattr(aval, "mat", None)  # 0.10: ManualAxisType
     return frozenset(manual.varying if manual is not None else getattr(aval, "vma", ()))
 
@@ -140,6 +145,41 @@ def recording() -> Any:
     while trace is not None and not isinstance(trace, _partial_eval.DynamicJaxprTrace):
         trace = getattr(trace, "parent_trace", None)
     return trace
+
+
+@dataclass(frozen=True)
+class Program:
+    """A jaxpr whose constants are given: `program(*arguments)` evaluates it. types: of its results."""
+
+    jaxpr: Any
+    consts: tuple[Array, ...] = ()
+
+    def __call__(self, *arguments: Array) -> list[Array]:
+        return list(_core.eval_jaxpr(self.jaxpr, self.consts, *arguments))
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        return tuple(var.aval for var in self.jaxpr.outvars)
+
+    @property
+    def hoisted(self) -> Program:
+        """The program that takes its constants as its first arguments."""
+        return Program(_partial_eval.convert_constvars_jaxpr(self.jaxpr))
+
+    def used(self, results: Sequence[bool]) -> list[bool]:
+        """Which arguments those of `results` that are true depend on."""
+        return list(_partial_eval.dce_jaxpr(self.jaxpr, tuple(results))[1])
+
+    def restricted(self, results: Sequence[bool], count: int) -> Program:
+        """The program of the first `count` arguments that gives these results, which need no others."""
+        wanted = tuple(number < count for number in range(len(self.jaxpr.invars)))
+        return Program(_partial_eval.dce_jaxpr(self.jaxpr, tuple(results), wanted)[0], self.consts)
+
+
+def traced(function: Callable[..., Any], *arguments: Array) -> Program:
+    """`function` as a program; what it closes over are its constants."""
+    closed = jax.make_jaxpr(function)(*arguments)
+    return Program(closed.jaxpr, tuple(closed.consts))
 
 
 def is_traced(x: Array) -> bool:

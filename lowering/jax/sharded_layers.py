@@ -1,0 +1,199 @@
+"""Layers one after another, of whose weights each rank keeps a shard.
+
+Forward, a layer's weights are gathered while `prefetch` layers before it compute, and dropped after use. The
+backward pass gathers them again, in the other order, and scatters the gradient of each layer where it is made.
+With n layers there are n gathers forward, n - 1 backward (the last layer's weights are still there) and n
+scatters; at most prefetch + 1 layers' weights are wanted at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.layer_vjp import LayerVjp, without_float0
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
+
+Array = Any
+Arrays = Sequence[Array]
+
+
+class LayerExchange(Protocol):
+    """How the weights of a layer travel."""
+
+    def gather(self, shards: Arrays, after: Arrays) -> list[Array]:
+        """The whole leaves, typed as each rank's own; not begun before each of `after` exists."""
+        ...
+
+    def scatter(self, gradients: Arrays) -> list[Array]:
+        """What the shards' gradient is where this rank's terms of the whole leaves' are `gradients`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer: what it computes and how its weights travel."""
+
+    vjp: LayerVjp
+    exchange: LayerExchange
+
+
+@dataclass
+class Window:
+    """Weights that were gathered and not used yet, by the layer's number."""
+
+    gather: Callable[[int, Arrays], list[Array]]
+    weights: dict[int, list[Array]] = field(default_factory=dict[int, list[Array]])
+
+    def fetch(self, number: int, after: Arrays) -> None:
+        if number not in self.weights:
+            self.weights[number] = self.gather(number, after)
+
+
+
+def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefetch: int) -> list[Array]:
+    """What the last of `layers` makes of `x`, each taking what the one before makes. shards: of each layer."""
+    last = len(layers) - 1
+    needs = [layer.vjp.needs_weights for layer in layers]
+    consts = {id(layer.vjp): layer.vjp.consts for layer in layers}  # layers alike close over the same
+    own = [list(consts).index(id(layer.vjp)) for layer in layers]
+
+    def window_of(shards: Sequence[Arrays]) -> Window:
+        return Window(lambda number, after: layers[number].exchange.gather(shards[number], after))
+
+    def forward(consts: Any, shards: Sequence[Arrays], x: Arrays, *, keeps: bool) -> tuple[Any, Any]:
+        window, kept = window_of(shards), list[Arrays]()
+        weights: Arrays = ()
+        for number, layer in enumerate(layers):
+            for ahead in range(number, min(number + prefetch, last) + 1):
+                window.fetch(ahead, x if number else ())
+            weights = window.weights.pop(number)
+            if keeps:
+                x, saved = layer.vjp.forward(consts[own[number]], weights, x)
+                kept.append(saved)
+            else:
+                x = layer.vjp.run(consts[own[number]], weights, x)
+        return x, (consts, shards, kept, weights if needs[last] else [])
+
+    def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
+        consts, shards, kept, weights = residuals
+        cotangents, window = without_float0(cotangents), window_of(shards)
+        window.weights[last] = weights
+        gradients: list[Arrays] = [[] for _ in layers]
+        of_consts: list[Any] = [None for _ in consts]
+        for number in reversed(range(len(layers))):
+            done = gradients[number + 1] if number < last else ()
+            for ahead in range(number, max(number - prefetch, 0) - 1, -1):
+                if needs[ahead]:
+                    window.fetch(ahead, [*cotangents, *done])
+            weights, place = window.weights.pop(number, []), own[number]
+            more, whole, cotangents = layers[number].vjp.backward(
+                consts[place], weights, kept[number], cotangents
+            )
+            of_consts[place] = more if of_consts[place] is None else _sum(of_consts[place], more)
+            gradients[number] = layers[number].exchange.scatter(whole)
+        return of_consts, gradients, cotangents
+
+    return _differentiable(forward, backward)(list(map(list, consts.values())), list(map(list, shards)), list(x))
+
+
+def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Array]:
+    """As `unrolled`, of layers alike under `lax.scan`; a leading dimension of `shards` counts them.
+
+    The first weights are gathered before a loop, and the last `prefetch` layers are computed behind it, so that
+    no loop gathers what nobody uses; those of the last layer stay for the backward pass.
+    """
+    vjp, exchange = layer.vjp, layer.exchange
+    count = shards[0].shape[0]
+    ahead = min(prefetch, count - 1)
+    behind = count - ahead  # the number of the first layer that is computed behind the loop
+
+    def gathered(shards: Arrays, number: Any, after: Arrays = ()) -> list[Array]:
+        return exchange.gather(_row(shards, number), after)
+
+    def forward(consts: Arrays, shards: Arrays, x: Arrays, *, keeps: bool) -> tuple[Any, Any]:
+        def compute(weights: Arrays, x: Arrays) -> tuple[list[Array], list[Array]]:
+            return vjp.forward(consts, weights, x) if keeps else (vjp.run(consts, weights, x), [])
+
+        def step(carry: Any, number: Any) -> tuple[Any, Arrays]:
+            x, window = carry
+            window = [*window, gathered(shards, number + ahead)]
+            x, saved = compute(window[0], x)
+            return (x, window[1:]), saved
+
+        window = [gathered(shards, number) for number in range(ahead)]
+        (x, window), stack = lax.scan(step, (x, window), np.arange(behind, dtype=np.int32))
+        kept: list[Arrays] = []
+        for weights in window:
+            x, saved = compute(weights, x)
+            kept.append(saved)
+        return x, (consts, shards, stack, kept, window[-1:] if vjp.needs_weights else [[]] * len(window[-1:]))
+
+    def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
+        consts, shards, stack, kept, window = residuals
+
+        def fetch(number: Any, after: Arrays = ()) -> list[Array]:
+            return gathered(shards, number, after) if vjp.needs_weights else []
+
+        def compute(number: Any, saved: Arrays, carry: Any) -> tuple[Any, Arrays]:
+            (weights, *window), cotangents, of_consts, gradients = carry
+            more, whole, cotangents = vjp.backward(consts, weights, saved, cotangents)
+            own = exchange.scatter(whole)
+            gradients = [
+                None if row is None else lax.dynamic_update_index_in_dim(stack, row, number, 0)
+                for stack, row in zip(gradients, own, strict=True)
+            ]
+            return (window, cotangents, _sum(of_consts, more), gradients), own
+
+        def step(carry: Any, number: Any) -> tuple[Any, None]:
+            carry = ([*carry[0], fetch(number - ahead)], *carry[1:])
+            return compute(number, _row(stack, number), carry)[0], None
+
+        cotangents = without_float0(cotangents)
+        window = [*window, *(fetch(count - 1 - k, cotangents) for k in range(1, ahead))]
+        carry: Any = (window, cotangents, _zeros(consts), _zeros(shards))
+        done: Arrays = ()
+        for number in reversed(range(behind, count)):
+            if number >= ahead:
+                carry = ([*carry[0], fetch(number - ahead, [*carry[1], *done])], *carry[1:])
+            carry, done = compute(number, kept[number - behind], carry)
+        if behind > ahead:
+            carry, _ = lax.scan(step, carry, np.arange(behind - 1, ahead - 1, -1, dtype=np.int32))
+        for number in reversed(range(min(behind, ahead))):
+            carry, _ = compute(number, _row(stack, number), carry)
+        _, cotangents, of_consts, gradients = carry
+        return of_consts, gradients, cotangents
+
+    return _differentiable(forward, backward)(list(vjp.consts), list(shards), list(x))
+
+
+def _differentiable(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., list[Array]]:
+    @jax.custom_vjp
+    def call(consts: Any, shards: Any, x: Any) -> list[Array]:
+        return forward(consts, shards, x, keeps=False)[0]
+
+    call.defvjp(partial(forward, keeps=True), backward)
+    return call
+
+
+def _row(stack: Arrays, number: Any) -> list[Array]:
+    return [lax.dynamic_index_in_dim(leaf, number, 0, keepdims=False) for leaf in stack]
+
+
+def _sum(xs: Arrays, ys: Arrays) -> list[Array]:
+    return [None if x is None else x + y for x, y in zip(xs, ys, strict=True)]
+
+
+def _zeros(arrays: Arrays) -> list[Array]:
+    """Zeros of the types of those of `arrays` that have a derivative."""
+    return [
+        _compat.as_varying(jnp.zeros_like(x), sorted(_compat.varying_axes(x)))
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+        else None
+        for x in arrays
+    ]
