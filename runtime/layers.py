@@ -162,11 +162,11 @@ class ShardedWeights:
 
             gathers = tuple(LeafCollectives(p, lowered(s)) for p, s in stages.gather_schedules(leaves))
             scatters = tuple(LeafCollectives(p, lowered(s)) for p, s in stages.scatter_schedules(leaves))
-            self._exchanges[key] = ShardedLayer(split, partial, backend, gathers, scatters)
+            on_devices = context.machine.layout == "global"
+            self._exchanges[key] = ShardedLayer(split, partial, backend, gathers, scatters, on_devices)
         typed = [
             backend.varying(x, split) if leaf.shape else x for x, leaf in zip(flat.leaves, own, strict=True)
         ]
-        del context
         return flat.like(typed), self._exchanges[key]
 
     def _whole(self, stages: ShardedStages, own: Sequence[Leaf], shapes: Any) -> Leaves:

@@ -20,6 +20,7 @@ from commplan.lowering.jax.layer_vjp import LayerVjp, without_float0
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any
+SCATTERS_IN_FLIGHT = 2  # that the gathers of the backward pass do not wait for
 Arrays = Sequence[Array]
 
 
@@ -30,8 +31,9 @@ class LayerExchange(Protocol):
         """The whole leaves, typed as each rank's own; not begun before each of `after` exists."""
         ...
 
-    def scatter(self, gradients: Arrays) -> list[Array]:
-        """What the shards' gradient is where this rank's terms of the whole leaves' are `gradients`."""
+    def scatter(self, gradients: Arrays, after: Arrays) -> list[Array]:
+        """What the shards' gradient is where this rank's terms of the whole leaves' are `gradients`; not begun
+        before each of `after` exists."""
         ...
 
 
@@ -45,15 +47,17 @@ class Layer:
 
 @dataclass
 class Window:
-    """Weights that were gathered and not used yet, by the layer's number."""
+    """Weights that were gathered and not used yet, by the layer's number; gathers are begun one after another,
+    so that XLA combines none of two layers."""
 
     gather: Callable[[int, Arrays], list[Array]]
-    weights: dict[int, list[Array]] = field(default_factory=dict[int, list[Array]])
+    weights: dict[int, Arrays] = field(default_factory=dict[int, Arrays])
+    last: Arrays = ()
 
     def fetch(self, number: int, after: Arrays) -> None:
         if number not in self.weights:
-            self.weights[number] = self.gather(number, after)
-
+            self.weights[number] = self.gather(number, [*after, *self.last])
+            self.last = [leaf for leaf in self.weights[number] if leaf.ndim][-1:]
 
 
 def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefetch: int) -> list[Array]:
@@ -78,25 +82,28 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
                 kept.append(saved)
             else:
                 x = layer.vjp.run(consts[own[number]], weights, x)
+            # Else XLA may make x again in the backward pass, from the weights (rows of an embedding).
+            x = lax.optimization_barrier(x)
         return x, (consts, shards, kept, weights if needs[last] else [])
 
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
         consts, shards, kept, weights = residuals
         cotangents, window = without_float0(cotangents), window_of(shards)
-        window.weights[last] = weights
+        window.weights[last], window.last = weights, weights[-1:]
         gradients: list[Arrays] = [[] for _ in layers]
         of_consts: list[Any] = [None for _ in consts]
         for number in reversed(range(len(layers))):
-            done = gradients[number + 1] if number < last else ()
+            done = gradients[number + SCATTERS_IN_FLIGHT] if number + SCATTERS_IN_FLIGHT <= last else ()
             for ahead in range(number, max(number - prefetch, 0) - 1, -1):
                 if needs[ahead]:
                     window.fetch(ahead, [*cotangents, *done])
+            done = gradients[number + 1] if number < last else ()
             weights, place = window.weights.pop(number, []), own[number]
             more, whole, cotangents = layers[number].vjp.backward(
                 consts[place], weights, kept[number], cotangents
             )
             of_consts[place] = more if of_consts[place] is None else _sum(of_consts[place], more)
-            gradients[number] = layers[number].exchange.scatter(whole)
+            gradients[number] = layers[number].exchange.scatter(whole, done)
         return of_consts, gradients, cotangents
 
     return _differentiable(forward, backward)(list(map(list, consts.values())), list(map(list, shards)), list(x))
@@ -143,7 +150,7 @@ def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Arra
         def compute(number: Any, saved: Arrays, carry: Any) -> tuple[Any, Arrays]:
             (weights, *window), cotangents, of_consts, gradients = carry
             more, whole, cotangents = vjp.backward(consts, weights, saved, cotangents)
-            own = exchange.scatter(whole)
+            own = exchange.scatter(whole, ())
             gradients = [
                 None if row is None else lax.dynamic_update_index_in_dim(stack, row, number, 0)
                 for stack, row in zip(gradients, own, strict=True)
