@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -202,7 +203,13 @@ def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -
 
 
 def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:
-    """`lax.all_gather` along the leading dimension, its result typed as the same over `axes`."""
+    """`lax.all_gather` along the leading dimension, its result typed as the same over `axes`.
+
+    Where nothing is typed it is `lax.all_gather` itself, whose derivative sums over ranks: that of the other
+    expects JAX to have done so where it typed a use as varying.
+    """
+    if not any(map(tracks_varying, axes)):
+        return lax.all_gather(x, axes, tiled=True)
     return _all_gather_same(x, axes, tiled=True)
 
 
@@ -250,3 +257,26 @@ _same.def_abstract_eval(_same_type)
 cast("Any", mlir).register_lowering(_same, _same_lowering)
 cast("Any", ad).deflinear2(_same, _same_transpose)
 cast("Any", batching).primitive_batchers[_same] = _same_batch
+
+
+def warning_when_transposed(x: Array, text: str) -> Array:
+    """`x`; JAX warns with `text` when it takes the transpose of this for a reverse-mode derivative."""
+    return _warning.bind(x, text=text)
+
+
+_warning: Any = Primitive("commplan_warning")
+
+
+def _warning_transpose(cotangent: Any, x: Any, *, text: str) -> list[Any]:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return [cotangent]
+
+
+def _warning_batch(args: Sequence[Any], dims: Sequence[Any], *, text: str) -> tuple[Any, Any]:
+    return _warning.bind(args[0], text=text), dims[0]
+
+
+_warning.def_abstract_eval(lambda aval, *, text: aval)
+cast("Any", mlir).register_lowering(_warning, lambda ctx, x, *, text: [x])
+cast("Any", ad).deflinear2(_warning, _warning_transpose)
+cast("Any", batching).primitive_batchers[_warning] = _warning_batch

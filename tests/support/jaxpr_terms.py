@@ -87,7 +87,7 @@ class Walker:
 
     def _equation(self, eqn: Any, xs: Values) -> Walk:
         name, how = eqn.primitive.name, eqn.params
-        if name in _TOGETHER or (name.startswith("commplan_") and name != "commplan_same"):
+        if name in _TOGETHER or (name.startswith("commplan_") and name not in _SAME):
             return (yield eqn, xs)
         if name == "shard_map":
             return on_mesh(how, xs)
@@ -383,7 +383,7 @@ _SHAPES: Mapping[str, Callable[..., Any]] = {
     "bitcast_convert_type": _bits,
 }  # fmt: skip
 _SAME: Mapping[str, Callable[..., Any]] = dict.fromkeys(
-    ("pvary", "pcast", "stop_gradient", "commplan_same", "copy", "copy_p", "reduce_precision"),
+    ("pvary", "pcast", "stop_gradient", "commplan_same", "commplan_warning", "copy", "copy_p", "reduce_precision"),
     lambda how, x: x,
 ) | {"optimization_barrier": lambda how, *xs: list(xs)}
 _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
