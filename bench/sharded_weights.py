@@ -1,21 +1,26 @@
 """Peak memory and collectives of steps whose weights lie in shards: by hand, by GSPMD, and through a plan.
 
-    JAX_PLATFORMS=cpu python bench/sharded_weights.py [--on cpu|h100] [--layers 12] [--width 2048] [--rows 2]
+    export JAX_PLATFORMS=cpu
+    python bench/sharded_weights.py
+    python bench/sharded_weights.py --on h100 --layers 12 --width 2048 --length 1024 --vocabulary 32768
 
-A transformer (bf16 weights, tied embedding, Adam) on eight devices, compiled and not run: on CPU devices, or
-ahead of time for 8 H100, which needs no GPU but JAX's compiler for GPUs (the environment that `make audit`
-makes). What is compared:
+A transformer (bf16, tied embedding, Adam) on eight devices, compiled and not run: for CPU devices, or ahead
+of time for 8 H100, which needs no GPU but JAX's compiler for them (the environment that `make audit` makes).
 
-- data parallel: every rank has all weights and all of Adam's state; gradients are summed by XLA.
-- GSPMD: `jit` of the same model with weights and state cut along `data`, and the batch too.
-- by hand: `shard_map`, `lax.all_gather` of each leaf where a layer needs it, and JAX's derivative.
-- by hand, gathered twice: the same under a `jax.checkpoint` that does not keep what was gathered.
-- plan: `run.layers`, with 1 and 2 layers ahead; scanned: `run.scan_layers`.
+- data parallel: every rank has all weights and all of Adam's state, and sums gradients leaf by leaf.
+- GSPMD: `jit` of the same model with weights, state and batch cut along `data`, and activations held to that.
+- by hand: `lax.all_gather` of each leaf where a layer needs it, in a `shard_map`; JAX's derivative.
+- by hand, again: the same under a `jax.checkpoint` that keeps nothing of what was gathered.
+- plan: `run.layers`, one and two layers ahead. plan, scanned: `run.scan_layers`; again: of a
+  `jax.checkpoint(block)`.
 
-Columns: megabytes of temporary memory; of arguments (weights and state); both together beside the sum of
-arguments, the shards' gradient, activations and two gathered layers, where activations are the temporary memory
-of the loss and its gradient on one device without any communication; all-gathers, reduce-scatters and
-all-reduces in the text of the compiled step (a loop's once); instructions.
+Columns: megabytes of temporary memory and of arguments (weights and state); both beside the sum of arguments,
+the shards' gradient, activations and the two largest layers gathered one after the other; collectives in the
+text of the compiled step (a loop's body once), instructions. Activations are the temporary memory of the loss
+and its gradient on one device, no gradient being kept. For H100 also milliseconds of the step and of those in
+which it waits for communication, as `commplan.lowering.audit.estimate` guesses them for 600 Tflop/s, 2.5 TB/s
+of memory and a bus bandwidth of 300 GB/s; it does not know how often a loop runs and
+cannot read the groups that GSPMD writes: those steps have none.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
-from commplan.lowering.audit import target
+from commplan.lowering.audit import Machine, audit_text, estimate, target
 from commplan.lowering.jax.aot import devices
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
@@ -135,8 +140,18 @@ def data_parallel(mesh: Mesh) -> Callable[..., Any]:
     return jax.shard_map(trained(gradient), mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=P())
 
 
-def gspmd(_: Mesh) -> Callable[..., Any]:
-    return trained(jax.grad(loss))
+def gspmd(mesh: Mesh) -> Callable[..., Any]:
+    def held(given: tuple[Any, Any]) -> tuple[Any, Any]:
+        cut = NamedSharding(mesh, P("data"))
+        return lax.with_sharding_constraint(given[0], cut), given[1]
+
+    def own(params: Tree, tokens: Any) -> Any:
+        x = held(embedded(params["embed"], tokens))
+        for layer in params["blocks"]:
+            x = held(block(layer, x))
+        return head(params["embed"], x)
+
+    return trained(jax.grad(own))
 
 
 def by_hand(mesh: Mesh, like: Tree, *, twice: bool) -> Callable[..., Any]:
@@ -168,7 +183,9 @@ def by_hand(mesh: Mesh, like: Tree, *, twice: bool) -> Callable[..., Any]:
     )
 
 
-def planned(mesh: Mesh, like: Tree, prefetch: int, *, scanned: bool = False) -> Callable[..., Any]:
+def planned(
+    mesh: Mesh, like: Tree, prefetch: int, *, scanned: bool = False, body: Any = block
+) -> Callable[..., Any]:
     program = commplan.loads(PLAN.format(prefetch=prefetch)).compile(
         mesh, shapes={"weights": like, "grads": like}
     )
@@ -176,10 +193,10 @@ def planned(mesh: Mesh, like: Tree, prefetch: int, *, scanned: bool = False) -> 
 
     def own(shards: Tree, tokens: Any) -> Any:
         if not scanned:
-            bodies = [embedded, *(block for _ in shards["blocks"]), head]
+            bodies = [embedded, *(body for _ in shards["blocks"]), head]
             return run.layers(bodies, [shards["embed"], *shards["blocks"], shards["embed"]], tokens)
         x = run.layer(embedded, shards["embed"], tokens)
-        return run.layer(head, shards["embed"], run.scan_layers(block, shards["blocks"], x))
+        return run.layer(head, shards["embed"], run.scan_layers(body, shards["blocks"], x))
 
     names = {"params": "split data", "moments": "split data", "tokens": "split data"}
 
@@ -199,10 +216,16 @@ def cut(tree: Tree, *, stacked: bool = False) -> Tree:
     cuts = jax.tree.map(leaf, tree)
     if not stacked:
         return cuts
-    count = len(cuts["blocks"])
-    stack = jax.tree.map(lambda k: jax.ShapeDtypeStruct((count * k.shape[0],), k.dtype), cuts["blocks"][0])
-    rows = jax.tree.map(lambda k: jax.ShapeDtypeStruct((RANKS * count, k.shape[0] // RANKS // count), k.dtype), stack)
-    return {"embed": cuts["embed"], "blocks": rows}
+    rows = RANKS * len(cuts["blocks"])
+
+    def stack(kind: Any) -> Any:
+        return jax.ShapeDtypeStruct((rows, kind.shape[0] // RANKS), kind.dtype)
+
+    return {"embed": cuts["embed"], "blocks": jax.tree.map(stack, cuts["blocks"][0])}
+
+
+def nbytes(tree: Tree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def compiled(step: Callable[..., Any], *arguments: Any, donate: Sequence[int] = (0, 1)) -> Any:
@@ -234,32 +257,38 @@ def main() -> None:
     def arguments(tree: Tree, spec: Any) -> tuple[Any, ...]:
         return placed(tree, spec), placed((tree, tree), spec), placed(tokens, P("data"))
 
+    cuts, stack = arguments(cut(like), P("data")), arguments(cut(like, stacked=True), P("data"))
     steps: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         "data parallel": (data_parallel(mesh), arguments(like, P())),
         "GSPMD": (gspmd(mesh), arguments(like, P("data"))),
-        "by hand": (by_hand(mesh, like, twice=False), arguments(cut(like), P("data"))),
-        "by hand, gathered twice": (by_hand(mesh, like, twice=True), arguments(cut(like), P("data"))),
-        "plan": (planned(mesh, like, 1), arguments(cut(like), P("data"))),
-        "plan, 2 ahead": (planned(mesh, like, 2), arguments(cut(like), P("data"))),
-        "plan, scanned": (planned(mesh, like, 1, scanned=True), arguments(cut(like, stacked=True), P("data"))),
+        "by hand": (by_hand(mesh, like, twice=False), cuts),
+        "by hand, again": (by_hand(mesh, like, twice=True), cuts),
+        "plan": (planned(mesh, like, 1), cuts),
+        "plan, 2 ahead": (planned(mesh, like, 2), cuts),
+        "plan, scanned": (planned(mesh, like, 1, scanned=True), stack),
+        "plan, scanned, again": (planned(mesh, like, 1, scanned=True, body=jax.checkpoint(block)), stack),
     }
     alone = Mesh(own[:1], ("data",), axis_types=(AxisType.Auto,))
     row = jax.ShapeDtypeStruct((options.rows, options.length), "int32")
     single = compiled(summed, placed(like, P(), alone), placed(row, P(), alone), donate=())
     activations = single.memory_analysis().temp_size_in_bytes
-    sizes = sorted(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(t)) for t in [like["embed"], *like["blocks"]])
-    gradient = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cut(like))) / RANKS
-    print(f"activations {activations / 1e6:.2f} MB, layers {sizes[0] / 1e6:.2f} to {sizes[-1] / 1e6:.2f} MB whole")
-    heads = (("temp", 9), ("args", 9), ("of sum", 8), ("gathers", 9), ("scatters", 9), ("reduces", 9), ("ops", 7))
-    print(f"{'':26}" + "".join(f"{name:>{size}}" for name, size in heads))
+    embed, layer = nbytes(like["embed"]), nbytes(like["blocks"][0])
+    two = max(embed + layer, 2 * layer)
+    print(f"activations {activations / 1e6:.1f} MB, embedding {embed / 1e6:.1f}, a layer {layer / 1e6:.1f}")
+    heads = ("temp", "args", "of sum", "gathers", "scatters", "reduces", "ops", "ms", "waiting")
+    print(f"{'':22}" + "".join(f"{name:>9}" for name in heads[: 7 if options.on == "cpu" else 9]))
     for name, (step, given) in steps.items():
         result = compiled(step, *given)
         memory, text = result.memory_analysis(), result.as_text()
         temp, args = memory.temp_size_in_bytes, memory.argument_size_in_bytes
-        share = (temp + args) / (args + gradient + activations + 2 * sizes[0])
+        share = (temp + args) / (args + nbytes(cut(like)) / RANKS + activations + two)
         counts = [len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in KINDS]
-        ops = len(re.findall(r"^  (?:ROOT )?%", text, re.MULTILINE))
-        print(f"{name:26}{temp / 1e6:9.2f}{args / 1e6:9.2f}{share:8.2f}" + "".join(f"{n:9}" for n in counts) + f"{ops:7}", flush=True)
+        counts.append(len(re.findall(r"^  (?:ROOT )?%", text, re.MULTILINE)))
+        line = f"{name:22}{temp / 1e6:9.1f}{args / 1e6:9.1f}{share:9.2f}" + "".join(f"{n:9}" for n in counts)
+        if options.on == "h100" and "scanned" not in name and name != "GSPMD":
+            guess = estimate(audit_text(text), Machine(flops=6e14, memory=2.5e12, bus=3e11))
+            line += f"{guess.total * 1e3:9.2f}{guess.exposed * 1e3:9.2f}"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Schedules for the layers of `run.layers`: the plan's `gather` and `scatter`, for the leaves of one layer.
+"""Schedules for the layers of `run.layers`: the plan's `gather` and `scatter`, for the leaves of one.
 
-A phase gathers and scatters all leaves of a value at once. A layer alone is moved by the same stages, compiled
-for its own leaves: wire types, means, algorithms and levels are those of the plan, and each schedule is proved
-against its stages as every other one is.
+A phase gathers and scatters all leaves of a value at once. A layer alone is moved by the same stages,
+compiled for its own leaves: wire types, means, algorithms and levels are the plan's, and each schedule is
+proved against its stages as every other one is.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ShardedStages:
 
     @property
     def prefetch(self) -> int:
-        said = [stage.hints.prefetch for stage in self.gathers if stage.hints.prefetch is not None]
-        return max(said, default=PREFETCH)
+        depths = [stage.hints.prefetch for stage in self.gathers if stage.hints.prefetch is not None]
+        return max(depths, default=PREFETCH)
 
     @property
     def _plan(self) -> graph.Plan:
@@ -71,16 +71,16 @@ class ShardedStages:
         self, stages: Stages, leaves: Sequence[Leaf], places: Sequence[int]
     ) -> Iterator[tuple[tuple[int, ...], Schedule]]:
         passes = Pipeline.parse(self.schedule.pipeline).passes
-        together = tuple(places)
+        packed = tuple(places)
         if all(stage.hints.bucket is None for stage in stages):
             packs = any(pass_.name == "bucket" and not getattr(pass_, "pinned", False) for pass_ in passes)
-            together = tuple(i for i in places if packs and leaves[i].nbytes < PACKED_NBYTES)
-            alone = tuple(i for i in places if i not in together)
+            packed = tuple(i for i in places if packs and leaves[i].nbytes < PACKED_NBYTES)
+            alone = tuple(i for i in places if i not in packed)
             if alone:
                 own = tuple(pass_ for pass_ in passes if pass_.name != "bucket")
                 yield alone, self._schedule(stages, [leaves[i] for i in alone], own)
-        if together:
-            yield together, self._schedule(stages, [leaves[i] for i in together], passes)
+        if packed:
+            yield packed, self._schedule(stages, [leaves[i] for i in packed], passes)
 
     def _schedule(self, stages: Stages, leaves: Sequence[Leaf], passes: tuple[Pass, ...]) -> Schedule:
         """The stages alone, compiled for `leaves`."""
@@ -95,7 +95,8 @@ class ShardedStages:
             values=tuple(value for value in plan.values if value.id in known),
             phases=(replace(self.phase, stages=stages, outputs=(output,), updates=()),),
         )  # fmt: skip
-        values = infer(own, {axis.name: axis.size for axis in schedule.axes}, {plan.value(start).name: tuple(leaves)})
+        sizes = {axis.name: axis.size for axis in schedule.axes}
+        values = infer(own, sizes, {plan.value(start).name: tuple(leaves)})
         first = lower(own, schedule.axes, values, schedule.backend, schedule.hosts)
         return Pipeline(passes).run(first, PassContext())
 
@@ -109,7 +110,7 @@ class ShardedStages:
 
 
 def sharded_stages(schedule: Schedule, phase: str, weights: str | None, grads: str | None) -> ShardedStages:
-    """What `phase` says about split weights. weights, grads: the inputs that are meant, where there are several.
+    """What `phase` says about split weights. weights, grads: the inputs meant, where there are several.
 
     Raises CP0826 where there are none, or several.
     """
@@ -119,15 +120,17 @@ def sharded_stages(schedule: Schedule, phase: str, weights: str | None, grads: s
     own = plan.phase(phase)
     entries = [plan.value(ref) for ref in (*plan.inputs, *plan.states)]
     trees = [value for value in entries if isinstance(value.type, TreeType)]
+    sums = (graph.Scatter, graph.Reduce)
     gathers = [_chain(own, value.id, (graph.Gather,)) for value in trees if value.placement.split]
-    scatters = [_chain(own, value.id, (graph.Scatter, graph.Reduce)) for value in trees if value.placement.partial]
+    scatters = [_chain(own, value.id, sums) for value in trees if value.placement.partial]
     gather = _only(schedule, own, gathers, weights, "weights", "a split tree that it gathers")
     placement = plan.value(gather[0].operand).placement
     fitting = [chain for chain in scatters if chain and plan.value(chain[-1].result).placement == placement]
     scatter = _only(schedule, own, fitting, grads, "grads", f"a partial tree that it makes `{placement}`")
     if plan.value(gather[-1].result).placement.split:
         _cannot(schedule, phase, f"`{plan.value(gather[-1].result).name}` is still split")
-    if any(stage.op.name not in ("sum", "mean") or stage.op.weight for stage in scatter if not isinstance(stage, graph.Gather)):
+    reductions = [stage.op for stage in scatter if isinstance(stage, sums)]
+    if any(op.weight is not None or op.name not in ("sum", "mean") for op in reductions):
         _cannot(schedule, phase, "the gradient is reduced by something else than a sum or a plain mean")
     return ShardedStages(schedule, own, gather, scatter)
 
@@ -144,7 +147,7 @@ def _chain(phase: graph.Phase, ref: graph.Ref, kinds: tuple[type, ...]) -> Stage
 
 
 def _only(
-    schedule: Schedule, phase: graph.Phase, chains: Sequence[Stages], name: str | None, word: str, what: str
+    schedule: Schedule, phase: graph.Phase, chains: Sequence[Stages], name: str | None, word: str, wanted: str
 ) -> Stages:
     """The chain of the value called `name`, or the only one."""
     named = {graph.name_of(chain[0].operand): chain for chain in chains if chain}
@@ -154,7 +157,7 @@ def _only(
         return named[name]
     has = f"it has {', '.join(f'`{n}`' for n in named) or 'none'}"
     note = f'name one: run.layers(.., {word}="{next(iter(named), word)}")' if len(named) > 1 else ""
-    _cannot(schedule, phase.name, f"it needs {what}; {has}", note)
+    return _cannot(schedule, phase.name, f"it needs {wanted}; {has}", note)
 
 
 def _cannot(schedule: Schedule, phase: str, why: str, note: str = "") -> NoReturn:

@@ -45,28 +45,30 @@ class ShardedWeights:
         shapes: Sequence[Any] | None = None, phase: str = "step",
         weights: str | None = None, grads: str | None = None,
     ) -> Any:  # fmt: skip
-        """What the last layer makes of `x`: a layer is `body(weights, x)`, and takes what the one before makes.
+        """What the last layer makes of `x`; a layer is `body(weights, x)`, of what the one before makes.
 
-        The weights of each layer are gathered from `shards` as phase `phase` gathers its split input, while as
-        many layers before it compute as that `gather` says with `{ prefetch = .. }` (1 where it does not), and
+        The weights of a layer are gathered from `shards` as phase `phase` gathers its split input, while the
+        layers before it compute (as many as that `gather` says with `{ prefetch = .. }`, else one), and
         dropped after use. The backward pass gathers them again, in the other order, and scatters the gradient
         as the phase scatters its partial input: the gradient of shards comes as shards, and is not passed to
-        the phase again. All else that the backward pass needs is kept, unless `body` is `jax.checkpoint(body)`.
+        the phase again. What else the backward pass needs is kept, unless `body` is `jax.checkpoint(body)`.
 
-        body: one function, or one for each layer. shards: of each layer a pytree of this rank's cuts, as `slice`
-        and `run.shards` make them, in any float type. shapes: of each layer a pytree of its whole leaves, where
-        the plan's weights do not tell. weights, grads: those inputs, where the phase has several. There are
-        reverse-mode derivatives of the first order, and no others.
+        body: one function, or one for each layer. shards: of each layer a pytree of this rank's cuts, as
+        `slice` and `run.shards` make them, in any float type. shapes: of each layer a pytree of its whole
+        leaves, where the plan's weights do not tell. weights, grads: those inputs, where the phase has
+        several. Derivatives are those of the reverse mode, of the first order.
 
-        Raises CP0816 outside of a shard_map, CP0826 for a phase that does not say both, CP0827 for shards that
-        do not fit.
+        Raises CP0816 outside of a shard_map, CP0826 for a phase that does not say both, CP0827 for shards
+        that do not fit.
         """
         self._inside("run.layers")
         stages = self._stages(phase, weights, grads)
         bodies = list(body) if isinstance(body, Sequence) else [body] * len(shards)
         if not shards or len(bodies) != len(shards) or (shapes is not None and len(shapes) != len(shards)):
             counts = f"{len(shards)} layers, {len(bodies)} functions"
-            self._misfit(f"{counts}, {len(shapes)} shapes" if shapes is not None else counts, "one each is needed")
+            self._misfit(
+                f"{counts}, {len(shapes)} shapes" if shapes is not None else counts, "one each is needed"
+            )
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
         types, layers, given = tuple(map(jax.typeof, flat_x)), list[Layer](), list[tuple[Any, ...]]()
         known: dict[Any, LayerVjp] = {}
@@ -88,9 +90,10 @@ class ShardedWeights:
     ) -> Any:  # fmt: skip
         """`layers` of layers that are all alike, under `lax.scan`.
 
-        body: what it makes of `x` has the shapes and types of `x`. shards: a pytree of this rank's cuts of all
-        layers, one behind the other along a leading dimension, as `run.shards(.., stacked=True)` makes them.
-        shapes: a pytree of one layer's whole leaves. Raises what `layers` does.
+        body: what it makes of `x` has the structure, shapes and dtypes of `x`. shards: a pytree of this
+        rank's cuts of all layers, one behind the other along a leading dimension, as
+        `run.shards(.., stacked=True)` makes them. shapes: a pytree of one layer's whole leaves. Raises what
+        `layers` does.
         """
         self._inside("run.scan_layers")
         stages = self._stages(phase, weights, grads)
@@ -103,9 +106,11 @@ class ShardedWeights:
             if vjp.structure != structure or [(t.shape, t.dtype) for t in vjp.types] != [
                 (t.shape, t.dtype) for t in types
             ]:
-                made = jax.tree_util.tree_unflatten(vjp.structure, [str(kind) for kind in vjp.types])
-                taken = jax.tree_util.tree_unflatten(structure, [str(kind) for kind in types])
-                self._misfit(f"the body makes {made} of {taken}", "layers under a scan keep shapes and types")
+                results = jax.tree_util.tree_unflatten(vjp.structure, [str(kind) for kind in vjp.types])
+                operands = jax.tree_util.tree_unflatten(structure, [str(kind) for kind in types])
+                self._misfit(
+                    f"the body makes {results} of {operands}", "layers under a scan keep shapes and types"
+                )
             if vjp.types == types:
                 break
             flat_x = [
@@ -152,7 +157,9 @@ class ShardedWeights:
         split, partial = stages.weights.placement.split, stages.gradients.placement.partial
         paths, flat = flatten(tree)
         flat = flat.like([jnp.asarray(leaf) for leaf in flat.leaves])
-        own = [leaf_of(path, leaf[0] if stacked else leaf) for path, leaf in zip(paths, flat.leaves, strict=True)]
+        own = [
+            leaf_of(path, leaf[0] if stacked else leaf) for path, leaf in zip(paths, flat.leaves, strict=True)
+        ]
         leaves = self._whole(stages, own, shapes)
         key = (stages.gathers, stages.scatters, leaves)
         if key not in self._exchanges:
@@ -177,17 +184,17 @@ class ShardedWeights:
         if shapes is not None:
             paths, flat = flatten(shapes)
             whole = leaves_of(zip(paths, flat.leaves, strict=True))
-            found = {whole} if _fits(own, whole, ways) else set[Leaves]()
+            candidates = {whole} if _fits(own, whole, ways) else set[Leaves]()
             where = "in `shapes`"
         else:
             value = next(value for value in schedule.entry if value.id == stages.weights.id)
-            found, where = set(_layers_like(own, value, ways)), f"in `{name_of(value.id)}`"
-        if len(found) != 1:
+            candidates, where = set(_layers_like(own, value, ways)), f"in `{name_of(value.id)}`"
+        if len(candidates) != 1:
             text = ", ".join(f"{leaf.path or 'x'} {list(leaf.shape)}" for leaf in own)
-            problem = "no layer" if not found else f"{len(found)} layers of different shapes"
+            problem = "no layer" if not candidates else f"{len(candidates)} layers of different shapes"
             note = "give the whole shapes: run.layers(.., shapes=[..]), a pytree of each layer"
             self._misfit(f"there is {problem} {where} with the shards {text}", note)
-        (whole,) = found
+        (whole,) = candidates
         return tuple(Leaf(a.path, b.shape, a.dtype) for a, b in zip(own, whole, strict=True))
 
     def _misfit(self, message: str, *notes: str) -> None:
@@ -205,13 +212,13 @@ def _layers_like(own: Sequence[Leaf], value: Value, ways: Sequence[int]) -> list
     shapes = {leaf.path: leaf for leaf in value.uncut}
     first = f"/{own[0].path}".rstrip("/") if own else ""
     roots = [path[: len(path) - len(first)] for path in shapes if f"/{path}".endswith(first)]
-    found: list[Leaves] = []
+    candidates: list[Leaves] = []
     for root in roots:
         paths = ["/".join(filter(None, (root.strip("/"), leaf.path))) for leaf in own]
         if all(path in shapes for path in paths):
             whole = tuple(Leaf(a.path, shapes[p].shape, a.dtype) for a, p in zip(own, paths, strict=True))
-            found += [whole] if _fits(own, whole, ways) else []
-    return found
+            candidates += [whole] if _fits(own, whole, ways) else []
+    return candidates
 
 
 def _gathered(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:

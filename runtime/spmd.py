@@ -203,7 +203,9 @@ class _Step:
             after = {name: flat(state_out[name]) for name in context.states}
             for name, value in context.states.items():
                 self._check_same(f"state `{name}`", state_out[name], value.placement)
-            structures.extend((flat(tree).structure, tuple(map(_is_scalar, flat(tree).leaves))) for tree in rest)
+            structures.extend(
+                (own.structure, [jnp.ndim(x) == 0 for x in own.leaves]) for own in map(flat, rest)
+            )
             out: list[Any] = []
             for i, result in enumerate(results):
                 if i < len(rest):
@@ -246,7 +248,8 @@ class _Step:
                 notes.append("a leaf without dimensions is not cut: it is the same on all ranks")
             self.context.fail(
                 "CP0813",
-                f"{subject} of `{self.name}`{where} should be the same over {over}, and JAX types it as varying",
+                f"{subject} of `{self.name}`{where} should be the same over {over}, and JAX types it as"
+                " varying",
                 *notes,
                 f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)',
             )
@@ -330,10 +333,6 @@ def _leaf_specs(tree: Tree, placement: Placement) -> list[PartitionSpec]:
 def _leaves(tree: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     paths, own = flatten(tree)
     return paths, own.leaves
-
-
-def _is_scalar(leaf: Any) -> bool:
-    return jnp.ndim(leaf) == 0
 
 
 def _by_cut(leaves: Sequence[Any], placement: Placement) -> tuple[list[Any], list[Any]]:

@@ -21,8 +21,8 @@ from commplan.lowering.programs import program_of
 
 Array = Any
 _GATHERED = (
-    "{}the derivative of this `gather` is an all-reduce, of which each rank keeps a part: JAX sums the gradient of"
-    " what is the same on all ranks. run.layers gathers weights so that their gradient is scattered"
+    "{}the derivative of this `gather` is an all-reduce, of which each rank keeps a part: JAX sums the"
+    " gradient of what is the same on all ranks. run.layers gathers weights and scatters their gradient"
 )
 
 

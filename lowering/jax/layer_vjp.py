@@ -1,8 +1,8 @@
 """The derivative of a layer whose weights are not kept: what its backward pass needs of them is made again.
 
 JAX keeps for the backward pass whatever it needs, weights and what was made of them (casts, transposes)
-included. Here those are told apart by the jaxpr: what depends on the weights alone is left out, and made again
-from weights that are brought together a second time.
+included. Here the jaxpr tells those apart: what depends on the weights alone is left out, and made again from
+weights that are gathered a second time.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class LayerVjp:
 
         weights: those of the forward pass; none where they are not needed.
         """
-        made, saved = iter(self._again(*consts, *weights)), iter(kept)
-        residuals = [next(saved) if keep else next(made) for keep in self._kept]
+        remade, saved = iter(self._again(*consts, *weights)), iter(kept)
+        residuals = [next(saved) if keep else next(remade) for keep in self._kept]
         vjp: Callable[..., Any] = jax.tree_util.tree_unflatten(self._vjp, residuals)
         given = [
             np.zeros(kind.shape, jax.dtypes.float0) if cotangent is None else cotangent

@@ -1,9 +1,9 @@
 """Layers one after another, of whose weights each rank keeps a shard.
 
-Forward, a layer's weights are gathered while `prefetch` layers before it compute, and dropped after use. The
-backward pass gathers them again, in the other order, and scatters the gradient of each layer where it is made.
-With n layers there are n gathers forward, n - 1 backward (the last layer's weights are still there) and n
-scatters; at most prefetch + 1 layers' weights are wanted at any time.
+Forward, a layer's weights are gathered while `prefetch` layers before it compute, and dropped after use.
+The backward pass gathers them again, in the other order, and scatters the gradient of each layer where it is
+made. With n layers there are n gathers forward, n - 1 backward (the last layer's weights are still there) and
+n scatters; a gather is not begun before the layer `prefetch` before its own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class LayerExchange(Protocol):
         ...
 
     def scatter(self, gradients: Arrays, after: Arrays) -> list[Array]:
-        """What the shards' gradient is where this rank's terms of the whole leaves' are `gradients`; not begun
-        before each of `after` exists."""
+        """The shards' gradient of this rank's terms of that of the whole leaves; not begun before each of
+        `after` exists."""
         ...
 
 
@@ -47,8 +47,8 @@ class Layer:
 
 @dataclass
 class Window:
-    """Weights that were gathered and not used yet, by the layer's number; gathers are begun one after another,
-    so that XLA combines none of two layers."""
+    """Weights that were gathered and not used yet, by the layer's number; gathers are begun one after
+    another, so that XLA combines none of two layers."""
 
     gather: Callable[[int, Arrays], list[Array]]
     weights: dict[int, Arrays] = field(default_factory=dict[int, Arrays])
@@ -61,7 +61,7 @@ class Window:
 
 
 def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefetch: int) -> list[Array]:
-    """What the last of `layers` makes of `x`, each taking what the one before makes. shards: of each layer."""
+    """What the last of `layers` makes of `x`, each taking what the one before makes."""
     last = len(layers) - 1
     needs = [layer.vjp.needs_weights for layer in layers]
     consts = {id(layer.vjp): layer.vjp.consts for layer in layers}  # layers alike close over the same
@@ -106,14 +106,15 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
             gradients[number] = layers[number].exchange.scatter(whole, done)
         return of_consts, gradients, cotangents
 
-    return _differentiable(forward, backward)(list(map(list, consts.values())), list(map(list, shards)), list(x))
+    given = [list(own) for own in consts.values()], [list(leaves) for leaves in shards]
+    return _differentiable(forward, backward)(*given, list(x))
 
 
 def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Array]:
     """As `unrolled`, of layers alike under `lax.scan`; a leading dimension of `shards` counts them.
 
-    The first weights are gathered before a loop, and the last `prefetch` layers are computed behind it, so that
-    no loop gathers what nobody uses; those of the last layer stay for the backward pass.
+    The first weights are gathered before a loop, and the last `prefetch` layers are computed behind it, so
+    that no loop gathers what nobody uses; those of the last layer stay for the backward pass.
     """
     vjp, exchange = layer.vjp, layer.exchange
     count = shards[0].shape[0]

@@ -382,9 +382,9 @@ _SHAPES: Mapping[str, Callable[..., Any]] = {
     "convert_element_type": _cast,
     "bitcast_convert_type": _bits,
 }  # fmt: skip
+OURS_SAME = ("commplan_same", "commplan_warning")
 _SAME: Mapping[str, Callable[..., Any]] = dict.fromkeys(
-    ("pvary", "pcast", "stop_gradient", "commplan_same", "commplan_warning", "copy", "copy_p", "reduce_precision"),
-    lambda how, x: x,
+    ("pvary", "pcast", "stop_gradient", "copy", "copy_p", "reduce_precision", *OURS_SAME), lambda how, x: x
 ) | {"optimization_barrier": lambda how, *xs: list(xs)}
 _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "add": _elementwise(terms.add),
