@@ -153,7 +153,7 @@ class ShardedWeights:
         self, stages: ShardedStages, tree: Any, shapes: Any, *, stacked: bool
     ) -> tuple[Tree, ShardedLayer]:
         """The shards of a layer, typed as they lie, and how its weights travel."""
-        context, backend = self.context, self.context.backend
+        backend = self.context.backend
         split, partial = stages.weights.placement.split, stages.gradients.placement.partial
         paths, flat = flatten(tree)
         flat = flat.like([jnp.asarray(leaf) for leaf in flat.leaves])
@@ -169,8 +169,8 @@ class ShardedWeights:
 
             gathers = tuple(LeafCollectives(p, lowered(s)) for p, s in stages.gather_schedules(leaves))
             scatters = tuple(LeafCollectives(p, lowered(s)) for p, s in stages.scatter_schedules(leaves))
-            on_devices = context.machine.layout == "global"
-            self._exchanges[key] = ShardedLayer(split, partial, backend, gathers, scatters, on_devices)
+            platform = getattr(backend, "platform", "")
+            self._exchanges[key] = ShardedLayer(split, partial, backend, gathers, scatters, platform)
         typed = [
             backend.varying(x, split) if leaf.shape else x for x, leaf in zip(flat.leaves, own, strict=True)
         ]
@@ -223,7 +223,7 @@ def _layers_like(own: Sequence[Leaf], value: Value, ways: Sequence[int]) -> list
 
 def _gathered(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:
     """The types of the whole leaves."""
-    return _compat.traced(lambda *own: exchange.gather(own, ()), *map(jax.typeof, shards)).types
+    return _compat.traced(lambda *own: exchange.gather(own), *map(jax.typeof, shards)).types
 
 
 def _kept_as(body: Body, types: Sequence[Any]) -> Body:

@@ -33,52 +33,56 @@ class LeafCollectives:
 @dataclass(frozen=True)
 class ShardedLayer:
     """A layer whose leaves are split over `axes`; `partial`: the axes that its gradient is summed over.
-    on_devices: of a mesh, not on ranks of a communicator."""
+
+    platform: of the devices of a mesh; empty on ranks of a communicator, which need dependencies of data.
+    """
 
     axes: tuple[str, ...]
     partial: tuple[str, ...]
     backend: Backend
     gathers: tuple[LeafCollectives, ...]
     scatters: tuple[LeafCollectives, ...]
-    on_devices: bool
+    platform: str
 
-    def gather(self, shards: Arrays, after: Arrays) -> list[Array]:
-        """The whole leaves, each typed as differing over `partial`; not begun before `after` exists."""
-        own, whole = [self._after(shard, after) for shard in shards], list(shards)
+    def gather(self, shards: Arrays) -> list[Array]:
+        """The whole leaves, each typed as differing over `partial`."""
+        whole = list(shards)
         for part in self.gathers:
-            for place, leaf in zip(part.places, part.run(own), strict=True):
+            for place, leaf in zip(part.places, part.run(shards), strict=True):
                 whole[place] = self.backend.varying(leaf, self.partial)
         return whole
 
-    def scatter(self, gradients: Arrays, after: Arrays) -> list[Array]:
-        """The shards' gradient of the leaves' own terms, None where there is none; not begun before `after`
-        exists."""
+    def scatter(self, gradients: Arrays) -> list[Array]:
+        """The shards' gradient of the leaves' own terms; None where there is none."""
         own = [x if x is None else self.backend.varying(x, self.partial) for x in gradients]
         result = list(gradients)
-        if self.on_devices:
-            own = self._barred(own, [x for x in after if x is not None])
-        else:
-            own = [x if x is None else self._after(x, after) for x in own]
         for part in self.scatters:
             for place, leaf in zip(part.places, part.run(own), strict=True):
                 result[place] = leaf
         return result
 
-    def _barred(self, xs: Arrays, after: Arrays) -> list[Array]:
-        """`xs`, not before `after`, where XLA keeps a barrier: as CPU devices run collectives in the order of
-        their schedule, a dependency of data would only cost them a copy."""
-        places = [place for place, x in enumerate(xs) if x is not None]
-        if not after or not places:
-            return list(xs)
-        tied, _ = lax.optimization_barrier(([xs[place] for place in places], list(after)))
-        result = list(xs)
-        for place, x in zip(places, tied, strict=True):
-            result[place] = x
-        return result
+    def after(self, shards: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+        """Both; a gather of the first is not begun before each of the second exists, which are used on."""
+        return self._tied(shards, values) if self.platform in ("", "cpu") else barred(shards, values)
 
-    def _after(self, x: Array, after: Arrays) -> Array:
-        """`x`, not before `after`; what has no dimensions does not travel, or alone."""
-        for previous in after if x.ndim else ():
-            if previous is not None and jnp.issubdtype(previous.dtype, jnp.number) and previous.size:
-                x = self.backend.tie(x, previous, self.axes)
-        return x
+    def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+        """The same of gradients. CPU devices run collectives in the order of their schedule, and a dependency
+        of data would cost a copy of each whole gradient."""
+        return barred(gradients, values) if self.platform else self._tied(gradients, values)
+
+    def _tied(self, xs: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+        """By a dependency of data, see `order.tie`. What has no dimensions does not travel, or alone."""
+        known = [x for x in values if x is not None and jnp.issubdtype(x.dtype, jnp.number)]
+        tied = list(xs)
+        for place, x in enumerate(xs):
+            if x is not None and x.ndim:
+                for previous in known:
+                    tied[place] = self.backend.tie(tied[place], previous, self.axes)
+        return tied, list(values)
+
+
+def barred(xs: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+    """By a barrier; where none of what it gives for `values` is used, XLA may take them out of it."""
+    if all(x is None for x in xs) or all(x is None for x in values):
+        return list(xs), list(values)
+    return lax.optimization_barrier((list(xs), list(values)))

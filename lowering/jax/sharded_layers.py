@@ -27,13 +27,20 @@ Arrays = Sequence[Array]
 class LayerExchange(Protocol):
     """How the weights of a layer travel."""
 
-    def gather(self, shards: Arrays, after: Arrays) -> list[Array]:
-        """The whole leaves, typed as each rank's own; not begun before each of `after` exists."""
+    def gather(self, shards: Arrays) -> list[Array]:
+        """The whole leaves, typed as each rank's own."""
         ...
 
-    def scatter(self, gradients: Arrays, after: Arrays) -> list[Array]:
-        """The shards' gradient of this rank's terms of that of the whole leaves; not begun before each of
-        `after` exists."""
+    def scatter(self, gradients: Arrays) -> list[Array]:
+        """The shards' gradient of this rank's terms of that of the whole leaves."""
+        ...
+
+    def after(self, shards: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+        """Both; a gather of the first is not begun before each of the second exists, which are used on."""
+        ...
+
+    def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+        """The same of gradients that are to be scattered."""
         ...
 
 
@@ -48,16 +55,23 @@ class Layer:
 @dataclass
 class Window:
     """Weights that were gathered and not used yet, by the layer's number; gathers are begun one after
-    another, so that XLA combines none of two layers."""
+    another, so that XLA combines none of two layers. last: the layer gathered last."""
 
-    gather: Callable[[int, Arrays], list[Array]]
-    weights: dict[int, Arrays] = field(default_factory=dict[int, Arrays])
-    last: Arrays = ()
+    layers: Sequence[Layer]
+    shards: Sequence[Arrays]
+    weights: dict[int, list[Array]] = field(default_factory=dict[int, list[Array]])
+    last: int = -1
 
-    def fetch(self, number: int, after: Arrays) -> None:
-        if number not in self.weights:
-            self.weights[number] = self.gather(number, [*after, *self.last])
-            self.last = [leaf for leaf in self.weights[number] if leaf.ndim][-1:]
+    def fetch(self, number: int, values: Arrays) -> Arrays:
+        """Gather a layer's weights after `values`, which are given back to be used on."""
+        if number in self.weights:
+            return values
+        exchange = self.layers[number].exchange
+        shards, values = exchange.after(self.shards[number], values)
+        if latest := self.weights.get(self.last):
+            shards, latest[-1:] = exchange.after(shards, latest[-1:])
+        self.weights[number], self.last = exchange.gather(shards), number
+        return values
 
 
 def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefetch: int) -> list[Array]:
@@ -67,15 +81,12 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
     consts = {id(layer.vjp): layer.vjp.consts for layer in layers}  # layers alike close over the same
     own = [list(consts).index(id(layer.vjp)) for layer in layers]
 
-    def window_of(shards: Sequence[Arrays]) -> Window:
-        return Window(lambda number, after: layers[number].exchange.gather(shards[number], after))
-
     def forward(consts: Any, shards: Sequence[Arrays], x: Arrays, *, keeps: bool) -> tuple[Any, Any]:
-        window, kept = window_of(shards), list[Arrays]()
+        window, kept = Window(layers, shards), list[Arrays]()
         weights: Arrays = ()
         for number, layer in enumerate(layers):
             for ahead in range(number, min(number + prefetch, last) + 1):
-                window.fetch(ahead, x if number else ())
+                x = window.fetch(ahead, x)
             weights = window.weights.pop(number)
             if keeps:
                 x, saved = layer.vjp.forward(consts[own[number]], weights, x)
@@ -88,23 +99,25 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
 
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
         consts, shards, kept, weights = residuals
-        cotangents, window = without_float0(cotangents), window_of(shards)
-        window.weights[last], window.last = weights, weights[-1:]
-        gradients: list[Arrays] = [[] for _ in layers]
+        cotangents = without_float0(cotangents)
+        window = Window(layers, shards, {last: weights}, last)
+        gradients: list[Arrays] = [[] for _ in range(len(layers) + SCATTERS_IN_FLIGHT)]
         of_consts: list[Any] = [None for _ in consts]
         for number in reversed(range(len(layers))):
-            done = gradients[number + SCATTERS_IN_FLIGHT] if number + SCATTERS_IN_FLIGHT <= last else ()
+            done = number + SCATTERS_IN_FLIGHT
             for ahead in range(number, max(number - prefetch, 0) - 1, -1):
                 if needs[ahead]:
-                    window.fetch(ahead, [*cotangents, *done])
-            done = gradients[number + 1] if number < last else ()
+                    both = window.fetch(ahead, [*cotangents, *gradients[done]])
+                    cotangents, gradients[done] = both[: len(cotangents)], both[len(cotangents) :]
             weights, place = window.weights.pop(number, []), own[number]
             more, whole, cotangents = layers[number].vjp.backward(
                 consts[place], weights, kept[number], cotangents
             )
             of_consts[place] = more if of_consts[place] is None else _sum(of_consts[place], more)
-            gradients[number] = layers[number].exchange.scatter(whole, done)
-        return of_consts, gradients, cotangents
+            exchange = layers[number].exchange
+            whole, gradients[number + 1] = exchange.gradients_after(whole, gradients[number + 1])
+            gradients[number] = exchange.scatter(whole)
+        return of_consts, gradients[: len(layers)], cotangents
 
     given = [list(own) for own in consts.values()], [list(leaves) for leaves in shards]
     return _differentiable(forward, backward)(*given, list(x))
@@ -121,8 +134,8 @@ def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Arra
     ahead = min(prefetch, count - 1)
     behind = count - ahead  # the number of the first layer that is computed behind the loop
 
-    def gathered(shards: Arrays, number: Any, after: Arrays = ()) -> list[Array]:
-        return exchange.gather(_row(shards, number), after)
+    def gathered(shards: Arrays, number: Any) -> list[Array]:
+        return exchange.gather(_row(shards, number))
 
     def forward(consts: Arrays, shards: Arrays, x: Arrays, *, keeps: bool) -> tuple[Any, Any]:
         def compute(weights: Arrays, x: Arrays) -> tuple[list[Array], list[Array]]:
@@ -145,35 +158,33 @@ def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Arra
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
         consts, shards, stack, kept, window = residuals
 
-        def fetch(number: Any, after: Arrays = ()) -> list[Array]:
-            return gathered(shards, number, after) if vjp.needs_weights else []
+        def fetch(number: Any) -> list[Array]:
+            return gathered(shards, number) if vjp.needs_weights else []
 
-        def compute(number: Any, saved: Arrays, carry: Any) -> tuple[Any, Arrays]:
+        def compute(number: Any, saved: Arrays, carry: Any) -> Any:
             (weights, *window), cotangents, of_consts, gradients = carry
             more, whole, cotangents = vjp.backward(consts, weights, saved, cotangents)
-            own = exchange.scatter(whole, ())
+            own = exchange.scatter(whole)
             gradients = [
                 None if row is None else lax.dynamic_update_index_in_dim(stack, row, number, 0)
                 for stack, row in zip(gradients, own, strict=True)
             ]
-            return (window, cotangents, _sum(of_consts, more), gradients), own
+            return window, cotangents, _sum(of_consts, more), gradients
 
         def step(carry: Any, number: Any) -> tuple[Any, None]:
             carry = ([*carry[0], fetch(number - ahead)], *carry[1:])
-            return compute(number, _row(stack, number), carry)[0], None
+            return compute(number, _row(stack, number), carry), None
 
-        cotangents = without_float0(cotangents)
-        window = [*window, *(fetch(count - 1 - k, cotangents) for k in range(1, ahead))]
-        carry: Any = (window, cotangents, _zeros(consts), _zeros(shards))
-        done: Arrays = ()
+        window = [*window, *(fetch(count - 1 - k) for k in range(1, ahead))]
+        carry: Any = (window, without_float0(cotangents), _zeros(consts), _zeros(shards))
         for number in reversed(range(behind, count)):
             if number >= ahead:
-                carry = ([*carry[0], fetch(number - ahead, [*carry[1], *done])], *carry[1:])
-            carry, done = compute(number, kept[number - behind], carry)
+                carry = ([*carry[0], fetch(number - ahead)], *carry[1:])
+            carry = compute(number, kept[number - behind], carry)
         if behind > ahead:
             carry, _ = lax.scan(step, carry, np.arange(behind - 1, ahead - 1, -1, dtype=np.int32))
         for number in reversed(range(min(behind, ahead))):
-            carry, _ = compute(number, _row(stack, number), carry)
+            carry = compute(number, _row(stack, number), carry)
         _, cotangents, of_consts, gradients = carry
         return of_consts, gradients, cotangents
 
