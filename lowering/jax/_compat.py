@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 # `lax.all_gather(..., to="invarying")` in 0.10; 0.9 has it under this name only.
+from jax._src import config as _src_config
 from jax._src import core as _src_core
 from jax._src import distributed as _distributed
 from jax._src import lib as _src_lib
@@ -29,7 +30,7 @@ from commplan.lowering.jax.typing_shim import jax, lax
 
 Array = Any  # a jax.Array or a tracer of one
 
-_core = cast("Any", _src_core)
+_config, _core = cast("Any", _src_config), cast("Any", _src_core)
 _partial_eval = cast("Any", _src_partial_eval)
 _cpp, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_tree_util)
 _JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
@@ -50,9 +51,18 @@ def varying_in(aval: Any) -> frozenset[str]:
 def as_varying(x: Array, axes: Sequence[str]) -> Array:
     """`x`, typed as varying over `axes` too. No communication; its transpose is a sum over `axes`."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(x))
-    if not missing:
+    if not missing or not _config._check_vma.value:  # 0.9 makes of it what it cannot transpose
         return x
     return lax.pcast(x, missing, to="varying")
+
+
+def optimization_barrier(xs: Any) -> Any:
+    """`lax.optimization_barrier` of a pytree, whose leaves keep their types: JAX 0.9 types all alike."""
+    return jax.tree_util.tree_map(
+        lambda new, old: assume_same(new, sorted(varying_axes(new) - varying_axes(old))),
+        lax.optimization_barrier(xs),
+        xs,
+    )
 
 
 def tracks_varying(axis: str) -> bool:
