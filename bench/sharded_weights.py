@@ -110,12 +110,17 @@ def loss(params: Tree, tokens: Any) -> Any:
 
 def adam(params: Tree, moments: Tree, grads: Tree) -> tuple[Tree, Tree]:
     """Adam without its corrections of the first steps; moments in the dtype of the weights."""
-    first = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g).astype(m.dtype), moments[0], grads)
-    second = jax.tree.map(lambda m, g: (0.999 * m + 0.001 * g * g).astype(m.dtype), moments[1], grads)
+
+    def mean(m: Any, g: Any) -> Any:
+        return (0.9 * m + 0.1 * g).astype(m.dtype)
+
+    def square(v: Any, g: Any) -> Any:
+        return (0.999 * v + 0.001 * g * g).astype(v.dtype)
 
     def update(p: Any, m: Any, v: Any) -> Any:
         return (p - 1e-3 * m / (jnp.sqrt(v) + 1e-8)).astype(p.dtype)
 
+    first, second = jax.tree.map(mean, moments[0], grads), jax.tree.map(square, moments[1], grads)
     return jax.tree.map(update, params, first, second), (first, second)
 
 
@@ -134,8 +139,14 @@ def trained(gradient: Callable[[Tree, Any], Tree]) -> Callable[..., Any]:
 
 def data_parallel(mesh: Mesh) -> Callable[..., Any]:
     def gradient(params: Tree, tokens: Any) -> Tree:
-        own = jax.tree.map(lambda p: lax.pcast(p, "data", to="varying"), params)
-        return jax.tree.map(lambda g: lax.pmean(g, "data"), jax.grad(loss)(own, tokens))
+        grads = jax.grad(loss)(jax.tree.map(varying, params), tokens)
+        return jax.tree.map(mean, grads)
+
+    def varying(p: Any) -> Any:
+        return lax.pcast(p, "data", to="varying")
+
+    def mean(g: Any) -> Any:
+        return lax.pmean(g, "data")
 
     return jax.shard_map(trained(gradient), mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=P())
 
@@ -198,9 +209,7 @@ def planned(
         x = run.layer(embedded, shards["embed"], tokens)
         return run.layer(head, shards["embed"], run.scan_layers(body, shards["blocks"], x))
 
-    names = {"params": "split data", "moments": "split data", "tokens": "split data"}
-
-    @run.spmd(**names)
+    @run.spmd(params="split data", moments="split data", tokens="split data")
     def step(state: Tree, params: Tree, moments: Tree, tokens: Any) -> Any:
         return state, *trained(jax.grad(own))(params, moments, tokens)
 
