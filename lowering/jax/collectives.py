@@ -20,10 +20,6 @@ from commplan.lowering.programs import levels as levels_of
 from commplan.lowering.programs import program_of
 
 Array = Any
-_GATHERED = (
-    "{}the derivative of this `gather` is an all-reduce, of which each rank keeps a part: JAX sums the"
-    " gradient of what is the same on all ranks. run.layers gathers weights and scatters their gradient"
-)
 
 
 @dataclass(frozen=True)
@@ -74,12 +70,6 @@ class LaxBackend:
         return order.tie(x, previous, axis, on_cpu=self.on_cpu and self.alone)
 
     def move(self, x: Array, op: Collective) -> Array:
-        result = self._moved(x, op)
-        if op.kind != "all_gather" or not self.typed or not jnp.issubdtype(x.dtype, jnp.floating):
-            return result
-        return _compat.warning_when_transposed(result, _GATHERED.format(f"{self.file}:{op.span.line}: "))
-
-    def _moved(self, x: Array, op: Collective) -> Array:
         ways, gathers = self.ways(op.axes), op.kind == "all_gather"
         program = program_of(op, self.sizes, self.spread, x.nbytes * (ways if gathers else 1), self.file)
         if program is not None:

@@ -21,7 +21,8 @@ each step {
     output whole, grads
 }
 """)
-shape = {"w": jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), "b": jax.ShapeDtypeStruct((WIDTH,), jnp.float32)}
+sizes = {"w": (WIDTH, WIDTH), "b": (WIDTH,)}
+shape = {name: jax.ShapeDtypeStruct(dims, jnp.float32) for name, dims in sizes.items()}
 run = plan.compile(comm, shapes={"weights": shape, "grads": shape}).bind(comm)
 rng = np.random.default_rng(0)
 params = [{k: rng.normal(size=v.shape).astype("f4") / 4 for k, v in shape.items()} for _ in range(LAYERS)]
