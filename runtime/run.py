@@ -31,6 +31,7 @@ from commplan.runtime.input.multirate.run_batches import ClockedPhases
 from commplan.runtime.input.multirate.schedule import clocked
 from commplan.runtime.input.sources.files import bound
 from commplan.runtime.input.stages.records import checked_functions
+from commplan.runtime.layers import ShardedWeights
 from commplan.runtime.machines.machine import Binding, Machine
 from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.machines.server import Serving, check_servers
@@ -67,7 +68,7 @@ class Every(Mapping[int, PhaseCall]):
         return len(self._phases)
 
 
-class Bound:
+class Bound(ShardedWeights):
     """Phases on a mesh: what a whole run and one member of an ensemble have in common."""
 
     def __init__(self, context: Context, sources: Mapping[str, Any]) -> None:

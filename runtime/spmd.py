@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import re
@@ -14,7 +13,7 @@ from jax.sharding import PartitionSpec
 from commplan.diagnostics import fail
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.layout import leaf_specs, spec
+from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import Tree, flatten
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.runtime.context import CALLS, Carried, Context, flat
@@ -32,7 +31,7 @@ def decorate(
     listed = None
     if returns is not None:
         texts = (returns,) if isinstance(returns, str) else tuple(returns)
-        listed = [_result(context, text, f"returns[{i}]") for i, text in enumerate(texts)]
+        listed = [_placement(context, text, f"returns[{i}]") for i, text in enumerate(texts)]
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         first, order = _parameters(context, function, placements)
@@ -105,12 +104,6 @@ def _placement(context: Context, text: str, subject: str) -> Placement:
     return placement
 
 
-def _result(context: Context, text: str, subject: str) -> _Result:
-    """A result that `returns` lists."""
-    placement, value = _placement(context, text, subject), context.find(text)
-    return _Result(placement, leaf_specs(value) if value and placement.split else None)
-
-
 def parse(context: Context, text: str) -> Placement | None:
     """A written placement ("per member split data"), or None where it is none."""
     clauses: dict[str, list[str]] = {}
@@ -156,14 +149,6 @@ def _parameters(
     return parameters[0].name, order
 
 
-@dataclasses.dataclass(frozen=True)
-class _Result:
-    """Where a result lies; one spec per leaf where it is a split tree whose leaves are known."""
-
-    placement: Placement
-    specs: list[PartitionSpec] | None = None
-
-
 class _Step:
     """A function of the user's, wrapped: global arrays outside, one rank's arrays inside."""
 
@@ -172,7 +157,7 @@ class _Step:
         context: Context,
         function: Callable[..., Any],
         placements: dict[str, Placement],
-        listed: list[_Result] | None,
+        listed: list[Placement] | None,
         check_vma: bool,
     ) -> None:
         self.context, self.function, self.placements = context, function, placements
@@ -203,7 +188,7 @@ class _Step:
             self._check(name, placement, arguments[name])
         new = Carried.of(context, context.states)
         self._check_states(states, new)
-        results = self._results(trees)
+        results = list(self.placements.values()) if self.listed is None else self.listed
         structures: list[Any] = []
 
         def body(held: dict[str, list[Any]], calls: Any, given: dict[str, list[Any]]) -> Any:
@@ -217,19 +202,21 @@ class _Step:
             state_out, rest = self._answer(answer, len(results))
             after = {name: flat(state_out[name]) for name in context.states}
             for name, value in context.states.items():
-                self._check_same(f"state `{name}`", after[name], value.placement)
-            structures.extend(flat(result_tree).structure for result_tree in rest)
+                self._check_same(f"state `{name}`", state_out[name], value.placement)
+            structures.extend(
+                (own.structure, [jnp.ndim(x) == 0 for x in own.leaves]) for own in map(flat, rest)
+            )
             out: list[Any] = []
             for i, result in enumerate(results):
                 if i < len(rest):
-                    tree = self._check_result(i, flat(rest[i]), result)
-                    tree = context.unstrip(tree, result.placement)
-                    out.append(list(tree.leaves) if result.specs is not None else tree.build())
+                    self._check_same(f"result {i + 1}", rest[i], result)
+                    tree = context.unstrip(flat(rest[i]), result)
+                    out.append(tree.build() if not result.split else _by_cut(tree.leaves, result))
                 else:  # a named argument that is not among the results
-                    out.append(given[list(self.placements)[i]] if result.specs is not None else None)
+                    out.append(None if not result.split else ([], []))
             return new.leave(after), state_out.get(CALLS, {}), out
 
-        out_specs = [spec(r.placement) if r.specs is None else r.specs for r in results]
+        out_specs = [spec(r) if not r.split else (spec(r), spec(r, scalar=True)) for r in results]
         call = context.machine.spread(
             body,
             (new.specs, PartitionSpec(), {n: _leaf_specs(trees[n], p) for n, p in self.placements.items()}),
@@ -242,51 +229,30 @@ class _Step:
         if not structures and not self.listed:
             return answer
         rest = [
-            x if result.specs is None else Tree(tuple(x), structure).build()
+            x if not result.split else _together(x, *structure)
             for x, structure, result in zip(out, structures, results, strict=False)
         ]
         return (answer, *rest)
 
-    def _results(self, trees: Mapping[str, Tree]) -> list[_Result]:
-        """What the function may return after the state: what `returns` lists, or its arguments again."""
-        if self.listed is not None:
-            return self.listed
-        return [
-            _Result(placement, _leaf_specs(trees[name], placement) if placement.split else None)
-            for name, placement in self.placements.items()
-        ]
-
-    def _check_result(self, place: int, tree: Tree, result: _Result) -> Tree:
-        """A result that can leave as its placement says. Raises CP0811, CP0813."""
-        subject, placement = f"result {place + 1}", result.placement
-        self._check_same(subject, tree, placement)
-        if not placement.split:
-            return tree
-        own = [spec(placement, scalar=jnp.ndim(leaf) == 0) for leaf in tree.leaves]
-        if own != ([spec(placement)] * len(own) if result.specs is None else result.specs):
-            self.context.fail(
-                "CP0811",
-                f"{subject} of `{self.name}` after the state cannot be put together along"
-                f" {', '.join(placement.split)}",
-                f"it is placed `{placement}`: every leaf needs a leading dimension, and trees the structure"
-                " of the value that they lie like",
-            )
-        return tree
-
-    def _check_same(self, subject: str, tree: Tree, placement: Placement) -> None:
+    def _check_same(self, subject: str, tree: Any, placement: Placement) -> None:
         """What should be the same along an axis is typed so by JAX. Raises CP0813."""
         sizes = self.context.sizes
-        for leaf in tree.leaves:
+        for path, leaf in zip(*_leaves(tree), strict=True):
             may = placement.per + (placement.split if jnp.ndim(leaf) else ())
             odd = [axis for axis in sizes if axis in _compat.varying_axes(leaf) and axis not in may]
-            if odd:
-                over = ", ".join(odd)
-                self.context.fail(
-                    "CP0813",
-                    f"{subject} of `{self.name}` should be the same over {over}, and JAX types it as varying",
-                    f"it is placed `{placement}`",
-                    f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)',
-                )
+            if not odd:
+                continue
+            over, where = ", ".join(odd), f" at `{path}`" if path else ""
+            notes = [f"it is placed `{placement}`"]
+            if placement.split and not jnp.ndim(leaf):
+                notes.append("a leaf without dimensions is not cut: it is the same on all ranks")
+            self.context.fail(
+                "CP0813",
+                f"{subject} of `{self.name}`{where} should be the same over {over}, and JAX types it as"
+                " varying",
+                *notes,
+                f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)',
+            )
 
     def refuse(self, message: str) -> NoReturn:
         """Raise CP0811 about a call."""
@@ -362,3 +328,21 @@ def _leaf_specs(tree: Tree, placement: Placement) -> list[PartitionSpec]:
     """One spec per leaf; a scalar leaf of a split tree is not cut."""
     lead = len(placement.per)
     return [spec(placement, scalar=len(jnp.shape(leaf)) == lead) for leaf in tree.leaves]
+
+
+def _leaves(tree: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    paths, own = flatten(tree)
+    return paths, own.leaves
+
+
+def _by_cut(leaves: Sequence[Any], placement: Placement) -> tuple[list[Any], list[Any]]:
+    """The leaves of a split tree that are cut, and those without dimensions of their own, which are not."""
+    lead = len(placement.per)
+    cut = [leaf for leaf in leaves if jnp.ndim(leaf) > lead]
+    return cut, [leaf for leaf in leaves if jnp.ndim(leaf) == lead]
+
+
+def _together(parts: tuple[Sequence[Any], Sequence[Any]], structure: Any, scalars: Sequence[bool]) -> Any:
+    """The tree that `_by_cut` took apart."""
+    cut, same = map(iter, parts)
+    return Tree(tuple(next(same if scalar else cut) for scalar in scalars), structure).build()

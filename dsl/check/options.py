@@ -42,7 +42,7 @@ OPTIONS: dict[str, Rule] = {
     "on_error": Rule(("load", "host map"), "word", words=("stop", "skip")),
     "on_failure": Rule(("load", "share"), "word", words=("stop", "continue")),
     "cores": Rule(("load", "host map"), "count"),
-    "prefetch": Rule(("load",), "count"),
+    "prefetch": Rule(("load", "gather"), "count"),
 }
 FLOATS = tuple(str(dtype) for dtype in DType if dtype.is_float)
 

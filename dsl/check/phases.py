@@ -18,7 +18,10 @@ from commplan.dsl.check.servers import check_elastic, check_exchange
 from commplan.ir.plan import Binding, Phase, Stage
 
 # What a bound plan calls its own: a phase of such a name could not be called.
-OWN = ("init", "start", "step", "every", "spmd", "varying", "tap", "batches", "member")
+OWN = (
+    "init", "start", "step", "every", "spmd", "varying", "tap", "layer", "layers", "scan_layers", "shards",
+    "batches", "member",
+)  # fmt: skip
 TAKEN = frozenset((*OWN, "program", "mesh", "sources", "functions", "seed", "context", "phases"))
 
 CHECKS: dict[type[ast.Expr], Callable[..., Stage | None]] = {

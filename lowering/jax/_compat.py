@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
 # `lax.all_gather(..., to="invarying")` in 0.10; 0.9 has it under this name only.
+from jax._src import config as _src_config
 from jax._src import core as _src_core
 from jax._src import distributed as _distributed
 from jax._src import lib as _src_lib
@@ -29,7 +32,7 @@ from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any  # a jax.Array or a tracer of one
 
-_core = cast("Any", _src_core)
+_config, _core = cast("Any", _src_config), cast("Any", _src_core)
 _partial_eval = cast("Any", _src_partial_eval)
 _cpp, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_tree_util)
 _JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
@@ -38,7 +41,11 @@ _all_gather_same: Callable[..., Array] = cast("Any", _parallel).all_gather_invar
 
 def varying_axes(x: Array) -> frozenset[str]:
     """The manual mesh axes over which JAX types `x` as varying; empty with `check_vma=False`."""
-    aval: Any = jax.typeof(x)
+    return varying_in(jax.typeof(x))
+
+
+def varying_in(aval: Any) -> frozenset[str]:
+    """The same of a type."""
     manual = getattr(aval, "mat", None)  # 0.10: ManualAxisType
     return frozenset(manual.varying if manual is not None else getattr(aval, "vma", ()))
 
@@ -46,9 +53,18 @@ def varying_axes(x: Array) -> frozenset[str]:
 def as_varying(x: Array, axes: Sequence[str]) -> Array:
     """`x`, typed as varying over `axes` too. No communication; its transpose is a sum over `axes`."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(x))
-    if not missing:
+    if not missing or not _config._check_vma.value:  # 0.9 makes of it what it cannot transpose
         return x
     return lax.pcast(x, missing, to="varying")
+
+
+def optimization_barrier(xs: Any) -> Any:
+    """`lax.optimization_barrier` of a pytree, whose leaves keep their types: JAX 0.9 types all alike."""
+    return jax.tree_util.tree_map(
+        lambda new, old: assume_same(new, sorted(varying_axes(new) - varying_axes(old))),
+        lax.optimization_barrier(xs),
+        xs,
+    )
 
 
 def tracks_varying(axis: str) -> bool:
@@ -197,6 +213,41 @@ def recording() -> Any:
     return trace
 
 
+@dataclass(frozen=True)
+class Program:
+    """A jaxpr whose constants are given: `program(*arguments)` evaluates it. types: of its results."""
+
+    jaxpr: Any
+    consts: tuple[Array, ...] = ()
+
+    def __call__(self, *arguments: Array) -> list[Array]:
+        return list(_core.eval_jaxpr(self.jaxpr, self.consts, *arguments))
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        return tuple(var.aval for var in self.jaxpr.outvars)
+
+    @property
+    def hoisted(self) -> Program:
+        """The program that takes its constants as its first arguments."""
+        return Program(_partial_eval.convert_constvars_jaxpr(self.jaxpr))
+
+    def used(self, results: Sequence[bool]) -> list[bool]:
+        """Which arguments those of `results` that are true depend on."""
+        return list(_partial_eval.dce_jaxpr(self.jaxpr, tuple(results))[1])
+
+    def restricted(self, results: Sequence[bool], count: int) -> Program:
+        """The program of the first `count` arguments that gives these results, which need no others."""
+        wanted = tuple(number < count for number in range(len(self.jaxpr.invars)))
+        return Program(_partial_eval.dce_jaxpr(self.jaxpr, tuple(results), wanted)[0], self.consts)
+
+
+def traced(function: Callable[..., Any], *arguments: Array) -> Program:
+    """`function` as a program; what it closes over are its constants."""
+    closed = jax.make_jaxpr(function)(*arguments)
+    return Program(closed.jaxpr, tuple(closed.consts))
+
+
 def is_traced(x: Array) -> bool:
     """Whether `x` is a tracer."""
     return isinstance(x, _core.Tracer)
@@ -217,7 +268,13 @@ def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -
 
 
 def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:
-    """`lax.all_gather` along the leading dimension, its result typed as the same over `axes`."""
+    """`lax.all_gather` along the leading dimension, its result typed as the same over `axes`.
+
+    Where nothing is typed it is `lax.all_gather` itself, whose derivative sums over ranks: that of the other
+    expects JAX to have done so where it typed a use as varying.
+    """
+    if not any(map(tracks_varying, axes)):
+        return lax.all_gather(x, axes, tiled=True)
     return _all_gather_same(x, axes, tiled=True)
 
 
@@ -270,3 +327,26 @@ _same.def_abstract_eval(_same_type)
 cast("Any", mlir).register_lowering(_same, _same_lowering)
 cast("Any", ad).deflinear2(_same, _same_transpose)
 cast("Any", batching).primitive_batchers[_same] = _same_batch
+
+
+def warning_when_transposed(x: Array, text: str) -> Array:
+    """`x`; JAX warns with `text` when it takes the transpose of this for a reverse-mode derivative."""
+    return _warning.bind(x, text=text)
+
+
+_warning: Any = Primitive("commplan_warning")
+
+
+def _warning_transpose(cotangent: Any, x: Any, *, text: str) -> list[Any]:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return [cotangent]
+
+
+def _warning_batch(args: Sequence[Any], dims: Sequence[Any], *, text: str) -> tuple[Any, Any]:
+    return _warning.bind(args[0], text=text), dims[0]
+
+
+_warning.def_abstract_eval(lambda aval, *, text: aval)
+cast("Any", mlir).register_lowering(_warning, lambda ctx, x, *, text: [x])
+cast("Any", ad).deflinear2(_warning, _warning_transpose)
+cast("Any", batching).primitive_batchers[_warning] = _warning_batch

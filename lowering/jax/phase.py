@@ -13,15 +13,19 @@ from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
-from commplan.ir.plan import name_of
+from commplan.ir.plan import Gather, name_of
 from commplan.ir.server_ops import ServerOp, sent, server_op
 from commplan.lowering.jax import _compat, ops, order, packing, servers
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.functions import RngContext, apply_function
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.pytree import LEAF, Structure, Tree, structure_by
-from commplan.lowering.jax.typing_shim import jax
+from commplan.lowering.jax.typing_shim import jax, jnp
 
+_DERIVATIVE_OF_GATHER = (
+    "the derivative of this `gather` is an all-reduce, of which each rank keeps a part: JAX sums the gradient"
+    " of what is the same on all ranks. run.layers gathers weights and scatters their gradient"
+)
 Env = dict[str, Tree]
 
 
@@ -318,4 +322,15 @@ class Lowered:
         if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree, never cut: the same already
             return backend.same(x, op.axes)
         moved = self._at_root(op, backend.move(self._operand(op, x, array), op))
-        return ops.unshard(moved, target) if op.kind == "all_gather" else moved
+        return ops.unshard(self._gathered(op, moved), target) if op.kind == "all_gather" else moved
+
+    def _gathered(self, op: ir.Collective, moved: Any) -> Any:
+        """What a `gather` of the plan makes; JAX warns where its derivative is taken."""
+        compiled_from = self.schedule.origin
+        phases = compiled_from.plan.phases if compiled_from is not None else ()
+        stages = (stage for phase in phases for stage in phase.stages)
+        written = any(isinstance(stage, Gather) and stage.span == op.span for stage in stages)
+        if not (written and self.backend.typed and jnp.issubdtype(moved.dtype, jnp.inexact)):
+            return moved
+        text = f"{self.schedule.file}:{op.span.line}: {_DERIVATIVE_OF_GATHER}"
+        return _compat.warning_when_transposed(moved, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -157,13 +158,19 @@ each step {
         return state, state["shard"], state["shard"]["w"]
 
     @run.spmd(returns=("split data",))
-    def scalars(state):
+    def written(state):
         return state, state["shard"]
+
+    @run.spmd(returns=("split data",))
+    def varying(state):
+        return state, {"loss": state["shard"]["w"].sum(), "w": state["shard"]["w"]}
 
     _, shard, w = listed(state)
     np.testing.assert_array_equal(shard["w"], state["shard"]["w"])
     np.testing.assert_array_equal(w, state["shard"]["w"])
-    assert refused(lambda: scalars(state))[0] == "CP0811"
+    jax.tree.map(np.testing.assert_array_equal, written(state)[1], state["shard"])
+    code, message = refused(lambda: varying(state))
+    assert (code, "at `loss`" in message) == ("CP0813", True)
     new, change = step(state, state["shard"], np.ones(4, np.float32))
     np.testing.assert_array_equal(new["shard"]["w"], [0, 4, 8, 12, 16, 20, 0, 0])
     assert float(new["shard"]["s"]) == 28
@@ -319,7 +326,8 @@ def test_results_that_should_be_the_same():
 
     x = np.zeros((2, 2, 3), np.float32)
     code, text = refused(lambda: local(state, params, x))
-    assert (code, "result 1 of `local` should be the same over data" in text) == ("CP0813", True)
+    assert code == "CP0813"
+    assert re.search("result 1 of `local` at `[bw]` should be the same over data", text)
     code, text = refused(lambda: other(state, params, x))
     assert (code, "state `seen`" in text) == ("CP0813", True)
     np.testing.assert_array_equal(nothing(state, params, x)["seen"], state["seen"])

@@ -87,7 +87,7 @@ class Walker:
 
     def _equation(self, eqn: Any, xs: Values) -> Walk:
         name, how = eqn.primitive.name, eqn.params
-        if name in _TOGETHER or (name.startswith("commplan_") and name != "commplan_same"):
+        if name in _TOGETHER or (name.startswith("commplan_") and name not in _SAME):
             return (yield eqn, xs)
         if name == "shard_map":
             return on_mesh(how, xs)
@@ -382,9 +382,9 @@ _SHAPES: Mapping[str, Callable[..., Any]] = {
     "convert_element_type": _cast,
     "bitcast_convert_type": _bits,
 }  # fmt: skip
+OURS_SAME = ("commplan_same", "commplan_warning")
 _SAME: Mapping[str, Callable[..., Any]] = dict.fromkeys(
-    ("pvary", "pcast", "stop_gradient", "commplan_same", "copy", "copy_p", "reduce_precision"),
-    lambda how, x: x,
+    ("pvary", "pcast", "stop_gradient", "copy", "copy_p", "reduce_precision", *OURS_SAME), lambda how, x: x
 ) | {"optimization_barrier": lambda how, *xs: list(xs)}
 _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "add": _elementwise(terms.add),

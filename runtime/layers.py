@@ -1,0 +1,239 @@
+"""`run.layers`: layers one after another, of whose weights each rank keeps a shard."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from commplan.ir.plan import name_of
+from commplan.ir.schedule import Leaf, Schedule, Value
+from commplan.ir.shard_shapes import cut_all
+from commplan.lowering.jax import _compat, ops
+from commplan.lowering.jax.layer_exchange import LeafCollectives, ShardedLayer
+from commplan.lowering.jax.layer_vjp import LayerVjp, layer_vjp
+from commplan.lowering.jax.phase import Lowered
+from commplan.lowering.jax.pytree import Tree, flatten
+from commplan.lowering.jax.sharded_layers import Layer, scanned, unrolled
+from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.pytree import leaf_of, leaves_of
+from commplan.runtime.context import Context
+from commplan.runtime.layer_schedules import ShardedStages, sharded_stages
+
+Body = Callable[[Any, Any], Any]
+Leaves = tuple[Leaf, ...]
+
+
+class ShardedWeights:
+    """What a run does with weights of which each rank keeps a shard."""
+
+    context: Context
+
+    def _inside(self, caller: str) -> None:
+        raise NotImplementedError
+
+    def _phase(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def layer(self, body: Callable[..., Any], shards: Any, *args: Any, shapes: Any = None, **how: Any) -> Any:
+        """`body(weights, *args)`, the weights gathered from `shards`: see `layers`."""
+        whole = None if shapes is None else [shapes]
+        return self.layers(lambda weights, given: body(weights, *given), [shards], args, shapes=whole, **how)
+
+    def layers(
+        self, body: Body | Sequence[Body], shards: Sequence[Any], x: Any, *,
+        shapes: Sequence[Any] | None = None, phase: str = "step",
+        weights: str | None = None, grads: str | None = None,
+    ) -> Any:  # fmt: skip
+        """What the last layer makes of `x`; a layer is `body(weights, x)`, of what the one before makes.
+
+        The weights of a layer are gathered from `shards` as phase `phase` gathers its split input, while the
+        layers before it compute (as many as that `gather` says with `{ prefetch = .. }`, else one), and
+        dropped after use. The backward pass gathers them again, in the other order, and scatters the gradient
+        as the phase scatters its partial input: the gradient of shards comes as shards, and is not passed to
+        the phase again. What else the backward pass needs is kept, unless `body` is `jax.checkpoint(body)`.
+
+        body: one function, or one for each layer. shards: of each layer a pytree of this rank's cuts, as
+        `slice` and `run.shards` make them, in any float type. shapes: of each layer a pytree of its whole
+        leaves, where the plan's weights do not tell. weights, grads: those inputs, where the phase has
+        several. Derivatives are those of the reverse mode, of the first order.
+
+        Raises CP0816 outside of a shard_map, CP0826 for a phase that does not say both, CP0827 for shards
+        that do not fit.
+        """
+        self._inside("run.layers")
+        stages = self._stages(phase, weights, grads)
+        bodies = list(body) if isinstance(body, Sequence) else [body] * len(shards)
+        if not shards or len(bodies) != len(shards) or (shapes is not None and len(shapes) != len(shards)):
+            counts = f"{len(shards)} layers, {len(bodies)} functions"
+            self._misfit(
+                f"{counts}, {len(shapes)} shapes" if shapes is not None else counts, "one each is needed"
+            )
+        flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
+        types, layers, given = tuple(map(jax.typeof, flat_x)), list[Layer](), list[tuple[Any, ...]]()
+        known: dict[Any, LayerVjp] = {}
+        for number, (own, tree) in enumerate(zip(bodies, shards, strict=True)):
+            flat, exchange = self._exchange(stages, tree, shapes and shapes[number], stacked=False)
+            whole = tuple(_gathered(exchange, flat.leaves))
+            key = (id(own), whole, flat.structure, types, structure)
+            if key not in known:
+                known[key] = layer_vjp(own, flat.like(whole).build(), Tree(types, structure).build())
+            layers.append(Layer(known[key], exchange))
+            given.append(flat.leaves)
+            types, structure = known[key].types, known[key].structure
+        result = unrolled(layers, given, flat_x, stages.prefetch)
+        return jax.tree_util.tree_unflatten(structure, result)
+
+    def scan_layers(
+        self, body: Body, shards: Any, x: Any, *, shapes: Any = None, phase: str = "step",
+        weights: str | None = None, grads: str | None = None,
+    ) -> Any:  # fmt: skip
+        """`layers` of layers that are all alike, under `lax.scan`.
+
+        body: what it makes of `x` has the structure, shapes and dtypes of `x`. shards: a pytree of this
+        rank's cuts of all layers, one behind the other along a leading dimension, as
+        `run.shards(.., stacked=True)` makes them. shapes: a pytree of one layer's whole leaves. Raises what
+        `layers` does.
+        """
+        self._inside("run.scan_layers")
+        stages = self._stages(phase, weights, grads)
+        flat, exchange = self._exchange(stages, shards, shapes, stacked=True)
+        whole = tuple(_gathered(exchange, [leaf[0] for leaf in flat.leaves]))
+        flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
+        while True:
+            types = tuple(map(jax.typeof, flat_x))
+            vjp = layer_vjp(_kept_as(body, types), flat.like(whole).build(), Tree(types, structure).build())
+            if vjp.structure != structure or [(t.shape, t.dtype) for t in vjp.types] != [
+                (t.shape, t.dtype) for t in types
+            ]:
+                results = jax.tree_util.tree_unflatten(vjp.structure, [str(kind) for kind in vjp.types])
+                operands = jax.tree_util.tree_unflatten(structure, [str(kind) for kind in types])
+                self._misfit(
+                    f"the body makes {results} of {operands}", "layers under a scan keep shapes and types"
+                )
+            if vjp.types == types:
+                break
+            flat_x = [
+                _compat.as_varying(leaf, sorted(_compat.varying_in(kind)))
+                for leaf, kind in zip(flat_x, vjp.types, strict=True)
+            ]
+        return jax.tree_util.tree_unflatten(
+            structure, scanned(Layer(vjp, exchange), flat.leaves, flat_x, stages.prefetch)
+        )
+
+    def shards(
+        self, tree: Any, *, stacked: bool = False, phase: str = "step", weights: str | None = None
+    ) -> Any:
+        """This rank's cuts of whole weights, as the split input of phase `phase` lies.
+
+        A leaf is flattened, padded with zeros and cut; a scalar stays as it is. stacked: a leading dimension
+        of each leaf counts layers, each of which is cut. Raises CP0816 outside of a shard_map, CP0826.
+        """
+        self._inside("run.shards")
+        axes = self._stages(phase, weights, None).weights.placement.split
+        backend = self.context.backend
+
+        def cut(leaf: Any) -> Any:
+            for axis in axes:
+                leaf = ops.shard(leaf, backend.index((axis,)), backend.ways((axis,)), array=False)
+            return leaf
+
+        return jax.tree_util.tree_map(jax.vmap(cut) if stacked else cut, tree)
+
+    def _stages(self, phase: str, weights: str | None, grads: str | None) -> ShardedStages:
+        self._phase(phase)
+        return sharded_stages(self.context.schedule, phase, weights, grads)
+
+    @functools.cached_property
+    def _exchanges(self) -> dict[Any, ShardedLayer]:
+        """What was compiled for layers, by what it was compiled for."""
+        return {}
+
+    def _exchange(
+        self, stages: ShardedStages, tree: Any, shapes: Any, *, stacked: bool
+    ) -> tuple[Tree, ShardedLayer]:
+        """The shards of a layer, typed as they lie, and how its weights travel."""
+        backend = self.context.backend
+        split, partial = stages.weights.placement.split, stages.gradients.placement.partial
+        paths, flat = flatten(tree)
+        flat = flat.like([jnp.asarray(leaf) for leaf in flat.leaves])
+        own = [
+            leaf_of(path, leaf[0] if stacked else leaf) for path, leaf in zip(paths, flat.leaves, strict=True)
+        ]
+        leaves = self._whole(stages, own, shapes)
+        key = (stages.gathers, stages.scatters, leaves)
+        if key not in self._exchanges:
+
+            def lowered(schedule: Schedule) -> Lowered:
+                return Lowered(schedule, schedule.phases[0], {}, backend)
+
+            gathers = tuple(LeafCollectives(p, lowered(s)) for p, s in stages.gather_schedules(leaves))
+            scatters = tuple(LeafCollectives(p, lowered(s)) for p, s in stages.scatter_schedules(leaves))
+            platform = getattr(backend, "platform", "")
+            self._exchanges[key] = ShardedLayer(split, partial, backend, gathers, scatters, platform)
+        typed = [
+            backend.varying(x, split) if leaf.shape else x for x, leaf in zip(flat.leaves, own, strict=True)
+        ]
+        return flat.like(typed), self._exchanges[key]
+
+    def _whole(self, stages: ShardedStages, own: Sequence[Leaf], shapes: Any) -> Leaves:
+        """The whole leaves of the layer whose cuts are `own`. Raises CP0827."""
+        schedule = self.context.schedule
+        split = stages.weights.placement.split
+        ways = [schedule.size((axis,)) for axis in split]
+        if shapes is not None:
+            paths, flat = flatten(shapes)
+            whole = leaves_of(zip(paths, flat.leaves, strict=True))
+            candidates = {whole} if _fits(own, whole, ways) else set[Leaves]()
+            where = "in `shapes`"
+        else:
+            value = next(value for value in schedule.entry if value.id == stages.weights.id)
+            candidates, where = set(_layers_like(own, value, ways)), f"in `{name_of(value.id)}`"
+        if len(candidates) != 1:
+            text = ", ".join(f"{leaf.path or 'x'} {list(leaf.shape)}" for leaf in own)
+            problem = "no layer" if not candidates else f"{len(candidates)} layers of different shapes"
+            note = "give the whole shapes: run.layers(.., shapes=[..]), a pytree of each layer"
+            self._misfit(f"there is {problem} {where} with the shards {text}", note)
+        (whole,) = candidates
+        return tuple(Leaf(a.path, b.shape, a.dtype) for a, b in zip(own, whole, strict=True))
+
+    def _misfit(self, message: str, *notes: str) -> None:
+        self.context.fail("CP0827", f"run.layers: {message}", *notes)
+
+
+def _fits(own: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> bool:
+    """Whether `own` are the cuts of `whole`."""
+    cuts = cut_all("tree", whole, ways)
+    return [(leaf.path, leaf.shape) for leaf in own] == [(leaf.path, leaf.shape) for leaf in cuts]
+
+
+def _layers_like(own: Sequence[Leaf], value: Value, ways: Sequence[int]) -> list[Leaves]:
+    """The whole leaves, below any common path of `value`, of which `own` can be the cuts."""
+    shapes = {leaf.path: leaf for leaf in value.uncut}
+    first = f"/{own[0].path}".rstrip("/") if own else ""
+    roots = [path[: len(path) - len(first)] for path in shapes if f"/{path}".endswith(first)]
+    candidates: list[Leaves] = []
+    for root in roots:
+        paths = ["/".join(filter(None, (root.strip("/"), leaf.path))) for leaf in own]
+        if all(path in shapes for path in paths):
+            whole = tuple(Leaf(a.path, shapes[p].shape, a.dtype) for a, p in zip(own, paths, strict=True))
+            candidates += [whole] if _fits(own, whole, ways) else []
+    return candidates
+
+
+def _gathered(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:
+    """The types of the whole leaves."""
+    return _compat.traced(lambda *own: exchange.gather(own), *map(jax.typeof, shards)).types
+
+
+def _kept_as(body: Body, types: Sequence[Any]) -> Body:
+    """`body`, what it makes typed as differing at least over what `types` differ over."""
+
+    def kept(weights: Any, x: Any) -> Any:
+        leaves, structure = jax.tree_util.tree_flatten(body(weights, x))
+        if len(leaves) == len(types):
+            pairs = zip(leaves, types, strict=True)
+            leaves = [_compat.as_varying(y, sorted(_compat.varying_in(kind))) for y, kind in pairs]
+        return jax.tree_util.tree_unflatten(structure, leaves)
+
+    return kept
