@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import commplan
-from bench.no_tax import shapes
+from bench.compiled.models import Transformer
 from bench.on_gpu.tax import PLAN
 from bench.on_gpu.timing import Scale, in_turns, median, spread
 from commplan.ir import schedule as ir
@@ -51,7 +51,7 @@ def increased(x: Any) -> Any:
 
 def measure(scale: Scale) -> dict[str, Any]:
     """Milliseconds, and GB/s counting every byte that is read or written."""
-    like = shapes(scale.pick(2, 12), scale.pick(128, 2048))
+    like = Transformer(scale.pick(2, 12), scale.pick(128, 2048)).shapes()
     program = commplan.loads(PLAN).compile(axes={"data": DEVICES}, shapes={"grads": like})
     phase = program.schedule.phase("step")
     platform = "cpu" if jax.devices()[0].platform == "cpu" else "gpu"

@@ -14,7 +14,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
-from bench.no_tax import loss, sgd, shapes
+from bench.compiled.models import Moves, Transformer
+from bench.compiled.ways import sgd
 from bench.on_gpu.timing import Scale, in_turns, median, spread
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
@@ -35,14 +36,15 @@ def measure(scale: Scale) -> dict[str, Any]:
     layers, width = scale.pick(2, 12), scale.pick(128, 2048)
     rows, length = scale.pick(1, 8), scale.pick(32, 1024)
     mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
-    like = shapes(layers, width)
+    model = Transformer(layers, width, rows, length)
+    like = model.shapes()
     tokens = jax.device_put(
         np.random.default_rng(0).integers(0, 32_768, (mesh.size * rows, length)).astype(np.int32),
         NamedSharding(mesh, P("data")),
     )
-    steps = {"XLA alone": by_hand(mesh, mean), "plan": planned(mesh, like)}
+    steps = {"XLA alone": by_hand(mesh, model, mean), "plan": planned(mesh, model)}
     if mesh.size > 1:
-        steps["no communication"] = by_hand(mesh, lambda g: g)
+        steps["no communication"] = by_hand(mesh, model, lambda g: g)
     held = {name: jax.jit(parameters, static_argnums=0, out_shardings=NamedSharding(mesh, P()))(
         tuple((path, leaf.shape) for path, leaf in flat(like))) for name in steps}  # fmt: skip
     held = {name: jax.tree.unflatten(jax.tree.structure(like), leaves) for name, leaves in held.items()}
@@ -94,15 +96,22 @@ def varying(p: Any) -> Any:
     return lax.pcast(p, "data", to="varying")
 
 
-def by_hand(mesh: Mesh, reduced: Callable[[Any], Any]) -> Step:
+def gradients(model: Transformer, params: Tree, tokens: Any) -> Tree:
+    def loss(params: Tree) -> Any:
+        return model.loss(params, {}, {"tokens": tokens}, Moves())
+
+    return jax.grad(loss)(params)
+
+
+def by_hand(mesh: Mesh, model: Transformer, reduced: Callable[[Any], Any]) -> Step:
     """The step without a plan: each gradient reduced as it is. On one device a plain function."""
 
     def train(params: Tree, tokens: Any) -> Tree:
-        grads = jax.grad(loss)(jax.tree.map(varying, params), tokens)
+        grads = gradients(model, jax.tree.map(varying, params), tokens)
         return sgd(params, jax.tree.map(reduced, grads))
 
     def alone(params: Tree, tokens: Any) -> Tree:
-        return sgd(params, jax.grad(loss)(params, tokens))
+        return sgd(params, gradients(model, params, tokens))
 
     if mesh.size == 1:
         return jax.jit(alone, donate_argnums=0)
@@ -110,13 +119,13 @@ def by_hand(mesh: Mesh, reduced: Callable[[Any], Any]) -> Step:
     return jax.jit(jax.shard_map(train, **options), donate_argnums=0)
 
 
-def planned(mesh: Mesh, like: Tree) -> Step:
+def planned(mesh: Mesh, model: Transformer) -> Step:
     """The step through a plan, as the manual writes it."""
-    run = commplan.loads(PLAN).compile(mesh, shapes={"grads": like}).bind(mesh)
+    run = commplan.loads(PLAN).compile(mesh, shapes={"grads": model.shapes()}).bind(mesh)
 
     @run.spmd(params="same", tokens="split data")
     def train(state: Tree, params: Tree, tokens: Any) -> Any:
-        grads = jax.grad(loss)(run.varying(params), tokens)
+        grads = gradients(model, run.varying(params), tokens)
         out, state = run.step(state, grads=grads)
         return state, sgd(params, out.grads)
 

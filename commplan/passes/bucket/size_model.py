@@ -28,7 +28,7 @@ from commplan.select.algorithm_search import Chooser, rounded
 
 DEFAULT = 25 * 1024**2
 # Under JAX where costs are not known: what hides most in steps compiled for H100 (`bench.compiled`).
-PARTS, LARGEST = 8, 128 * 1024**2
+PARTS, LARGEST = 8, 64 * 1024**2
 LEAST = 64 * 1024
 STEP = 4  # sizes that are tried differ by this factor
 FAIR = 4  # the smaller of two parts is at least this part of the whole; else there is one
