@@ -32,7 +32,8 @@ def test_anything_else_is_refused(text: str) -> None:
 
 
 def test_rates_are_a_target_or_a_machine() -> None:
-    assert rates("h100:4x8") == rates(target("h100").machine) == target("h100:4x8").machine
+    machine = target("h100:4x8").machine
+    assert rates("h100:4x8") == rates(machine) == machine
     assert rates(None) is None
     with pytest.raises(CommplanError, match=r"CP1150.*a Target is no machine to estimate for"):
         rates(target("h100"))  # pyright: ignore[reportArgumentType]
