@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime/calibrate/mpi.py": {"Barrier", "Waitall", "bcast"},
     # A method of this name that waits for nothing.
     "commplan/verify/programs/symbolic_execution.py": {"result"},
+    "lowering/jax/variadic.py": {"get"},
     # Behind a poll; and of its parent, with whom it ends.
     "runtime/input/stages/worker_pool.py": {"recv"},
     "runtime/input/stages/worker_process.py": {"recv"},

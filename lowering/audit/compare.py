@@ -138,14 +138,14 @@ def _out_of_order(
 ) -> list[Difference]:
     """Those of `moved` that another collective over one of their axes has overtaken, or they it. The others
     are as planned: each axis has an order of its own."""
-    pairs = [(item, found) for item, found in matches if item.kind != "permute"]
+    pairs = [(item, theirs) for item, theirs in matches if item.kind != "permute"]
     pairs += [(move.expected[0], move.found[0]) for move in moved]
-    planned, issued = {id(item) for item, _ in pairs}, {id(found) for _, found in pairs}
+    planned, issued = {id(item) for item, _ in pairs}, {id(theirs) for _, theirs in pairs}
 
     def overtaken(groups: Groups) -> bool:
         mine = [i for i in wanted if id(i) in planned and _share_axis(groups, i.groups)]
-        theirs = [f for f in actual if id(f) in issued and _share_axis(groups, f.groups)]
-        return list(map(_key_of, mine)) != list(map(_key_found, theirs))
+        rivals = [f for f in actual if id(f) in issued and _share_axis(groups, f.groups)]
+        return list(map(_key_of, mine)) != list(map(_key_found, rivals))
 
     differences = [move for move in moved if overtaken(move.expected[0].groups)]
     matches += [(m.expected[0], m.found[0]) for m in moved if not any(m is d for d in differences)]

@@ -80,8 +80,8 @@ def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[L
     """
     if collective.kind == "permute":
         pairs = [(_host(a, machine), _host(b, machine)) for a, b in collective.groups if a != b]
-        here, away = any(a == b for a, b in pairs), any(a != b for a, b in pairs)
-        shares = (float(here), float(away))
+        inside, across = any(a == b for a, b in pairs), any(a != b for a, b in pairs)
+        shares = (float(inside), float(across))
     else:
         ranks = len(collective.groups[0])
         own = max(_in_one_host(group, machine) for group in collective.groups)
