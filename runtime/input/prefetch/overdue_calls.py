@@ -41,7 +41,7 @@ class OverdueCalls:
     def look(self, threads: Sequence[threading.Thread]) -> None:
         """Raise CP0926 where one of `threads` has been in the same call for `bound_s` seconds, as far as was
         looked."""
-        now, frames = time.monotonic(), sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        now, frames = time.monotonic(), _frames(threads)
         seen: dict[int, tuple[Call, float]] = {}
         for thread in threads:
             number = thread.ident or 0
@@ -63,7 +63,7 @@ class OverdueCalls:
     def fail(self, threads: Sequence[threading.Thread], waited: float) -> NoReturn:
         """Raise CP0926 for the first of `threads` that is in a call: this process's part of a batch has been
         waited for so long."""
-        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        frames = _frames(threads)
         calls = (self._call(frames.get(thread.ident or 0)) for thread in threads)
         call = next((call for call in calls if call is not None), None)
         if call is None:
@@ -98,3 +98,11 @@ class OverdueCalls:
         if state != "alive":
             return f"{text}: worker process {call.worker} is {state}"
         return f"{text}, in worker process {call.worker}" if call.worker else text
+
+
+def _frames(threads: Sequence[threading.Thread]) -> dict[int, FrameType]:
+    """The innermost frame of each of `threads`, and not of this one: a frame that holds itself is freed late,
+    and the memory of batches with it."""
+    others = {thread.ident for thread in threads} - {threading.get_ident()}
+    now = sys._current_frames  # pyright: ignore[reportPrivateUsage]
+    return {number: frame for number, frame in now().items() if number in others}
