@@ -6,11 +6,13 @@ import functools
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import worker_plans as fns
+from batch_feed import ours
 from input_plans import FUNCTIONS, SIDE, ensemble, images
 
 from commplan.diagnostics import CommplanError
@@ -18,6 +20,15 @@ from commplan.runtime.input import PhaseBatches
 
 BOUND_S = 1.0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="worker processes need a POSIX system")
+
+
+@pytest.fixture(autouse=True)
+def threads_end_when_their_calls_return() -> Iterator[None]:
+    yield
+    end = time.monotonic() + 20
+    while ours() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert ours() == []
 
 
 def feed(decode: Any, source: Any = None, **more: Any) -> PhaseBatches:
