@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from commplan.cli.binding import checked
 from commplan.cli.console import RANKS, STDIN, Console
-from commplan.cli.jax_side import differences, function_at, source_at, user_code
-from commplan.cli.verb_calibrate import need
-from commplan.cost.calibration import Calibration, load_calibration, only_input, write_calibration
+from commplan.cli.jax_side import differences, function_at, need, source_at, user_code
+from commplan.cost.calibration import Calibration, load_calibration, only_input
 from commplan.diagnostics import Diagnostic, Note, fail, fail_if
 from commplan.input.measured_costs import InputCosts, merged
 from commplan.ir.plan import Plan
@@ -24,14 +21,14 @@ from commplan.ir.types import sized, timed
 SECONDS = 20  # about how long the input is measured
 
 
-def run(args: Namespace, console: Console) -> int:
-    """Measure, put the result into the file, and say what it is.
+def measure(args: Namespace, console: Console) -> tuple[Calibration, list[str]] | None:
+    """The input's costs, added to what the file has, and lines that say them; None on all ranks but one.
 
     Raises CP0770 for a call without plan or source, CP0751 for a file that is there and cannot be read,
     CP1108 to CP1110 for functions and sources, CP1111 without JAX, and what `runtime.calibrate.input` does.
     """
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
-        return 0  # one measures for all
+        return None  # one measures for all
     if args.file is None or not args.source:
         message = "the input of a plan is measured with the plan and its sources"
         fail("CP0770", message, "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT")
@@ -43,19 +40,7 @@ def run(args: Namespace, console: Console) -> int:
     calibration = only_input(measured.date, measured)
     if old is not None:
         calibration = replace(old, input=merged(old.input, measured))
-    deliver(calibration, lines(measured), args.output, console)
-    return 0
-
-
-def deliver(calibration: Calibration, lines: Sequence[str], output: str, console: Console) -> None:
-    """Write the calibration to the file `output`, or to stdout, and say what is in it."""
-    console.write(output, write_calibration(calibration).encode())
-    if console.human and output != STDIN:
-        for line in (f"wrote {output}", *lines):
-            console.note(line)
-    elif not console.human:
-        plain: dict[str, Any] = msgspec.to_builtins(calibration)
-        console.document(output=output, calibration=plain)
+    return calibration, lines(measured)
 
 
 @user_code()

@@ -10,13 +10,13 @@ import os
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commplan.cli.binding import Compiled
-from commplan.cli.console import Console
+from commplan.cli.console import LAUNCHED, Console
 from commplan.diagnostics import Diagnostic, Note, fail, fail_if, text_of
 from commplan.ir import schedule as ir
 
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from commplan.runtime.run import Run
 
 MOST_RANKS = 256
+
+
+def need(module: str, package: str, code: str = "CP1111", who: str = "this") -> None:
+    """Raises `code` where a module is not installed."""
+    if importlib.util.find_spec(module) is None:
+        fail(code, f"{who} needs {module}, which is not installed", f"pip install {package}")
+
+
+def under_mpi(environment: Mapping[str, str]) -> bool:
+    return any(name in environment for name in LAUNCHED)
 
 
 @contextmanager

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import operator
 import os
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
-from commplan.cli.console import LAUNCHED, STDIN, Console
-from commplan.cost.calibration import Calibration, load_calibration
-from commplan.diagnostics import CommplanError, fail
+from commplan.cli.console import STDIN, Console
+from commplan.cli.jax_side import need, under_mpi
+from commplan.cost.calibration import Calibration, load_calibration, write_calibration
+from commplan.diagnostics import CommplanError
 from commplan.input.measured_costs import InputCosts
 from commplan.topology import Topology, load_topology
 
@@ -29,20 +31,19 @@ SECONDS = 120  # about how long links and collectives are measured
 def run(args: Namespace, console: Console) -> int:
     """Measure with all ranks, or with a plan its input; the first rank writes the file.
 
-    Raises CP0755, CP0756, CP0849 and CP1111, and what `input_costs.run` does.
+    Raises CP0755, CP0756, CP0849 and CP1111, and what `input_costs.measure` does.
     """
     if args.file is not None or args.source or args.fn:
         from commplan.cli import input_costs
 
-        return input_costs.run(args, console)
+        measured = input_costs.measure(args, console)
+        if measured is not None:
+            _deliver(*measured, args.output, console)
+        return 0
     topology = load_topology(args.topology) if args.topology else None
     backend = args.backend or ("mpi" if under_mpi(os.environ) else "jax")
     fabric, first, call = _mpi() if backend == "mpi" else _jax(args.devices)
     return _measure(fabric, first, call, topology, args, console)
-
-
-def under_mpi(environment: Mapping[str, str]) -> bool:
-    return any(name in environment for name in LAUNCHED)
 
 
 def _measure(
@@ -59,9 +60,7 @@ def _measure(
     if not first:
         return 0
     calibration = replace(calibration, input=_kept(args.output))
-    from commplan.cli.input_costs import deliver
-
-    deliver(calibration, _lines(calibration), args.output, console)
+    _deliver(calibration, _lines(calibration), args.output, console)
     return 0
 
 
@@ -87,10 +86,15 @@ def _lines(calibration: Calibration) -> list[str]:
     return lines
 
 
-def need(module: str, package: str, code: str = "CP1111", who: str = "this") -> None:
-    """Raises `code` where a module is not installed."""
-    if importlib.util.find_spec(module) is None:
-        fail(code, f"{who} needs {module}, which is not installed", f"pip install {package}")
+def _deliver(calibration: Calibration, lines: Sequence[str], output: str, console: Console) -> None:
+    """Write the calibration to the file `output`, or to stdout, and say what is in it."""
+    console.write(output, write_calibration(calibration).encode())
+    if console.human and output != STDIN:
+        for line in (f"wrote {output}", *lines):
+            console.note(line)
+    elif not console.human:
+        plain: dict[str, Any] = msgspec.to_builtins(calibration)
+        console.document(output=output, calibration=plain)
 
 
 def _mpi() -> tuple[Fabric, bool, _Call]:

@@ -14,9 +14,9 @@ import msgspec
 from commplan.cli import INTERRUPTED
 from commplan.cli.binding import Compiled, compiled
 from commplan.cli.console import Console
+from commplan.cli.jax_side import need, under_mpi
 from commplan.cli.run_tables import costs_of, print_tables
 from commplan.cli.run_view import live
-from commplan.cli.verb_calibrate import need, under_mpi
 from commplan.diagnostics import CommplanError, text_of
 
 if TYPE_CHECKING:

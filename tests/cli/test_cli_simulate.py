@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commplan.cli import main
-from commplan.cli.verb_calibrate import under_mpi
+from commplan.cli.jax_side import under_mpi
 from commplan.cli.verb_simulate import size, time
 from commplan.cost.calibration import Calibration, MeasuredLevel, write_calibration
 
