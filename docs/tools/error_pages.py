@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import posixpath
 import re
+import textwrap
 
 from commplan.errors import RANGES, page, titles
 
 FOLDER = "errors"
 CODE = re.compile(r"(?<![\w\[/`-])(CP\d{4})(?![\w\]`.-])")
+INDENTED = re.compile(r"^ {4}.*\n(?:(?: {4}.*)?\n)*", re.M)
 # Where a code must stay as it is: blocks and spans of code, links, headings.
 VERBATIM = re.compile(r"^(```|~~~).*?^\1|^(?: {4}|#).*$|`[^`\n]+`|\[[^\]\n]*\]\([^)\n]*\)", re.M | re.S)
 
@@ -35,15 +37,20 @@ def _links(text: str, folder: str) -> str:
 
 
 def _page(code: str) -> str:
-    """The manual's page, its indented examples as blocks of the language they are in."""
-    return page(code) or ""
+    """The manual's page, its indented plans as blocks of the language."""
+    return INDENTED.sub(lambda block: _fenced(block[0]), page(code) or "")
+
+
+def _fenced(block: str) -> str:
+    text = textwrap.dedent(block).rstrip()
+    return f"```{'plan' if text.startswith('plan ') else 'text'}\n{text}\n```\n\n"
 
 
 def _index() -> str:
     lines = [
         "# Errors",
         "",
-        "Every error has a code and a page. `commplan explain CP0301` prints the page of one, `commplan explain CP03`",
+        "Every error has a code and a page. `commplan explain CP0301` prints one, `commplan explain CP03` lists",
         "the codes of a range; here the search finds them by what they say.",
         "",
     ]
@@ -51,9 +58,6 @@ def _index() -> str:
         own = [(code, title) for code, title in titles().items() if code.startswith(start)]
         lines += [f"## {start}: {subject}", "", "| code | |", "|---|---|"]
         lines += [f"| [{code}]({code}.md) | {_cell(title)} |" for code, title in own]
-            for code, title in titles().items()
-            if code.startswith(start)
-        ]
         lines.append("")
     return "\n".join(lines)
 
