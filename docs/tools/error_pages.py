@@ -50,8 +50,8 @@ def _index() -> str:
     lines = [
         "# Errors",
         "",
-        "Every error has a code and a page. `commplan explain CP0301` prints one, `commplan explain CP03` lists",
-        "the codes of a range; here the search finds them by what they say.",
+        "Every error has a code and a page. `commplan explain CP0301` prints it, `commplan explain CP03`",
+        "lists a range; here the search finds them by what they say.",
         "",
     ]
     for start, subject in RANGES.items():
