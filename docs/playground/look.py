@@ -1,4 +1,4 @@
-"""What the playground asks of commplan, in the browser: a text in, all that can be said of it out, as JSON."""
+"""What the playground asks of commplan, in the browser: a text in, all that can be said of it out."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ SCHEDULE = 200_000  # characters that are shown
 
 
 def look(request: str) -> str:
-    """request: JSON of `text`, `axes` (sizes by name) and `shapes` (trees by name), the latter two where given.
+    """request: JSON of `text`, `axes` (sizes by name) and `shapes` (trees by name), the latter two if given;
+    `sample`: shapes for those trees that the plan has.
 
-    Gives JSON: `diagnostics`, `formatted` (None where the text does not parse), `assumed` (what was made up: sizes
-    and trees by name), `document` (that of the report, None where the plan does not compile), `explanation` and
-    `schedule` as text, and `seconds` that it took.
+    Gives JSON: `diagnostics`, `formatted` (None where the text does not parse), `assumed` (what was made up:
+    sizes and trees by name), `document` (that of the report, None where the plan does not compile),
+    `explanation` and `schedule` as text, and `seconds` that it took.
     """
     begin = time.perf_counter()
     asked = msgspec.json.decode(request)
@@ -57,7 +58,9 @@ def _formatted(text: str) -> str | None:
 
 def _compiled(plan: graph.Plan, asked: dict[str, Any]) -> dict[str, Any]:
     sizes = assumed.sizes(plan) | (asked.get("axes") or {})
-    trees = assumed.shapes(plan) | (asked.get("shapes") or {})
+    trees = assumed.shapes(plan)
+    known = asked.get("sample") or {}
+    trees |= {name: tree for name, tree in known.items() if name in trees} | (asked.get("shapes") or {})
     used = {"axes": sizes, "shapes": trees}
     try:
         schedule = Plan(plan).compile(axes=sizes, shapes=trees).schedule
@@ -65,7 +68,7 @@ def _compiled(plan: graph.Plan, asked: dict[str, Any]) -> dict[str, Any]:
         explanation = explain_plan(plan, schedule).text()
     except CommplanError as error:
         return {"assumed": used, "diagnostics": as_data(error.diagnostics)}
-    except numpy.NeedsNumPy as error:
+    except numpy.NeedsNumPyError as error:
         return {"assumed": used, "left_out": str(error)}
     text = print_schedule(schedule)
     return {

@@ -2,7 +2,7 @@
 // The playground: an editor, a worker with the compiler, and the panels of the report.
 (async () => {
   const { html, panels } = commplan;
-  const root = document.getElementById("playground");
+  const root = document.getElementById("workbench");
   const samples = await (await fetch("samples.json")).json();
   const WAIT = 250; // ms after the last key
 
@@ -125,7 +125,7 @@
       ? html("button", { type: "button", class: "place", onclick: () => editor.go(each.span.line, each.span.column) }, `line ${each.span.line}`)
       : null;
     const fix =
-      each.fix && html("button", { type: "button", class: "fix", onclick: () => replaced(each.fix) }, `Fix: ${each.fix.title}`);
+      each.fix && html("button", { type: "button", class: "fix", onclick: () => replaced(each.fix) }, ["Fix: ", commplan.parts.ticked(each.fix.title)]);
     return html(
       "div",
       { class: `message ${each.severity}` },
@@ -149,6 +149,14 @@
     later();
   }
 
+  // Sizes of axes, then leaves of trees: `data = 8`, `grads/layer_0/w : f32[784, 256]`.
+  function listed({ axes, shapes }) {
+    const leaves = (path, tree) =>
+      tree.shape ? [`${path} : ${tree.dtype}[${tree.shape.join(", ")}]`] : Object.entries(tree).flatMap(([name, part]) => leaves(`${path}/${name}`, part));
+    const sizes = Object.entries(axes).map(([name, size]) => `${name} = ${size}`);
+    return [...sizes, ...Object.entries(shapes).flatMap(([name, tree]) => leaves(name, tree))].join("\n");
+  }
+
   function answered(answer) {
     last = answer;
     const { diagnostics } = answer;
@@ -158,8 +166,7 @@
     const ms = Math.round(answer.seconds * 1000);
     state.textContent = diagnostics.length ? `${diagnostics.length} to mend (${ms} ms)` : `compiles (${ms} ms)`;
     root.dataset.state = diagnostics.length ? "wrong" : "right";
-    if (answer.assumed) assumed.querySelector("pre").textContent = JSON.stringify(answer.assumed, null, 1).replace(/\n\s+(?=[\d\]"}])(?=[^\n]*[\]},])/g, " ");
-    if (diagnostics.length && !answer.graphs.length) stale = new Set(views.keys());
+    if (answer.assumed) assumed.querySelector("pre").textContent = listed(answer.assumed);
     [listeners, marked] = [new Map(), 0];
     stale = new Set(views.keys());
     draw(pages.findIndex((page) => !page.hidden));
@@ -196,7 +203,7 @@
     if (waiting) return;
     let more = {};
     try {
-      more = given.value.trim() ? JSON.parse(given.value) : sample.given;
+      more = given.value.trim() ? JSON.parse(given.value) : {};
       given.classList.remove("wrong");
     } catch {
       given.classList.add("wrong");
@@ -204,7 +211,7 @@
     waiting = true;
     number += 1;
     asked = editor.text();
-    worker.postMessage({ id: number, request: { text: asked, axes: more.axes, shapes: more.shapes } });
+    worker.postMessage({ id: number, request: { text: asked, axes: more.axes, shapes: more.shapes, sample: sample.shapes } });
   }
 
   function open(next) {

@@ -1,4 +1,4 @@
-"""What the playground serves beside its own files: Python, commplan's sources, samples, the report's scripts."""
+"""What the playground serves beside its own files: Python, commplan, samples, the report's scripts."""
 
 from __future__ import annotations
 
@@ -21,29 +21,21 @@ from commplan.dsl.check.types import FLAGS, PLACES, TYPES
 from commplan.dsl.check.via import ALGORITHMS
 from commplan.dsl.lexer import KEYWORDS
 from commplan.explain.stages import phase_title
-from commplan.report.page import ASSETS
+from commplan.report import page
 from commplan.report.timeline import phases
 from commplan.topology import load_topology
 
 ROOT = vendor.ROOT
-SCRIPTS = (
-    "dom.js", "layers.js", "graph.js", "timeline.js", "machine.js", "parts.js", "panels.js", "run.js", "reasons.js"
-)  # fmt: skip
+SCRIPTS = tuple(name for name in page.SCRIPTS if name != "main.js")
 # What the checker, the passes and the explanation do not import.
 LEFT_OUT = (
-    "runtime/",
-    "cli/",
-    "pages/",
-    "lowering/jax/",
-    "lowering/mpi/",
-    "lowering/oracle/",
-    "report/assets/",
-)
-SHOWN = 120_000  # characters of a timeline, for a page that opens at once
+    "runtime/", "cli/", "pages/", "lowering/jax/", "lowering/mpi/", "lowering/oracle/", "report/assets/",
+)  # fmt: skip
+VALUES = (TYPES, ALGORITHMS, OPS, MODES, VISITS, TAILS, FLAGS, PLACES)
 
 
 class Sample(NamedTuple):
-    """A plan of `examples/plans`, and what its timeline is computed with. costs: seconds of functions, by name."""
+    """A plan of `examples/plans`, and what its timeline is made with. costs: seconds by name."""
 
     name: str
     topology: str
@@ -72,23 +64,19 @@ def install(site: Path) -> None:
     (python / "wheels.json").write_text(json.dumps(vendor.copy_wheels(python)), encoding="utf-8")
     _sources(place / "sources.zip", ROOT / "docs" / "playground")
     _report(place / "report")
-    words = {
-        "keywords": sorted(KEYWORDS),
-        "values": sorted({*TYPES, *ALGORITHMS, *OPS, *MODES, *VISITS, *TAILS, *FLAGS, *PLACES}),
-    }
+    values = sorted({word for words in VALUES for word in words})
+    words = {"keywords": sorted(KEYWORDS), "values": values}
     samples = {"words": words, "plans": [_sample(sample) for sample in SAMPLES]}
     (place / "samples.json").write_bytes(msgspec.json.encode(samples))
 
 
 def _sources(archive: Path, own: Path) -> None:
-    """commplan without the parts that need JAX or MPI, what the page asks of it, and the stand-in for NumPy."""
-    package = ROOT / "commplan"
+    """commplan without the parts that need JAX or MPI, what the page asks of it, what stands for NumPy."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
-        for folder in (package, *(package / link for link in ("dsl", "lowering"))):
-            for file in sorted(folder.resolve().rglob("*")):
-                name = f"{folder.relative_to(package)}/{file.relative_to(folder.resolve())}".removeprefix(
-                    "./"
-                )
+        for room in ("", "dsl/", "lowering/"):
+            folder = (ROOT / "commplan" / room).resolve()
+            for file in sorted(folder.rglob("*")):
+                name = f"{room}{file.relative_to(folder)}"
                 if file.suffix in (".py", ".lark") and not name.startswith(LEFT_OUT):
                     packed.write(file, f"commplan/{name}")
         for name in ("look.py", "assumed.py"):
@@ -98,18 +86,17 @@ def _sources(archive: Path, own: Path) -> None:
 
 
 def _report(place: Path) -> None:
-    """The report's scripts as they are; its rules for what is inside of a view, its colours for the whole page."""
+    """The scripts as they are, the rules for the inside of a view, the colours for the whole page."""
     place.mkdir(exist_ok=True)
     for name in SCRIPTS:
-        (place / name).write_bytes((ASSETS / name).read_bytes())
-    frame, *parts = (
-        (ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "panels.css", "components.css")
-    )
-    light, dark = (_block(frame, head) for head in (":root {", ':root[data-theme="dark"] {'))
-    tooltip = "".join(re.findall(r"^\.ti?o?o?l?t?i?p[\w-]*[^{]*\{[^}]*\}\n", frame, re.M))
-    rules = "\n".join([frame[frame.index("code,\n.code {") :], *parts])
-    text = f"body {{{light}}}\nbody[data-md-color-scheme=slate] {{{dark}}}\n{tooltip}.playground-view {{\n{rules}}}\n"
-    (place / "report.css").write_text(text, encoding="utf-8")
+        (place / name).write_bytes((page.ASSETS / name).read_bytes())
+    sheets = [(page.ASSETS / name).read_text(encoding="utf-8") for name in page.STYLES]
+    light, dark = (_block(sheets[0], head) for head in (":root {", ':root[data-theme="dark"] {'))
+    colours = f"body {{{light}}}\nbody[data-md-color-scheme=slate] {{{dark}}}\n"
+    tooltip = "".join(re.findall(r"^\.(?:tooltip|tip-)[^{]*\{[^}]*\}\n", sheets[0], re.M))
+    sheets[0] = sheets[0][sheets[0].index("code,\n.code {") :]
+    rules = "\n".join(sheets)
+    (place / "report.css").write_text(f"{colours}{tooltip}.playground-view {{\n{rules}}}\n", encoding="utf-8")
 
 
 def _block(text: str, head: str) -> str:
@@ -137,7 +124,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
     return {
         "name": sample.name,
         "text": text,
-        "given": {"shapes": shapes},
+        "shapes": shapes,
         "digest": plan.digest,
         "machine": topology.name,
         "report": {"phases": timed, "unknown": simulation.unknown, "source": {"lines": lines}},

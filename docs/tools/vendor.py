@@ -52,7 +52,7 @@ ELSEWHERE = {
 
 
 def keep_theme_here(site: Path) -> None:
-    """Points the theme's script at copies that the site serves. Raises SystemExit where the theme has changed."""
+    """Points the theme's script at what the site serves. Raises SystemExit where the theme has changed."""
     copy(MERMAID, site / "assets" / "vendor")
     (script,) = (site / "assets" / "javascripts").glob("bundle.*.min.js")
     text = script.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""What the playground has in place of NumPy, of which there is no build to be had that a site could serve itself.
+"""What the playground has in place of NumPy, of which no build for browsers is at hand.
 
-The checker, the passes and the explanation import modules that use NumPy, and call nothing of it. Whoever does call
-something gets `NeedsNumPy`, which names it.
+The checker, the passes and the explanation import modules that use NumPy, and call nothing of it. Whoever
+does call something gets a `NeedsNumPyError` that names it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class NeedsNumPy(RuntimeError):
+class NeedsNumPyError(RuntimeError):
     """Something of NumPy was called in the browser."""
 
 
@@ -38,7 +38,7 @@ class Missing:
     def __call__(self, *args: Any, **options: Any) -> Missing:
         if loading:
             return self
-        raise NeedsNumPy(f"numpy.{self.name} is called, and there is no NumPy in the browser")
+        raise NeedsNumPyError(f"numpy.{self.name} is called, and there is no NumPy in the browser")
 
 
 loading = True  # until all modules have been imported
