@@ -21,8 +21,8 @@ def run(args: Namespace, console: Console) -> int:
         return _check_all(args, console)
     from commplan.cli.watch import watch
 
-    beside = [args.shapes, args.topology, args.calibration, *args.program]
-    return watch([*args.files, *filter(None, beside)], lambda: _again(args, console), console)
+    watched = [args.shapes, args.topology, args.calibration, *args.program]
+    return watch([*args.files, *filter(None, watched)], lambda: _again(args, console), console)
 
 
 def _again(args: Namespace, console: Console) -> int:

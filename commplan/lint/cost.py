@@ -26,13 +26,13 @@ def large_buckets(subject: Subject) -> Iterator[Diagnostic]:
             hints: Hints | None = getattr(stage, "hints", None)
             if hints is None or hints.bucket is None or not isinstance(stage, StageOverAxes | Elastic):
                 continue
-            together = _alike(phase, stage)
-            sizes = [_nbytes(subject, other) for other in together]
+            alike = _alike(phase, stage)
+            sizes = [_nbytes(subject, other) for other in alike]
             total = sum(size or 0 for size in sizes)
             if None in sizes or hints.bucket <= total:
                 continue
             name = subject.plan.value(stage.operand).name
-            whole = f"`{name}`" + f" and the {len(together) - 1} beside it" * (len(together) > 1)
+            whole = f"`{name}`" + f" and the {len(alike) - 1} beside it" * (len(alike) > 1)
             message = f"a bucket of {sized(hints.bucket)} is larger than all of {whole}, {sized(total)}"
             note = "everything is sent at once, when the last leaf is made"
             more = "make the bucket smaller, or leave it out and the compiler chooses"
@@ -114,8 +114,8 @@ def _own_seconds(simulation: Simulation, phase: str, line: int) -> float:
 
 def _chosen(schedule: Schedule, span: Span) -> str | None:
     """What `select` says of the stage at `span`."""
-    said = [choice.what for choice in schedule.choices if choice.span == span and choice.by == "select"]
-    return said[0] if said else None
+    choices = [choice.what for choice in schedule.choices if choice.span == span and choice.by == "select"]
+    return choices[0] if choices else None
 
 
 def _costly_design(subject: Subject, stage: Share) -> Iterator[Diagnostic]:
