@@ -80,8 +80,8 @@ class PhaseCall:
 
     Raises `CommplanError`: CP0804 missing or unknown inputs, CP0805 structure, shape or dtype, CP0806
     `partial` inputs outside a shard_map, CP0807 gradients that JAX has already summed, CP0808 stages
-    that JAX does not run, CP0812 a state that lacks what the phase reads, CP0813 values that should be the same, CP0814 a
-    shard_map over other axes.
+    that JAX does not run, CP0812 a state that lacks what the phase reads, CP0813 values that should be
+    the same, CP0814 a shard_map over other axes.
     """
 
     def __init__(self, context: Context, phase: ir.Phase) -> None:
@@ -179,7 +179,7 @@ class PhaseCall:
 
     @functools.cached_property
     def _needed(self) -> tuple[str, ...]:
-        """What the phase wants of the state: what it reads, and the count of its calls if it draws numbers."""
+        """What the phase wants of the state: what it reads, and if it draws numbers the count of its calls."""
         return (*self._held, *([CALLS] if self.lowered.counts else []))
 
     @functools.cached_property

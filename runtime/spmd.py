@@ -83,9 +83,7 @@ def _check_texts(context: Context, names: Mapping[str, object], returns: object)
         fail("CP0811", message, 'such as returns=["loss", "same"]', file=file)
 
 
-def _placement(
-    context: Context, text: str, subject: str, arguments: Collection[str] = ()
-) -> Placement:
+def _placement(context: Context, text: str, subject: str, arguments: Collection[str] = ()) -> Placement:
     """The placement that `text` means: that of the value so called, or written out.
 
     arguments: of a result, the arguments that it might have been named after, too.
@@ -279,7 +277,7 @@ class _Step:
             message = f"{which} should be the same over {over}, and JAX types it as varying"
             note = f"it is placed `{placement}`"
             if set(odd) <= set(placement.split):  # a scalar, which is not cut
-                message = f"{which} is a number of its own on each rank over {over}, and there is nothing to cut"
+                message = f"{which} is one number, another on each rank over {over}, and cannot be cut"
                 note = f"it is placed `{placement}`, of which a leaf without dimensions is whole on all ranks"
             remedy = f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)'
             self.context.fail("CP0813", message, note, remedy)

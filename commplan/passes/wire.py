@@ -57,7 +57,8 @@ def _rejected(kind: str, dtype: DType, wire: DType, accumulate: DType) -> tuple[
     """The backend's own collective in each of the two types that it might have."""
     rejected = [f"one {kind} that sends and adds in {wire}: the sum is to be in {accumulate}"]
     if dtype.nbytes > wire.nbytes:
-        rejected.append(f"one {kind} that sends and adds in {dtype}: {dtype.nbytes // wire.nbytes} x the bytes")
+        times = dtype.nbytes // wire.nbytes
+        rejected.append(f"one {kind} that sends and adds in {dtype}: {times} x the bytes")
     return tuple(rejected)
 
 
@@ -65,7 +66,7 @@ def _grouped(choices: Sequence[Choice]) -> list[Choice]:
     """Choices that differ in the name of the result alone as one: `g/b0` and 3 more: sent in bf16."""
     alike: dict[tuple[object, ...], list[Choice]] = {}
     for choice in choices:
-        name, _, what = choice.what.partition(": ")
+        what = choice.what.partition(": ")[2]
         alike.setdefault((what, choice.why, choice.span, choice.rejected), []).append(choice)
     return [
         group[0]

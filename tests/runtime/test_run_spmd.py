@@ -343,7 +343,7 @@ def test_a_number_has_nothing_to_cut():
 
     code, text = refused(lambda: step({}, np.zeros(8, np.float32)))
     assert code == "CP0813"
-    assert "result 1 of `step` is a number of its own on each rank over data, and there is nothing to cut" in text
+    assert "result 1 of `step` is one number, another on each rank over data, and cannot be cut" in text
     assert "should be the same" not in text
     assert 'returns=("per data", ...)' in text
 
