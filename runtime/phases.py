@@ -179,7 +179,7 @@ class PhaseCall:
 
     @functools.cached_property
     def _needed(self) -> tuple[str, ...]:
-        """What the phase wants of the state: what it reads, and if it draws numbers the count of its calls."""
+        """What of the state it reads, and the count of its calls where it draws random numbers."""
         return (*self._held, *([CALLS] if self.lowered.counts else []))
 
     @functools.cached_property
