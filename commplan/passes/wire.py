@@ -66,8 +66,8 @@ def _grouped(choices: Sequence[Choice]) -> list[Choice]:
     """Choices that differ in the name of the result alone as one: `g/b0` and 3 more: sent in bf16."""
     alike: dict[tuple[object, ...], list[Choice]] = {}
     for choice in choices:
-        what = choice.what.partition(": ")[2]
-        alike.setdefault((what, choice.why, choice.span, choice.rejected), []).append(choice)
+        text = choice.what.partition(": ")[2]
+        alike.setdefault((text, choice.why, choice.span, choice.rejected), []).append(choice)
     return [
         group[0]
         if len(group) == 1
