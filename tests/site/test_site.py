@@ -164,5 +164,6 @@ def test_the_playground_lays_out_and_takes_shapes(playground: Browser) -> None:
         "Input.insertText", text='{"shapes": {"grads": {"w": {"shape": [3, 5], "dtype": "f32"}}}}'
     )
     until(playground, ANSWERED)
-    assert "grads/w : f32[3, 5]" in playground.run("document.querySelector('.playground-assumed pre').textContent")
+    used = playground.run("document.querySelector('.playground-assumed pre').textContent")
+    assert "grads/w : f32[3, 5]" in used
     assert playground.errors == []
