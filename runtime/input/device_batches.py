@@ -84,7 +84,7 @@ class Batches(Iterator[dict[str, Any]]):
         return self
 
     def __next__(self) -> dict[str, Any]:
-        return self._host.take(self._item)
+        return self._host.take(self._item, self._host.on_devices)
 
     def _item(self, batch: HostBatch) -> dict[str, Any]:
         arrays = {ref: self._sharded(ref, host) for ref, host in batch.values.items()}

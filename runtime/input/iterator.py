@@ -10,10 +10,10 @@ from typing import Any
 
 from commplan.diagnostics import fail
 from commplan.input.order import Order
-from commplan.input.prefetch import CARRIED, KEEP, slots, threads
+from commplan.input.prefetch import CARRIED, KEEP, device_prefetch, slots, threads
 from commplan.input.prefetch import prefetch as prefetched
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Map, Schedule
+from commplan.ir.schedule import Map, Op, Schedule
 from commplan.runtime.input.accounting import Meter, Queue, Summary
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.group import Group
@@ -106,9 +106,12 @@ class PhaseBatches(EpochIterator):
         crew = _crew(workers, cores, program, bound_sources, chosen, block, self._meter)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
         ahead = prefetch + (CARRIED if by_caller else 0)
+        self.on_devices = 0 if pace is not None else device_prefetch(_ops(program))
         exchange = None
         if apart and group is not None and any(flow.moved for flow in program.flows):
-            room, keep = (slots(prefetch, by_caller=by_caller), KEEP) if pace is None else (pace.slots,) * 2
+            room, keep = slots(prefetch, self.on_devices, by_caller=by_caller), KEEP + self.on_devices
+            if pace is not None:
+                room = keep = pace.slots
             exchange = join(
                 group, program, self._orders, course, order,
                 slots=room, meter=self._meter, keep=keep, leaving=pace is not None,
@@ -143,10 +146,11 @@ class PhaseBatches(EpochIterator):
 
     def _await_due(self) -> HostBatch:
         self._cursor.until = self._armed
-        if self._due is None:
-            step = self._place % self._steps
+        number, step = self._front - self._first, self._front % self._steps
+        if self._due is None or self._due.number != number:
+            self._ring.pass_on(number)
             self._carry_ahead(step)
-            self._due, ready, waited = self._ring.look()
+            self._due, ready, waited = self._ring.look(number)
             self._meter.handed_out(ready, waited, first=step == 0)
         if self._exchange is not None:
             self._exchange.handed(self._due.number)
@@ -154,6 +158,10 @@ class PhaseBatches(EpochIterator):
 
     def _pass_on(self, place: int) -> None:
         self._ring.pass_on(place - self._first)
+
+    def _is_ready(self, place: int) -> bool:
+        """Where batches are carried in this thread all processes take as many, ready or not."""
+        return self._by_caller or self._ring.ready(place - self._first)
 
     # --- where a pace was given; units are counted from the first ---
 
@@ -190,7 +198,7 @@ class PhaseBatches(EpochIterator):
         if self._by_caller and self._exchange is not None:
             self._ring.admit()
             left = self._steps - step  # of this epoch, this batch included
-            self._exchange.carry_ahead(self._place - self._first + min(self._prefetch, left) - 1)
+            self._exchange.carry_ahead(self._front - self._first + min(self._prefetch, left) - 1)
 
     @property
     def exchange(self) -> SharedRing | None:
@@ -208,6 +216,7 @@ class PhaseBatches(EpochIterator):
         """Stop the work ahead, join its threads and leave the group. Closing twice is fine."""
         if self._closing.detach() is not None:
             self._due = None
+            self._formed.clear()
             self._ring.close()
 
     def _fingerprint(self) -> int:
@@ -289,8 +298,12 @@ def orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dict
 
 def hints(program: HostProgram) -> tuple[int, int]:
     """Batches ahead, and worker threads."""
-    ops = [op for flow in program.flows for op in flow.ops]
+    ops = _ops(program)
     return prefetched(ops), threads(ops, len(cores_of()))
+
+
+def _ops(program: HostProgram) -> list[Op]:
+    return [op for flow in program.flows for op in flow.ops]
 
 
 def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:

@@ -26,7 +26,7 @@ fn decode(u8[6]) -> u8[2, 3], i32 on host
 fn noisy (u8[2, 3]) -> u8[2, 3] on host random
 fn scale (u8[2, 3]) -> f32[2, 3] on device
 each step {{
-    raw, n         = load images batch 8 visit exactly_once seed 3 tail short
+    raw, n         = load images batch 8 visit exactly_once seed 3 tail short {ahead}
     x, labels      = map decode(raw)
     x              = share x over member via {design}
     labels         = share labels over member via {design}
@@ -53,7 +53,8 @@ def bound(design: str, members: int, mesh: Any, bad: int | None = None) -> tuple
         decoded.append(int(record[0]))
         return np.asarray(record).reshape(2, 3), np.int32(record[0])
 
-    text = PLAN.format(design=design, members=members)
+    ahead = "{ device_prefetch = 2 }" if design.startswith("multi") else ""
+    text = PLAN.format(design=design, members=members, ahead=ahead)
     program = commplan.loads(text).compile(mesh)
     functions = {"decode": decode, "noisy": noisy, "scale": lambda x: x.astype(np.float32) / 255}
     return program.bind(mesh, sources={"images": RECORDS}, functions=functions), decoded
