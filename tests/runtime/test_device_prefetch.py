@@ -1,4 +1,4 @@
-"""`{ device_prefetch = N }`: batches are laid out on the devices before the step asks for them, and change nothing."""
+"""`{ device_prefetch = N }`: batches are on the devices before the step asks for them, and are the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ source images : u8[32]
 fn noisy (u8[32]) -> u8[32] on host random
 fn crop  (u8[32]) -> f32[32] on device random
 each step {{
-    raw, n = load images batch 8 split data visit exactly_once seed 3 tail pad {{ prefetch = {prefetch} {ahead} }}
+    raw, n = load images batch 8 split data visit exactly_once seed 3 {{ prefetch = {prefetch} {ahead} }}
     own    = map noisy(raw) per member
     y      = map crop(own)
     output raw, y, n

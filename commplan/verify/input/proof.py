@@ -48,8 +48,9 @@ class Shared(NamedTuple):
 class InputMemory(NamedTuple):
     """What the input of a phase holds at once, at most. batches: of each rank, those included that the caller
     holds. records: of one load. shared: bytes of the slots of a host, for the rows of one rank; own: bytes of
-    a rank beside them. on_devices: bytes of a rank's device that batches take ahead of the step; devices that
-    use the memory of the host show the others. Records of variable length, and what a function makes in between, are not counted."""
+    a rank beside them. on_devices: bytes on a rank's device that batches take ahead of the step; devices that
+    use the memory of the host show the others. Records of variable length, and what a function makes in
+    between, are not counted."""
 
     phase: str
     batches: int
