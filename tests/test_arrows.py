@@ -23,6 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.input": ("commplan.collectives",),
     "commplan.protocol": (),
     "commplan.dsl": (),
+    "commplan.highlight": ("commplan.dsl",),
     "commplan.pytree": (),
     "commplan.io": (),
     "commplan.recorder": (),

@@ -185,6 +185,9 @@ def _audit(verb: Any) -> None:
     _flag(verb, "--step", "MODULE:FUNCTION", step)
     target = "GPUs to compile for, which need not be there, such as h100:4x8 (default: this machine's CPUs)"
     _flag(verb, "--target", "NAME:HOSTSxDEVICES", target)
+    _switch(
+        verb, "--pgle", "compile once more with a profile of the estimated times, and say what XLA then moves"
+    )
     _repeatable(verb, "--phase", "NAME", "a phase to look for (repeatable; default: those that run)", str)
     _switch(verb, "--allow-extra", "what the step's own code communicates beside the plan is no difference")
     _functions(verb, "a function of the plan, without --step (repeatable)")
