@@ -320,7 +320,8 @@ class MeshMachine:
     def carrier(
         self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
     ) -> JaxCarrier | None:
-        """A mesh of one CPU device for each host: rows stay in the memory of hosts, whatever computes.
+        """A mesh of one CPU device for each host: rows stay in the memory of hosts, whatever computes, and
+        whatever JAX_PLATFORMS says.
 
         Whatever `on_failure` says, a host that dies is an error: JAX's collectives do not go on without it.
         """
