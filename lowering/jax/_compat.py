@@ -141,6 +141,17 @@ def _cpu_client() -> Any:
     return cast("Any", _src_xla_bridge).make_cpu_client()
 
 
+def has_dma(device: Any) -> bool:
+    """Whether `device` has memory of its own, and its client registers that of the host for direct copies:
+    JAX 0.10 and newer."""
+    return device.platform != "cpu" and hasattr(device.client, "dma_map")
+
+
+def collect_garbage() -> None:
+    """Let go of what JAX has held for copies that are over; else it waits for the next call of JAX."""
+    _cpp.collect_garbage()
+
+
 def accepted(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of XLA's `options` of a compilation that this version knows."""
     return {name: value for name, value in options.items() if _is_known(name, value)}

@@ -28,6 +28,7 @@ from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
 from commplan.runtime.input.layout import ALIGNMENT, aligned
+from commplan.runtime.input.pinned import Pinning, pinning_of
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
 from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered, refuse_absence
@@ -303,6 +304,9 @@ class MeshMachine:
         """The shards that this process holds, in order."""
         points = itertools.product(*(local[axis] for axis in split))
         return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
+
+    def pinning(self) -> Pinning | None:
+        return pinning_of(self.mesh.local_devices)
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
         if jax.process_count() == 1:  # the mesh may be one that is only described

@@ -17,10 +17,13 @@ import numpy as np
 from jax._src import xla_bridge
 from jax._src.lib import _jax, xla_client
 from jax.sharding import AxisType
+from support.dma import Registrar
 
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.device_batches import shared_group
+from commplan.runtime.input.pinned import Pinning
+from commplan.runtime.machines.mesh import MeshMachine
 
 PLAN = """plan hosts
 ensemble member = {members}
@@ -123,6 +126,8 @@ def without_cpu(port: str, index: int, count: int) -> None:
             distributed_client=client, node_id=index, num_nodes=count, collectives=gloo, num_devices=1
         )
 
+    pinning = Pinning(Registrar())  # as a GPU has it
+    MeshMachine.pinning = lambda self: pinning
     name = os.environ["JAX_PLATFORMS"]
     xla_bridge.register_backend_factory(name, devices, priority=500, fail_quietly=False)
     try:
