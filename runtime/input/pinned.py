@@ -58,8 +58,8 @@ class Pinning:
             self.client.dma_map(address, nbytes)
         except Exception as error:  # noqa: BLE001  whatever the device's runtime raises
             with self._lock:
-                said, self._said = self._said, True
-            if not said:
+                first, self._said = not self._said, True
+            if first:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 LOG.warning("batches are copied to the devices through memory of JAX's own: %s", reason)
             return

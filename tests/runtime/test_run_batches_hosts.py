@@ -18,6 +18,8 @@ from support.ports import free_port
 def run(hosts: str, what: str, out: Path, platform: str = "cpu") -> list[dict[str, Any]]:
     environment = {**os.environ, "JAX_PLATFORMS": platform, "JAX_NUM_CPU_DEVICES": "1"}
     environment["SECOND_PORT"] = str(free_port())
+    tests = str(Path(__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
     count, port = len(hosts.split(",")), str(free_port())
     command = [sys.executable, "-W", "error", host_processes.__file__, port]
     started = [
