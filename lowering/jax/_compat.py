@@ -20,6 +20,7 @@ from jax._src import core as _src_core
 from jax._src import distributed as _distributed
 from jax._src import lib as _src_lib
 from jax._src import tree_util as _src_tree_util
+from jax._src import xla_bridge as _src_xla_bridge
 from jax._src.interpreters import partial_eval as _src_partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import parallel as _parallel
@@ -123,6 +124,32 @@ def coordinator() -> str:
 def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
     """Wait for all of `processes`. Raises a JaxRuntimeError on those that come, where one is not in time."""
     cast("Any", _distributed).global_state.client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))
+
+
+def cpu_devices() -> list[Any]:
+    """The CPU devices of all processes, also where JAX_PLATFORMS has left the CPU out: then those of a client
+    of our own, which all processes of `jax.distributed` make together, and which `jax.devices` does not list.
+    """
+    try:
+        return list(jax.devices("cpu"))
+    except RuntimeError:
+        return list(_cpu_client().devices())
+
+
+@functools.cache
+def _cpu_client() -> Any:
+    return cast("Any", _src_xla_bridge).make_cpu_client()
+
+
+def has_dma(device: Any) -> bool:
+    """Whether `device` has memory of its own, and its client registers that of the host for direct copies:
+    JAX 0.10 and newer."""
+    return device.platform != "cpu" and hasattr(device.client, "dma_map")
+
+
+def collect_garbage() -> None:
+    """Let go of what JAX has held for copies that are over; else it waits for the next call of JAX."""
+    _cpp.collect_garbage()
 
 
 def accepted(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Batches(Iterator[dict[str, Any]]):
             self._host = PhaseBatches(
                 schedule, phase.name, sources, context.functions,
                 local=local, group=among, state=state, workers=workers, timeout=patience,
+                pinning=context.machine.pinning(),
             )  # fmt: skip
         for meter in self.meters:
             meter.rank = context.machine.process()[0]
@@ -84,7 +85,8 @@ class Batches(Iterator[dict[str, Any]]):
         return self
 
     def __next__(self) -> dict[str, Any]:
-        return self._host.take(self._item, self._host.on_devices)
+        settle = None if self._host.pinning is None else self._host.pinning.settle
+        return self._host.take(self._item, self._host.on_devices, settle)
 
     def _item(self, batch: HostBatch) -> dict[str, Any]:
         arrays = {ref: self._sharded(ref, host) for ref, host in batch.values.items()}

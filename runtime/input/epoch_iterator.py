@@ -6,12 +6,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.visit_check import Checks
 from commplan.runtime.input.wait_log import ClosedError
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.pinned import Pinning
 
 _Item = TypeVar("_Item")
 
@@ -22,6 +25,7 @@ class EpochIterator(Iterator[HostBatch]):
     batches ahead of the caller waits in `_formed`, by their places."""
 
     on_devices: int = 0  # batches that may be taken ahead of the caller
+    pinning: Pinning | None = None  # what registers their memory with devices
     _closing: weakref.finalize[..., Any]  # alive until then
     _checks: Checks | None
     _patient: tuple[str, ...] = ()  # errors after which a caller may go on
@@ -44,10 +48,16 @@ class EpochIterator(Iterator[HostBatch]):
     def __next__(self) -> HostBatch:
         return self.take(lambda batch: batch)
 
-    def take(self, form: Callable[[HostBatch], _Item], ahead: int = 0) -> _Item:
+    def take(
+        self,
+        form: Callable[[HostBatch], _Item],
+        ahead: int = 0,
+        settle: Callable[[_Item], object] | None = None,
+    ) -> _Item:
         """What `form` makes of the next batch, which stays the next where that is interrupted or fails.
 
         ahead: of so many batches behind it `form` makes it now, too, those of this epoch that lie ready.
+        settle: is then called with what is handed out.
         """
         if os.getpid() != self._process:
             message = f"the batches of phase `{self._phase}` belong to process {self._process}"
@@ -59,7 +69,7 @@ class EpochIterator(Iterator[HostBatch]):
                 self._refuse_closed()
             if self._place // self._steps > self._armed:
                 raise StopIteration
-            return self._next_of(form, ahead) if ahead else self._next(form)
+            return self._next_of(form, ahead, settle) if ahead else self._next(form)
 
     def _next(self, form: Callable[[HostBatch], _Item]) -> _Item:
         item = form(self._due_batch())
@@ -68,7 +78,9 @@ class EpochIterator(Iterator[HostBatch]):
         self._due, self._place = None, self._place + 1
         return item
 
-    def _next_of(self, form: Callable[[HostBatch], _Item], ahead: int) -> _Item:
+    def _next_of(
+        self, form: Callable[[HostBatch], _Item], ahead: int, settle: Callable[[_Item], object] | None
+    ) -> _Item:
         for place in [place for place in self._formed if place < self._place]:
             del self._formed[place]
         if not self._formed:
@@ -79,8 +91,10 @@ class EpochIterator(Iterator[HostBatch]):
                 self._form(form, self._come())
             except Exception:  # noqa: BLE001  it is raised when its turn comes
                 break
-        # What is handed out stays until the next call: interrupted before this line, it is handed out again.
         item = self._formed[self._place]
+        if settle is not None:
+            settle(item)
+        # What is handed out stays until the next call: interrupted before this line, it is handed out again.
         self._place += 1
         return item
 

@@ -28,6 +28,7 @@ from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
 from commplan.runtime.input.layout import ALIGNMENT, aligned
+from commplan.runtime.input.pinned import Pinning, pinning_of
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
 from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered, refuse_absence
@@ -304,6 +305,9 @@ class MeshMachine:
         points = itertools.product(*(local[axis] for axis in split))
         return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
 
+    def pinning(self) -> Pinning | None:
+        return pinning_of(self.mesh.local_devices)
+
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
         if jax.process_count() == 1:  # the mesh may be one that is only described
             return None
@@ -320,7 +324,8 @@ class MeshMachine:
     def carrier(
         self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
     ) -> JaxCarrier | None:
-        """A mesh of one CPU device for each host: rows stay in the memory of hosts, whatever computes.
+        """A mesh of one CPU device for each host: rows stay in the memory of hosts, whatever computes, and
+        whatever JAX_PLATFORMS says.
 
         Whatever `on_failure` says, a host that dies is an error: JAX's collectives do not go on without it.
         """

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType, Placement
+from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
 from commplan.lowering.jax.pytree import build
 from commplan.lowering.jax.typing_shim import jax
@@ -76,7 +77,7 @@ def mesh_for(schedule: ir.Schedule) -> Any:
     """A mesh of this process's CPU devices. Raises CP1107 where there are too few."""
     sizes = schedule.mesh_sizes
     ranks = math.prod(sizes.values())
-    devices = jax.devices("cpu")
+    devices = _compat.cpu_devices()
     if len(devices) < ranks:
         fail(
             "CP1107",
