@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import numpy as np
 from jax.sharding import NamedSharding
-from orbax import checkpoint as ocp
+from orbax import checkpoint as _checkpoint  # pyright: ignore[reportMissingTypeStubs]
 
 from commplan.diagnostics import fail, listed
-from commplan.ir.plan import name_of
 from commplan.ir.schedule import Value
 from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.pytree import Tree, build, flatten
@@ -44,6 +43,7 @@ from commplan.runtime.spmd import placement_of
 if TYPE_CHECKING:
     from commplan.runtime.run import Bound
 
+ocp: Any = _checkpoint
 FORMAT, SCHEMA = "commplan checkpoint", 1
 RECORD = "commplan.json"
 _OWN = ("state", "batches")  # keys of what is restored that no value may have
@@ -65,8 +65,8 @@ class Record(msgspec.Struct):
 class Checkpoint:
     """What is saved of a run, and how it lies.
 
-    values: by name what is saved beside the plan's states, each with the value of the plan that it lies like or
-    a placement, as in `run.spmd(params="params", opt="params")`. `save` and `restore` give arguments for
+    values: by name what is saved beside the plan's states, each with the value of the plan that it lies like
+    or a placement, as in `run.spmd(params="params", opt="params")`. `save` and `restore` give arguments for
     Orbax: `CheckpointManager.save(step, args=..)`, `Checkpointer`, or items of `args.Composite`.
 
     A checkpoint may be restored by a run on another number of devices or processes: what is split, the
@@ -79,8 +79,8 @@ class Checkpoint:
         if self.context.machine.layout != "global":
             self.context.fail(
                 "CP0872",
-                "the run is bound to a communicator: each rank has arrays of its own, and Orbax sees one process",
-                "gather what is to be kept, and save it on one rank; or run the plan on a mesh of jax.distributed",
+                "the run is bound to a communicator: Orbax would take each rank for the only process",
+                "gather what is to be kept, and save it on one rank; or bind to a mesh of jax.distributed",
             )
         for name in _OWN:
             if name in values:
@@ -93,9 +93,9 @@ class Checkpoint:
     def save(self, state: Mapping[str, Any], *, batches: Any = None, **values: Any) -> PlanSave:
         """All that is kept, as arguments for Orbax's `save`.
 
-        state: all states of the plan. batches: what `run.batches` gave, what its `state()` returned, or several
-        of them by name. values: pytrees of arrays, each one that was named. Raises CP0811 for other names,
-        CP0812 for a state that lacks something.
+        state: all states of the plan. batches: what `run.batches` gave, what its `state()` returned, or
+        several of them by name. values: pytrees of arrays, each one that was named. Raises CP0811 for other
+        names, CP0812 for a state that lacks something.
         """
         context = self.context
         self._check_names(values, "saved")
@@ -113,15 +113,15 @@ class Checkpoint:
         return PlanSave({key: own for key, own in arrays.items() if own}, record)
 
     def restore(self, **like: Any) -> PlanRestore:
-        """What is to be read, as arguments for Orbax's `restore`, which returns a dict: `state`, `batches` (as
-        they were saved, or None) and every value by its name.
+        """What is to be read, as arguments for Orbax's `restore`, which returns a dict: `state`, `batches`
+        (as they were saved, or None) and every value by its name.
 
         like: pytrees of arrays or `jax.ShapeDtypeStruct` with the structure and global shapes of what is
         restored, such as `opt=optimizer.init(params)`; a value that lies like one of the plan, and has its
         leaves, needs none. Arrays come as the plan lays them on this mesh, or as an array in `like` lies.
 
-        Orbax's `restore` then raises CP0870 where the checkpoint is another run's (another seed, leaves, shapes
-        or types), CP0871 where a value cannot be cut for this mesh, CP0873 where there is no such checkpoint.
+        Orbax's `restore` then raises CP0870 where the checkpoint is another run's (another seed, leaves,
+        shapes or types), CP0871 where a value cannot be cut for this mesh, CP0873 where there is none.
         """
         self._check_names(like, "restored", all_of_them=False)
         return PlanRestore(self, dict(like))
@@ -131,7 +131,12 @@ class Checkpoint:
         context, file = self.context, self.context.schedule.file
         if record.seed != context.seed:
             message = f"the checkpoint is of a run with seed {record.seed}, and this one has {context.seed}"
-            fail("CP0870", message, f"program.bind(mesh, seed={record.seed}) goes on as it would have", file=file)
+            fail(
+                "CP0870",
+                message,
+                f"program.bind(mesh, seed={record.seed}) goes on as it would have",
+                file=file,
+            )
         entries: dict[str, _Wanted] = {}
         for name in context.states:
             entries[f"state/{name}"] = self._wanted_state(name)
@@ -159,13 +164,19 @@ class Checkpoint:
         unknown = [name for name in values if name not in self._placements]
         missing = [name for name in self._placements if name not in values] if all_of_them else []
         if unknown or missing:
-            wrong = f"{listed(unknown)} is {verb}, and was not named" if unknown else f"{listed(missing)} is missing"
+            wrong = (
+                f"{listed(unknown)} is {verb}, and was not named"
+                if unknown
+                else f"{listed(missing)} is missing"
+            )
             known = listed(self._placements) or "no values"
             self.context.fail("CP0811", f"{wrong}", f"Checkpoint(run, ...) names {known}")
 
     def _state(self, name: str, paths: Sequence[str], tree: Tree) -> SavedValue:
         if name == CALLS:
-            return SavedValue(Layout(), tuple(_leaf(path, x, ()) for path, x in zip(paths, tree.leaves, strict=True)))
+            return SavedValue(
+                Layout(), tuple(_leaf(path, x, ()) for path, x in zip(paths, tree.leaves, strict=True))
+            )
         value = self.context.states[name]
         layout, whole = _layout_of_state(self.context, value), _whole_of_state(self.context, value)
         leaves = (_leaf(path, x, whole.get(path)) for path, x in zip(paths, tree.leaves, strict=True))
@@ -187,7 +198,10 @@ class Checkpoint:
         whole = _whole_of_state(context, value)
         leaves = tuple(
             SavedLeaf(
-                leaf.path, global_shape(value, leaf, context.sizes), leaf.dtype.numpy_name, whole.get(leaf.path)
+                leaf.path,
+                global_shape(value, leaf, context.sizes),
+                leaf.dtype.numpy_name,
+                whole.get(leaf.path),
             )
             for leaf in value.leaves
         )
@@ -202,9 +216,7 @@ class Checkpoint:
             return self._wanted_like(name, value, saved)
         paths, tree = flatten(like)
         described = [x if hasattr(x, "shape") and hasattr(x, "dtype") else np.asarray(x) for x in tree.leaves]
-        shardings = {
-            path: self._sharding_of(x, placement) for path, x in zip(paths, described, strict=True)
-        }
+        shardings = {path: self._sharding_of(x, placement) for path, x in zip(paths, described, strict=True)}
         return _Wanted(self._value(name, paths, tree.like(described)), shardings, tree.like(paths).build())
 
     def _wanted_like(self, name: str, value: Value | None, saved: SavedValue | None) -> _Wanted:
@@ -214,10 +226,12 @@ class Checkpoint:
             self.context.fail(
                 "CP0870",
                 f"the plan does not tell the structure of `{name}`",
-                f"give an example: checkpoint.restore({name}=...), a pytree of arrays or jax.ShapeDtypeStruct",
+                f"give an example: checkpoint.restore({name}=...), a pytree of arrays or of their shapes",
             )
         leaves = [
-            jax.ShapeDtypeStruct(global_shape(value, leaf, self.context.sizes), jnp.dtype(leaf.dtype.numpy_name))
+            jax.ShapeDtypeStruct(
+                global_shape(value, leaf, self.context.sizes), jnp.dtype(leaf.dtype.numpy_name)
+            )
             for leaf in value.leaves
         ]
         tree = build([leaf.path for leaf in value.leaves], leaves, self.context.structures)
@@ -251,7 +265,9 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         self._record = ocp.JsonCheckpointHandler(filename=RECORD)
 
     async def async_save(self, directory: Any, args: PlanSave) -> list[Any]:
-        futures = await self._arrays.async_save(directory, args=ocp.args.PyTreeSave(args.arrays)) or []
+        futures: list[Any] = (
+            await self._arrays.async_save(directory, args=ocp.args.PyTreeSave(args.arrays)) or []
+        )
         record = ocp.args.JsonSave(msgspec.to_builtins(args.record))
         return [*futures, *(await self._record.async_save(directory, args=record) or [])]
 
@@ -279,20 +295,16 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         how = {key: own for key, own in how.items() if own}
         item = {key: dict.fromkeys(own, 0) for key, own in how.items()}
         restore = ocp.args.PyTreeRestore(item=item, restore_args=how, partial_restore=True)
-        arrays = self._arrays.restore(directory, args=restore) if how else {}
+        arrays: dict[str, dict[str, Any]] = self._arrays.restore(directory, args=restore) if how else {}
         result: dict[str, Any] = {}
         if counts:
             result[f"state/{CALLS}"] = {
                 name: jnp.asarray(array, jnp.int32) for name, array in arrays[f"state/{CALLS}"].items()
             }
         for key, entry in entries.items():
-            leaves = {leaf.path: leaf for leaf in entry.value.leaves}
-            result[key] = jax.tree_util.tree_map(
-                lambda path, own=arrays.get(key, {}), entry=entry, leaves=leaves: _placed(
-                    own.get(path), entry, leaves[path]
-                ),
-                entry.tree,
-            )
+            own, leaves = arrays.get(key, {}), {leaf.path: leaf for leaf in entry.value.leaves}
+            placed = {path: _placed(own.get(path), entry, leaf) for path, leaf in leaves.items()}
+            result[key] = jax.tree_util.tree_map(placed.__getitem__, entry.tree)
         return result
 
     def finalize(self, directory: Any) -> None:
@@ -412,4 +424,8 @@ def _placed(array: Any, entry: _Wanted, leaf: SavedLeaf) -> Any:
         host = np.zeros(leaf.shape, jnp.dtype(leaf.dtype))
     else:
         host = cut_again(np.asarray(array), saved, leaf, entry.saved.layout, entry.value.layout)
-    return jax.make_array_from_callback(leaf.shape, entry.shardings[leaf.path], lambda index: host[index])
+
+    def part(index: Any) -> Any:
+        return host[index]
+
+    return jax.make_array_from_callback(leaf.shape, entry.shardings[leaf.path], part)

@@ -24,8 +24,8 @@ Shape = tuple[int, ...]
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """How all leaves of a value lie: axis name -> size for each axis with a dimension of its own, and for those
-    along which the leading dimension behind these is cut, major first.
+    """How all leaves of a value lie: axis name -> size for each axis with a dimension of its own, and for
+    those along which the leading dimension behind these is cut, major first.
 
     owners: the places along the `per` axes, counted first major, that have the rows of each leaf; what the
     others hold is of no worth.
@@ -75,7 +75,9 @@ def check(name: str, saved: SavedValue, wanted: SavedValue, file: str) -> None:
     if missing or extra:
         notes = [f"it lacks {_paths(missing)}"] if missing else []
         notes += [f"it has {_paths(extra)}, which this run has not"] if extra else []
-        fail("CP0870", f"`{name}` of the checkpoint has other leaves than that of this run", *notes, file=file)
+        fail(
+            "CP0870", f"`{name}` of the checkpoint has other leaves than that of this run", *notes, file=file
+        )
     for path, leaf in now.items():
         _check_leaf(_at(name, path), before[path], leaf, saved.layout, wanted.layout, file)
 
@@ -124,7 +126,9 @@ def _check_leaf(
         message = f"{subject} is {saved.dtype} in the checkpoint, and {leaf.dtype} in this run"
         fail("CP0870", message, "restore it as it was, and cast it then", file=file)
     if saved.whole is not None and leaf.whole is not None and saved.whole != leaf.whole:
-        message = f"{subject} has the shape {list(saved.whole)} in the checkpoint, and {list(leaf.whole)} here"
+        message = (
+            f"{subject} has the shape {list(saved.whole)} in the checkpoint, and {list(leaf.whole)} here"
+        )
         fail("CP0870", message, "the shapes that the plan was compiled for differ", file=file)
     if is_as_saved(saved, leaf, before, now):
         return
@@ -138,7 +142,9 @@ def _check_leaf(
     whole = saved.whole if saved.whole is not None else leaf.whole
     if whole is not None:
         if _shape(whole, saved.shape, before) != saved.shape or _shape(whole, leaf.shape, now) != leaf.shape:
-            message = f"{subject} has the shape {list(saved.shape)} in the checkpoint, and {list(leaf.shape)} here"
+            message = (
+                f"{subject} has the shape {list(saved.shape)} in the checkpoint, and {list(leaf.shape)} here"
+            )
             fail("CP0870", message, f"{lay}: of the shape {list(whole)} are not both", file=file)
         return
     if not is_resized(saved, leaf, before, now):
@@ -148,7 +154,9 @@ def _check_leaf(
     ways, ways_now = (math.prod(own.split.values()) for own in (before, now))
     fits = _overlap((saved.shape[at], ways), (leaf.shape[at], ways_now))
     if not fits or saved.shape[at + 1 :] != leaf.shape[at + 1 :]:
-        message = f"{subject} has the shape {list(saved.shape)} in the checkpoint, and {list(leaf.shape)} here"
+        message = (
+            f"{subject} has the shape {list(saved.shape)} in the checkpoint, and {list(leaf.shape)} here"
+        )
         fail("CP0870", message, f"{lay}: no leaf is cut into both", file=file)
 
 

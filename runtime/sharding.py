@@ -16,7 +16,9 @@ def sharding(context: Context, name: str) -> Any:
     """One sharding, or of a value of type tree a tree of them; raises what `run.sharding` does."""
     if context.machine.layout != "global":
         message = "a run on the ranks of a communicator has no shardings"
-        context.fail("CP0874", message, "each rank's arrays are on its own device: run.place says which it is")
+        context.fail(
+            "CP0874", message, "each rank's arrays are on its own device: run.place says which it is"
+        )
     value = context.find(name)
     if value is None:
         message = f"the plan has no output, state or input `{name}`"

@@ -111,7 +111,9 @@ class Training:
         noisy: list[Any] = []
         for _ in range(steps):
             batch = next(self.batches, None) or next(iter(self.batches))  # of the next epoch
-            self.state, self.scale, self.opt, made = self.step(self.state, self.scale, self.opt, batch["batch"])
+            self.state, self.scale, self.opt, made = self.step(
+                self.state, self.scale, self.opt, batch["batch"]
+            )
             noisy.append(np.asarray(made))
         return noisy
 
@@ -145,7 +147,7 @@ def test_a_run_goes_on_as_if_it_had_not_ended(tmp_path: Path):
         manager.save(3, args=through.save())
         manager.wait_until_finished()
         rest = through.train(3)  # into the next epoch
-        for workers in (8, 4):
+        for workers in (8, 4, 2):
             again = Training(workers)
             again.train(1)
             again.restore(manager)
@@ -217,7 +219,8 @@ def folder(tmp_path: Path) -> Folder:
 SHARDED, FEW = "via parameter_server", "via parameter_server(owners = 2)"
 OTHERS: list[tuple[str, dict[str, int]]] = [
     (SHARDED, {"worker": 8}), (FEW, {"worker": 4}), ("via parameter_server(owners = 3)", {"worker": 8}),
-    (f"{SHARDED}(within = rack)", {"rack": 2, "worker": 3}), (SHARDED, {"worker": 2}), (SHARDED, {"worker": 4}),
+    (f"{SHARDED}(within = rack)", {"rack": 2, "worker": 3}), (SHARDED, {"worker": 2}),
+    (SHARDED, {"worker": 4}),
 ]  # fmt: skip
 
 
@@ -269,7 +272,8 @@ def test_weights_in_shards_of_layers_are_cut_again(folder: Folder):
     """Beside the plan: values that lie as a placement says, of one axis, whose whole shapes nobody knows."""
 
     def sharded(devices: int) -> tuple[Any, Any]:
-        text = "plan p\naxis data = ?\ninput x : tree per data\neach step {\n x = reduce x over data by sum\n output x\n}\n"
+        text = "plan p\naxis data = ?\ninput x : tree partial data\neach step {\n"
+        text += "    x = reduce x over data by sum\n    output x\n}\n"
         run = bind(text, mesh_of(data=devices), {"x": TREE})
         return run, commplan.orbax.Checkpoint(run, shards="split data", opt="split data")
 
@@ -285,7 +289,9 @@ def test_weights_in_shards_of_layers_are_cut_again(folder: Folder):
     for ways in (4, 2):
         run, layout = sharded(ways)
         shards = cut(run, ways)
-        again = folder.restore(layout.restore(shards=jax.tree.map(jnp.zeros_like, shards), opt=optimizer.init(shards)))
+        again = folder.restore(
+            layout.restore(shards=jax.tree.map(jnp.zeros_like, shards), opt=optimizer.init(shards))
+        )
         equal(again["shards"], shards)
         equal(again["opt"], optimizer.init(shards))
         assert again["shards"]["w"].sharding.shard_shape((16,)) == (16 // ways,)
@@ -356,7 +362,9 @@ def test_what_is_named_and_saved_agrees():
     assert refused(lambda: layout.save(run.init(), x=1, y=2)) == "CP0811"
     assert refused(lambda: layout.save({}, x=1)) == "CP0812"
     assert refused(lambda: layout.restore(y=2)) == "CP0811"
-    ranks = SimpleNamespace(context=SimpleNamespace(machine=SimpleNamespace(layout="local"), fail=run.context.fail))
+    ranks = SimpleNamespace(
+        context=SimpleNamespace(machine=SimpleNamespace(layout="local"), fail=run.context.fail)
+    )
     assert refused(lambda: commplan.orbax.Checkpoint(ranks)) == "CP0872"
 
 
