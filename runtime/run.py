@@ -132,8 +132,8 @@ class Bound(ShardedWeights):
         def check() -> preflight.Check | None:
             return None if self._checked or not check_s else functools.partial(self._check, check_s)
 
-        own = {**self.context.compiler_options, **(options.pop("compiler_options", None) or {})}
-        options |= {"compiler_options": own}
+        own: dict[str, Any] = options.pop("compiler_options", None) or {}
+        options["compiler_options"] = {**self.context.compiler_options, **own}
         return preflight.jit(self.context.machine, function, self._file, timeout, options, check)
 
     def check_collectives(
