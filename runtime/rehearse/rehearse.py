@@ -212,7 +212,8 @@ class _Stage:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter(parameter, kind) for parameter in ("state", *values)]
         body.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-        return jax.jit(self.run.spmd(returns=listed or None, **where)(body))
+        spmd: Any = self.run.spmd
+        return jax.jit(spmd(returns=listed or None, **where)(body))
 
     def abstract(self) -> tuple[Any, ...]:
         """The state and all that the phase takes, as shapes."""

@@ -214,7 +214,7 @@ class BatchBuilder:
 
     def _tasks(self, state: FlowState, before: bool, low: int, high: int) -> list[Task]:
         workers, step = self.maker.workers, self.maker.block
-        run = self.block if workers is None else functools.partial(workers.run, self)
+        run = self.block if workers is None else functools.partial(workers.run, cast("Any", self))
         return [
             functools.partial(run, state, before, start, min(start + step, high))
             for start in range(low, high, step)
