@@ -372,6 +372,12 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         _JSON,
         _new,
     ),
+    "lsp": (
+        "serve an editor: the language server, on standard input and output",
+        "Editors start it. Needs the extra `lsp`.",
+        (),
+        lambda verb: None,
+    ),
     "completion": (
         "print completions for a shell",
         'For bash: eval "$(commplan completion bash)".',
