@@ -41,12 +41,12 @@ async def measure(text: str, keystrokes: int) -> list[float]:
     client = LanguageClient("bench", "1")
     published: asyncio.Queue[types.PublishDiagnosticsParams] = asyncio.Queue()
 
-    @client.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)
+    @client.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)  # pyright: ignore[reportUntypedFunctionDecorator]
     def publish(params: types.PublishDiagnosticsParams) -> None:
         published.put_nowait(params)
 
     _ = publish
-    await client.start_io(sys.executable, "-m", "commplan", "lsp")
+    await client.start_io(sys.executable, "-m", "commplan", "lsp")  # pyright: ignore[reportUnknownMemberType]
     await client.initialize_async(types.InitializeParams(types.ClientCapabilities()))
     client.initialized(types.InitializedParams())
     item = types.TextDocumentItem(URI, "plan", 0, text)

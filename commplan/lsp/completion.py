@@ -213,7 +213,7 @@ def _stage(tokens: Sequence[Token], verb: str | None) -> str:
 
 
 def _in_braces(tokens: Sequence[Token], verb: str | None) -> Iterator[Item]:
-    """Options of a stage that are not said yet, and the words that one takes."""
+    """Options of a stage that are not written yet, and the words that one takes."""
     if tokens[-1].type == "EQUAL":
         rule = OPTIONS.get(tokens[-2].text)
         words = (
@@ -227,11 +227,11 @@ def _in_braces(tokens: Sequence[Token], verb: str | None) -> Iterator[Item]:
         )
         yield from _constants(words, "constant")
         return
-    said = {token.text for token in tokens}
+    written = {token.text for token in tokens}
     stage = _stage(tokens, verb)
     keys = {*taken_by(stage), *(taken_by("host map") if stage == "map" else ())}
     for key in OPTIONS:
-        if key in keys and key not in said:
+        if key in keys and key not in written:
             yield Item(key, "option", "", documentation.of_option(key))
 
 
@@ -261,9 +261,9 @@ def _levels(cursor: _Cursor) -> Iterator[Item]:
     """The axes of the stage that its algorithm does not name yet."""
     tokens = cursor.tokens
     via = next(number for number, token in enumerate(tokens) if token.type == "VIA")
-    stage, said = {token.text for token in tokens[:via]}, {token.text for token in tokens[via:]}
+    stage, written = {token.text for token in tokens[:via]}, {token.text for token in tokens[via:]}
     for item in _declared(cursor, _EITHER):
-        if item.label in stage and item.label not in said:
+        if item.label in stage and item.label not in written:
             yield item
 
 

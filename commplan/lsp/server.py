@@ -144,8 +144,8 @@ def _synchronise(plans: PlanServer) -> None:
 def _publish(plans: PlanServer, uri: str) -> None:
     """Tell the client what is wrong, and compile the plan when nothing changes any more."""
     document, text = plans.document(uri)
-    found = [_diagnostic(text, each, uri) for each in document.diagnostics]
-    plans.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, found, text.version))
+    listing = [_diagnostic(text, each, uri) for each in document.diagnostics]
+    plans.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, listing, text.version))
     plans.explainer.forget(uri)
     loop = asyncio.get_running_loop()
     plans.pending[uri] = loop.call_later(QUIET_S, plans.explainer.ask, uri, document)
@@ -156,10 +156,10 @@ def _reading(plans: PlanServer) -> None:
     async def on_hover(params: types.HoverParams) -> types.Hover | None:
         document, text = plans.document(params.text_document.uri)
         line, column = _place(text, params.position)
-        said = hover(document, line, column, await _stages(plans, params.text_document.uri, document))
-        if said is None:
+        answer = hover(document, line, column, await _stages(plans, params.text_document.uri, document))
+        if answer is None:
             return None
-        return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, said[0]), _range(text, said[1]))
+        return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, answer[0]), _range(text, answer[1]))
 
     @plans.feature(types.TEXT_DOCUMENT_DEFINITION)
     def definition(params: types.DefinitionParams) -> types.Location | None:
@@ -256,8 +256,7 @@ def _writing(plans: PlanServer) -> None:
         return _edits(text, document, [whole]) if formatted != document.text else []
 
     @plans.feature(
-        types.TEXT_DOCUMENT_CODE_ACTION,
-        types.CodeActionOptions([types.CodeActionKind.QuickFix, _FIX_ALL]),
+        types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions([types.CodeActionKind.QuickFix, _FIX_ALL])
     )
     def code_action(params: types.CodeActionParams) -> list[types.CodeAction]:
         uri = params.text_document.uri
