@@ -23,6 +23,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.input": ("commplan.collectives",),
     "commplan.protocol": (),
     "commplan.dsl": (),
+    "commplan.highlight": ("commplan.dsl",),
+    "commplan.lint": (
+        "commplan.dsl", "commplan.errors", "commplan.compiler", "commplan.cost", "commplan.frontend",
+        "commplan.topology",
+    ),
     "commplan.pytree": (),
     "commplan.io": (),
     "commplan.recorder": (),
