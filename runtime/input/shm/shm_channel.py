@@ -221,7 +221,10 @@ class SharedRing:
             return self._carried_so_far() > number or self._leads_now()
 
         bound_s = 2 * self.group.timeout  # the leader gives up first, and says for whom it waited
-        late = lambda waited: self._silent(self.control.give_up(self._leader), bound_s)  # noqa: E731
+
+        def late(_: float) -> NoReturn:
+            self._silent(self.control.give_up(self._leader), bound_s)
+
         self.control.wait("carried", carried, Wait(bound_s, late, look, LOOK_S))
         if self._carried_so_far() <= number:
             self._carry(number)

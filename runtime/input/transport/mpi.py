@@ -206,7 +206,10 @@ class MpiCarrier:
         def late(_: float) -> NoReturn:
             self._fail("CP0937", f"those who are left did not find each other within {self._timeout:g} s")
 
-        survivors.after(team, Wait(self._timeout, late, lambda _: self._go_on(), LOOK_S))
+        def look(_: float) -> None:
+            self._go_on()
+
+        survivors.after(team, Wait(self._timeout, late, look, LOOK_S))
 
     # --- looking after the others ---
 
