@@ -4,11 +4,12 @@ record."""
 from __future__ import annotations
 
 import inspect
+import threading
 import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -136,6 +137,9 @@ def _function_problem(fn: FnType, function: object) -> str | None:
     return None
 
 
+_warning = threading.Lock()
+
+
 @dataclass(frozen=True)
 class Stage:
     """A Read or a host Map with all that running it needs. Failures are those of single records."""
@@ -153,6 +157,7 @@ class Stage:
     begins: Callable[[int], None] | None = (
         None  # is told each record before the user's code runs; -1: several
     )
+    warned: list[str] = field(default_factory=list[str], compare=False)  # said once, whichever thread it is
 
     @property
     def key(self) -> Ref:
@@ -230,6 +235,10 @@ class Stage:
 
     def _warn(self, failure: str) -> None:
         """Of a source whose records can be fetched one by one, and not several at once."""
+        with _warning:
+            if self.warned:
+                return
+            self.warned.append(failure)
         source = self.op.source if isinstance(self.op, Read) else ""
         message = f"`__getitems__` of source `{source}` fails, and its records are fetched one by one"
         warnings.warn(f"{message}: {failure}", RuntimeWarning, stacklevel=2)
