@@ -10,7 +10,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
@@ -212,6 +212,11 @@ class Stage:
         )
         return [_sealed(column) for column in columns]
 
+    @classmethod
+    def user_calls(cls) -> tuple[CodeType, CodeType]:
+        """The code that calls the user's: with one record, and with several."""
+        return cls._called.__code__, cls._fetched.__code__
+
     def _fetched(
         self, records: Sequence[int], valid: np.ndarray[Any, np.dtype[np.bool_]]
     ) -> tuple[dict[int, object], str]:
@@ -320,10 +325,11 @@ def call_in(frame: FrameType | None) -> Call | None:
     """The call of a source or a host function in which a thread of this process is, given its innermost
     frame."""
     lines: list[str] = []
+    single, several = Stage.user_calls()
     while frame is not None:
         code, names = frame.f_code, frame.f_locals
-        if code in (Stage._called.__code__, Stage._fetched.__code__):
-            record = names["record"] if code is Stage._called.__code__ else -1
+        if code in (single, several):
+            record = names["record"] if code is single else -1
             return Call(names["self"].op, record, 0, ", from ".join(lines[:_FRAMES]))
         lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
         frame = frame.f_back
