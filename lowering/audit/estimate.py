@@ -66,6 +66,14 @@ def estimate(step: CompiledStep, machine: Machine) -> Estimate:
     return Estimate(total, clock.computing, clock.communicating, exposed, clock.last, waits, dict(clock.busy))
 
 
+def computing_seconds(event: Product | Move, machine: Machine) -> float:
+    """Of one product or move: what it reads and writes, or its operations if they take longer."""
+    if isinstance(event, Move):
+        return (event.reads + event.nbytes) / machine.memory
+    moved = sum(tensor.nbytes for tensor in (*event.inputs, *event.outputs))
+    return max(moved / machine.memory, event.flops / machine.flops)
+
+
 def seconds_of(collective: CompiledCollective, machine: Machine) -> float:
     """Of one collective alone: a start, and what its slowest level takes."""
     return machine.start + max(seconds_by_level(collective, machine).values(), default=0.0)
@@ -155,10 +163,6 @@ class _Clock:
         return end
 
     def _compute(self, event: Product | Move) -> None:
-        if isinstance(event, Move):
-            seconds = (event.reads + event.nbytes) / self.machine.memory
-        else:
-            moved = sum(tensor.nbytes for tensor in (*event.inputs, *event.outputs))
-            seconds = max(moved / self.machine.memory, event.flops / self.machine.flops)
+        seconds = computing_seconds(event, self.machine)
         self.now += seconds
         self.computing += seconds
