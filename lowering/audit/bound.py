@@ -109,7 +109,9 @@ def hidden(needs: Sequence[float], offers: Mapping[int, float]) -> float:
             path = _path(number, free, given)
             if path is None:
                 break
-            moved = min(left, free[path[-1][1]], *(given[offer][nxt] for (_, offer), (nxt, _) in _pairs(path)))
+            moved = min(
+                left, free[path[-1][1]], *(given[offer][nxt] for (_, offer), (nxt, _) in _pairs(path))
+            )
             for (taker, offer), (other, _) in _pairs(path):
                 given[offer][taker] = given[offer].get(taker, 0.0) + moved
                 given[offer][other] -= moved
