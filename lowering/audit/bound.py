@@ -1,7 +1,7 @@
 """What of a step's communication no order of its instructions could hide.
 
-Computation can run while a collective is under way only where neither waits for the other: it makes nothing of
-what the collective takes, and reads nothing of what it gives. A level of the network carries one collective
+Computation can run while a collective is under way only where neither waits for the other: it makes nothing
+of what the collective takes, and reads nothing of what it gives. A level of the network carries one collective
 at a time, so that seconds of computation hide as many of its communication at most, and each of them once.
 The most that can be hidden is then the most that flows from computations to the collectives that they are
 independent of, and a step waits for the rest at least. Loops stay as they are: what is in a body is hidden
@@ -10,6 +10,7 @@ by that body alone.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,9 +97,9 @@ def _ancestors(computation: Computation) -> list[int]:
 
 
 def hidden(needs: Sequence[float], offers: Mapping[int, float]) -> float:
-    """The most of `needs` that `offers` cover. The key of an offer has the bits of the needs that it can be for.
+    """The most of `needs` that `offers` cover.
 
-    A maximum flow, along shortest augmenting paths (Edmonds and Karp 1972).
+    The key of an offer has the bits of the needs that it can be for. A maximum flow, along shortest augmenting paths (Edmonds and Karp 1972).
     """
     free = dict(offers)
     given: dict[int, dict[int, float]] = {offer: {} for offer in offers}
@@ -109,10 +110,9 @@ def hidden(needs: Sequence[float], offers: Mapping[int, float]) -> float:
             path = _path(number, free, given)
             if path is None:
                 break
-            moved = min(
-                left, free[path[-1][1]], *(given[offer][nxt] for (_, offer), (nxt, _) in _pairs(path))
-            )
-            for (taker, offer), (other, _) in _pairs(path):
+            steps = list(itertools.pairwise(path))
+            moved = min(left, free[path[-1][1]], *(given[offer][other] for (_, offer), (other, _) in steps))
+            for (taker, offer), (other, _) in steps:
                 given[offer][taker] = given[offer].get(taker, 0.0) + moved
                 given[offer][other] -= moved
             taker, offer = path[-1]
@@ -126,8 +126,11 @@ def hidden(needs: Sequence[float], offers: Mapping[int, float]) -> float:
 def _path(
     start: int, free: Mapping[int, float], given: Mapping[int, Mapping[int, float]]
 ) -> list[tuple[int, int]] | None:
-    """How a need can take of an offer: (need, offer) each, where every need but the last takes of an offer that
-    the next need has, which takes another instead. The last offer has something free. None if there is none."""
+    """How a need can take of an offer, as pairs of both; None where it cannot.
+
+    Every need but the last takes of an offer that the next need has, which takes another instead. The last
+    offer has something free.
+    """
     before: dict[int, tuple[int, int]] = {}  # of a need: who takes its offer, and which
     queue, known, rest = deque([start]), {start}, set(free)
     while queue:
@@ -146,7 +149,3 @@ def _path(
                     before[other] = (need, offer)
                     queue.append(other)
     return None
-
-
-def _pairs(path: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    yield from zip(path, path[1:], strict=False)

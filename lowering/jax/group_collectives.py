@@ -7,7 +7,7 @@ They have no derivative of their own: their callers give them that of what they 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from jax.extend.core import Primitive
@@ -50,15 +50,17 @@ _grouped: Any = Primitive("commplan_grouped")
 
 
 def _lowered(ctx: Any, x: Any, *, kind: Literal["sum", "max", "min", "broadcast"], groups: Groups) -> Any:
-    own: Any = stablehlo
-    table = ir.DenseIntElementsAttr.get(np.array(groups, np.int64))
-    common = {"replica_groups": table, "channel_handle": own.ChannelHandle.get(_CHANNEL, _BETWEEN_DEVICES)}
+    own, types = cast("Any", stablehlo), cast("Any", ir)
+    common: dict[str, Any] = {
+        "replica_groups": types.DenseIntElementsAttr.get(np.array(groups, np.int64)),
+        "channel_handle": own.ChannelHandle.get(_CHANNEL, _BETWEEN_DEVICES),
+    }
     if kind == "broadcast":
         return own.CollectiveBroadcastOp(x, **common).results
     operation = own.AllReduceOp([x.type], [x], use_global_device_ids=True, **common)
-    element = ir.RankedTensorType.get([], ir.RankedTensorType(x.type).element_type)
+    element = types.RankedTensorType.get([], types.RankedTensorType(x.type).element_type)
     body = operation.regions[0].blocks.append(element, element)
-    with ir.InsertionPoint(body):
+    with types.InsertionPoint(body):
         combine = {"sum": own.add, "max": own.maximum, "min": own.minimum}[kind]
         own.return_([combine(*body.arguments)])
     return operation.results
@@ -68,6 +70,10 @@ def _batched(args: Sequence[Any], dims: Sequence[Any], **options: Any) -> tuple[
     return _grouped.bind(args[0], **options), dims[0]
 
 
-_grouped.def_abstract_eval(lambda aval, **_: aval)
-mlir.register_lowering(_grouped, _lowered)
+def _type(aval: Any, **_: Any) -> Any:
+    return aval
+
+
+_grouped.def_abstract_eval(_type)
+cast("Any", mlir).register_lowering(_grouped, _lowered)
 batching.primitive_batchers[_grouped] = _batched

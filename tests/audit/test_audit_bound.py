@@ -1,4 +1,4 @@
-"""What no order of a step's instructions could hide: by hand on small steps, and never more than a schedule exposes."""
+"""What no order of a step's instructions could hide: by hand, and never more than a schedule exposes."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ def test_a_loop_hides_what_is_in_its_body_and_what_is_beside_it() -> None:
     zero = "%zero = s32[] constant(0)"
     given = "%given = (s32[], f32[1000]{0}, f32[1000]{0}) tuple(%zero, %y, %y)"
     text = step(zero, given, reduced("sum", "x"), loop, result("sum")).replace("ENTRY", f"{body}\nENTRY")
-    assert least_exposed(text, MACHINE) == pytest.approx(
-        3 * (2 * 7 - 8)
-    )  # 24 s of the loop hide the first sum
+    assert least_exposed(text, MACHINE) == pytest.approx(3 * (2 * 7 - 8))  # the loop hides the first
 
 
 @pytest.mark.parametrize("seed", range(20))
