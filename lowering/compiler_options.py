@@ -6,8 +6,8 @@ XLA's `debug_options_flags.cc`; which of them a version knows it is asked (`lowe
 Not among them, by what the estimate says of steps compiled ahead of time for H100 (`bench.compiled`):
 
 - `xla_gpu_experimental_collective_start_as_early_as_possible` changed nothing of a flat plan's schedule, and
-  with an overlap limit of 2 more of a two-level plan's communication was exposed (0.82 instead of 0.64 ms, six
-  layers 2048 wide).
+  with an overlap limit of 2 more of a two-level plan's communication was exposed (0.82 instead of 0.64 ms,
+  six layers 2048 wide).
 - `xla_gpu_enable_analytical_latency_estimator` exposed 5.9 instead of 0.0 ms of the unrolled transformer, and
   1.4 instead of 0.9 of the scanned one.
 """

@@ -87,8 +87,6 @@ def _lowered(name: str, place: str, way: str) -> Any:
         sizes = {"data": machine.hosts * machine.per_host}
     own = np.array(devices(machine)).reshape(tuple(sizes.values()))
     mesh = Mesh(own, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-    if way == ALONE:
-        step = ways.alone(mesh, model)
-    else:
-        step = ways.planned(mesh, model, **({"options": IN_LEVELS} if way == LEVELS else {}))
+    options = {"options": IN_LEVELS} if way == LEVELS else {}
+    step: Any = ways.alone(mesh, model) if way == ALONE else ways.planned(mesh, model, **options)
     return step.lower(*ways.arguments(mesh, model))

@@ -1,8 +1,8 @@
 """What of a step's communication no order of its instructions could hide.
 
 Computation can run while a collective is under way only where neither waits for the other: it makes nothing
-of what the collective takes, and reads nothing of what it gives. A level of the network carries one collective
-at a time, so that seconds of computation hide as many of its communication at most, and each of them once.
+of what the collective takes, and reads nothing of what it gives. A level of the network carries one
+collective at a time, so that seconds of computation hide as many of its communication at most, each once.
 The most that can be hidden is then the most that flows from computations to the collectives that they are
 independent of, and a step waits for the rest at least. Loops stay as they are: what is in a body is hidden
 by that body alone.
@@ -99,7 +99,8 @@ def _ancestors(computation: Computation) -> list[int]:
 def hidden(needs: Sequence[float], offers: Mapping[int, float]) -> float:
     """The most of `needs` that `offers` cover.
 
-    The key of an offer has the bits of the needs that it can be for. A maximum flow, along shortest augmenting paths (Edmonds and Karp 1972).
+    The key of an offer has the bits of the needs that it can be for. A maximum flow, along shortest
+    augmenting paths (Edmonds and Karp 1972).
     """
     free = dict(offers)
     given: dict[int, dict[int, float]] = {offer: {} for offer in offers}
