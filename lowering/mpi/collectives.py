@@ -28,7 +28,7 @@ from commplan.lowering.jax.backend import BufferLayout, Run
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
-from commplan.lowering.mpi.job import watchdog
+from commplan.lowering.mpi.job import interruption, watchdog
 from commplan.lowering.mpi.job.drain import at_exit, drain
 from commplan.lowering.mpi.job.groups import Groups
 from commplan.lowering.mpi.job.release import Resources, free_dropped
@@ -124,6 +124,7 @@ class Channel:
         library, why = None, ""
         try:
             library = build.library()
+            interruption.let_in(library)
         except CommplanError as error:
             why = str(error)
         own = (why, watchdog_s, watchdog.job())
