@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from commplan.lowering.audit.estimate import Level, Machine, computing_seconds, seconds_by_level, seconds_of
+from commplan.lowering.audit.estimate import Level, Machine, seconds_by_level, seconds_of, seconds_of_work
 from commplan.lowering.audit.hlo import Computation, Module, read_module
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 from commplan.lowering.audit.walk import audit_text
@@ -70,7 +70,7 @@ class _Graph:
         """The places of what computes in `computation`, loops included, with its seconds."""
         for event in (*self.step.products, *self.step.moves):
             if event.computation == computation:
-                yield event.position, computing_seconds(event, self.machine)
+                yield event.position, seconds_of_work(event, self.machine)
         for place, body, times in self._loops(computation):
             if body not in self.computing:
                 self.computing[body] = sum(seconds for _, seconds in self._computations(body))

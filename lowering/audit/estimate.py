@@ -66,14 +66,6 @@ def estimate(step: CompiledStep, machine: Machine) -> Estimate:
     return Estimate(total, clock.computing, clock.communicating, exposed, clock.last, waits, dict(clock.busy))
 
 
-def computing_seconds(event: Product | Move, machine: Machine) -> float:
-    """Of one product or move: what it reads and writes, or its operations if they take longer."""
-    if isinstance(event, Move):
-        return (event.reads + event.nbytes) / machine.memory
-    moved = sum(tensor.nbytes for tensor in (*event.inputs, *event.outputs))
-    return max(moved / machine.memory, event.flops / machine.flops)
-
-
 def seconds_of(collective: CompiledCollective, machine: Machine) -> float:
     """Of one collective alone: a start, and what its slowest level takes."""
     return machine.start + max(seconds_by_level(collective, machine).values(), default=0.0)
@@ -106,6 +98,14 @@ def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[L
         for level, share in zip(rates, shares, strict=True)
         if share
     }
+
+
+def seconds_of_work(work: Product | Move, machine: Machine) -> float:
+    """Of a product, or of anything else that computes, alone."""
+    if isinstance(work, Move):
+        return (work.reads + work.nbytes) / machine.memory
+    moved = sum(tensor.nbytes for tensor in (*work.inputs, *work.outputs))
+    return max(moved / machine.memory, work.flops / machine.flops)
 
 
 def _host(rank: int, machine: Machine) -> int:
@@ -163,6 +163,6 @@ class _Clock:
         return end
 
     def _compute(self, event: Product | Move) -> None:
-        seconds = computing_seconds(event, self.machine)
+        seconds = seconds_of_work(event, self.machine)
         self.now += seconds
         self.computing += seconds

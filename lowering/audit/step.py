@@ -121,7 +121,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Loop(msgspec.Struct, frozen=True):
-    """A loop: the name of its body, its position in which computation, and its trip count.
+    """A loop: the name of its body, its position in which computation, its trip count, and its own name.
 
     `trips` is None where the text does not tell.
     """
@@ -130,6 +130,7 @@ class Loop(msgspec.Struct, frozen=True):
     computation: str
     position: int
     trips: int | None = None
+    name: str = ""
 
 
 class CompiledStep(msgspec.Struct, frozen=True):
