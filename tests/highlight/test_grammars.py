@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ PLANS = sorted(
     [*(ROOT / "examples/plans").glob("*.plan"), *(ROOT / "tests/plans").glob("*.plan"),
      *(ROOT / "commplan/cli/templates").glob("*.plan")]
 )  # fmt: skip
+COMMAND = Path(sys.executable).with_name("commplan")
 MODULES = ROOT / ".make" / "tokenizer" / "node_modules"
 GROUPS = {
     "planComment": "comment", "planDeclaration": "declaration", "planPhase": "phase", "planStage": "verb",
@@ -107,6 +109,22 @@ def vim() -> str:
     return program
 
 
+def _formats(program: str, folder: Path) -> None:
+    """`:PlanFormat` lays out a whole plan, and leaves one with errors as it is."""
+    environment = {**os.environ, "HOME": str(folder), "PATH": f"{COMMAND.parent}:{os.environ['PATH']}"}
+    for text, expected in (
+        ("plan   p\naxis a=2", "plan p\n\naxis a = 2\n"),
+        ("plan   p\naxis", "plan   p\naxis\n"),
+    ):
+        place = folder / "p.plan"
+        place.write_text(text)
+        subprocess.run(
+            [program, "-Nu", str(folder / "vimrc"), "-es", "-c", "PlanFormat", "-c", "wq", str(place)],
+            check=False, stdin=subprocess.DEVNULL, env=environment, timeout=120,
+        )  # fmt: skip
+        assert place.read_text() == expected
+
+
 def test_vim_colours_each_token_as_it_is_meant(tmp_path: Path):
     program = vim()
     (tmp_path / "vimrc").write_text(
@@ -123,6 +141,7 @@ def test_vim_colours_each_token_as_it_is_meant(tmp_path: Path):
         [program, "-Nu", str(tmp_path / "vimrc"), "-es", "-S", str(tmp_path / "ask.vim")],
         check=True, stdin=subprocess.DEVNULL, env={**os.environ, "HOME": str(tmp_path)}, timeout=120,
     )  # fmt: skip
+    _formats(program, tmp_path)
     *groups, last = (tmp_path / "out").read_text("utf-8").splitlines()
     assert last.startswith("plan commplan check")
     tokens = [pair for plan in PLANS for pair in categorise(plan.read_text("utf-8"))]
