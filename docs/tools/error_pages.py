@@ -9,7 +9,7 @@ import textwrap
 from commplan.errors import RANGES, page, titles
 
 FOLDER = "errors"
-CODE = re.compile(r"(?<![\w\[/`-])(CP\d{4})(?![\w\]`.-])")
+CODE = re.compile(r"(?<![\w\[/`-])(CP\d{4})(?![\w\]`-]|\.\w)")
 INDENTED = re.compile(r"^ {4}.*\n(?:(?: {4}.*)?\n)*", re.M)
 # Where a code must stay as it is: blocks and spans of code, links, headings.
 VERBATIM = re.compile(r"^(```|~~~).*?^\1|^(?: {4}|#)[^\n]*$|`[^`\n]+`|\[[^\]\n]*\]\([^)\n]*\)", re.M | re.S)
