@@ -48,7 +48,8 @@ class Canvas:
         self.shapes.append(f'<rect {place} rx="2" class="{kind}"/>')
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "middle") -> None:
-        self._reach(x, y)
+        beside = {"start": 7.0, "middle": 3.5, "end": 0.0}[anchor]  # pixels of a letter right of x
+        self._reach(x + beside * len(words), y)
         self.shapes.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(words)}</text>'
         )
