@@ -66,7 +66,7 @@ grammars:  ## write the grammars of editors/ anew, from the lists of the languag
 	$(PY) -m commplan.highlight .
 
 tokenizer:  ## install VS Code's tokenizer, with which the tests look at its grammar (needs npm)
-	npm install --silent --no-save --no-package-lock --ignore-scripts --prefix .make/tokenizer $(TOKENIZER)
+	npm install --silent --fetch-retries 1 --fetch-timeout 60000 --no-save --no-package-lock --ignore-scripts --prefix .make/tokenizer $(TOKENIZER)
 
 audit:  ## compile the plans ahead of time for 4 x 8 H100 and read the result (no GPU needed; 230 MB of wheels)
 	@$(SET) .venv-audit audit constraints.txt

@@ -284,7 +284,8 @@ class _Splitter:
             last = after is None or after.type in HEADS or after.type in DECLARES
             if self.phase is None or not brace.leads or not last:
                 return False
-            if brace.column > self.phase.tokens[0].column:
+            header = self.phase.tokens[0] if self.phase.tokens else self.phase.brace
+            if header is None or brace.column > header.column:
                 return False
         if not bad:
             self._unclosed(open_[-1], brace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from argparse import Namespace
 
 from commplan.cli.console import Console
@@ -19,5 +20,8 @@ def run(args: Namespace, console: Console) -> int:
     from commplan.lsp.server import server
 
     logging.basicConfig(level=logging.ERROR)  # to stderr, which editors show as the server's log
-    server().start_io()
+    # Copies, as pygls closes them in the end; nothing else is written between the messages.
+    with os.fdopen(os.dup(0), "rb") as messages, os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        server().start_io(messages, answers)
     return 0

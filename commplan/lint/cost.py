@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
+from msgspec.structs import replace
+
 from commplan.diagnostics import Diagnostic, Span
-from commplan.ir.plan import Elastic, Hints, Phase, Share, Stage
+from commplan.ir.plan import Algorithm, Elastic, Hints, Phase, Share, Stage
 from commplan.ir.stages import StageOverAxes
 from commplan.ir.types import ArrayType, sized, timed
-from commplan.lint.subject import Subject, without
+from commplan.lint.subject import Subject, with_stage
 
 if TYPE_CHECKING:
     from commplan.cost import Simulation
@@ -69,31 +71,43 @@ def _nbytes(subject: Subject, stage: StageOverAxes | Elastic) -> int | None:
 
 
 def costly_pins(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1204: a `via` that is predicted to take longer than what the compiler would choose."""
+    """CP1204: a `via` or `chunk` that is predicted to take longer than what the compiler would choose."""
     if subject.schedule is None:
         return
-    pinned: Simulation | None = None
+    pinned = _simulated(subject, subject.schedule) if subject.given.topology is not None else None
     for phase in subject.plan.phases:
         for stage in phase.stages:
-            via = getattr(stage, "via", None)
-            if via is None:
-                continue
             if isinstance(stage, Share):
                 yield from _costly_design(subject, stage)
-                continue
-            pinned = pinned or _simulated(subject, subject.schedule)
-            free = subject.compiled(without(subject.plan, stage))
-            chosen = _simulated(subject, free)
-            before, after = _seconds(pinned, phase.name), _seconds(chosen, phase.name)
-            own = _own_seconds(pinned, phase.name, stage.span.line)
-            if before - after <= PIN_MARGIN * own:
-                continue
-            message = f"`via {via}` makes the phase take {timed(before)}, where it could take {timed(after)}"
-            choice = _chosen(free, stage.span) or "what the compiler chooses"
-            note = f"without it: {choice}"
-            yield subject.warning(
-                "CP1204", message, stage.span, note, "leave `via` out, or pin what is faster"
-            )
+            elif pinned is not None:
+                yield from _costly_pin(subject, pinned, phase.name, stage)
+
+
+def _costly_pin(subject: Subject, pinned: Simulation, phase: str, stage: Stage) -> Iterator[Diagnostic]:
+    """What a stage pins and should not, as the phase that it is in takes less time without."""
+    for pin, free in _unpinned(stage):
+        schedule = subject.compiled(with_stage(subject.plan, stage, free))
+        before, after = _seconds(pinned, phase), _seconds(_simulated(subject, schedule), phase)
+        if before - after <= PIN_MARGIN * _own_seconds(pinned, phase, stage.span.line):
+            continue
+        message = f"{pin} makes the phase take {timed(before)}, where it could take {timed(after)}"
+        note = f"without it: {_chosen(schedule, stage.span) or 'what the compiler chooses'}"
+        yield subject.warning("CP1204", message, stage.span, note, "leave it out, or pin what is faster")
+
+
+def _unpinned(stage: Stage) -> Iterator[tuple[str, Stage]]:
+    """What a stage pins of how it is carried out, in words, and the stage without it."""
+    via: Algorithm | None = getattr(stage, "via", None)
+    hints: Hints | None = getattr(stage, "hints", None)
+    if via is not None:
+        yield f"`via {via}`", _replaced(stage, via=None)
+    if hints is not None and hints.chunk is not None:
+        yield f"`chunk = {sized(hints.chunk)}`", _replaced(stage, hints=replace(hints, chunk=None))
+
+
+def _replaced(stage: Stage, **fields: object) -> Stage:
+    other: Stage = replace(stage, **fields)  # the fields of a union's members are not all alike
+    return other
 
 
 def _simulated(subject: Subject, schedule: Schedule) -> Simulation:

@@ -17,7 +17,7 @@ LINTS: dict[str, tuple[Lint, Callable[[Given], bool]]] = {
     "CP1201": (usage.unused_values, lambda given: True),
     "CP1202": (usage.idle_outputs, lambda given: bool(given.programs)),
     "CP1203": (cost.large_buckets, lambda given: given.shapes is not None),
-    "CP1204": (cost.costly_pins, lambda given: given.topology is not None),
+    "CP1204": (cost.costly_pins, lambda given: given.topology is not None and given.calibration is not None),
     "CP1205": (input.shared_draws, lambda given: True),
     "CP1206": (input.dropped_records, lambda given: bool(given.records)),
     "CP1209": (usage.unused_declarations, lambda given: True),
@@ -39,7 +39,7 @@ def lint(analysis: Analysis, given: Given = NOTHING) -> tuple[Diagnostic, ...]:
     if analysis.plan is None:
         return ()
     subject = Subject(analysis.plan, analysis.tree, given)
-    if given.is_bound and given.topology is None:
+    if given.is_bound and subject.schedule is None:
         subject.compiled()  # what does not fit is an error, and no warning
     known, wrong = ignores(analysis.tree.text, analysis.tree)
     warnings = list(_warnings(subject))

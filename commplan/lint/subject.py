@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Severity, Span
 from commplan.dsl import ast
-from commplan.ir.plan import Plan, Stage
+from commplan.ir.plan import Phase, Plan, Stage
 
 if TYPE_CHECKING:
     from commplan.cost import Calibration
@@ -74,8 +74,9 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def schedule(self) -> ir.Schedule | None:
-        """The compiled plan, where there is a topology to say what it costs. Raises CommplanError."""
-        return self.compiled() if self.given.topology is not None else None
+        """The compiled plan, where there is something to say what it costs. Raises CommplanError."""
+        given = self.given
+        return self.compiled() if given.topology is not None or given.calibration is not None else None
 
     @cached_property
     def values(self) -> Mapping[str, ir.Value] | None:
@@ -102,16 +103,10 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         return Diagnostic(code, message, span, remarks, fix, Severity.WARNING, self.plan.file)
 
 
-def without(plan: Plan, pinned: Stage) -> Plan:
-    """`plan`, the `via` of one of its stages left out."""
-    phases = tuple(
-        replace(
-            phase,
-            stages=tuple(
-                msgspec.structs.replace(stage, via=None) if stage is pinned else stage  # pyright: ignore
-                for stage in phase.stages
-            ),
-        )
-        for phase in plan.phases
-    )
-    return replace(plan, phases=phases)
+def with_stage(plan: Plan, stage: Stage, other: Stage) -> Plan:
+    """`plan`, one of its stages written otherwise."""
+
+    def stages(phase: Phase) -> tuple[Stage, ...]:
+        return tuple(other if each is stage else each for each in phase.stages)
+
+    return replace(plan, phases=tuple(replace(phase, stages=stages(phase)) for phase in plan.phases))

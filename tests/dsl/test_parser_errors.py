@@ -30,6 +30,10 @@ BANK: dict[str, tuple[str, list[Place]]] = {
     "plan with two names": ("plan p q\n", [("CP0009", 1, 8)]),
     "plan is a word": ("plan reduce\n", [("CP0010", 1, 6)]),
     # Declarations.
+    "phase without a header, options without an end": (
+        HEAD + "{\n  output{ x\n}\n",
+        [("CP0009", 3, 1), ("CP0006", 4, 9)],
+    ),
     "axis without a size": (HEAD + "axis b\n", [("CP0009", 3, 7)]),
     "axis of a fraction": (HEAD + "axis b = 1.5\n", [("CP0009", 3, 10)]),
     "axis with a unit": (HEAD + "axis b = 2 KiB\n", [("CP0009", 3, 10)]),

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from commplan import dsl
+from commplan.cost.calibration import only_input
 from commplan.diagnostics import CommplanError, Severity
+from commplan.input.measured_costs import FnCost, InputCosts, SourceCost
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.lint import Given, lint
@@ -105,6 +107,32 @@ def test_pins_that_cost_more_than_the_choice():
     best = text.replace("recursive_doubling", "hierarchical(data)")
     assert found(text.replace(" via recursive_doubling", ""), topology=TWO_RACK, options=options) == []
     assert best != text
+
+
+def test_messages_of_a_pinned_size():
+    head = "plan p\naxis data = 8\ninput x : f32[4_000_000] partial data\n"
+    lines = ["a = reduce x over data by sum via chain { chunk = 256 B }", "output a"]
+    text = step(*lines, head=head).replace("256 B", "1 KiB")
+    analysis = dsl.analyse(text, "p.plan")
+    warnings = lint(analysis, Given(topology=TWO_RACK, options={"backend": "mpi"}))
+    assert [warning.message.partition(" makes")[0] for warning in warnings] == [
+        "`via chain`",
+        "`chunk = 1 KiB`",
+    ]
+
+
+def test_designs_of_sharing_that_cost_more_than_others():
+    head = "plan p\nensemble member = 4\nsource images : bytes\nfn decode(bytes) -> u8[64, 64, 3] on host\n"
+    lines = ["raw = load images batch 64 visit exactly_once seed 1", "pixels = map decode(raw)"]
+    lines += ["same = share pixels over member via duplicate", "output same"]
+    costs = InputCosts(
+        "2026-11-21", 2, 1e-10, source=(SourceCost("images", 2e-5, 0.0, 5e4),), fn=(FnCost("decode", 2e-3),)
+    )
+    calibration = only_input("2026-11-21", costs)
+    text = step(*lines, head=head)
+    assert found(text, calibration=calibration) == [("CP1204", 8)]
+    assert found(text.replace("duplicate", "single_broadcast(readers = 2)"), calibration=calibration) == []
+    assert found(text) == []
 
 
 def test_what_does_not_compile_is_an_error():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from commplan.diagnostics import CommplanError, Fix
 from commplan.dsl.check.loads import TAILS, VISITS
@@ -13,7 +17,7 @@ from commplan.dsl.check.options import OPTIONS
 from commplan.dsl.check.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
 from commplan.dsl.check.via import ALGORITHMS
-from commplan.dsl.lexer import KEYWORDS, SOFT, VERBS
+from commplan.dsl.lexer import KEYWORDS, SOFT, VERBS, tokenize
 from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS
 from commplan.lint.repairs import applied
 from commplan.lsp import documentation
@@ -276,3 +280,30 @@ def test_all_that_is_certain_at_once():
     ((_, _, new),) = everything.edits
     assert "by mean" in new and "exactly_once" in new
     assert all_repairs(Document(PLANS[0].read_text("utf-8"))) is None
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32))
+def test_damaged_plans_are_answered(seed: int):
+    """Nothing raises, wherever it is asked, but for names that cannot be renamed."""
+    rng = random.Random(seed)
+    texts = [plan.read_text("utf-8") for plan in rng.sample(PLANS, 2)]
+    words = [token.text for text in texts for token in tokenize(text)]
+    text = texts[0]
+    for _ in range(rng.randint(1, 4)):
+        start = rng.randrange(len(text) + 1)
+        new = rng.choice(
+            ["", "\n", "\r\n", "{", "}", "é", "# commplan: ignore CP1201", *rng.sample(words, 4)]
+        )
+        text = text[:start] + new + text[start + rng.choice([0, 0, 1, 5, 30]) :]
+    document, lines = Document(text), text.split("\n")
+    for _ in range(3):
+        line = rng.randrange(len(lines)) + 1
+        column = rng.randrange(len(lines[line - 1]) + 1) + 1
+        complete(document, line, column)
+        hover(document, line, column, {line: ["what became of it"]})
+        placements(document, 1, len(lines))
+        repairs(document, line, line)
+        with suppress(CommplanError):
+            renamed(document, line, column, rng.choice(words))
+    all_repairs(document)

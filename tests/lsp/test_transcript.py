@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 from support.lsp_client import URI, Client, applied, connected, position
+
+from commplan.cli import main
 
 TEXT = """# 𐍈 in front moves columns in UTF-16
 plan p
@@ -143,3 +146,12 @@ def test_bad_texts_end_nothing():
 def _span(client: Client, word: str, length: int) -> types.Range:
     start = client.text.index(word)
     return types.Range(position(client.text, start), position(client.text, start + length))
+
+
+def test_without_pygls_it_is_said_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(sys.modules, "pygls", None)
+    assert main(["lsp"]) == 1
+    err = capsys.readouterr().err
+    assert "error[CP1118]" in err and "commplan[lsp]" in err

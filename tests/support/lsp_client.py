@@ -58,10 +58,19 @@ class Client:
         return {"text_document": types.TextDocumentIdentifier(URI), "position": position(self.text, offset)}
 
 
+class _Watching(LanguageClient):
+    """A client that keeps how its server ended."""
+
+    code: int | None = None
+
+    async def server_exit(self, server: asyncio.subprocess.Process) -> None:
+        self.code = server.returncode
+
+
 @asynccontextmanager
 async def connected(flags: Sequence[str] = (), encoding: str = "utf-16") -> AsyncIterator[Client]:
     """A client whose server has said hello, and is asked to leave in the end."""
-    language_client = LanguageClient("tests", "1")
+    language_client = _Watching("tests", "1")
     await language_client.start_io(sys.executable, "-m", "commplan", "lsp")
     general = types.GeneralClientCapabilities(position_encodings=[types.PositionEncodingKind(encoding)])
     params = types.InitializeParams(
@@ -73,6 +82,7 @@ async def connected(flags: Sequence[str] = (), encoding: str = "utf-16") -> Asyn
     await asyncio.wait_for(language_client.shutdown_async(None), WAIT_S)
     language_client.exit(None)
     await asyncio.wait_for(language_client.stop(), WAIT_S)
+    assert language_client.code == 0
 
 
 def position(text: str, offset: int) -> types.Position:
