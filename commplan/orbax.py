@@ -39,6 +39,7 @@ from commplan.runtime.saved_layout import (
     is_resized,
 )
 from commplan.runtime.spmd import placement_of
+from commplan.tracebacks import public_face
 
 if TYPE_CHECKING:
     from commplan.runtime.run import Bound
@@ -62,6 +63,7 @@ class Record(msgspec.Struct):
     schema: int = SCHEMA
 
 
+@public_face
 class Checkpoint:
     """What is saved of a run, and how it lies.
 

@@ -18,6 +18,7 @@ from commplan.lowering.jax.pytree import Tree, flatten
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.runtime.context import CALLS, Carried, Context, flat
 from commplan.runtime.phases import check_state
+from commplan.tracebacks import ends_at_caller
 
 _WORDS = {"same", "per", "split", "partial"}
 
@@ -33,12 +34,14 @@ def decorate(
         texts = (returns,) if isinstance(returns, str) else tuple(returns)
         results = [_result(context, text, f"returns[{i}]", names, placements) for i, text in enumerate(texts)]
 
+    @ends_at_caller
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         first, order = _parameters(context, function, placements)
         own = {name: placements[name] for name in order}
         step = _Step(context, function, own, results, check_vma)
         signature = inspect.signature(function)
 
+        @ends_at_caller
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
