@@ -114,21 +114,10 @@ def placement_of(context: Context, text: str, subject: str, arguments: Collectio
 def _result(
     context: Context, text: str, subject: str, names: Mapping[str, str], placements: Mapping[str, Placement]
 ) -> Placement:
-    """The placement of a result: that of the argument so called, of the value, or written out.
-
-    Raises CP0811 where an argument and a value of one name lie differently.
-    """
-    if text not in placements:
-        return placement_of(context, text, subject, names)
-    value, argument = context.find(text), placements[text]
-    if value is not None and value.placement != argument:
-        context.fail(
-            "CP0811",
-            f"{subject}: `{text}` is an argument that lies `{argument}`, and a value of the plan that is"
-            f" `{value.placement}`",
-            "write the placement that is meant",
-        )
-    return argument
+    """The placement of a result: that of the value so called, else of the argument, else written out."""
+    if text in placements and context.find(text) is None:
+        return placements[text]
+    return placement_of(context, text, subject, names)
 
 
 def parse(context: Context, text: str) -> Placement | None:
