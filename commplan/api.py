@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import msgspec
 
@@ -19,17 +19,30 @@ from commplan.mesh_kind import is_communicator
 from commplan.passes.pipeline.manager import Observer
 from commplan.passes.pipeline.registry import PASSES
 from commplan.topology import Topology, load_topology, places_of_hosts
+from commplan.tracebacks import ends_at_caller, public_face
 from commplan.verify import load_schedule
 from commplan.wait import TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from commplan.cost.calibration import Calibration
     from commplan.lowering.audit import Audit, Machine
-    from commplan.runtime.run import Run
+    from commplan.runtime.run import Run, TypedRun
+
+    RunT = TypeVar("RunT", bound=TypedRun, default=Run)
+else:
+    from typing import TypeVar
+
+    RunT = TypeVar("RunT")
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """A checked plan. Make one with `commplan.load` or `commplan.loads`."""
+@public_face
+class Plan(msgspec.Struct, Generic[RunT], frozen=True):
+    """A checked plan. Make one with `commplan.load` or `commplan.loads`.
+
+    To type checkers `Plan[plans.Linear]` binds to the face that `commplan stubs` wrote of it.
+    """
 
     graph: graph.Plan
 
@@ -57,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
         calibration: Calibration | str | Path | None = None,
         observer: Observer | None = None,
         timeout: float = TIMEOUT_S,
-    ) -> Program:
+    ) -> Program[RunT]:
         """This plan for one mesh and one set of shapes.
 
         mesh: anything whose `.shape` maps axis names to sizes (a `jax.sharding.Mesh`), or a mapping; or an
@@ -124,7 +137,8 @@ class Plan(msgspec.Struct, frozen=True):
         return Program(schedule, given)
 
 
-class Program:
+@public_face
+class Program(Generic[RunT]):
     """A compiled plan: frozen, hashable, equal where the schedules are."""
 
     __slots__ = ("_digest", "_schedule", "_structures")
@@ -186,7 +200,8 @@ class Program:
         return place
 
     @classmethod
-    def load(cls, path: str | Path, plan: Plan | None = None) -> Program:
+    @ends_at_caller
+    def load(cls, path: str | Path, plan: Plan[RunT] | None = None) -> Program[RunT]:
         """The program that `save` wrote, verified. With `plan`, refuses another plan's (CP1007).
 
         Trees are rebuilt as nested dicts, since a file holds paths and no Python types.
@@ -214,7 +229,7 @@ class Program:
         *,
         watchdog_s: float | None = 10.0,
         timeout: float = TIMEOUT_S,
-    ) -> Run:
+    ) -> RunT:
         """This program with the mesh, data and functions that it runs on (see `runtime.run.Run`).
 
         mesh: a `jax.sharding.Mesh`, or an `mpi4py` communicator; then every rank calls this alike.
@@ -230,7 +245,7 @@ class Program:
         check_binding(self._schedule, self._digest, mesh)
         from commplan.runtime.run import Run  # noqa: PLC0415  jax is loaded only here
 
-        return Run(
+        run = Run(
             self,
             mesh,
             sources=sources,
@@ -239,6 +254,7 @@ class Program:
             watchdog_s=watchdog_s,
             timeout=timeout,
         )
+        return cast("RunT", run)
 
     def compiler_options(self, target: str = "gpu") -> dict[str, bool | int | str]:
         """What XLA is told to compile steps of this program as planned, for `jax.jit(compiler_options=..)`.
@@ -283,7 +299,8 @@ class Program:
         return audit(self._schedule, *text, mesh=sizes, phases=phases, machine=estimated)
 
 
-def load(path: str | Path) -> Plan:
+@ends_at_caller
+def load(path: str | Path) -> Plan[RunT]:  # pyright: ignore[reportInvalidTypeVarUse]  said by the caller
     """The plan in the file at `path`, checked. Raises CommplanError with all that is wrong with it."""
     place = Path(path)
     try:
@@ -297,7 +314,8 @@ def load(path: str | Path) -> Plan:
     return loads(text, str(place))
 
 
-def loads(text: str, file: str = "<plan>") -> Plan:
+@ends_at_caller
+def loads(text: str, file: str = "<plan>") -> Plan[RunT]:  # pyright: ignore[reportInvalidTypeVarUse]
     """The plan in `text`, checked. Raises CommplanError with all that is wrong with it, CP0002 for bytes."""
     from commplan import dsl  # noqa: PLC0415  the parser is loaded only where text is read
 

@@ -19,11 +19,13 @@ from commplan.ir.plan import name_of
 from commplan.ir.schedule import Elastic
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.optimisers import Difference, difference
+from commplan.tracebacks import ends_at_caller
 
 if TYPE_CHECKING:
     from commplan.runtime.run import Run
 
 
+@ends_at_caller
 def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransformationExtraArgs:
     """The gradients of each rank -> what phase `phase` of the plan makes of them.
 
@@ -67,6 +69,7 @@ class ElasticState(NamedTuple):
     plan: Any
 
 
+@ends_at_caller
 def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
     """Elastic averaging, to stand behind the member's own optimiser:
 
@@ -130,6 +133,7 @@ def _meeting(run: Run, name: str) -> tuple[Any, int, str]:
     return fail("CP0823", f"no phase of the plan averages `{name}` with a centre", file=file)
 
 
+@ends_at_caller
 def init(optimizer: optax.GradientTransformation) -> Callable[[Any], Any]:
     """`optimizer.init` as a plan's function: weights -> state, whole trees or shards.
 
@@ -144,6 +148,7 @@ def init(optimizer: optax.GradientTransformation) -> Callable[[Any], Any]:
     return begin
 
 
+@ends_at_caller
 def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
     """`optimizer` as the update of an exchange: (weights, state, gradients) -> (weights, state).
 

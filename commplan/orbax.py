@@ -39,6 +39,7 @@ from commplan.runtime.saved_layout import (
     is_resized,
 )
 from commplan.runtime.spmd import placement_of
+from commplan.tracebacks import public_face
 
 if TYPE_CHECKING:
     from commplan.runtime.run import Bound
@@ -62,6 +63,7 @@ class Record(msgspec.Struct):
     schema: int = SCHEMA
 
 
+@public_face
 class Checkpoint:
     """What is saved of a run, and how it lies.
 
@@ -103,6 +105,8 @@ class Checkpoint:
         entries = check_state(context, state, "a checkpoint", needed)
         trees = {f"state/{name}": flatten(entries[name]) for name in needed}
         trees |= {f"value/{name}": flatten(values[name]) for name in self._placements}
+        for name in self._placements:
+            self._check_arrays(name, *trees[f"value/{name}"])
         record = Record(
             context.schedule.plan, context.seed,
             states={name: self._state(name, *trees[f"state/{name}"]) for name in needed},
@@ -110,7 +114,8 @@ class Checkpoint:
             batches=_input_state(batches),
         )  # fmt: skip
         arrays = {key: _leaves(paths, tree.leaves) for key, (paths, tree) in trees.items()}
-        return PlanSave({key: own for key, own in arrays.items() if own}, record)
+        arrays = {key: own for key, own in arrays.items() if own}
+        return PlanSave(arrays or {"nothing": {"": np.zeros(1)}}, record)  # which Orbax does not take
 
     def restore(self, **like: Any) -> PlanRestore:
         """What is to be read, as arguments for Orbax's `restore`, which returns a dict: `state`, `batches`
@@ -171,6 +176,13 @@ class Checkpoint:
             )
             known = listed(self._placements) or "no values"
             self.context.fail("CP0811", f"{wrong}", f"Checkpoint(run, ...) names {known}")
+
+    def _check_arrays(self, name: str, paths: Sequence[str], tree: Tree) -> None:
+        for path, leaf in zip(paths, tree.leaves, strict=True):
+            if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
+                where = f" at `{path}`" if path else ""
+                message = f"`{name}`{where} is a {type(leaf).__name__}: arrays and numbers are kept"
+                self.context.fail("CP0811", message, "keep it beside, with orbax.checkpoint.args.JsonSave")
 
     def _state(self, name: str, paths: Sequence[str], tree: Tree) -> SavedValue:
         if name == CALLS:
@@ -407,10 +419,13 @@ def _how(entry: _Wanted, leaf: SavedLeaf) -> Any:
     assert entry.saved is not None
     saved = next(own for own in entry.saved.leaves if own.path == leaf.path)
     before, now = entry.saved.layout, entry.value.layout
-    if is_as_saved(saved, leaf, before, now) or is_resized(saved, leaf, before, now):
-        return ocp.ArrayRestoreArgs(
-            sharding=entry.shardings[leaf.path], global_shape=leaf.shape, strict=saved.shape == leaf.shape
-        )
+    sharding = entry.shardings[leaf.path]
+    if is_as_saved(
+        saved, leaf, before, now
+    ):  # keys of random numbers among them, whose data has another shape
+        return ocp.ArrayRestoreArgs(sharding=sharding)
+    if is_resized(saved, leaf, before, now):
+        return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, strict=False)
     return ocp.RestoreArgs(restore_type=np.ndarray)
 
 

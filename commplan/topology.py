@@ -27,6 +27,7 @@ from commplan import io
 from commplan.diagnostics import did_you_mean, fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Spread
+from commplan.tracebacks import ends_at_caller
 
 HOSTS = ("host", "node", "server", "machine")  # what levels are called whose members are hosts
 _BANDWIDTH = {"Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9}
@@ -79,6 +80,7 @@ class Topology(msgspec.Struct, frozen=True):
         return next(level for level in self.levels if level.name == name)
 
 
+@ends_at_caller
 def load_topology(path: str | Path) -> Topology:
     """The topology in the file at `path`. Raises CP0712 where it cannot be read or is malformed."""
     place = Path(path)

@@ -20,6 +20,7 @@ from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime.context import CALLS, Carried, Context
 from commplan.runtime.machines.explicit import unreduced_over
+from commplan.tracebacks import public_face
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -57,6 +58,9 @@ class Outputs:
     def __contains__(self, name: object) -> bool:
         return name in object.__getattribute__(self, "_names")
 
+    def __dir__(self) -> list[str]:
+        return list(self)
+
     def __repr__(self) -> str:
         return f"Outputs({', '.join(f'{name}={self[name]!r}' for name in self)})"
 
@@ -68,6 +72,7 @@ class Outputs:
         return cls(dict(zip(names, values, strict=True)))
 
 
+@public_face
 class PhaseCall:
     """One phase of a bound program.
 
@@ -228,6 +233,7 @@ class PhaseCall:
         return Outputs(results.build(out)), state | updates.build(new) | count
 
 
+@public_face
 class Every(Mapping[int, PhaseCall]):
     """The phases `every N steps`, by N."""
 
@@ -239,6 +245,9 @@ class Every(Mapping[int, PhaseCall]):
             known = ", ".join(f"every {n} steps" for n in self._phases) or "none"
             fail("CP0817", f"the plan has no phase `every {period} steps`", f"it has: {known}")
         return self._phases[period]
+
+    def _ipython_key_completions_(self) -> list[int]:
+        return list(self._phases)
 
     def __iter__(self) -> Any:
         return iter(self._phases)

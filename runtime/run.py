@@ -9,20 +9,20 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax import backward_reduce as tap
-from commplan.lowering.jax.pytree import Structure, build, flatten
+from commplan.lowering.jax.pytree import build, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job import watchdog as mpi_watchdog
 from commplan.lowering.mpi.job.engine_errors import reason
-from commplan.mesh_kind import is_communicator
 from commplan.runtime import member as members
 from commplan.runtime import spmd
+from commplan.runtime.bound_machine import known_structures, machine_for
 from commplan.runtime.check_bound import check_bound, check_kinds
 from commplan.runtime.context import CALLS, Context
 from commplan.runtime.input.device_batches import Batches
@@ -33,14 +33,14 @@ from commplan.runtime.input.sources.files import bound
 from commplan.runtime.input.stages.records import checked_functions
 from commplan.runtime.layers import ShardedWeights
 from commplan.runtime.machines.explicit import has_reduced, reduced_over
-from commplan.runtime.machines.machine import Binding, Machine
-from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
-from commplan.runtime.machines.server import Serving, check_servers
+from commplan.runtime.machines.machine import Binding
+from commplan.runtime.machines.server import Serving
 from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
 from commplan.runtime.phases import Every, PhaseCall
 from commplan.runtime.sharding import sharding
+from commplan.tracebacks import public_face
 from commplan.wait import TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
@@ -51,8 +51,11 @@ class UnknownPhaseError(CommplanError, AttributeError):
     """The plan has no phase so called."""
 
 
+@public_face
 class Bound(ShardedWeights):
     """Phases on a mesh: what a whole run and one member of an ensemble have in common."""
+
+    every: Any
 
     def __init__(self, context: Context, sources: Mapping[str, Any]) -> None:
         schedule = context.schedule
@@ -63,7 +66,12 @@ class Bound(ShardedWeights):
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
 
-    def __getattr__(self, name: str) -> PhaseCall:
+    if not TYPE_CHECKING:  # the faces of plans that `commplan stubs` writes have no phases but their own
+
+        def __getattr__(self, name: str) -> PhaseCall:
+            return self._phase_called(name)
+
+    def _phase_called(self, name: str) -> PhaseCall:
         phases: Mapping[str, PhaseCall] = self.__dict__.get("phases", {})
         if name in phases:
             return phases[name]
@@ -71,6 +79,9 @@ class Bound(ShardedWeights):
         raise UnknownPhaseError(
             Diagnostic("CP0817", f"the plan has no phase `{name}`", None, (Note(f"it has: {known}"),))
         )
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.phases})
 
     def init(self) -> dict[str, Any]:
         """The plan's states before `at start`: zeros, as global arrays; `{}` for a plan without states."""
@@ -92,7 +103,7 @@ class Bound(ShardedWeights):
         source value that a phase takes; or with a placement ("per member, data"). Arguments may be any
         pytrees (an optimiser's state lies like its parameters). The function sees one rank's arrays, `per`
         dimensions stripped, and returns the state, then its named arguments in order or the first few of
-        them; `returns` lists other results: each one after the state by the argument or the value of the plan
+        them; `returns` lists other results: each one after the state by the value of the plan or the argument
         that it lies like, or by a placement: `returns=("params", "opt", "loss")`. The state may hold those
         states alone that phases inside use.
         check_vma: as of `jax.shard_map`; False for steps whose types JAX cannot tell (Pallas kernels). Then
@@ -313,8 +324,9 @@ class Bound(ShardedWeights):
         return self.context.schedule.file
 
 
-class Run(Bound):
-    """A program on a mesh. Made by `Program.bind`.
+@public_face
+class TypedRun(Bound):
+    """A program on a mesh, as it is known of every plan: what faces of plans add their phases to.
 
     Phases are attributes: `run.start`, `run.step`, `run.every[4]`, and those with names of their own
     (`run.evaluate`). Raises `CommplanError`: CP0801 and CP0802 for a mesh that does not fit, CP0803 for
@@ -324,7 +336,7 @@ class Run(Bound):
 
     def __init__(
         self,
-        program: Program,
+        program: Program[Any],
         mesh: Any,
         *,
         sources: Mapping[str, Any] | None = None,
@@ -421,7 +433,22 @@ class Run(Bound):
         return self.context.machine.join(parts, placed(self, name, axis), axis)
 
 
-class Member(Bound):
+class AnyPhases:
+    """To type checkers: whatever is no other attribute is a phase."""
+
+    if TYPE_CHECKING:
+        every: Every
+
+        def __getattr__(self, name: str) -> PhaseCall: ...
+
+
+@public_face
+class Run(AnyPhases, TypedRun):
+    """A program on a mesh. Made by `Program.bind`; see `TypedRun`."""
+
+
+@public_face
+class Member(AnyPhases, Bound):
     """One member of an ensemble, made by `run.member(m)`: a mesh of its own devices, and on it the phases
     that cross no members, as callables; `spmd`, `varying`, `tap`, `batches` and `init` as on the run.
 
@@ -453,21 +480,6 @@ class Member(Bound):
         return self.run.context.machine.part(name, tree, placement, self.axis, self.context.machine)
 
 
-def machine_for(binding: Binding, mesh: Any) -> Machine:
-    """The machine that `mesh` is: devices, or the ranks of an `mpi4py` communicator.
-
-    Raises what is wrong with what is bound; CP0801, CP0802, CP0845 and CP0849 for a mesh that does not fit,
-    CP084x for a communicator.
-    """
-    if is_communicator(mesh):
-        from commplan.runtime.machines.ranks import ranks  # noqa: PLC0415  MPI is loaded only where it is used
-
-        return cast("Machine", ranks(binding, mesh))
-    check_mesh(binding.schedule, mesh)
-    check_servers(binding.schedule)
-    return machine_of(binding.schedule, mesh, check_processes(binding, mesh))
-
-
 def placed(run: Bound, name: str, axis: str | None = None) -> Placement:
     """The placement of the value called `name`. Raises CP0811, and CP0818 where it is not per `axis`."""
     value = run.context.find(name)
@@ -478,16 +490,3 @@ def placed(run: Bound, name: str, axis: str | None = None) -> Placement:
     if axis is not None and axis not in value.placement.per:
         fail("CP0818", f"`{name}` is the same for all members: it is {value.placement}", file=file)
     return value.placement
-
-
-def known_structures(program: Program) -> dict[tuple[str, ...], Structure]:
-    """How to rebuild trees, by the paths of their leaves: from the pytrees that gave the shapes."""
-    structures: dict[tuple[str, ...], Structure] = {}
-    for tree in program.structures.values():
-        paths, flat = flatten(tree, _is_shape)
-        structures[paths] = flat.structure
-    return structures
-
-
-def _is_shape(node: Any) -> bool:
-    return isinstance(node, Mapping) and set(cast("Mapping[Any, Any]", node)) == {"shape", "dtype"}

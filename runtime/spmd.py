@@ -18,6 +18,7 @@ from commplan.lowering.jax.pytree import Tree, flatten
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.runtime.context import CALLS, Carried, Context, flat
 from commplan.runtime.phases import check_state
+from commplan.tracebacks import ends_at_caller
 
 _WORDS = {"same", "per", "split", "partial"}
 
@@ -33,12 +34,14 @@ def decorate(
         texts = (returns,) if isinstance(returns, str) else tuple(returns)
         results = [_result(context, text, f"returns[{i}]", names, placements) for i, text in enumerate(texts)]
 
+    @ends_at_caller
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         first, order = _parameters(context, function, placements)
         own = {name: placements[name] for name in order}
         step = _Step(context, function, own, results, check_vma)
         signature = inspect.signature(function)
 
+        @ends_at_caller
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -111,21 +114,10 @@ def placement_of(context: Context, text: str, subject: str, arguments: Collectio
 def _result(
     context: Context, text: str, subject: str, names: Mapping[str, str], placements: Mapping[str, Placement]
 ) -> Placement:
-    """The placement of a result: that of the argument so called, of the value, or written out.
-
-    Raises CP0811 where an argument and a value of one name lie differently.
-    """
-    if text not in placements:
-        return placement_of(context, text, subject, names)
-    value, argument = context.find(text), placements[text]
-    if value is not None and value.placement != argument:
-        context.fail(
-            "CP0811",
-            f"{subject}: `{text}` is an argument that lies `{argument}`, and a value of the plan that is"
-            f" `{value.placement}`",
-            "write the placement that is meant",
-        )
-    return argument
+    """The placement of a result: that of the value so called, else of the argument, else written out."""
+    if text in placements and context.find(text) is None:
+        return placements[text]
+    return placement_of(context, text, subject, names)
 
 
 def parse(context: Context, text: str) -> Placement | None:

@@ -33,8 +33,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.io": (),
     "commplan.recorder": (),
     "commplan.wait": (),
+    "commplan.tracebacks": (),
     "commplan.mesh_kind": (),
-    "commplan.topology": ("commplan.io",),
+    "commplan.topology": ("commplan.io", "commplan.tracebacks"),
     "commplan.cost": (
         "commplan.collectives", "commplan.topology", "commplan.io", "commplan.input", "commplan.protocol",
     ),
@@ -52,7 +53,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.frontend", "commplan.verify", "commplan.pytree",
         "commplan.lowering", "commplan.mesh_kind", "commplan.cost", "commplan.topology", "commplan.input",
-        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.wait",
+        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.wait", "commplan.tracebacks",
     ),
 }  # fmt: skip
 JAX = (

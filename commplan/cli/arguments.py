@@ -288,6 +288,11 @@ def _codes(prefix: str, **asked: object) -> list[str]:
     return codes or list(FilesCompleter()(prefix))  # pyright: ignore[reportUnknownMemberType]
 
 
+def _stubs(verb: Any) -> None:
+    verb.add_argument("files", nargs="+", metavar="FILE", help=_PLAN)
+    verb.add_argument("-o", "--output", metavar="OUT.pyi", help="write here (default: standard output)")
+
+
 def _completion(verb: Any) -> None:
     verb.add_argument("shell", choices=SHELLS)
 
@@ -396,6 +401,12 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         "Editors start it. Needs the extra `lsp`.",
         (),
         lambda verb: None,
+    ),
+    "stubs": (
+        "write typed faces of plans, for editors and type checkers",
+        "A program says `plan: commplan.Plan[plans.Linear] = commplan.load(..)` of `plan linear`.",
+        (),
+        _stubs,
     ),
     "completion": (
         "print completions for a shell",

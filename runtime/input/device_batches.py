@@ -27,10 +27,12 @@ from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.wait_log import PATIENCE_S
 from commplan.runtime.machines.machine import Machine, OnFailure, Peers
 from commplan.runtime.observe import metrics
+from commplan.tracebacks import public_face
 
 Host = npt.NDArray[Any]
 
 
+@public_face
 class Batches(Iterator[dict[str, Any]]):
     """What a phase makes of its sources, batch by batch: `{"batch": array, "labels": array}`.
 

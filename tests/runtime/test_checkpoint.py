@@ -311,6 +311,30 @@ def test_a_value_of_the_plan_needs_no_example(folder: Folder):
     assert again["batches"] is None
 
 
+def test_any_leaf_that_is_an_array_or_a_number(folder: Folder):
+    run = owned(SHARDED, mesh_of(worker=2))
+    layout = commplan.orbax.Checkpoint(run, v="same")
+    value = {
+        "key": jax.random.key(3), "none": None, "step": 12, "rate": 0.5,
+        "empty": jnp.zeros((0, 3)), "narrow": jnp.ones(3, jnp.bfloat16),
+    }  # fmt: skip
+    folder.save(layout.save(run.init(), v=value))
+    again = folder.restore(layout.restore(v=value))["v"]
+    assert again["none"] is None and again["key"] == value["key"]
+    assert (int(again["step"]), float(again["rate"]), again["empty"].shape) == (12, 0.5, (0, 3))
+    equal(again["narrow"], value["narrow"])
+    with pytest.raises(CommplanError) as error:
+        layout.save(run.init(), v={"a": "text"})
+    assert (code_of(error), "`v` at `a` is a str" in str(error.value)) == ("CP0811", True)
+
+
+def test_a_plan_that_has_nothing_but_its_input(folder: Folder):
+    text = "plan p\naxis data = 2\ninput x : f32 partial data\neach step {\n"
+    run = bind(text + "    x = reduce x over data by sum\n    output x\n}\n", mesh_of(data=2))
+    folder.save(commplan.orbax.Checkpoint(run).save({}, batches={"epoch": 3}))
+    assert folder.restore(commplan.orbax.Checkpoint(run).restore()) == {"state": {}, "batches": {"epoch": 3}}
+
+
 def test_other_runs_are_refused(folder: Folder):
     run = owned(SHARDED, mesh_of(worker=4))
     state = trained(run)

@@ -15,6 +15,7 @@ from support.embedding import bind, code_of, mesh_of
 
 import commplan
 from commplan.diagnostics import CommplanError
+from commplan.runtime.machines.mesh import check_mesh
 
 TREE = {"w": np.zeros((3, 5), np.float32), "b": np.zeros((), np.float32)}
 ELASTIC = """plan p
@@ -256,9 +257,7 @@ def test_phases_that_are_not_there():
 def test_meshes_that_do_not_fit():
     program = commplan.loads(ELASTIC).compile(mesh_of(worker=4), shapes={"params": TREE, "center": TREE})
     for mesh in (mesh_of(worker=2), mesh_of(data=4), {"worker": 4}):
-        assert (
-            refused(lambda mesh=mesh: commplan.runtime.run.check_mesh(program.schedule, mesh))[0] == "CP0801"
-        )
+        assert refused(lambda mesh=mesh: check_mesh(program.schedule, mesh))[0] == "CP0801"
 
 
 def test_functions_and_sources_are_those_of_the_plan():

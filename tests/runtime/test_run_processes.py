@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import orbax.checkpoint as ocp
 from support import two_processes
 from support.embedding import mesh_of
 from support.ports import free_port
+
+import commplan.orbax
 
 
 def played(what: str, place: Path) -> None:
@@ -37,6 +40,15 @@ def test_two_processes_agree_with_one(tmp_path: Path):
         np.testing.assert_array_equal(part["batch"], alone["batch"][:, member : member + 1])
         np.testing.assert_allclose(part["grads"], alone["grads"][:, member : member + 1], rtol=1e-6)
         np.testing.assert_allclose(part["best"], alone["best"], rtol=1e-6)
+        np.testing.assert_allclose(part["center"][0], alone["center"][0, member : member + 1], rtol=1e-6)
+    # What both have kept one process restores.
+    mesh = mesh_of(member=2, data=2)
+    run = two_processes.bound(mesh, list)
+    with ocp.Checkpointer(commplan.orbax.PlanCheckpointHandler()) as checkpointer:
+        kept = checkpointer.restore(tmp_path / "checkpoint", args=commplan.orbax.Checkpoint(run).restore())
+    center = np.concatenate([part["center"][0] for part in parts])
+    np.testing.assert_array_equal(kept["state"]["center"]["w"], center)
+    assert kept["batches"]["epoch"] == 2
     # Ten records and two of padding, twice: what one process decodes alone, two share.
     decoded = sorted(np.concatenate([part["decoded"] for part in parts]))
     assert decoded == sorted(alone["decoded"])

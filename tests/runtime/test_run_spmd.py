@@ -328,10 +328,14 @@ def test_what_a_result_may_be_named_after():
     assert code == "CP0811"
     assert "returns[1]: the plan has no output, state or input `loss`" in text
     assert "arguments that results may be named after: `params` and `opt`" in text
-    code, text = refused(lambda: run.spmd(grads="per member, data", returns=("grads",)))
-    assert code == "CP0811"
-    assert "`grads` is an argument that lies `per member, data`, and a value of the plan that is" in text
-    assert "write the placement that is meant" in text
+
+    @run.spmd(grads="per member, data", returns=("grads",))
+    def both(state, grads):
+        return state, run.step(state, grads=grads, one=jnp.int32(1))[0].grads
+
+    grads = {name: np.ones((2, 2, *leaf.shape), np.float32) for name, leaf in TREE.items()}
+    _, reduced = both(run.init(), grads)  # a name that is both means the value: what the phase makes
+    assert reduced["w"].sharding.spec == P("member")
 
 
 def test_a_number_has_nothing_to_cut():

@@ -35,7 +35,7 @@ def compiled(folder: Path, text: str, shapes: Mapping[str, Any]) -> Any:
 
 
 def structures(program: Any) -> dict[tuple[str, ...], Any]:
-    """As `runtime.run.known_structures` finds them."""
+    """As `runtime.bound_machine.known_structures` finds them."""
     found: dict[tuple[str, ...], Any] = {}
     for tree in program.structures.values():
         paths, flat = flatten(tree)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from jax.sharding import AxisType
 
 import commplan
+import commplan.orbax
 from commplan.diagnostics import CommplanError
 
 PLAN = """plan two
@@ -69,16 +71,23 @@ def noisy(x, rng):
     return x + rng.integers(0, 9, x.shape, np.uint8)
 
 
-def train(mesh) -> dict[str, np.ndarray]:
-    """Two epochs of steps; what this process holds of the results, by name."""
+def bound(mesh, decode):
+    program = commplan.loads(PLAN).compile(mesh, shapes=dict.fromkeys(TREES, TREE))
+    return program.bind(mesh, sources={"images": RECORDS}, functions={"decode": decode, "noisy": noisy})
+
+
+def train(mesh, place: Path | None = None) -> dict[str, np.ndarray]:
+    """Two epochs of steps; what this process holds of the results, by name.
+
+    place: where to keep a checkpoint, which is restored at once.
+    """
     decoded = []
 
     def decode(record):
         decoded.append(int(record[0]))
         return record
 
-    program = commplan.loads(PLAN).compile(mesh, shapes=dict.fromkeys(TREES, TREE))
-    run = program.bind(mesh, sources={"images": RECORDS}, functions={"decode": decode, "noisy": noisy})
+    run = bound(mesh, decode)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("member", "data"))
     params = {"w": np.arange(24, dtype=np.float32).reshape(2, 2, 6)}
     params = jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), params)
@@ -101,7 +110,22 @@ def train(mesh) -> dict[str, np.ndarray]:
                 state, grads, best, batch = step(state, out.center, item["batch"])
                 for name, value in (("grads", grads["w"]), ("best", best), ("batch", batch)):
                     results[name].append(local(value))
+        if place is not None:
+            keep(run, state, batches, place)
+    results["center"] = [local(state["center"]["w"])]
     return {name: np.stack(arrays) for name, arrays in results.items()} | {"decoded": np.array(decoded)}
+
+
+def keep(run, state, batches, place: Path) -> None:
+    """Every process writes what it has, and gets it back."""
+    checkpoint = commplan.orbax.Checkpoint(run)
+    with ocp.Checkpointer(commplan.orbax.PlanCheckpointHandler()) as checkpointer:
+        checkpointer.save(place, args=checkpoint.save(state, batches=batches))
+        restored = checkpointer.restore(place, args=checkpoint.restore())
+    assert restored["batches"] == batches.state()
+    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(restored["state"]), strict=True):
+        assert after.sharding == before.sharding
+        np.testing.assert_array_equal(local(after), local(before))
 
 
 def local(array) -> np.ndarray:
@@ -117,7 +141,7 @@ def local(array) -> np.ndarray:
 
 
 def trained(mesh, place: Path) -> None:
-    np.savez(place, **train(mesh))
+    np.savez(place, **train(mesh, place.parent / "checkpoint"))
 
 
 def apart(mesh, place: Path) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.runtime.input.sources.record_convert import UnlikeError, described
+from commplan.tracebacks import ends_at_caller
 
 Key = str | int
 _KEPT = 64  # records that a thread remembers for its other columns, at most: a few blocks
@@ -103,6 +104,7 @@ class Serial:
         return f"Serial({self.dataset!r})"
 
 
+@ends_at_caller
 def serial(dataset: Source) -> Serial:
     """`dataset` for one caller at a time: a data set that must not be called from several threads at once.
 
@@ -195,6 +197,7 @@ class Column:
         return f"Column({self.dataset!r}, {', '.join(map(repr, self.keys))})"
 
 
+@ends_at_caller
 def column(dataset: Source, key: Key, *more: Key) -> Column:
     """A source: one column of the records of `dataset`.
 

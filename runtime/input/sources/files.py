@@ -15,6 +15,7 @@ from commplan.ir.schedule import Read, Schedule
 from commplan.ir.types import BytesType
 from commplan.runtime.input.sources import adapters
 from commplan.runtime.input.sources.adapters import Source
+from commplan.tracebacks import ends_at_caller
 
 
 class Files:
@@ -45,6 +46,7 @@ class Files:
         return f"Files({len(self)} files)"
 
 
+@ends_at_caller
 def paths(files: Iterable[str | os.PathLike[str]]) -> Files:
     """A source of type `bytes`: the contents of `files`, in the order given."""
     return Files(files)
@@ -79,6 +81,7 @@ class Folder(Files):
         return np.array([numbers[top] for top in self._tops], np.int32)
 
 
+@ends_at_caller
 def folder(path: str | os.PathLike[str], recursive: bool = False) -> Folder:
     """A source of type `bytes`: the contents of the files in the folder `path`, sorted by name.
 

@@ -1,0 +1,86 @@
+"""Tracebacks of a user's mistakes end at the user's line: frames of commplan below it are left out.
+
+It holds for `CommplanError` alone, which is about what the user wrote. Every other exception is a mistake of
+commplan or comes from the user's own functions, and keeps its frames; with `COMMPLAN_TRACEBACK=1` all do.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import sysconfig
+from collections.abc import Callable
+from types import FunctionType, TracebackType
+from typing import Any, TypeVar, cast
+
+from commplan.diagnostics import CommplanError
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C")
+_HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120  compared with names of files as Python has them
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_CALLED = ("__call__", "__getattr__", "__getitem__", "__init__", "__iter__", "__next__")
+
+
+def ends_at_caller(function: F) -> F:
+    """`function`, a `CommplanError` from which shows the line that called it last."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except CommplanError as error:
+            shorten(error)
+            raise  # which adds no frame, other than `raise error`
+
+    call.__dict__["ends_at_caller"] = True
+    return cast("F", call)
+
+
+def public_face(cls: type[C]) -> type[C]:
+    """`cls`, whose public methods, inherited ones of commplan included, are wrapped by `ends_at_caller`."""
+    for name in dir(cls):
+        method = inspect.getattr_static(cls, name)
+        if not isinstance(method, FunctionType) or not method.__module__.startswith("commplan"):
+            continue
+        if (name in _CALLED or not name.startswith("_")) and "ends_at_caller" not in method.__dict__:
+            setattr(cls, name, ends_at_caller(method))
+    return cls
+
+
+def shorten(error: CommplanError) -> None:
+    """Leave out frames of commplan, and where it was raised also those of JAX and Python's own modules.
+
+    What was being handled when it was raised is not shown either, but for the cause that it names.
+    """
+    if os.environ.get("COMMPLAN_TRACEBACK"):
+        return
+    frames: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        frames.append(entry)
+        entry = entry.tb_next
+    while frames and _is_internal(frames[-1]):
+        frames.pop()
+    shown: TracebackType | None = None
+    for entry in reversed([entry for entry in frames if not _file(entry).startswith(_HERE)]):
+        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = shown
+    error.__suppress_context__ = True
+
+
+def _file(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
+
+
+def _is_internal(entry: TracebackType) -> bool:
+    """Whether a frame is none of the user's: commplan's, JAX's or one of Python's own modules."""
+    file = _file(entry)
+    if file.startswith((_HERE, "<frozen ")):
+        return True
+    if file.startswith(_STANDARD):
+        return "site-packages" not in file and "dist-packages" not in file
+    jax = getattr(sys.modules.get("jax"), "__file__", None)
+    return jax is not None and file.startswith(os.path.dirname(jax) + os.sep)  # noqa: PTH120

@@ -1,0 +1,13 @@
+"""What the faces of plans that `commplan stubs` writes are made of; for type checkers, and nothing to call.
+
+A face is a class below `TypedRun` with the phases of one plan as attributes, so that `run.step(..)`,
+`out.params` and `run.every[4]` complete and type-check:
+
+plan: commplan.Plan[plans.Linear] = commplan.load("linear.plan")
+run = plan.compile(mesh, shapes=shapes).bind(mesh)
+"""
+
+from commplan.runtime.input.device_batches import Batches
+from commplan.runtime.run import TypedRun
+
+__all__ = ["Batches", "TypedRun"]

@@ -1,0 +1,43 @@
+"""What a program is bound to: the machine that a mesh is, and the structures of its trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from commplan.lowering.jax.pytree import Structure, flatten
+from commplan.mesh_kind import is_communicator
+from commplan.runtime.machines.machine import Binding, Machine
+from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
+from commplan.runtime.machines.server import check_servers
+
+if TYPE_CHECKING:
+    from commplan.api import Program
+
+
+def machine_for(binding: Binding, mesh: Any) -> Machine:
+    """The machine that `mesh` is: devices, or the ranks of an `mpi4py` communicator.
+
+    Raises what is wrong with what is bound; CP0801, CP0802, CP0845 and CP0849 for a mesh that does not fit,
+    CP084x for a communicator.
+    """
+    if is_communicator(mesh):
+        from commplan.runtime.machines.ranks import ranks  # noqa: PLC0415  MPI is loaded only where it is used
+
+        return cast("Machine", ranks(binding, mesh))
+    check_mesh(binding.schedule, mesh)
+    check_servers(binding.schedule)
+    return machine_of(binding.schedule, mesh, check_processes(binding, mesh))
+
+
+def known_structures(program: Program[Any]) -> dict[tuple[str, ...], Structure]:
+    """How to rebuild trees, by the paths of their leaves: from the pytrees that gave the shapes."""
+    structures: dict[tuple[str, ...], Structure] = {}
+    for tree in program.structures.values():
+        paths, flat = flatten(tree, _is_shape)
+        structures[paths] = flat.structure
+    return structures
+
+
+def _is_shape(node: Any) -> bool:
+    return isinstance(node, Mapping) and set(cast("Mapping[Any, Any]", node)) == {"shape", "dtype"}

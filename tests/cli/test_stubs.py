@@ -1,0 +1,101 @@
+"""`commplan stubs`: a face of each plan, what type checkers say of a program with it, and what completes.
+
+pyright looks at `tests/typed` with all the rest (`make types`); here mypy does.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.embedding import bind, mesh_of
+
+import commplan
+from commplan.cli import main
+from commplan.diagnostics import CommplanError
+from commplan.stubs import stubs
+
+ROOT = Path(__file__).resolve().parents[2]
+TYPED = ROOT / "tests" / "typed"
+EXAMPLES = sorted((ROOT / "examples" / "plans").glob("*.plan"))
+
+
+def test_the_face_of_a_plan_is_written(tmp_path: Path, capsys: Any, monkeypatch: Any):
+    monkeypatch.chdir(TYPED)
+    assert main(["stubs", "linear.plan", "-o", str(tmp_path / "plans.pyi")]) == 0
+    text = (tmp_path / "plans.pyi").read_text()
+    assert text == (TYPED / "plans.pyi").read_text()  # which mypy and pyright look at
+    capsys.readouterr()
+    assert main(["stubs", "linear.plan"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_two_plans_of_one_name():
+    plan = commplan.load(TYPED / "linear.plan").graph
+    with pytest.raises(CommplanError) as error:
+        stubs([plan, plan], "plans")
+    assert error.value.diagnostics[0].code == "CP1126"
+
+
+def test_a_face_says_what_its_run_does():
+    """Of every example: the phases, what they take and what they return."""
+    for path in EXAMPLES:
+        plan = commplan.load(path)
+        tree = ast.parse(stubs([plan.graph], "plans"))
+        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        name = "".join(part.capitalize() for part in plan.name.split("_"))
+        members = {ast.unparse(line.target) for line in classes[name].body if isinstance(line, ast.AnnAssign)}
+        periods = any(phase.kind == "every" for phase in plan.graph.phases)
+        phases = {phase.name for phase in plan.graph.phases if phase.kind != "every"}
+        assert members == phases | ({"every"} if periods else set())
+
+
+def test_mypy_knows_the_phases_of_a_plan(tmp_path: Path):
+    """A right program has no errors, and each mistake is one: no comment that ignores one is unused."""
+    faces = stubs([commplan.load(path).graph for path in EXAMPLES], "all_plans")
+    (tmp_path / "all_plans.pyi").write_text(faces)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), "program.py", "mistakes.py",
+         str(tmp_path / "all_plans.pyi")],
+        cwd=TYPED, capture_output=True, text=True, check=False, env={"MYPYPATH": str(ROOT), "PATH": ""},
+    )  # fmt: skip
+    assert done.stdout == "Success: no issues found in 3 source files\n", done.stdout + done.stderr
+    wrong = TYPED / "mistakes.py"
+    (tmp_path / "mistakes.py").write_text(wrong.read_text().replace("  # type: ignore[", "  # ignore["))
+    (tmp_path / "plans.pyi").write_text((TYPED / "plans.pyi").read_text())
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(TYPED / "mypy.ini"), "--cache-dir", str(tmp_path),
+         "mistakes.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, env={"MYPYPATH": str(ROOT), "PATH": ""},
+    )  # fmt: skip
+    errors = [
+        line for line in done.stdout.splitlines() if line.startswith("mistakes.py:") and ": error: " in line
+    ]
+    assert len(errors) == wrong.read_text().count("# type: ignore[") == 9, done.stdout
+
+
+def test_the_typed_program_runs():
+    spec = importlib.util.spec_from_file_location("typed_program", TYPED / "program.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.main(mesh_of(data=4), {"w": jnp.ones((4, 3)), "b": jnp.zeros((4,))}) == 3.0
+
+
+def test_phases_and_outputs_complete():
+    text = (TYPED / "linear.plan").read_text()
+    tree = {"w": np.zeros(3, np.float32)}
+    shapes = dict.fromkeys(("params", "grads", "center"), tree)
+    run = bind(text, mesh_of(data=2), shapes)
+    assert {"start", "step", "evaluate", "every", "init", "spmd", "batches", "sharding"} <= set(dir(run))
+    out, _ = run.start({}, params={"w": jax.numpy.ones((2, 3))})
+    assert dir(out) == ["center"]
+    assert run.every._ipython_key_completions_() == [4, 16]
