@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commplan.input.prefetch import device_prefetch
 from commplan.input.work_partition import division
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
@@ -74,7 +75,7 @@ class Batches(Iterator[dict[str, Any]]):
             self._host = PhaseBatches(
                 schedule, phase.name, sources, context.functions,
                 local=local, group=among, state=state, workers=workers, timeout=patience,
-                pinning=context.machine.pinning(),
+                pinning=context.machine.pinning() if device_prefetch(phase.ops) else None,
             )  # fmt: skip
         for meter in self.meters:
             meter.rank = context.machine.process()[0]
