@@ -27,6 +27,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.pytree": (),
     "commplan.io": (),
     "commplan.recorder": (),
+    "commplan.sidecar": ("commplan.recorder",),
     "commplan.wait": (),
     "commplan.mesh_kind": (),
     "commplan.topology": ("commplan.io",),
@@ -42,12 +43,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.verify": ("commplan.collectives", "commplan.input", "commplan.protocol"),
     "commplan.lowering": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.pytree", "commplan.topology",
-        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.wait",
+        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.sidecar", "commplan.wait",
     ),
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.frontend", "commplan.verify", "commplan.pytree",
         "commplan.lowering", "commplan.mesh_kind", "commplan.cost", "commplan.topology", "commplan.input",
-        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.wait",
+        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.sidecar", "commplan.wait",
     ),
 }  # fmt: skip
 JAX = ("commplan.lowering.jax", "commplan.lowering.mpi", "commplan.runtime", "commplan.optax")

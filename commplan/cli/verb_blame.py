@@ -49,7 +49,7 @@ def _show(verdict: Blame, console: Console) -> None:
         table.add_row(
             str(rank.rank),
             f"{rank.process} on {rank.host}",
-            rank.state,
+            f"{rank.state}: it {rank.end}" if rank.end else rank.state,
             _last(rank, verdict),
             _now(rank, verdict),
         )
@@ -94,7 +94,7 @@ def _data(verdict: Blame) -> dict[str, Any]:
     ranks = [
         {
             "rank": rank.rank, "process": rank.process, "host": rank.host, "state": rank.state,
-            "last": shown(rank.last), "waits": shown(rank.waits),
+            "end": rank.end, "last": shown(rank.last), "waits": shown(rank.waits),
         }
         for rank in verdict.ranks
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from commplan.recorder.file import BEGIN, END, VERDICT, Event, Record, machine
+from commplan.recorder.file import BEGIN, END, GONE, VERDICT, Event, Record, machine
 
 _STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
 
@@ -15,7 +15,8 @@ _STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dea
 class Rank(NamedTuple):
     """What is known of one rank. state: `alive`, `stopped`, `stuck in the kernel`, `dead`, or `unknown` of
     another machine. last: the last that it finished; waits: what it began first of all that it has not
-    finished; None of either where there is none. begun: by name how often it began it."""
+    finished; None of either where there is none. begun: by name how often it began it. end: how it died,
+    where the sidecar of its host has seen that."""
 
     rank: int
     process: int
@@ -24,6 +25,7 @@ class Rank(NamedTuple):
     last: Event | None
     waits: Event | None
     begun: dict[str, int]
+    end: str = ""
 
 
 class Blame(NamedTuple):
@@ -64,7 +66,10 @@ def _rank(record: Record) -> Rank:
     for event in (event for event in record.events if event.kind == BEGIN):
         begun[event.name] = max(begun.get(event.name, 0), event.runs)
     waits = min(unfinished.values(), default=None)
-    return Rank(record.rank, record.process, record.host, state(record), last, waits, begun)
+    end = next((event.name for event in record.events if event.kind == GONE), "")
+    return Rank(
+        record.rank, record.process, record.host, "dead" if end else state(record), last, waits, begun, end
+    )
 
 
 def state(record: Record) -> str:
@@ -82,15 +87,23 @@ def process_state(number: int) -> str:
 
 
 def _holders(ranks: Sequence[Rank]) -> dict[int, str]:
-    """Stopped and dead ranks that others wait for; else those that have not come to what others wait in, and
+    """Stopped and dead ranks that others wait for; of dead ones alone those that no launcher ended, where that
+    is known; else those that have not come to what others wait in, and
     wait in nothing themselves; else, where all wait, whoever is in another operation than most."""
     waiting = [rank for rank in ranks if rank.waits is not None]
     awaited = {rank.waits.name: rank.waits.runs for rank in waiting if rank.waits is not None}
     if not awaited:
         return {}
-    down = {rank.rank: f"it is {rank.state}" for rank in ranks if rank.state not in ("alive", "unknown")}
+    down = {
+        rank.rank: f"it {rank.end or f'is {rank.state}'}"
+        for rank in ranks
+        if rank.state not in ("alive", "unknown")
+    }
     if len(down) < len(ranks) and down:
         return down
+    died = {rank.rank: down[rank.rank] for rank in ranks if rank.end and not rank.end.startswith("was ended")}
+    if died:
+        return died
     late = {
         rank.rank: f"it has not come to {name}"
         for rank in ranks

@@ -17,6 +17,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.engine_errors import TOLD
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.recorder.blame import process_state
+from commplan.sidecar import leave
 from commplan.wait import TIMEOUT_S, Wait, apart, is_bound, until
 
 _GRACE_S, _LOOK_S, _SETTLE_S = 3.0, 0.02, 0.5
@@ -201,4 +202,5 @@ def _end_job() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     time.sleep(_SETTLE_S)  # the others have been told, and say so
+    leave()
     MPI.COMM_WORLD.Abort(1)
