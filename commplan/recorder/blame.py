@@ -87,9 +87,9 @@ def process_state(number: int) -> str:
 
 
 def _holders(ranks: Sequence[Rank]) -> dict[int, str]:
-    """Stopped and dead ranks that others wait for; of dead ones alone those that no launcher ended, where that
-    is known; else those that have not come to what others wait in, and
-    wait in nothing themselves; else, where all wait, whoever is in another operation than most."""
+    """Stopped and dead ranks that others wait for; where all are dead, those that no launcher ended, if that
+    is known; else those that have not come to what others wait in, and wait in nothing themselves; else,
+    where all wait, whoever is in another operation than most."""
     waiting = [rank for rank in ranks if rank.waits is not None]
     awaited = {rank.waits.name: rank.waits.runs for rank in waiting if rank.waits is not None}
     if not awaited:
