@@ -7,16 +7,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from commplan.recorder.file import BEGIN, END, GONE, VERDICT, Event, Record, machine
+from commplan.recorder.file import BEGIN, END, GONE, ROUND, VERDICT, Event, Record, machine
 
 _STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
+
+
+class Progress(NamedTuple):
+    """How far an operation is in which nothing has moved for a second: in `round` of `rounds`, counted from
+    1, it waits for a message of `rank`, or `sends`: for it to take one."""
+
+    round: int
+    rounds: int
+    rank: int
+    sends: bool
+
+    def __str__(self) -> str:
+        text = f"in round {self.round} of {self.rounds}, " if self.rounds else ""
+        return f"{text}waiting for rank {self.rank}{' to take a message' if self.sends else ''}"
 
 
 class Rank(NamedTuple):
     """What is known of one rank. state: `alive`, `stopped`, `stuck in the kernel`, `dead`, or `unknown` of
     another machine. last: the last that it finished; waits: what it began first of all that it has not
     finished; None of either where there is none. begun: by name how often it began it. end: how it died,
-    where the sidecar of its host has seen that."""
+    where the sidecar of its host has seen that. progress: of `waits`, where that is known."""
 
     rank: int
     process: int
@@ -26,6 +40,7 @@ class Rank(NamedTuple):
     waits: Event | None
     begun: dict[str, int]
     end: str = ""
+    progress: Progress | None = None
 
 
 class Blame(NamedTuple):
@@ -67,9 +82,17 @@ def _rank(record: Record) -> Rank:
         begun[event.name] = max(begun.get(event.name, 0), event.runs)
     waits = min(unfinished.values(), default=None)
     end = next((event.name for event in record.events if event.kind == GONE), "")
-    return Rank(
-        record.rank, record.process, record.host, "dead" if end else state(record), last, waits, begun, end
-    )
+    known, progress = "dead" if end else state(record), _progress(record, waits)
+    return Rank(record.rank, record.process, record.host, known, last, waits, begun, end, progress)
+
+
+def _progress(record: Record, waits: Event | None) -> Progress | None:
+    for event in reversed(record.events):
+        if waits is not None and event.kind == ROUND and event.operation == waits.operation:
+            return Progress(
+                event.runs >> 32, event.runs & 0xFFFFFFFF, event.nbytes >> 1, bool(event.nbytes & 1)
+            )
+    return None
 
 
 def state(record: Record) -> str:

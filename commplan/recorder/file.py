@@ -28,7 +28,7 @@ EVENT = struct.Struct("<6q")  # nanoseconds since boot, kind, name, operation, r
 EVENTS = _HEADER.size + _NAME * MOST_NAMES  # where the ring begins
 SIZE = EVENTS + EVENT.size * CAPACITY
 HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
-BEGIN, END, FAILED, VERDICT, WAITED, GONE = 1, 2, 3, 4, 5, 6
+BEGIN, END, FAILED, VERDICT, WAITED, GONE, ROUND = 1, 2, 3, 4, 5, 6, 7
 _RANKS = 2**24  # no job has more
 _KEPT_S = 7 * 86400.0
 
@@ -53,9 +53,10 @@ class Details(NamedTuple):
 
 class Event(NamedTuple):
     """seconds: since 1970. kind: BEGIN, END, FAILED; VERDICT, whose name is what this rank's watchdog said of
-    the job; WAITED: the program has waited `nbytes` nanoseconds for what it had begun before; or GONE: the
-    process has died, and the name says how, which the sidecar of its host has written. operation: its number
-    on this rank. runs: of what has this name, this one included. nbytes: that it moves here."""
+    the job; WAITED: the program has waited `nbytes` nanoseconds for what it had begun before; GONE: the
+    process has died, and the name says how, which the sidecar of its host has written; or ROUND, see
+    `blame.Progress`. operation: its number on this rank. runs: of what has this name, this one included.
+    nbytes: that it moves here."""
 
     seconds: float
     kind: int
@@ -228,7 +229,7 @@ def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> I
     for index in range(first, head):
         event = EVENT.unpack_from(data, EVENTS + EVENT.size * (index % CAPACITY))
         nanoseconds, kind, name, operation, runs, nbytes = event
-        if BEGIN <= kind <= GONE and 0 <= name < len(names):
+        if BEGIN <= kind <= ROUND and 0 <= name < len(names):
             when = (nanoseconds + offset_ns) / 1e9
             yield Event(when, kind, names[name][0], operation, runs, nbytes, details[name])
 
