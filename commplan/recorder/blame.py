@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from commplan.recorder.file import BEGIN, END, GONE, ROUND, VERDICT, Event, Record, machine
+from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Event, Record, machine
 
 _STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
 
@@ -68,7 +68,9 @@ def blame(records: Sequence[Record]) -> Blame:
         record.rank: event.name for record in records for event in record.events if event.kind == VERDICT
     }
     when = time.time() if alive else latest
-    return Blame(records[0].plan, ranks, missing, _holders(ranks), verdicts, records[0].started, when)
+    told = any(event.kind in (VERDICT, FAILED) for record in records for event in record.events)
+    holders = _holders(ranks, told=told)
+    return Blame(records[0].plan, ranks, missing, holders, verdicts, records[0].started, when)
 
 
 def _rank(record: Record) -> Rank:
@@ -109,10 +111,10 @@ def process_state(number: int) -> str:
     return _STATES.get(fields.rpartition(")")[2].split()[0], "alive")
 
 
-def _holders(ranks: Sequence[Rank]) -> dict[int, str]:
+def _holders(ranks: Sequence[Rank], *, told: bool) -> dict[int, str]:
     """Stopped and dead ranks that others wait for; where all are dead, those that no launcher ended, if that
-    is known; else those that have not come to what others wait in, and wait in nothing themselves; else,
-    where all wait, whoever is in another operation than most."""
+    is known and they had not been told to end; else those that have not come to what others wait in, and
+    wait in nothing themselves; else, where all wait, whoever is in another operation than most."""
     waiting = [rank for rank in ranks if rank.waits is not None]
     awaited = {rank.waits.name: rank.waits.runs for rank in waiting if rank.waits is not None}
     if not awaited:
@@ -125,7 +127,7 @@ def _holders(ranks: Sequence[Rank]) -> dict[int, str]:
     if len(down) < len(ranks) and down:
         return down
     died = {rank.rank: down[rank.rank] for rank in ranks if rank.end and not rank.end.startswith("was ended")}
-    if died:
+    if died and not told:
         return died
     late = {
         rank.rank: f"it has not come to {name}"
