@@ -16,7 +16,7 @@ SET := PYTHON='$(PYTHON)' sh .ci/venv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test coverage lint types format audit oldest newest build packages clean
+.PHONY: help demo test docs coverage lint types format audit oldest newest build packages clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -28,6 +28,11 @@ demo:  ## make the virtual environment and train the ensemble of examples/plans/
 test:  ## install what the tests need and run them all; TESTS="tests/dsl -x" runs some
 	@$(SET) $(VENV) test constraints.txt
 	$(PY) -m pytest $(or $(TESTS),-n $(WORKERS) --dist worksteal -q)
+
+docs:  ## build the manual as a site into site/ (needs npm, for what its pages are drawn with)
+	@$(SET) $(VENV) docs constraints.txt
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build -q --strict
+	@echo "the manual is in site/: $(PY) -m http.server -d site shows it"
 
 coverage:  ## the same, counting the lines that run in any process: at least 90% of them must (slower by a fifth or more)
 	@$(SET) $(VENV) test constraints.txt
@@ -73,6 +78,6 @@ packages: build  ## install the sources, the wheel and the sdist into empty envi
 	sh .ci/packages $(PY)
 
 clean:  ## remove what make and the tools left behind, the virtual environments included
-	rm -rf .venv .venv-audit .venv-oldest .venv-newest .make build dist *.egg-info .coverage .coverage.* htmlcov
+	rm -rf .venv .venv-audit .venv-oldest .venv-newest .make build dist site *.egg-info .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

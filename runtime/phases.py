@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
 from jax.sharding import PartitionSpec
@@ -74,10 +75,13 @@ class PhaseCall:
     dimension of their axes, `split` values this rank's cut. Outside they are global arrays: one leading
     dimension per `per` axis, `split` leaves whole; the call then wraps itself in shard_map and jit.
 
+    state: the states that the phase reads, by name; others may stand beside them, and come back as they are
+    with those that the phase sets.
+
     Raises `CommplanError`: CP0804 missing or unknown inputs, CP0805 structure, shape or dtype, CP0806
     `partial` inputs outside a shard_map, CP0807 gradients that JAX has already summed, CP0808 stages
-    that JAX does not run, CP0812 an incomplete state, CP0813 values that should be the same, CP0814 a
-    shard_map over other axes.
+    that JAX does not run, CP0812 a state that lacks what the phase reads, CP0813 values that should be
+    the same, CP0814 a shard_map over other axes.
     """
 
     def __init__(self, context: Context, phase: ir.Phase) -> None:
@@ -100,7 +104,7 @@ class PhaseCall:
     def __call__(self, state: Any, /, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
         arguments = self.lowered.arguments
         self._check_names(arguments, inputs)
-        checked = check_state(self.context, state, f"phase `{self.name}`")
+        checked = check_state(self.context, state, f"phase `{self.name}`", self._needed, self._phase.span)
         given = {name: _number(arguments[name], value) for name, value in inputs.items()}
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
             if _compat.tracing():
@@ -173,7 +177,12 @@ class PhaseCall:
         trees = {name: known.value(f"input `{name}`", value, inputs[name]) for name, value in arguments}
         return trees, {name: known.value(f"state `{name}`", value, state[name]) for name, value in held}
 
-    @property
+    @functools.cached_property
+    def _needed(self) -> tuple[str, ...]:
+        """What of the state it reads, and the count of its calls where it draws random numbers."""
+        return (*self._held, *([CALLS] if self.lowered.counts else []))
+
+    @functools.cached_property
     def _held(self) -> dict[str, ir.Value]:
         """The states that the phase reads, but for those on servers."""
         known = self.context.states
@@ -228,24 +237,21 @@ def _number(value: ir.Value, given: Any) -> Any:
     return check.number(given, value.leaves[0])
 
 
-def check_state(context: Context, state: Any, subject: str) -> dict[str, Any]:
-    """`state` as a dict that has all of the plan's states. Raises CP0812."""
-    expected = [*context.states, *([CALLS] if context.counted else [])]
+def check_state(
+    context: Context, state: Any, subject: str, needed: Collection[str] = (), span: Span | None = None
+) -> dict[str, Any]:
+    """`state` as a dict of states of the plan, `needed` among them. Raises CP0812."""
+    begin = "begin with state = run.init(), and pass on the state that each phase returns"
+    known = [*context.states, *([CALLS] if context.counted else [])]
     if not isinstance(state, Mapping):
-        context.fail(
-            "CP0812",
-            f"{subject} needs the plan's state first, and was given a {type(state).__name__}",
-            "begin with state = run.init(), and pass on the state that each phase returns",
-        )
+        message = f"{subject} needs the plan's state first, and was given a {type(state).__name__}"
+        context.fail("CP0812", message, begin, span=span)
     entries = dict(cast("Mapping[str, Any]", state))
-    missing = [name for name in expected if name not in entries]
-    unknown = [name for name in entries if name not in expected]
+    missing = [name for name in needed if name not in entries]
+    unknown = [name for name in entries if name not in known]
     if missing or unknown:
         wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, which the plan has not"
-        context.fail(
-            "CP0812",
-            f"the state that {subject} was given {wrong}",
-            f"the plan's states: {_named(expected) or 'none, so the state is {}'}",
-            "begin with state = run.init(), and pass on the state that each phase returns",
-        )
+        states = f"the plan's states: {_named(known) or 'none, so the state is {}'}"
+        uses = f"it uses {_named([*needed])}" if missing else states
+        context.fail("CP0812", f"the state that {subject} was given {wrong}", uses, begin, span=span)
     return entries

@@ -109,7 +109,9 @@ class Bound(ShardedWeights):
         source value that a phase takes; or with a placement ("per member, data"). Arguments may be any
         pytrees (an optimiser's state lies like its parameters). The function sees one rank's arrays, `per`
         dimensions stripped, and returns the state, then its named arguments in order or the first few of
-        them; `returns` lists other results: for each one after the state a value's name or a placement.
+        them; `returns` lists other results: each one after the state by the argument or the value of the plan
+        that it lies like, or by a placement: `returns=("params", "opt", "loss")`. The state may hold those
+        states alone that phases inside use.
         check_vma: as of `jax.shard_map`; False for steps whose types JAX cannot tell (Pallas kernels). Then
         nobody notices gradients that are reduced already (CP0807) and results that differ though they should
         be the same (CP0813).
