@@ -24,6 +24,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.protocol": (),
     "commplan.dsl": (),
     "commplan.highlight": ("commplan.dsl",),
+    "commplan.lint": (
+        "commplan.dsl", "commplan.errors", "commplan.compiler", "commplan.cost", "commplan.frontend",
+        "commplan.topology",
+    ),
     "commplan.pytree": (),
     "commplan.io": (),
     "commplan.recorder": (),

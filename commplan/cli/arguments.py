@@ -75,6 +75,18 @@ def _files(verb: Any) -> None:
     verb.add_argument("files", nargs="+", metavar="FILE", help=_PLAN)
 
 
+def _check(verb: Any) -> None:
+    _files(verb)
+    _switch(verb, "--fix", "put right what is certain; - reads stdin and writes stdout")
+    _switch(verb, "--watch", "check again whenever a file changes, until Ctrl-C")
+    _switch(verb, "--strict", "exit with 1 for warnings too")
+    records = "how many records a source has: for what `tail drop` loses (repeatable)"
+    _repeatable(verb, "--records", "NAME=N", records, _size)
+    program = "a program that runs the plans: for outputs that it does not take (repeatable)"
+    _repeatable(verb, "--program", "TRAIN.py", program, str)
+    _binding(verb)
+
+
 def _fmt(verb: Any) -> None:
     _files(verb)
     how = verb.add_mutually_exclusive_group()
@@ -132,13 +144,16 @@ def _verify(verb: Any) -> None:
 
 
 def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """`verify` takes a file, or all of what names one algorithm; `trace` a file to write, or `summarise`."""
+    """What argparse does not say: `verify` takes a file, or all of what names one algorithm; `trace` a file
+    to write, or `summarise`."""
     if args.verb == "verb_trace":
         args.summarise = args.records[:1] == ["summarise"]
         if args.summarise:
             args.records = args.records[1:]
         elif args.output is None:
             root.error("trace: give -o OUT.json, or `trace summarise REC...`")
+    if args.verb == "verb_check":
+        _checked(root, args)
     if args.verb != "verb_verify":
         return
     named = (args.algorithm, args.collective, args.ranks)
@@ -152,6 +167,16 @@ def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
     if args.file is not None and (*named, args.root) != (None,) * 4:
         root.error("verify: give a file or --algorithm, not both")
+
+
+def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """What `check` cannot do together."""
+    if args.watch and "-" in args.files:
+        root.error("check: --watch looks at files, and - is none")
+    if args.watch and args.format not in ("human", "concise"):
+        root.error(f"check: --format {args.format} is one document, and --watch would write many")
+    if args.fix and "-" in args.files and args.format not in ("human", "json"):
+        root.error(f"check: --fix writes stdin to stdout, where --format {args.format} goes")
 
 
 def _simulated(verb: Any) -> None:
@@ -263,7 +288,15 @@ def _trace(verb: Any) -> None:
 _JSON = ("json",)
 # Of each verb its summary, what else its help says, the formats besides `human`, and what adds its arguments.
 _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
-    "check": ("report what is wrong with plans", "", ("concise", "json", "github", "sarif"), _files),
+    "check": (
+        "report what is wrong with plans, and what is hardly meant",
+        (
+            "Errors come first: a plan without any gets its warnings. Some need to know more: --shapes and"
+            " --topology tell what buckets and pins cost, and what does not compile for them is an error."
+        ),
+        ("concise", "json", "github", "sarif"),
+        _check,
+    ),
     "fmt": (
         "rewrite plans in their one layout",
         "Files are rewritten in place; - reads stdin and writes stdout.",
