@@ -124,7 +124,8 @@ def _compile(verb: Any) -> None:
 
 
 def _explain(verb: Any) -> None:
-    verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; a code such as CP0412; or CP04, a list")
+    subject = f"{_PLAN}; a code such as CP0412; or CP04, a list"
+    verb.add_argument("what", metavar="FILE|CODE", help=subject).completer = _codes
     _binding(verb)
     looks = "gpu, or one such as h100:4x8: also what XLA is told to compile for it as planned"
     _flag(verb, "--target", "T", looks)
@@ -265,8 +266,26 @@ def _functions(group: Any, summary: str) -> None:
 
 
 def _new(verb: Any) -> None:
-    verb.add_argument("template", nargs="?", metavar="TEMPLATE", help="the name of a template")
+    named = verb.add_argument("template", nargs="?", metavar="TEMPLATE", help="the name of a template")
+    named.completer = _templates
     _flag(verb, "--into", "DIR", "where to write (default: here)", default=".")
+
+
+def _templates(**asked: object) -> list[str]:
+    """The templates, for a shell that asks."""
+    from commplan.cli.verb_new import templates
+
+    return list(templates())
+
+
+def _codes(prefix: str, **asked: object) -> list[str]:
+    """Codes that begin as is written, for a shell that asks, or else files."""
+    from argcomplete.completers import FilesCompleter
+
+    from commplan.errors import titles
+
+    codes = [code for code in titles() if prefix and code.startswith(prefix.upper())]
+    return codes or list(FilesCompleter()(prefix))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _completion(verb: Any) -> None:
@@ -371,6 +390,12 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         "Without a template, lists them. Nothing is ever overwritten.",
         _JSON,
         _new,
+    ),
+    "lsp": (
+        "serve an editor: the language server, on standard input and output",
+        "Editors start it. Needs the extra `lsp`.",
+        (),
+        lambda verb: None,
     ),
     "completion": (
         "print completions for a shell",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from commplan.diagnostics import Diagnostic, Span
-from commplan.ir.plan import Elastic, Hints, Phase, Share
+from commplan.ir.plan import Elastic, Hints, Phase, Share, Stage
 from commplan.ir.stages import StageOverAxes
 from commplan.ir.types import ArrayType, sized, timed
 from commplan.lint.subject import Subject, without
@@ -22,32 +22,36 @@ PIN_MARGIN = 0.04  # of what a stage takes: as much as the search of algorithms 
 def large_buckets(subject: Subject) -> Iterator[Diagnostic]:
     """CP1203: a bucket that takes all that its stage sends, so that nothing is cut."""
     for phase in subject.plan.phases:
-        for stage in phase.stages:
-            hints: Hints | None = getattr(stage, "hints", None)
-            if hints is None or hints.bucket is None or not isinstance(stage, StageOverAxes | Elastic):
-                continue
-            alike = _alike(phase, stage)
-            sizes = [_nbytes(subject, other) for other in alike]
+        for bucket, alike in _with_buckets(phase):
+            sizes = [_nbytes(subject, stage) for stage in alike]
             total = sum(size or 0 for size in sizes)
-            if None in sizes or hints.bucket <= total:
+            if None in sizes or bucket <= total:
                 continue
-            name = subject.plan.value(stage.operand).name
-            whole = f"`{name}`" + f" and the {len(alike) - 1} beside it" * (len(alike) > 1)
-            message = f"a bucket of {sized(hints.bucket)} is larger than all of {whole}, {sized(total)}"
-            note = "everything is sent at once, when the last leaf is made"
-            more = "make the bucket smaller, or leave it out and the compiler chooses"
-            yield subject.warning("CP1203", message, stage.span, note, more)
+            for stage in alike:
+                name = subject.plan.value(stage.operand).name
+                whole = f"`{name}`" + f" and the {len(alike) - 1} beside it" * (len(alike) > 1)
+                message = f"a bucket of {sized(bucket)} is larger than all of {whole}, {sized(total)}"
+                note = "everything is sent at once, when the last leaf is made"
+                more = "make the bucket smaller, or leave it out and the compiler chooses"
+                yield subject.warning("CP1203", message, _span_of(stage), note, more)
 
 
-def _alike(phase: Phase, stage: StageOverAxes | Elastic) -> list[StageOverAxes | Elastic]:
-    """The stages of `phase` that may share buckets with `stage`: those that agree in all but their values."""
+def _with_buckets(phase: Phase) -> list[tuple[int, list[StageOverAxes | Elastic]]]:
+    """The sizes that stages of `phase` write, each with the stages that may share such a bucket: those that
+    agree in all but their values."""
+    alike: dict[tuple[object, ...], list[StageOverAxes | Elastic]] = {}
+    for stage in phase.stages:
+        hints: Hints | None = getattr(stage, "hints", None)
+        if isinstance(stage, StageOverAxes | Elastic) and hints is not None and hints.bucket is not None:
+            how = (stage.verb, stage.axes, stage.written()[1:])
+            alike.setdefault((hints.bucket, how, hints, getattr(stage, "via", None)), []).append(stage)
+    return [(bucket, stages) for (bucket, *_), stages in alike.items() if isinstance(bucket, int)]
 
-    def agreed(other: StageOverAxes | Elastic) -> tuple[object, ...]:
-        return (other.axes, getattr(other, "hints", None), getattr(other, "via", None), other.written()[1:])
 
-    return [
-        other for other in phase.stages if isinstance(other, type(stage)) and agreed(other) == agreed(stage)
-    ]
+def _span_of(stage: StageOverAxes | Elastic) -> Span:
+    """Where a stage is written."""
+    span: Span = cast("Stage", stage).span
+    return span
 
 
 def _nbytes(subject: Subject, stage: StageOverAxes | Elastic) -> int | None:

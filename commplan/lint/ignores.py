@@ -29,6 +29,8 @@ class Ignore(msgspec.Struct, frozen=True):
 
 def ignores(text: str, tree: ast.File) -> tuple[list[Ignore], list[Diagnostic]]:
     """What comments say is to be ignored, and what is wrong with them (CP1207)."""
+    if "commplan:" not in text:
+        return [], []
     tokens = list(tokenize(text.removeprefix("\ufeff")))
     code_lines = {token.line for token in tokens if token.type != "COMMENT"}
     statements = _statements(tree)
