@@ -19,6 +19,7 @@ from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime.context import CALLS, Carried, Context
+from commplan.runtime.machines.explicit import unreduced_over
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -112,6 +113,7 @@ class PhaseCall:
             with as_diagnostics(self._spans, self.context.schedule.file):
                 return self._jitted(self._alone, "local", checked, given)
         partial = [name for name, value in arguments.items() if value.placement.partial]
+        partial = [name for name in partial if not unreduced_over(inputs[name], self._terms(name))]
         if partial:
             self._fail(
                 "CP0806",
@@ -120,9 +122,14 @@ class PhaseCall:
                 f"a partial value is another term on each rank ({arguments[partial[0]].placement}),"
                 " and a global array has no place for that",
                 "call the phase in a function decorated with @run.spmd(...), where it is this rank's"
-                " own term",
+                " own term; or, on Explicit axes, with arrays whose type is unreduced over"
+                f" {', '.join(self._terms(partial[0]))}, such as jax.grad gives for run.varying(params)",
             )
         return self._jitted(self._outside, "global", checked, given)
+
+    def _terms(self, name: str) -> tuple[str, ...]:
+        """The axes over which a partial argument is summed."""
+        return self.lowered.arguments[name].placement.partial
 
     @property
     def _spans(self) -> list[Span]:
@@ -200,7 +207,8 @@ class PhaseCall:
 
         def body(given: dict[str, list[Any]], own: dict[str, list[Any]], calls: Any) -> Any:
             local = {
-                name: context.strip(trees[name].like(x), values[name].placement) for name, x in given.items()
+                name: context.strip(trees[name].like(_terms(x, values[name])), values[name].placement)
+                for name, x in given.items()
             }
             mine = {
                 name: context.strip(states[name].like(x), held[name].placement) for name, x in own.items()
@@ -241,6 +249,11 @@ class Every(Mapping[int, PhaseCall]):
 
 def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:
     return {name: leaf_specs(value) for name, value in values.items()}
+
+
+def _terms(leaves: list[Any], value: ir.Value) -> list[Any]:
+    """A partial value's leaves, which came as unreduced arrays, as this rank's terms."""
+    return [_compat.terms(x, value.placement.partial) for x in leaves]
 
 
 def _named(names: list[str]) -> str:

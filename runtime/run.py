@@ -32,6 +32,7 @@ from commplan.runtime.input.multirate.schedule import clocked
 from commplan.runtime.input.sources.files import bound
 from commplan.runtime.input.stages.records import checked_functions
 from commplan.runtime.layers import ShardedWeights
+from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.machines.machine import Binding, Machine
 from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.machines.server import Serving, check_servers
@@ -167,11 +168,14 @@ class Bound(ShardedWeights):
     def varying(self, tree: Any) -> Any:
         """`tree`, typed by JAX as varying over all of the plan's axes: no communication.
 
-        Differentiate with respect to this, and gradients are each rank's own term. Raises CP0816 outside
-        of a shard_map over the plan's axes.
+        Differentiate with respect to this, and gradients are each rank's own term. Outside of a shard_map
+        arrays on Explicit axes become `reduced`, whose gradients are terms, too: of the whole sum, so the
+        plan reduces them `by sum`. Raises CP0816 outside of a shard_map over other axes.
         """
+        axes, backend, mesh = tuple(self.context.sizes), self.context.backend, self.context.machine.mesh
+        if has_reduced(mesh, axes) and not self.context.around("run.varying is called"):
+            return jax.tree_util.tree_map(functools.partial(reduced_over, mesh, axes), tree)
         self._inside("run.varying")
-        axes, backend = tuple(self.context.sizes), self.context.backend
 
         def vary(x: Any) -> Any:
             return backend.varying(jnp.asarray(x), axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 GRACE_S = 5.0  # after the bound, in which the first message must come
-DEADLINE_S = 90.0  # of a job: what lasts longer hangs
+START_S = 300.0  # of a job, until its fault: the engine may have to be compiled first
+DEADLINE_S = 90.0  # from the fault on: what lasts longer hangs
 POLL_S = 0.02
 LINKS, LINK_S = ("down", "slow"), 0.5  # what happens to links, and the seconds in which it does
 MARK = re.compile(r"fault at ([\d.]+)")
@@ -110,24 +112,32 @@ def observed(
     said. on_fault: called when the fault has happened.
     """
     over = over or (lambda text: all(job.poll() is not None for job in jobs))
-    until, marked, said, ended, text = time.monotonic() + DEADLINE_S, None, None, False, ""
+    until, marked, said, ended, text = time.monotonic() + START_S, None, None, False, ""
     while time.monotonic() < until and not ended:
         time.sleep(POLL_S)
         ended = over(text)  # what it said last is read below
         text = os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
         if marked is None and (mark := MARK.search(text)):
-            marked = mark
+            marked, until = mark, time.monotonic() + DEADLINE_S
             on_fault()
         if marked is not None and said is None and SAID.search(text, marked.end()):
             said = time.time() - float(marked[1])
     for job in jobs:
-        try:
-            os.killpg(job.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        finally:
-            job.wait()
+        for process in {job.pid, *_session(job.pid)}:  # ranks are in groups of their own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        job.wait()
     return Job(said, ended and marked is not None, text)
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session."""
+    processes: list[int] = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            if int(status.read_text().rpartition(")")[2].split()[3]) == leader:
+                processes.append(int(status.parent.name))
+    return processes
 
 
 def resumed(file: Path | None, judge: Callable[[Fault], Outcome], fault: Fault) -> Outcome:

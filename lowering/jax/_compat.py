@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from jax._src.lax import parallel as _parallel
 from jax.experimental import xla_metadata as _xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType, PartitionSpec
 
 from commplan.lowering.jax import variadic
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
@@ -36,6 +37,7 @@ Array = Any  # a jax.Array or a tracer of one
 _config, _core = cast("Any", _src_config), cast("Any", _src_core)
 _partial_eval = cast("Any", _src_partial_eval)
 _cpp, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_tree_util)
+TERMS = hasattr(_core, "ManualAxisType")  # JAX 0.10: types that tell unreduced from varying
 _JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
 _all_gather_same: Callable[..., Array] = cast("Any", _parallel).all_gather_invariant
 
@@ -49,6 +51,44 @@ def varying_in(aval: Any) -> frozenset[str]:
     """The same of a type."""
     manual = getattr(aval, "mat", None)  # 0.10: ManualAxisType
     return frozenset(manual.varying if manual is not None else getattr(aval, "vma", ()))
+
+
+def explicit_axes(mesh: Any) -> frozenset[str]:
+    """The axes of the mesh whose shardings are part of JAX's types."""
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return frozenset(name for name, kind in kinds if kind is AxisType.Explicit)
+
+
+def entries(spec: Any) -> tuple[Any, ...]:
+    """What a partition spec says of each dimension."""
+    partitions = getattr(spec, "partitions", None)
+    return tuple(spec if partitions is None else partitions)
+
+
+def unreduced_axes(spec: Any) -> frozenset[str]:
+    """The axes over which an array of this partition spec is the terms of a sum that JAX has yet to make.
+
+    Other reductions than sums, which JAX 0.11 has too, are none of a plan's terms. None in JAX 0.9.
+    """
+    kind = getattr(spec, "unreduced_kind", None)
+    if not TERMS or (kind is not None and kind.name != "sum"):
+        return frozenset()
+    return frozenset(getattr(spec, "unreduced", None) or ())
+
+
+def reduced_axes(spec: Any) -> frozenset[str]:
+    """The axes over which the derivative of an array of this partition spec is unreduced."""
+    return frozenset(getattr(spec, "reduced", None) or ())
+
+
+def with_terms(spec: Any, axes: Collection[str]) -> Any:
+    """`spec`, unreduced over `axes`."""
+    return PartitionSpec(*entries(spec), unreduced=frozenset(axes)) if axes else spec
+
+
+def with_reduced(spec: Any, axes: Collection[str]) -> Any:
+    """`spec`, reduced over `axes`."""
+    return PartitionSpec(*entries(spec), reduced=frozenset(axes)) if axes else spec
 
 
 def as_varying(x: Array, axes: Sequence[str]) -> Array:
@@ -333,6 +373,21 @@ def assume_same(x: Array, axes: Sequence[str]) -> Array:
     return _same.bind(x, axes=dropped) if dropped else x
 
 
+def terms(x: Array, axes: Sequence[str]) -> Array:
+    """`x`, unreduced over `axes` by its type, typed as varying: each rank's own term. Compiles to nothing."""
+    return _term.bind(x, axes=tuple(axes)) if axes and _config._check_vma.value else x
+
+
+_term: Any = Primitive("commplan_term")
+
+
+def _term_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
+    mat = aval.mat
+    kind = {"unreduced_kind": None} if hasattr(mat, "unreduced_kind") else {}
+    typed = mat.update(varying=mat.varying | set(axes), unreduced=mat.unreduced - set(axes), **kind)
+    return aval.update(manual_axis_type=typed)
+
+
 _same: Any = Primitive("commplan_same")
 
 
@@ -355,7 +410,9 @@ def _same_transpose(cotangent: Any, x: Any, *, axes: tuple[str, ...]) -> list[An
 
 
 _same.def_abstract_eval(_same_type)
-cast("Any", mlir).register_lowering(_same, _same_lowering)
+_term.def_abstract_eval(_term_type)
+for _typed in (_same, _term):
+    cast("Any", mlir).register_lowering(_typed, _same_lowering)
 cast("Any", ad).deflinear2(_same, _same_transpose)
 cast("Any", batching).primitive_batchers[_same] = _same_batch
 

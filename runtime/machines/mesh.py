@@ -31,6 +31,7 @@ from commplan.runtime.input.layout import ALIGNMENT, aligned
 from commplan.runtime.input.pinned import Pinning, pinning_of
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
+from commplan.runtime.machines.explicit import resharded
 from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered, refuse_absence
 from commplan.runtime.machines.machine import (
     Binding,
@@ -157,37 +158,17 @@ class MeshMachine:
             axis_names=names,
             check_vma=check_vma,
         )
-        if self.explicit.isdisjoint(self.sizes):
+        if _compat.explicit_axes(self.mesh).isdisjoint(self.sizes):
             return call
 
         def placed(specs: Any, tree: Any) -> Any:
             def leaves(own: PartitionSpec, part: Any) -> Any:
-                return jax.tree_util.tree_map(functools.partial(self._resharded, own), part)
+                own_of = functools.partial(resharded, own, self.mesh, self.sizes, self.file)
+                return jax.tree_util.tree_map(own_of, part)
 
             return jax.tree_util.tree_map(leaves, specs, tree, is_leaf=_is_spec)
 
         return lambda *trees: call(*(placed(own, tree) for own, tree in zip(in_specs, trees, strict=True)))
-
-    @functools.cached_property
-    def explicit(self) -> frozenset[str]:
-        """The axes of the mesh whose shardings are part of JAX's types."""
-        kinds = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
-        return frozenset(name for name, kind in kinds if kind is AxisType.Explicit)
-
-    def _resharded(self, own: PartitionSpec, x: Array) -> Array:
-        """`x` as `own` says along the plan's axes; along others as it is."""
-        x = jnp.asarray(x)
-        held = [_names(entry) for entry in jax.typeof(x).sharding.spec]
-        wanted = [_names(entry) for entry in own]
-        wanted += [()] * (x.ndim - len(wanted))
-        entries = [
-            tuple(name for name in new if name in self.explicit)
-            + tuple(name for name in old if name not in self.sizes)
-            for old, new in zip(held, wanted, strict=True)
-        ]
-        if entries == held:
-            return x
-        return jax.reshard(x, NamedSharding(self.mesh, PartitionSpec(*entries)))
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
         """Made shard by shard: no process sends anything, and a leaf of size 0 has its sharding too."""
@@ -401,11 +382,6 @@ def machine_of(
 
 def _is_spec(node: object) -> bool:
     return isinstance(node, PartitionSpec)
-
-
-def _names(entry: Any) -> tuple[str, ...]:
-    """The axes of one dimension of a spec."""
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:

@@ -243,6 +243,18 @@ void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, 
 bool drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, or false after a while
 int64_t now();                                // nanoseconds
 constexpr int64_t kLook = 100'000'000;        // between two looks at who has left
+
+// Of Python's interface in C: see signals.cpp.
+struct PythonSignals {
+  int (*ensure)() = nullptr;
+  void (*release)(int) = nullptr;
+  int (*check)() = nullptr;
+  void (*fetch)(void**, void**, void**) = nullptr;
+  void (*normalize)(void**, void**, void**) = nullptr;
+};
+void set_signals(const PythonSignals& functions);
+bool interrupted();    // whether the handler of a signal has raised something, in Python's main thread alone
+void* interruption();  // what it raised, once
 void sleep_ns(int64_t nanoseconds);
 
 // What all operations of one communicator share. Operations must begin in the same order on every rank, but for
@@ -309,6 +321,7 @@ class Channel {
   bool parted();
   bool listen();       // takes in which of them have left; false where MPI fails
   void break_off(Operation& operation);  // where it would never end
+  void interrupt(Operation& operation);
   bool resting() const;
 
   const bool together_;
@@ -327,7 +340,7 @@ class Channel {
   int64_t used_ = 0, kept_ = 0, most_ = 0;  // bytes of buffers; no more are kept than were in use at once
   std::thread thread_;
   std::string broken_, closed_;  // why nothing more can begin
-  std::atomic<bool> fails_{false};
+  std::atomic<bool> fails_{false}, interrupted_{false};
   int inside_ = 0;  // calls that have entered
   int64_t handles_ = 0;
   bool stopping_ = false, left_ = false;

@@ -65,6 +65,11 @@ void Channel::break_off(Operation& operation) {
   if (!why.empty()) operation.break_off(why);
 }
 
+void Channel::interrupt(Operation& operation) {
+  std::string line = operation.where().empty() ? "" : "; " + operation.where();
+  operation.break_off("interrupted" + line);
+}
+
 std::string Channel::missing(const Operation& operation) {
   listen();
   std::lock_guard<std::mutex> lock(leaving_);
