@@ -16,10 +16,10 @@ SET := PYTHON='$(PYTHON)' sh .ci/venv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test docs coverage lint types format audit oldest newest build packages clean
+.PHONY: help demo test docs docs-test coverage lint types format audit oldest newest build packages clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 demo:  ## make the virtual environment and train the ensemble of examples/plans/ensemble_training.plan
 	@$(SET) $(VENV) demo constraints.txt
@@ -33,6 +33,10 @@ docs:  ## build the manual as a site into site/ (needs npm, for what its pages a
 	@$(SET) $(VENV) docs constraints.txt
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build -q --strict
 	@echo "the manual is in site/: $(PY) -m http.server -d site shows it"
+
+docs-test: docs  ## open every page of the site in Chromium, use the playground, run all programs of the manual
+	@$(SET) $(VENV) manual constraints.txt
+	COMMPLAN_SITE=1 $(PY) -m pytest tests/site tests/test_manual.py -q
 
 coverage:  ## the same, counting the lines that run in any process: at least 90% of them must (slower by a fifth or more)
 	@$(SET) $(VENV) test constraints.txt

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, cast
 
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import Span
+from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, check
@@ -218,6 +218,25 @@ class PhaseCall:
         )
         out, new, count = call(*leaves, state.get(CALLS, {}))
         return Outputs(results.build(out)), state | updates.build(new) | count
+
+
+class Every(Mapping[int, PhaseCall]):
+    """The phases `every N steps`, by N."""
+
+    def __init__(self, phases: Mapping[int, PhaseCall]) -> None:
+        self._phases = dict(phases)
+
+    def __getitem__(self, period: int) -> PhaseCall:
+        if not isinstance(period, Hashable) or period not in self._phases:  # pyright: ignore[reportUnnecessaryIsInstance]
+            known = ", ".join(f"every {n} steps" for n in self._phases) or "none"
+            fail("CP0817", f"the plan has no phase `every {period} steps`", f"it has: {known}")
+        return self._phases[period]
+
+    def __iter__(self) -> Any:
+        return iter(self._phases)
+
+    def __len__(self) -> int:
+        return len(self._phases)
 
 
 def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:

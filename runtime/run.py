@@ -8,7 +8,7 @@ import functools
 import operator
 import os
 import weakref
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
@@ -38,7 +38,8 @@ from commplan.runtime.machines.server import Serving, check_servers
 from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
-from commplan.runtime.phases import PhaseCall
+from commplan.runtime.phases import Every, PhaseCall
+from commplan.runtime.sharding import sharding
 from commplan.wait import TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
@@ -47,25 +48,6 @@ if TYPE_CHECKING:
 
 class UnknownPhaseError(CommplanError, AttributeError):
     """The plan has no phase so called."""
-
-
-class Every(Mapping[int, PhaseCall]):
-    """The phases `every N steps`, by N."""
-
-    def __init__(self, phases: Mapping[int, PhaseCall]) -> None:
-        self._phases = dict(phases)
-
-    def __getitem__(self, period: int) -> PhaseCall:
-        if not isinstance(period, Hashable) or period not in self._phases:  # pyright: ignore[reportUnnecessaryIsInstance]
-            known = ", ".join(f"every {n} steps" for n in self._phases) or "none"
-            fail("CP0817", f"the plan has no phase `every {period} steps`", f"it has: {known}")
-        return self._phases[period]
-
-    def __iter__(self) -> Any:
-        return iter(self._phases)
-
-    def __len__(self) -> int:
-        return len(self._phases)
 
 
 class Bound(ShardedWeights):
@@ -150,8 +132,8 @@ class Bound(ShardedWeights):
         def check() -> preflight.Check | None:
             return None if self._checked or not check_s else functools.partial(self._check, check_s)
 
-        own = {**self.context.compiler_options, **(options.pop("compiler_options", None) or {})}
-        options |= {"compiler_options": own}
+        own: dict[str, Any] = options.pop("compiler_options", None) or {}
+        options["compiler_options"] = {**self.context.compiler_options, **own}
         return preflight.jit(self.context.machine, function, self._file, timeout, options, check)
 
     def check_collectives(
@@ -195,6 +177,15 @@ class Bound(ShardedWeights):
             return backend.varying(jnp.asarray(x), axes)
 
         return jax.tree_util.tree_map(vary, tree)
+
+    def sharding(self, name: str) -> Any:
+        """The `NamedSharding` of the arrays of a value on this mesh; of a tree a tree of them.
+
+        name: of an output, else a state, else an input, as in `run.spmd`. `jax.device_put` and
+        `jax.jit(in_shardings=..)` take it. Raises CP0811 for an unknown name, CP0806 for a partial value,
+        CP0874 for a run on the ranks of a communicator.
+        """
+        return sharding(self.context, name)
 
     def tap(self, tree: Any, *, like: str | None = None, phase: str = "step") -> Any:
         """`tree` itself, but its gradient is reduced where the backward pass makes it.

@@ -27,7 +27,7 @@ def decorate(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The decorator of `run.spmd(...)`: see there."""
     _check_texts(context, names, returns)
-    placements = {name: _placement(context, text, f"argument `{name}`") for name, text in names.items()}
+    placements = {name: placement_of(context, text, f"argument `{name}`") for name, text in names.items()}
     results = None
     if returns is not None:
         texts = (returns,) if isinstance(returns, str) else tuple(returns)
@@ -83,7 +83,7 @@ def _check_texts(context: Context, names: Mapping[str, object], returns: object)
         fail("CP0811", message, 'such as returns=["loss", "same"]', file=file)
 
 
-def _placement(context: Context, text: str, subject: str, arguments: Collection[str] = ()) -> Placement:
+def placement_of(context: Context, text: str, subject: str, arguments: Collection[str] = ()) -> Placement:
     """The placement that `text` means: that of the value so called, or written out.
 
     arguments: of a result, the arguments that it might have been named after, too.
@@ -116,7 +116,7 @@ def _result(
     Raises CP0811 where an argument and a value of one name lie differently.
     """
     if text not in placements:
-        return _placement(context, text, subject, names)
+        return placement_of(context, text, subject, names)
     value, argument = context.find(text), placements[text]
     if value is not None and value.placement != argument:
         context.fail(

@@ -19,7 +19,7 @@ DEADLINE_S = 90.0  # of a job: what lasts longer hangs
 POLL_S = 0.02
 LINKS, LINK_S = ("down", "slow"), 0.5  # what happens to links, and the seconds in which it does
 MARK = re.compile(r"fault at ([\d.]+)")
-SAID = re.compile(r"error\[CP|commplan: |Error: |signal \d")
+SAID = re.compile(r"error\[CP|commplan: |signal \d|loss is not finite")
 # A mount of its own over /dev/shm, which is full from the start: other processes of the machine keep theirs.
 FULL = 'mount -t tmpfs -o size=16k tmpfs /dev/shm && head -c 16k /dev/zero > /dev/shm/full; exec "$0" "$@"'
 
@@ -144,9 +144,15 @@ def resumed(file: Path | None, judge: Callable[[Fault], Outcome], fault: Fault) 
     return outcome
 
 
+def in_time(outcome: Outcome, bound_s: float) -> bool:
+    """Whether it was first heard of within the bound and `GRACE_S`, or rightly not at all."""
+    if outcome.seconds is None:
+        return outcome.ended and outcome.right
+    return outcome.seconds <= bound_s + GRACE_S
+
+
 def table(outcomes: Sequence[Outcome], bounds: dict[str, float]) -> list[str]:
-    """A line for each place and kind. in time: first heard of within the bound and `GRACE_S`, or
-    rightly not at all."""
+    """A line for each place and kind."""
     by_kind: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         by_kind[outcome.fault.place, outcome.fault.kind].append(outcome)
@@ -154,9 +160,8 @@ def table(outcomes: Sequence[Outcome], bounds: dict[str, float]) -> list[str]:
     lines = [f"{head}{'median s':>10}{'longest s':>11}"]
     for (place, kind), own in by_kind.items():
         seconds = sorted(outcome.seconds for outcome in own if outcome.seconds is not None)
-        quiet = sum(outcome.seconds is None and outcome.ended and outcome.right for outcome in own)
         ended, right = (sum(column) for column in zip(*((o.ended, o.right) for o in own), strict=True))
-        soon = quiet + sum(each <= bounds[place] + GRACE_S for each in seconds)
+        soon = sum(in_time(outcome, bounds[place]) for outcome in own)
         line = f"{place:9}{kind:14}{len(own):6}{ended:7}{right:7}{soon:9}"
         middle = (
             f"{seconds[len(seconds) // 2]:10.1f}{seconds[-1]:11.1f}" if seconds else f"{'-':>10}{'-':>11}"

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "playground"))
+
 import error_pages
+import playground
 import repository
 import vendor
 from mkdocs.config.defaults import MkDocsConfig
@@ -26,4 +32,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_post_build(config: MkDocsConfig) -> None:
     """Puts the libraries of the pages beside them, and lets none be loaded from elsewhere."""
-    vendor.install(config.site_dir)
+    site = Path(config.site_dir)
+    vendor.keep_theme_here(site)
+    playground.install(site)

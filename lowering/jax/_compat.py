@@ -20,10 +20,11 @@ from jax._src import core as _src_core
 from jax._src import distributed as _distributed
 from jax._src import lib as _src_lib
 from jax._src import tree_util as _src_tree_util
+from jax._src import xla_bridge as _src_xla_bridge
 from jax._src.interpreters import partial_eval as _src_partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import parallel as _parallel
-from jax.experimental.xla_metadata import set_xla_metadata as _set_xla_metadata
+from jax.experimental import xla_metadata as _xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -60,11 +61,11 @@ def as_varying(x: Array, axes: Sequence[str]) -> Array:
 
 def optimization_barrier(xs: Any) -> Any:
     """`lax.optimization_barrier` of a pytree, whose leaves keep their types: JAX 0.9 types all alike."""
-    return jax.tree_util.tree_map(
-        lambda new, old: assume_same(new, sorted(varying_axes(new) - varying_axes(old))),
-        lax.optimization_barrier(xs),
-        xs,
-    )
+
+    def typed(new: Array, old: Array) -> Array:
+        return assume_same(new, sorted(varying_axes(new) - varying_axes(old)))
+
+    return jax.tree_util.tree_map(typed, lax.optimization_barrier(xs), xs)
 
 
 def tracks_varying(axis: str) -> bool:
@@ -125,6 +126,32 @@ def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
     cast("Any", _distributed).global_state.client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))
 
 
+def cpu_devices() -> list[Any]:
+    """The CPU devices of all processes, also where JAX_PLATFORMS has left the CPU out: then those of a client
+    of our own, which all processes of `jax.distributed` make together, and which `jax.devices` does not list.
+    """
+    try:
+        return list(jax.devices("cpu"))
+    except RuntimeError:
+        return list(_cpu_client().devices())
+
+
+@functools.cache
+def _cpu_client() -> Any:
+    return cast("Any", _src_xla_bridge).make_cpu_client()
+
+
+def has_dma(device: Any) -> bool:
+    """Whether `device` has memory of its own, and its client registers that of the host for direct copies:
+    JAX 0.10 and newer."""
+    return device.platform != "cpu" and hasattr(device.client, "dma_map")
+
+
+def collect_garbage() -> None:
+    """Let go of what JAX has held for copies that are over; else it waits for the next call of JAX."""
+    _cpp.collect_garbage()
+
+
 def accepted(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of XLA's `options` of a compilation that this version knows."""
     return {name: value for name, value in options.items() if _is_known(name, value)}
@@ -151,7 +178,11 @@ def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **opt
     """
     if not compiler_options:
         return jax.jit(function, **options)
-    return jit_ahead(function, lambda *_: None, compiler_options=dict(compiler_options), **options)
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    return jit_ahead(function, nothing, compiler_options=dict(compiler_options), **options)
 
 
 def jit_ahead(
@@ -285,7 +316,7 @@ def broadcast_native(x: Array, axes: tuple[str, ...], root: int) -> Array:
 
 def combined_apart(key: str) -> Any:
     """A context in which collectives are combined by XLA with those of the same `key` alone."""
-    return _set_xla_metadata(combiner_key=key)
+    return cast("Any", _xla_metadata).set_xla_metadata(combiner_key=key)
 
 
 def put(kind: Any, sharding: Any, pieces: Sequence[Any], devices: Sequence[Any]) -> Array:
@@ -346,7 +377,15 @@ def _warning_batch(args: Sequence[Any], dims: Sequence[Any], *, text: str) -> tu
     return _warning.bind(args[0], text=text), dims[0]
 
 
-_warning.def_abstract_eval(lambda aval, *, text: aval)
-cast("Any", mlir).register_lowering(_warning, lambda ctx, x, *, text: [x])
+def _warning_type(aval: Any, *, text: str) -> Any:
+    return aval
+
+
+def _warning_lowering(ctx: Any, x: Any, *, text: str) -> list[Any]:
+    return [x]
+
+
+_warning.def_abstract_eval(_warning_type)
+cast("Any", mlir).register_lowering(_warning, _warning_lowering)
 cast("Any", ad).deflinear2(_warning, _warning_transpose)
 cast("Any", batching).primitive_batchers[_warning] = _warning_batch

@@ -101,14 +101,15 @@ class Channel:
         self._numbers: dict[Any, int] = {}
         self.resources: Resources | None = None
         if self._library is not None:
-            self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
+            channel = int(self._library.commplan_channel_open(self.groups.own.py2f(), 1))
+            self._channel = channel
             ranks, recording = self.groups.own.Get_size(), None
             if watched is not None and self.groups.concurrent and ranks > 1:
                 recording = self.groups.meet(
                     watchdog.start, self._library, self._channel, watched, self.groups.rank, self.groups.sizes
                 )
             forget = functools.partial(_forget, self._numbers, recording)
-            self.resources = Resources(self._library, self._channel, self.groups, forget)
+            self.resources = Resources(self._library, channel, self.groups, forget)
             weakref.finalize(self, self.resources.drop).atexit = False
         free_dropped()
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`

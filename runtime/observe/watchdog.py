@@ -250,7 +250,7 @@ class Watchdog:
     def _end(self, now: float) -> None:
         """Say the verdict and exit; a main thread that is in no step is interrupted first, as by Ctrl-C."""
         main = threading.main_thread().ident or 0
-        frame = sys._current_frames().get(main)
+        frame = sys._current_frames().get(main)  # pyright: ignore[reportPrivateUsage]
         place = (id(frame), frame.f_lasti if frame is not None else 0)
         if not self._deadline:
             self._say()

@@ -19,7 +19,7 @@ FOUND = {
     "smoke": {"numpy"},
     "tax": {"ms", "tax", "exposed", "apart"},
     "packing": {"memory", "nbytes", "buckets", "extra_s"},
-    "feeding": {"bus", "alone", "under", "step_s", "fed_s"},
+    "feeding": {"bus", "rates", "step_s", "nbytes"},
     "ensemble": {"cells", "cores"},
     "calibration": {"calibration"},
 }

@@ -131,6 +131,7 @@ void Channel::watch(int64_t bound, int64_t first, char* record) {
 }
 
 std::string Channel::verdict() { return watch_ ? watch_->verdict() : std::string(); }
+std::string Channel::summary() { return watch_ ? watch_->summary() : std::string(); }
 
 void Channel::serve(const Served& served) {
   if (watch_) watch_->serve(served);

@@ -284,6 +284,7 @@ class Channel {
   void serve(const Served& served);
   void stop_watching();
   std::string verdict();  // of the watch, or empty
+  std::string summary();  // of the verdict, with the plan's line
 
   // Requests send one after another, in the order in which they began.
   int64_t take_turn() { return turns_++; }

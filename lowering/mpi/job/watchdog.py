@@ -120,7 +120,8 @@ def expected_late() -> Generator[None]:
 
 def main_stack() -> str:
     """What the main thread does, innermost first."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    frame = frames.get(threading.main_thread().ident or 0)
     lines = [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in traceback.extract_stack(frame)]
     return ", from ".join(lines[: -_FRAMES - 1 : -1])
 
