@@ -136,8 +136,13 @@ class Recording:
     def remove(self) -> None:
         """At a clean end. What failed is kept, and all where $COMMPLAN_KEEP_RECORDS says so."""
         failed = _HEADER.unpack_from(self.memory, 0)[10]
-        if not failed and os.environ.get("COMMPLAN_KEEP_RECORDS", "0") in ("", "0"):
+        if not failed and not is_kept():
             self.path.unlink(missing_ok=True)
+
+
+def is_kept() -> bool:
+    """Whether records stay after a clean end."""
+    return os.environ.get("COMMPLAN_KEEP_RECORDS", "0") not in ("", "0")
 
 
 def start_recording(
