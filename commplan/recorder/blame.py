@@ -68,8 +68,8 @@ def blame(records: Sequence[Record]) -> Blame:
         record.rank: event.name for record in records for event in record.events if event.kind == VERDICT
     }
     when = time.time() if alive else latest
-    told = any(event.kind in (VERDICT, FAILED) for record in records for event in record.events)
-    holders = _holders(ranks, told=told)
+    judged = any(event.kind in (VERDICT, FAILED) for record in records for event in record.events)
+    holders = _holders(ranks, judged=judged)
     return Blame(records[0].plan, ranks, missing, holders, verdicts, records[0].started, when)
 
 
@@ -111,7 +111,7 @@ def process_state(number: int) -> str:
     return _STATES.get(fields.rpartition(")")[2].split()[0], "alive")
 
 
-def _holders(ranks: Sequence[Rank], *, told: bool) -> dict[int, str]:
+def _holders(ranks: Sequence[Rank], *, judged: bool) -> dict[int, str]:
     """Stopped and dead ranks that others wait for; where all are dead, those that no launcher ended, if that
     is known and they had not been told to end; else those that have not come to what others wait in, and
     wait in nothing themselves; else, where all wait, whoever is in another operation than most."""
@@ -127,7 +127,7 @@ def _holders(ranks: Sequence[Rank], *, told: bool) -> dict[int, str]:
     if len(down) < len(ranks) and down:
         return down
     died = {rank.rank: down[rank.rank] for rank in ranks if rank.end and not rank.end.startswith("was ended")}
-    if died and not told:
+    if died and not judged:
         return died
     late = {
         rank.rank: f"it has not come to {name}"
