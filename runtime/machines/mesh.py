@@ -438,9 +438,9 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
     processes = _processes(mesh)
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
         binding.check()
-        here = all(device in jax.local_devices() for device in mesh.devices.flat)
+        runs = all(device in jax.local_devices() for device in mesh.devices.flat)
         # A mesh of devices that are only described has processes that do not run.
-        return alone.start(schedule.plan, binding.watchdog_s) if here else None
+        return alone.start(schedule.plan, binding.watchdog_s) if runs else None
     notice = Notice(
         binding.watchdog_s or NOTICE_S,
         f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`",
