@@ -6,6 +6,7 @@ It imports little, and what reads records only where a process has died.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import selectors
@@ -25,14 +26,13 @@ _QUIET_S = 0.1  # without another end, until it is said what those before mean
 
 
 class Attended:
-    """A process that has introduced itself. number: that the kernel says it has. who: `rank 2`. errors: its
-    standard error. descriptor: a pidfd. ended: its wait status, once it has."""
+    """A process that introduces itself. number: that the kernel says it has. who: `rank 2`. descriptor,
+    errors: a pidfd of it and its standard error, which it gives; else -1. ended: its wait status, once it has."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line, (self.number, _) = line, peer(line)
         line.setblocking(False)
-        self.descriptor = os.pidfd_open(self.number)
-        self.who, self.errors = "", -1
+        self.who, self.descriptor, self.errors = "", -1, -1
         self.records: list[Path] = []
         self.left = False
         self.ended: int | None = None
@@ -47,15 +47,15 @@ class Attended:
         """Take in what it says; False where its end of the line is closed."""
         while True:
             try:
-                data, given, _, _ = socket.recv_fds(self.line, _LONGEST, 1)
+                data, given, _, _ = socket.recv_fds(self.line, _LONGEST, 2)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
-            for descriptor in given:
-                if self.errors < 0:
-                    self.errors = descriptor
-                else:
+            if len(given) == 2 and self.descriptor < 0:
+                self.descriptor, self.errors = given
+            else:
+                for descriptor in given:
                     os.close(descriptor)
             if not data:
                 return False
@@ -67,9 +67,9 @@ class Attended:
 
     def close(self) -> None:
         self.line.close()
-        os.close(self.descriptor)
-        if self.errors >= 0:
-            os.close(self.errors)
+        for descriptor in (self.descriptor, self.errors):
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 class Sidecar:
@@ -108,27 +108,28 @@ class Sidecar:
         with contextlib.suppress(BlockingIOError):
             while True:
                 line, _ = self.listener.accept()
-                try:
-                    process = Attended(line) if peer(line)[1] == os.getuid() else None
-                except OSError:  # it has gone, or is in another name space
-                    process = None
-                if process is None:
+                if peer(line)[1] != os.getuid():
                     line.close()
                     continue
+                process = Attended(line)
                 self.running.append(process)
                 self.selector.register(line, selectors.EVENT_READ, self._hearing(process))
-                self.selector.register(process.descriptor, selectors.EVENT_READ, self._ending(process))
 
     def _hearing(self, process: Attended) -> Callable[[], Any]:
         def hear() -> None:
-            if not process.hear():
+            known, speaks = process.descriptor >= 0, process.hear()
+            if not known and process.descriptor >= 0:
+                self.selector.register(
+                    process.descriptor, selectors.EVENT_READ, functools.partial(self.end, process)
+                )
+            if not speaks:
                 with contextlib.suppress(KeyError, ValueError):  # it has ended in the same moment
                     self.selector.unregister(process.line)
+                if process.descriptor < 0:  # it has not introduced itself
+                    self.running.remove(process)
+                    process.close()
 
         return hear
-
-    def _ending(self, process: Attended) -> Callable[[], Any]:
-        return lambda: self.end(process)
 
     def end(self, process: Attended) -> None:
         process.seconds, process.ended = time.monotonic(), status(process.number, process.descriptor)
@@ -168,8 +169,6 @@ class Sidecar:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(5)
     Sidecar(socket.socket(fileno=int(sys.argv[1]))).run()
 
 

@@ -33,12 +33,16 @@ def attend(record: Path, who: str) -> None:
     if _exempt or os.environ.get("COMMPLAN_SIDECAR") == "0" or not hasattr(os, "pidfd_open"):
         return
     with contextlib.suppress(OSError):
+        message, given = json.dumps({"record": str(record), "who": who}).encode(), list[int]()
         if not _lines:
             _lines.append(_connected())
             atexit.register(leave)
-        errors = array.array("i", [2])
-        message = json.dumps({"record": str(record), "who": who}).encode()
-        _lines[0].sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, errors)])
+            # A sidecar that comes up when this process has died already knows of both what they were.
+            given = [os.pidfd_open(os.getpid()), 2]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", given))] if given else []
+        _lines[0].sendmsg([message], rights)
+        for descriptor in given[:1]:
+            os.close(descriptor)
 
 
 def leave() -> None:
