@@ -27,7 +27,8 @@ _QUIET_S = 0.1  # without another end, until it is said what those before mean
 
 class Attended:
     """A process that introduces itself. number: that the kernel says it has. who: `rank 2`. descriptor,
-    errors: a pidfd of it and its standard error, which it gives; else -1. ended: its wait status, once it has."""
+    errors: a pidfd of it and its standard error, which it gives; else -1. ended: its wait status, once it
+    has."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line, (self.number, _) = line, peer(line)
