@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     optimizer = optax.adam(optax.cosine_decay_schedule(0.008, steps, alpha=0.02))
     opt = jax.vmap(optimizer.init)(params)
 
-    @jax.jit
+    @run.jit
     @run.spmd(
         params="params",
         opt="params",

@@ -32,6 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.pytree": (),
     "commplan.io": (),
     "commplan.recorder": (),
+    "commplan.sidecar": ("commplan.recorder",),
     "commplan.wait": (),
     "commplan.tracebacks": (),
     "commplan.mesh_kind": (),
@@ -48,12 +49,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.verify": ("commplan.collectives", "commplan.input", "commplan.protocol"),
     "commplan.lowering": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.pytree", "commplan.topology",
-        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.wait",
+        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.sidecar", "commplan.wait",
     ),
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.frontend", "commplan.verify", "commplan.pytree",
         "commplan.lowering", "commplan.mesh_kind", "commplan.cost", "commplan.topology", "commplan.input",
-        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.wait", "commplan.tracebacks",
+        "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.sidecar", "commplan.wait",
+        "commplan.tracebacks",
     ),
 }  # fmt: skip
 JAX = (

@@ -42,6 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     # A method of this name that waits for nothing.
     "commplan/verify/programs/symbolic_execution.py": {"result"},
     "lowering/jax/variadic.py": {"get"},
+    # Of a socket that does not block.
+    "commplan/sidecar/__main__.py": {"accept"},
     # Behind a poll; and of its parent, with whom it ends.
     "runtime/input/stages/worker_pool.py": {"recv"},
     "runtime/input/stages/worker_process.py": {"recv"},

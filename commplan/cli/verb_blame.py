@@ -49,7 +49,7 @@ def _show(verdict: Blame, console: Console) -> None:
         table.add_row(
             str(rank.rank),
             f"{rank.process} on {rank.host}",
-            rank.state,
+            f"{rank.state}: it {rank.end}" if rank.end else rank.state,
             _last(rank, verdict),
             _now(rank, verdict),
         )
@@ -80,7 +80,8 @@ def _last(rank: Rank, verdict: Blame) -> str:
 def _now(rank: Rank, verdict: Blame) -> str:
     if rank.waits is None:
         return "in no collective"
-    return f"in {rank.waits.name}, {_times(rank.waits)}, for {verdict.seconds - rank.waits.seconds:.1f} s"
+    text = f"in {rank.waits.name}, {_times(rank.waits)}, for {verdict.seconds - rank.waits.seconds:.1f} s"
+    return f"{text}, {rank.progress}" if rank.progress else text
 
 
 def _times(event: Event) -> str:
@@ -94,7 +95,8 @@ def _data(verdict: Blame) -> dict[str, Any]:
     ranks = [
         {
             "rank": rank.rank, "process": rank.process, "host": rank.host, "state": rank.state,
-            "last": shown(rank.last), "waits": shown(rank.waits),
+            "end": rank.end, "last": shown(rank.last), "waits": shown(rank.waits),
+            "progress": rank.progress and rank.progress._asdict(),
         }
         for rank in verdict.ranks
     ]  # fmt: skip

@@ -34,7 +34,8 @@ def run(args: Namespace, console: Console) -> int:
     recorded = Recorded((trace,) if trace else ())
     if args.records:
         ran = run_in(args.records, schedule, timed.simulation if timed else None)
-        recorded = Recorded(traces(ran), totals(ran))
+        lines = {op.span.line: phase.name for phase in schedule.phases for op in phase.ops}
+        recorded = Recorded(traces(ran, lines), totals(ran))
     text = console.texts.get(schedule.file) if schedule.file else None
     data = page(gather(schedule, text, _proofs(schedule), timed, recorded)).encode()
     console.write(args.output, data)

@@ -14,6 +14,7 @@ from commplan.cli.verb_simulate import schedule_of, simulated, size, time
 from commplan.cost import Simulation, load_calibration
 from commplan.ir.schedule import Schedule
 from commplan.recorder import Run, Summary, trace
+from commplan.recorder.collectives import step_of
 from commplan.recorder.summary import Line
 from commplan.recorder.trace import head
 from commplan.topology import load_topology
@@ -84,7 +85,8 @@ def _show(summary: Summary, recorded: Run, console: Console) -> None:
 
 
 def _row(line: Line) -> tuple[str, ...]:
-    where = f"line {line.line}" if line.line else line.name
+    step = f", in `{step_of(line.name)}`" if line.name else ""
+    where = f"line {line.line}{step}" if line.line else line.name
     name = f"{where}: {line.kind} {line.algorithm}" if line.kind else where
     last = [f"rank {rank} {count}x" for rank, count in line.last[:SHOWN]]
     last += [f"{len(line.last) - SHOWN} others"] if len(line.last) > SHOWN else []

@@ -28,7 +28,7 @@ EVENT = struct.Struct("<6q")  # nanoseconds since boot, kind, name, operation, r
 EVENTS = _HEADER.size + _NAME * MOST_NAMES  # where the ring begins
 SIZE = EVENTS + EVENT.size * CAPACITY
 HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
-BEGIN, END, FAILED, VERDICT, WAITED = 1, 2, 3, 4, 5
+BEGIN, END, FAILED, VERDICT, WAITED, GONE, ROUND = 1, 2, 3, 4, 5, 6, 7
 _RANKS = 2**24  # no job has more
 _KEPT_S = 7 * 86400.0
 
@@ -53,8 +53,10 @@ class Details(NamedTuple):
 
 class Event(NamedTuple):
     """seconds: since 1970. kind: BEGIN, END, FAILED; VERDICT, whose name is what this rank's watchdog said of
-    the job; or WAITED: the program has waited `nbytes` nanoseconds for what it had begun before. operation:
-    its number on this rank. runs: of what has this name, this one included. nbytes: that it moves here."""
+    the job; WAITED: the program has waited `nbytes` nanoseconds for what it had begun before; GONE: the
+    process has died, and the name says how, which the sidecar of its host has written; or ROUND, see
+    `blame.Progress`. operation: its number on this rank. runs: of what has this name, this one included.
+    nbytes: that it moves here."""
 
     seconds: float
     kind: int
@@ -134,8 +136,13 @@ class Recording:
     def remove(self) -> None:
         """At a clean end. What failed is kept, and all where $COMMPLAN_KEEP_RECORDS says so."""
         failed = _HEADER.unpack_from(self.memory, 0)[10]
-        if not failed and os.environ.get("COMMPLAN_KEEP_RECORDS", "0") in ("", "0"):
+        if not failed and not is_kept():
             self.path.unlink(missing_ok=True)
+
+
+def is_kept() -> bool:
+    """Whether records stay after a clean end."""
+    return os.environ.get("COMMPLAN_KEEP_RECORDS", "0") not in ("", "0")
 
 
 def start_recording(
@@ -158,6 +165,18 @@ def put_name(memory: mmap.mmap | bytearray, index: int, text: str) -> None:
     name = text.encode()[: _NAME - 1].ljust(_NAME, b"\0")
     memory[_HEADER.size + index * _NAME : _HEADER.size + (index + 1) * _NAME] = name
     struct.pack_into("<q", memory, NAMES, max(index + 1, struct.unpack_from("<q", memory, NAMES)[0]))
+
+
+def append_end(memory: mmap.mmap, text: str) -> None:
+    """Put into the record of a process that has died how it did; the record is kept."""
+    _, *_, capacity, head, names, _, _, _, _ = _HEADER.unpack_from(memory)
+    index = min(names, MOST_NAMES - 1)
+    put_name(memory, index, text)
+    EVENT.pack_into(
+        memory, EVENTS + EVENT.size * (head % capacity), time.monotonic_ns(), GONE, index, 0, 0, 0
+    )
+    struct.pack_into("<q", memory, HEAD, head + 1)
+    struct.pack_into("<q", memory, FAILURES, 1)
 
 
 def _drop_stale(where: Path) -> None:
@@ -215,7 +234,7 @@ def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> I
     for index in range(first, head):
         event = EVENT.unpack_from(data, EVENTS + EVENT.size * (index % CAPACITY))
         nanoseconds, kind, name, operation, runs, nbytes = event
-        if BEGIN <= kind <= WAITED and 0 <= name < len(names):
+        if BEGIN <= kind <= ROUND and 0 <= name < len(names):
             when = (nanoseconds + offset_ns) / 1e9
             yield Event(when, kind, names[name][0], operation, runs, nbytes, details[name])
 

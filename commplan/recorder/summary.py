@@ -81,7 +81,7 @@ def summary(run: Run) -> Summary:
     for collective in run.collectives:
         each, known = collective[0], collective[0].details
         kind, algorithm, nbytes = known[:3] if known else ("", "", each.nbytes)
-        name = "" if each.line else each.name
+        name = "" if each.line and known else each.name
         alike.setdefault((each.line, name, kind, algorithm, nbytes), []).append(collective)
     phases = sorted({each.phase for each in run.slices if each.step})
     steps = [_steps(run, phase) for phase in phases]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from commplan.recorder import Run
-from commplan.recorder.collectives import Slice, by_rank
+from commplan.recorder.collectives import Slice, by_rank, step_of
 from commplan.report.document import Event, Lane, Trace
 from commplan.report.lanes import condensed
 
@@ -19,12 +19,16 @@ class _Step(NamedTuple):
     number: int
 
 
-def traces(run: Run) -> tuple[Trace, ...]:
-    """One for each phase, else one of the whole run where phases are not known."""
+def traces(run: Run, phases_of: Mapping[int, str] | None = None) -> tuple[Trace, ...]:
+    """One for each phase; of steps that are recorded whole, one for each of them.
+
+    phases_of: the phases of the plan by their lines.
+    """
     slices = by_rank(run.slices)
     phases = sorted({each.phase for each in run.slices if each.phase})
     if not phases:
-        return (_trace(run, slices, "", "the whole run"),) if slices else ()
+        names = dict.fromkeys(each.name for each in run.slices)
+        return tuple(_called(run, slices, name, phases_of or {}) for name in names)
     shown: list[Trace] = []
     for phase in phases:
         step = _typical(next(iter(slices.values())), phase)
@@ -36,6 +40,20 @@ def traces(run: Run) -> tuple[Trace, ...]:
         middle = f", the middle one of {count:,}" if count > 1 else ""
         shown.append(_trace(run, inside, phase, f"run {step:,} of {phase}{middle}"))
     return tuple(shown)
+
+
+def _called(run: Run, slices: dict[int, list[Slice]], name: str, phases_of: Mapping[int, str]) -> Trace:
+    """The call of a step that took the middle time on the first rank, the first one aside."""
+    own = [each for each in next(iter(slices.values())) if each.name == name]
+    later = sorted((each for each in own if each.runs > 1), key=lambda each: each.end - each.begin) or own
+    number = later[len(later) // 2].runs if later else 1
+    inside = {
+        rank: [each for each in each_of if (each.name, each.runs) == (name, number)]
+        for rank, each_of in slices.items()
+    }
+    line = next((each.line for each in run.slices if each.name == name), 0)
+    middle = f", the middle one of {len(own):,}" if len(own) > 1 else ""
+    return _trace(run, inside, phases_of.get(line, ""), f"call {number:,} of `{step_of(name)}`{middle}")
 
 
 def _typical(slices: Sequence[Slice], phase: str) -> int:
@@ -57,7 +75,7 @@ def _trace(run: Run, slices: dict[int, list[Slice]], phase: str, name: str) -> T
     lanes: list[Lane] = []
     hosts = {record.host for record in run.records}
     for record in run.records:
-        own, label = slices.get(record.rank, []), f"rank {record.rank}"
+        own, label = slices.get(record.rank, []), f"{'rank' if record.axes else 'process'} {record.rank}"
         group = record.host if len(hosts) > 1 else ""
         lanes.append(Lane(label, tuple(_event(each, first) for each in own), group))
         waits = [each for each in own if each.waits_apart]
@@ -70,11 +88,11 @@ def _trace(run: Run, slices: dict[int, list[Slice]], phase: str, name: str) -> T
 def _event(each: Slice, first: float) -> Event:
     known, seconds = each.details, each.end - each.begin
     return Event(
-        known.kind if known else each.name,
+        known.kind if known else step_of(each.name),
         each.line,
         each.begin - first,
         seconds,
-        "network",
+        "network" if known else "device",
         known.algorithm if known else "",
         busy=seconds,
         waited=each.held,

@@ -324,7 +324,9 @@ class Channel:
         messages = max((row.message + 1 for row in program.code), default=0)
         reducing = any(row.what == RECEIVE_REDUCE for row in program.code)
         code, op = _DTYPES.index(dtype.name) if reducing else 0, _OPS.index(spec.op)
-        settings = _numbers((program.scratch, WINDOW, messages > WINDOW, code, op, label), np.int64)
+        rounds = program.rounds
+        settings = (program.scratch, WINDOW, messages > WINDOW, code, op, label, len(rounds), *rounds)
+        settings = _numbers(settings, np.int64)
         arrays = (waits, begins, after, peers)
         pointers = [array.ctypes.data for array in arrays]
         number = self._library.commplan_list(

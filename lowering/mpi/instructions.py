@@ -51,6 +51,7 @@ class Instructions:
 
     peers: ranks of the program. scratch: bytes beside operand and result. last: instructions after which what
     they wrote to the result stays as it is. late: offset and bytes of what else there is of the result.
+    rounds: the first instruction of each round of the program.
     """
 
     code: tuple[Instruction, ...]
@@ -59,6 +60,7 @@ class Instructions:
     scratch: int
     last: tuple[int, ...] = ()
     late: tuple[tuple[int, int], ...] = ()
+    rounds: tuple[int, ...] = ()
 
 
 class Transfer(NamedTuple):
@@ -154,8 +156,9 @@ class _Builder:
         self.scratch = 0
 
     def build(self) -> Instructions:
-        final = self._last_arrivals()
+        final, starts = self._last_arrivals(), list[int]()
         for now in self.rounds:
+            starts.append(len(self.code))
             for t in now:
                 if t.outgoing:
                     self._send(t)
@@ -165,7 +168,8 @@ class _Builder:
         self._finish()
         code, last = tuple(self.code), self._last()
         late = tuple(self._late(set(last)))
-        return Instructions(code, tuple(self.waits), tuple(self.peers), self.scratch, last, late)
+        waits, peers = tuple(self.waits), tuple(self.peers)
+        return Instructions(code, waits, peers, self.scratch, last, late, tuple(starts))
 
     def _last(self) -> tuple[int, ...]:
         """Of a result that is the whole: what no later instruction writes any part of again."""

@@ -47,7 +47,7 @@ from commplan.runtime.machines.machine import (
     place_of,
     shortened,
 )
-from commplan.runtime.observe import watchdog
+from commplan.runtime.observe import alone, watchdog
 from commplan.runtime.observe.calls import Calls
 
 Array = Any
@@ -438,7 +438,9 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
     processes = _processes(mesh)
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
         binding.check()
-        return None  # a mesh of devices that are only described has processes that do not run
+        runs = all(device in jax.local_devices() for device in mesh.devices.flat)
+        # A mesh of devices that are only described has processes that do not run.
+        return alone.start(schedule.plan, binding.watchdog_s) if runs else None
     notice = Notice(
         binding.watchdog_s or NOTICE_S,
         f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`",

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from commplan.ir import schedule as ir
 from commplan.lowering.mpi.job.engine_errors import TOLD, once
 from commplan.lowering.mpi.job.interruption import interruption
+from commplan.sidecar import leave
 
 _hooks: list[Any] = []  # what `sys.excepthook` was
 _ends: list[Callable[[BaseException, int], None]] = []
@@ -128,6 +129,7 @@ def _abort(error: BaseException, status: int) -> None:
     from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415  only where it is used
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
+        leave()
         MPI.COMM_WORLD.Abort(status)
 
 

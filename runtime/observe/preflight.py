@@ -92,9 +92,7 @@ class Preflight:
             if jax.config.jax_disable_jit and self.who == "process":  # devices would run it op by op
                 arguments = ("jax_disable_jit is set", *arguments)
             issues = self.machine.issues(traced, compiled)
-            if self.machine.calls is not None:
-                lines = [int(line[1]) for issue in issues if (line := _LINE.match(issue.place))]
-                self.machine.calls.locate(self.index, lines, self.file)
+            _locate(self.machine, self.index, issues, self.file)
             step = Step(jitted.__name__, arguments, issues, self._program(lowered))
         except Exception as error:
             with contextlib.suppress(CommplanError):
@@ -226,12 +224,35 @@ def jit(
 
     check: what is still to be carried out by all alike, once they agree on a step and before it runs."""
     if len(machine.participants()) == 1:
-        return _compat.jit(function, **options)
+        return _recorded(machine, function, file, options)
     ahead = Preflight(machine, file, timeout_s, check)
     jitted = _compat.jit_ahead(function, ahead, **options)
     if machine.calls is not None:
         jitted, ahead.index = machine.calls.counted(jitted, jitted.__name__)
     return jitted
+
+
+def _recorded(machine: Machine, function: Callable[..., Any], file: str, options: Mapping[str, Any]) -> Any:
+    """The same of the only participant: JAX's own, or counted where its steps are recorded."""
+    if machine.calls is None:
+        return _compat.jit(function, **options)
+    places: list[int] = []
+
+    def ahead(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        traced = jitted.trace(*args, **kwargs)
+        _locate(machine, places[0], machine.issues(traced, traced.lower().compile()), file)
+
+    jitted = _compat.jit_ahead(function, ahead, **options)
+    counted, index = machine.calls.counted(jitted, jitted.__name__)
+    places.append(index)
+    return counted
+
+
+def _locate(machine: Machine, index: int, issues: tuple[Issue, ...], file: str) -> None:
+    """Say in the record of which plan lines the collectives of a step are."""
+    if machine.calls is not None:
+        lines = [int(line[1]) for issue in issues if (line := _LINE.match(issue.place))]
+        machine.calls.locate(index, lines, file)
 
 
 def issued_together(steps: Mapping[int, Step]) -> dict[int, int]:

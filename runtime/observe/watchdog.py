@@ -29,6 +29,7 @@ from commplan.runtime.observe import abort_hook, verdict
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.peers import Endpoint, Message, Peer
 from commplan.runtime.observe.verdict import Patience, Report, Waiting, conclude, departure, silence, stalled
+from commplan.sidecar import attend, leave
 from commplan.wait import Wait, until
 
 EXIT_STATUS = 75  # of a process that ends with a verdict: EX_TEMPFAIL of sysexits.h
@@ -90,6 +91,8 @@ class Watchdog:
             first = self.endpoint.others.get(processes[0])
             job = f"{self.endpoint.token if first is None else first.token}{crc32(name.encode()):08x}"
             record = start_recording(job, plan, self.own, len(self.endpoint.others) + 1)
+            if record is not None:
+                attend(record.path, f"process {self.own}")
             self._calls[name] = Calls(processes, record)
         return self._calls[name]
 
@@ -247,7 +250,7 @@ class Watchdog:
     def _end(self, now: float) -> None:
         """Say the verdict and exit; a main thread that is in no step is interrupted first, as by Ctrl-C."""
         main = threading.main_thread().ident or 0
-        frame = sys._current_frames().get(main)
+        frame = sys._current_frames().get(main)  # pyright: ignore[reportPrivateUsage]
         place = (id(frame), frame.f_lasti if frame is not None else 0)
         if not self._deadline:
             self._say()
@@ -345,6 +348,7 @@ def _timed_out(waited: float) -> NoReturn:
 
 
 def _exit(status: int) -> NoReturn:
+    leave()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

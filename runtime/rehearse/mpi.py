@@ -16,6 +16,7 @@ from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.machines.ranks import death, deaths, sizes_of
 from commplan.runtime.observe.abort_hook import exempt
+from commplan.sidecar import leave
 
 PATIENCE_S = 3.0  # how long ranks that failed look for one another; a rank in a collective never looks
 _LOOK_S = 0.01
@@ -106,6 +107,7 @@ class World:
 
     def abort(self, code: int) -> None:
         """End all ranks."""
+        leave()
         self._own.Abort(code)
 
     def _hear(self, mine: Said, living: Sequence[int]) -> tuple[Said, bool]:

@@ -53,6 +53,9 @@ def test_who_holds_the_others_is_named_on_all_that_wait(fault: str, says: str, f
         seconds, text = told(done, rank)
         assert says in text and text.endswith("; line 6 of x.plan ")
         assert seconds < BOUND_S + 20  # the machine may be busy: it must be far from a hang
+        if fault.startswith("stop"):
+            assert "note: rank 0 waits in round 1 of 4, for rank 2" in text
+            assert "note: rank 1 waits in round 2 of 4, for rank 0" in text
     if fault == "sleep":
         _, text = told(done, 0)
         assert "is alive, in no collective for" in text
@@ -99,6 +102,9 @@ def test_the_records_say_the_same_afterwards(tmp_path: Path):
     assert verdict.holders == {2: "it has not come to line 6 of x.plan"}
     assert any(LATE in text for text in verdict.verdicts.values())
     assert [rank.state for rank in verdict.ranks] == ["dead"] * 3
+    assert [str(rank.progress) for rank in verdict.ranks] == [
+        "in round 1 of 4, waiting for rank 2", "in round 2 of 4, waiting for rank 0", "None",
+    ]  # fmt: skip
     slices = [event for event in json.loads(trace(read_run(records)))["traceEvents"] if event["ph"] == "X"]
     assert len(slices) == 3 * 10 + 2  # five whole steps on all ranks, and the one that two wait in
 

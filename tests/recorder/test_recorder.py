@@ -15,7 +15,7 @@ from commplan.cli import main
 from commplan.diagnostics import CommplanError
 from commplan.recorder import Record, blame, read_records, read_run, trace
 from commplan.recorder import file as record_file
-from commplan.recorder.file import BEGIN, END, FAILED, VERDICT, Event, Recording, machine
+from commplan.recorder.file import BEGIN, END, FAILED, ROUND, VERDICT, Event, Recording, machine
 
 PLAN = "images"
 
@@ -86,6 +86,15 @@ def test_what_failed_is_not_finished_and_verdicts_are_told():
     verdict = blame([record(0, *events)])
     assert verdict.ranks[0].waits is not None
     assert verdict.verdicts == {0: "rank 1 is"}
+
+
+def test_how_far_an_operation_is_is_told_of_the_one_that_waits():
+    at = [Event(3, ROUND, "line 7", 2, 1 << 32 | 6, 4), Event(4, ROUND, "line 7", 2, 5 << 32 | 6, 7)]
+    waits = record(0, *run("line 6", 1, 2, 1), *run("line 7", 3, None, 2), *at)
+    (rank,) = blame([waits]).ranks
+    assert str(rank.progress) == "in round 5 of 6, waiting for rank 3 to take a message"
+    (rank,) = blame([record(0, *run("line 7", 3, 5, 2), *at, *run("line 8", 6, None, 3))]).ranks
+    assert rank.progress is None
 
 
 def traced(*records: Record) -> dict[str, Any]:

@@ -30,7 +30,7 @@
     if (!run) return [];
     const predicted = run.lines.some((line) => line.predicted !== null);
     const number = (text) => ({ text, number: true });
-    const heads = ["line", "collective", number("bytes"), number("times"), number("median"), number("95%")];
+    const heads = ["line", "what", number("bytes"), number("times"), number("median"), number("95%")];
     heads.push(number("once all are there"));
     if (predicted) heads.push(number("predicted"), "measured against predicted");
     heads.push(number("bandwidth"), number("ranks waited"), "came last");
@@ -39,12 +39,12 @@
         "tr",
         {},
         html("td", {}, lineButton(line.line, selection)),
-        cell(line.kind ? `${line.kind} via ${line.algorithm}` : line.name),
-        cell(bytes(line.nbytes), true),
+        cell(line.kind ? `${line.kind} via ${line.algorithm}` : `step ${line.name.match(/`(.*)`/)?.[1] ?? line.name}`),
+        cell(line.nbytes ? bytes(line.nbytes) : "–", true),
         cell(line.count.toLocaleString("en"), true),
         cell(seconds(line.seconds), true),
         cell(seconds(line.p95), true),
-        cell(line.transfer ? seconds(line.transfer) : "–", true),
+        cell(line.kind && line.transfer ? seconds(line.transfer) : "–", true),
         ...(predicted ? compared(line) : []),
         cell(line.bandwidth ? commplan.rate(line.bandwidth) : "–", true),
         cell(line.waited ? seconds(line.waited) : "–", true),
@@ -56,6 +56,9 @@
       html("h3", {}, "The run, line by line"),
       table(heads, rows, { label: "collectives of the run" }),
       missing ? remark(`${plural(missing, "rank")} of ${run.ranks} left no record.`) : null,
+      run.lines.some((line) => !line.kind)
+        ? remark("A step of JAX is recorded whole: its time is that of all that it computes, which a prediction does not know.")
+        : null,
       run.lost ? remark(`The first ${plural(run.lost, "event")} have been overwritten.`) : null,
     ];
   };

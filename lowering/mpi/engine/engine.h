@@ -59,6 +59,7 @@ struct List {
   std::vector<std::vector<int32_t>> receives;  // of each peer, in order
   std::vector<int64_t> sends;                  // how many to each peer
   std::vector<int32_t> ways;                   // 2 rank where some go to it, 2 rank + 1 where some come from it
+  std::vector<int64_t> rounds;                 // the first instruction of each round
   int64_t scratch = 0, largest = 0;            // bytes
   int64_t window = 0;                          // messages in flight to one peer
   int64_t label = 0;           // part of its tags: messages of lists that differ never meet
@@ -153,6 +154,16 @@ struct Partner {
   int64_t number;
 };
 
+// How far an operation is: in `round` of `rounds`, counted from 1, it waits for `rank`, to take a message where `sends`.
+struct Progress {
+  int64_t round = 0, rounds = 0;
+  int32_t rank = -1;
+  bool sends = false;
+  bool operator==(const Progress& other) const {
+    return round == other.round && rank == other.rank && sends == other.sends;
+  }
+};
+
 // One thing to be driven until it is done. Once destroyed, nothing writes to its buffers any more.
 class Operation {
  public:
@@ -163,6 +174,7 @@ class Operation {
   virtual void break_off(const std::string& why) { error_ = why, done_ = true; }  // where it blocks, by another thread
   virtual bool bulk() const { return false; }  // many messages: one more or less matters little
   virtual int64_t nbytes() const { return 0; }  // that are still on their way, of what may wait for its turn
+  virtual Progress progress() const { return {}; }  // no rank where it does not tell; another thread may ask
   virtual const std::vector<int32_t>& ways() const { return none_; }  // those that it takes: 2 rank to it, + 1 from it
   bool done() const { return done_; }
   bool failed() const { return !error_.empty(); }

@@ -202,8 +202,8 @@ COMMPLAN_API int commplan_channel_release(void* channel) {
   return release_channel(static_cast<Channel*>(channel)) ? 1 : 0;
 }
 
-// table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op,
-// label.
+// table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op, label, how many rounds, and the
+// first instruction of each.
 COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t count, const int32_t* waits,
                                    const int64_t* begins, const int32_t* next, const int32_t* peers, int64_t many,
                                    const int64_t* settings, const char* where) {
@@ -223,6 +223,7 @@ COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t 
   list->dtype = static_cast<DType>(settings[3]);
   list->op = static_cast<Reduction>(settings[4]);
   list->label = settings[5];
+  list->rounds.assign(settings + 7, settings + 7 + settings[6]);
   for (int64_t i = 0; i < count; ++i) {
     const Instruction& x = rows[i];
     if (x.what == kSend) ++list->sends[x.peer];

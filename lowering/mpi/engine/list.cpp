@@ -16,7 +16,7 @@ class ListRun final : public Operation {
  public:
   ListRun(Channel& channel, const List& list, const void* input, void* output, Packing* packing)
       : Operation(channel, list.where), list_(list), packing_(packing), waits_(list.waits), sent_(list.code.size()),
-        landed_(list.code.size()) {
+        landed_(list.code.size()), completed_(2 * list.peers.size()) {
     join(list.peers);
     output_ = output;
     buffers_[kInput] = static_cast<char*>(const_cast<void*>(input));
@@ -72,6 +72,33 @@ class ListRun final : public Operation {
   bool bulk() const override { return list_.synchronous && left_ > kFew; }
   int64_t nbytes() const override { return left_bytes_; }
   const std::vector<int32_t>& ways() const override { return list_.ways; }
+
+  // Of each peer the first message that has not come, then the first that has not been taken, counted in the order of
+  // the list; of them all the earliest.
+  Progress progress() const override {
+    Progress found;
+    int64_t first = static_cast<int64_t>(list_.code.size());
+    auto consider = [&](int64_t instruction, size_t p, bool sends) {
+      if (instruction >= first) return;
+      first = instruction;
+      found = {0, 0, list_.peers[p], sends};
+    };
+    for (size_t p = 0; p < list_.peers.size(); ++p) {
+      int64_t taken = completed_[2 * p + 1].load(std::memory_order_relaxed);
+      if (taken < static_cast<int64_t>(list_.receives[p].size())) consider(list_.receives[p][taken], p, false);
+    }
+    for (size_t p = 0; p < list_.peers.size() && found.rank < 0; ++p) {
+      int64_t given = completed_[2 * p].load(std::memory_order_relaxed);
+      for (size_t i = 0; i < list_.code.size(); ++i) {
+        const Instruction& x = list_.code[i];
+        if (x.what == kSend && static_cast<size_t>(x.peer) == p && given-- == 0) consider(static_cast<int64_t>(i), p, true);
+      }
+    }
+    auto after = std::upper_bound(list_.rounds.begin(), list_.rounds.end(), first);
+    found.round = after - list_.rounds.begin();
+    found.rounds = static_cast<int64_t>(list_.rounds.size());
+    return found;
+  }
 
  private:
   static constexpr size_t kFew = 16;
@@ -231,6 +258,8 @@ class ListRun final : public Operation {
 
   void arrive(int32_t i) {
     const Instruction& x = list_.code[i];
+    std::atomic<int64_t>& completed = completed_[2 * x.peer + (x.what != kSend)];  // one thread alone writes it
+    completed.store(completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     if (x.what == kSend) --peers_[x.peer].sending;
     if (x.what == kReceiveReduce) {
       auto found = std::find_if(temporary_of_.begin(), temporary_of_.end(), [i](auto& e) { return e.first == i; });
@@ -257,6 +286,7 @@ class ListRun final : public Operation {
   std::vector<int32_t> waits_;
   std::vector<char> sent_;
   std::vector<char*> landed_;  // where a receive that waits for its reduction has put its bytes
+  std::vector<std::atomic<int64_t>> completed_;  // messages to each peer and from it
   std::vector<Peer> peers_;
   std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> local_;
   std::vector<int32_t> finished_, arrived_, owners_;

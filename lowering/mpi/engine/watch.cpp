@@ -37,6 +37,14 @@ std::string recorded(const Operation& operation) {
   return details.empty() ? line : line.substr(0, Recorder::kNameBytes - 2 - details.size()) + '\0' + details;
 }
 
+std::string told(const Progress& progress) {
+  if (progress.rank < 0) return {};
+  std::string text = progress.rounds > 0 ? "in round " + std::to_string(progress.round) + " of " +
+                                               std::to_string(progress.rounds) + ", "
+                                         : std::string();
+  return text + "for rank " + std::to_string(progress.rank) + (progress.sends ? " to take what it sends" : "");
+}
+
 std::string seconds(int64_t nanoseconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(nanoseconds) * 1e-9);
@@ -262,6 +270,7 @@ Watch::Report Watch::own_report() {
       const Active& oldest = active_.front();
       report.waited = at - oldest.since;
       report.where = line_of(oldest.operation->where());
+      report.at = told(oldest.operation->progress());
       report.partners = oldest.operation->partners();
     }
     if (served_ > 0) {  // it has taken what has come, unless it does something else
@@ -322,7 +331,7 @@ void Watch::listen() {
         auto rank = static_cast<int32_t>(reader.number());
         report.partners.push_back({rank, reader.number()});
       }
-      for (std::string* text : {&report.where, &report.last, &report.stack}) *text = reader.text();
+      for (std::string* text : {&report.where, &report.at, &report.last, &report.stack}) *text = reader.text();
       reports_[status.MPI_SOURCE] = std::make_unique<Report>(std::move(report));
     } else if (status.MPI_TAG == kVerdict) {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -339,12 +348,26 @@ void Watch::answer(int rank, int64_t serial) {
   for (int64_t number : report.begun) writer.put(number);
   writer.put(static_cast<int64_t>(report.partners.size()));
   for (const Partner& partner : report.partners) writer.put(partner.rank), writer.put(partner.number);
-  for (const std::string* text : {&report.where, &report.last, &report.stack}) writer.put(*text);
+  for (const std::string* text : {&report.where, &report.at, &report.last, &report.stack}) writer.put(*text);
   send(rank, kAnswer, writer.bytes());
+}
+
+// What the oldest operation waits for, in the record: of one in which nothing moves, so that others cost nothing.
+void Watch::record_progress() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (active_.empty() || now() - std::max(active_.front().since, moved_.load()) < kAgain) return;
+  const Active& oldest = active_.front();
+  Progress progress = oldest.operation->progress();
+  if (progress.rank < 0 || (recorded_ == oldest.number && progress == progress_)) return;
+  recorded_ = oldest.number;
+  progress_ = progress;
+  recorder_.add(Recorder::kRound, recorded(*oldest.operation), oldest.number, progress.round << 32 | progress.rounds,
+                2 * static_cast<int64_t>(progress.rank) + progress.sends);
 }
 
 // Whether something waits for too long; then the others are asked, and what they say is weighed.
 void Watch::look() {
+  record_progress();
   int64_t at = now();
   if (asked_ > 0) {
     bool all = true;
@@ -444,6 +467,10 @@ void Watch::conclude() {
     }
     text += "\nnote: nothing has moved for " + seconds(mine.idle) + "; " + listed(waiting) +
             (waiting.size() > 1 ? " wait" : " waits");
+    for (size_t i = 0; i < std::min<size_t>(waiting.size(), 4); ++i) {
+      const std::string& at = reports_[waiting[i]]->at;
+      if (!at.empty()) text += "\nnote: rank " + std::to_string(waiting[i]) + " waits " + at;
+    }
   } else if (!late.empty()) {
     bool excused = std::any_of(late.begin(), late.end(), [&](int rank) { return reports_[rank]->busy > 0; });
     std::lock_guard<std::mutex> lock(mutex_);
@@ -457,7 +484,9 @@ void Watch::conclude() {
     text = same ? "all ranks have come, and nothing has moved for " + seconds(least)
                 : "the ranks wait for one another since " + seconds(least) + ", in another order of collectives";
     for (size_t i = 0; i < std::min<size_t>(waiting.size(), 4); ++i) {
-      text += "\nnote: rank " + std::to_string(waiting[i]) + " waits in " + reports_[waiting[i]]->where;
+      const Report& report = *reports_[waiting[i]];
+      text += "\nnote: rank " + std::to_string(waiting[i]) + " waits in " + report.where;
+      if (!report.at.empty()) text += ", " + report.at;
     }
   }
   judge(text, mine.where);

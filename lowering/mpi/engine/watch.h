@@ -16,7 +16,7 @@ void add_busy(int change);  // this process says itself that it will come later
 class Recorder {
  public:
   static constexpr int64_t kNameBytes = 128;
-  enum Happened : int64_t { kBegin = 1, kEnd = 2, kFailed = 3, kVerdict = 4, kWaited = 5 };
+  enum Happened : int64_t { kBegin = 1, kEnd = 2, kFailed = 3, kVerdict = 4, kWaited = 5, kRound = 7 };
   explicit Recorder(char* base) : base_(base) {}
   void add(Happened kind, const std::string& text, int64_t operation, int64_t runs, int64_t nbytes);
   void release() { base_ = nullptr; }  // the memory is not written to any more
@@ -65,12 +65,13 @@ class Watch {
     MPI_Request request;
   };
   // What a rank says of itself. waited: nanoseconds in its oldest operation, -1 where it is in none; idle: since
-  // something last moved. begun: by rank, of the operations in common, the last that it has begun. runs: of `last`.
+  // something last moved. begun: by rank, of the operations in common, the last that it has begun. runs: of `last`. at:
+  // where in its oldest operation.
   struct Report {
     int64_t waited = -1, idle = 0, busy = 0, runs = 0;
     std::vector<int64_t> begun;
     std::vector<Partner> partners;  // of the oldest operation
-    std::string where, last, stack;
+    std::string where, at, last, stack;
   };
 
   struct Watches;
@@ -78,6 +79,7 @@ class Watch {
 
   void listen();
   void answer(int rank, int64_t serial);
+  void record_progress();
   void look();
   void conclude();
   void conclude_parting();
@@ -99,6 +101,8 @@ class Watch {
   Recorder recorder_;
   int64_t operations_ = 0;
   std::vector<Active> active_;  // in the order in which they began
+  int64_t recorded_ = 0;        // the operation whose progress was recorded last, and what that was
+  Progress progress_;
   std::unordered_map<const std::string*, Cadence> cadences_;
   std::vector<int64_t> begun_;
   std::vector<int64_t> left_;  // by rank, what `has_left` said, or kHere

@@ -11,6 +11,7 @@ from typing import Any
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.lowering.mpi.typing_shim import MPI
+from commplan.sidecar import leave
 
 _processes: set[int] = set()  # that have called `at_exit`; a forked one has nothing to wait for
 
@@ -51,6 +52,7 @@ def _drain() -> None:
     try:
         error = drain(own=True)
     except KeyboardInterrupt:
+        leave()
         MPI.COMM_WORLD.Abort(130)
         raise
     if error is not None and (parsed := reason(error)) is not None:

@@ -17,6 +17,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.engine_errors import TOLD
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.recorder.blame import process_state
+from commplan.sidecar import leave
 from commplan.wait import TIMEOUT_S, Wait, apart, is_bound, until
 
 _GRACE_S, _LOOK_S, _SETTLE_S = 3.0, 0.02, 0.5
@@ -63,8 +64,9 @@ class Rendezvous:
 
     def among(self, ranks: Sequence[int]) -> Rendezvous:
         """The same for some of the ranks."""
-        how = {"ranks": ranks, "option": self.option, "file": self.file}
-        return Rendezvous(self.comm, self.purpose, self.timeout_s, **how)
+        return Rendezvous(
+            self.comm, self.purpose, self.timeout_s, ranks=ranks, option=self.option, file=self.file
+        )
 
     def __call__(self, call: Callable[..., _Result], *arguments: Any) -> _Result:
         """`call(*arguments)`, which runs in a thread of its own. Raises CP0849 where a rank does not come.
@@ -127,7 +129,11 @@ class Rendezvous:
             self._listen()
             return len(self._present) >= len(self.ranks)
 
-        until(gathered, Wait(_GRACE_S, lambda _: self._judge(waited), slice_s=_LOOK_S))
+        def judge(over: float) -> NoReturn:
+            del over
+            self._judge(waited)
+
+        until(gathered, Wait(_GRACE_S, judge, slice_s=_LOOK_S))
         self._judge(waited)
 
     def _judge(self, waited: float) -> NoReturn:
@@ -141,9 +147,14 @@ class Rendezvous:
             message = f"all ranks have come, and nothing has moved for {waited:.0f} s"
             notes = [f"rank {n} has come to {self._present[n].purpose}" for n in self.ranks[:_SHOWN]]
         sends = self._tell((message, notes))
+
+        def refuse(over: float) -> NoReturn:
+            del over
+            self._refuse(message, notes)
+
         until(
             lambda seconds: time.sleep(seconds) or MPI.Request.Testall(sends),
-            Wait(_SETTLE_S, lambda _: self._refuse(message, notes), slice_s=_LOOK_S),
+            Wait(_SETTLE_S, refuse, slice_s=_LOOK_S),
         )
         self._refuse(message, notes)
 
@@ -201,4 +212,5 @@ def _end_job() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     time.sleep(_SETTLE_S)  # the others have been told, and say so
+    leave()
     MPI.COMM_WORLD.Abort(1)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from commplan.recorder.file import Recording, start_recording
+from commplan.sidecar import attend
 
 BOUND_S = 10.0
 FIRST = 12  # times the bound, for a collective that has run three times at most: the late may be compiling
@@ -91,7 +92,9 @@ class RequestWatch(NamedTuple):
 
 def _record(watched: Watched, rank: int, axes: Mapping[str, int]) -> Recording | None:
     recording = start_recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
-    if recording is not None:  # the engine writes to it until MPI ends, which is after Python has
+    if recording is not None:
+        attend(recording.path, f"rank {rank}")
+        # The engine writes to it until MPI ends, which is after Python has.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
     return recording
 
@@ -117,7 +120,8 @@ def expected_late() -> Generator[None]:
 
 def main_stack() -> str:
     """What the main thread does, innermost first."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    frame = frames.get(threading.main_thread().ident or 0)
     lines = [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in traceback.extract_stack(frame)]
     return ", from ".join(lines[: -_FRAMES - 1 : -1])
 

@@ -48,6 +48,7 @@ struct Ring {
     list.reduces = true;
     std::vector<std::vector<int>> last(kRanks), read(kRanks);  // of each chunk: what wrote it, what read it
     for (int step = 0; step < 2 * kRanks - 2; ++step) {
+      list.rounds.push_back(static_cast<int64_t>(list.code.size()));
       bool reducing = step < kRanks - 1;
       int gives = (rank + 2 * kRanks - step + (reducing ? 0 : kRanks)) % kRanks;
       int takes = (gives + kRanks - 1) % kRanks;
@@ -330,7 +331,7 @@ void order(MPI_Comm* handles) {
     std::vector<float> x(100), y(100);
     std::string error = reduced(*world.channels[rank], ring, x, y);
     expect(error, "the ranks wait for one another");
-    expect(error, "rank 1 waits in line 7 of x.plan");
+    expect(error, "rank 1 waits in line 7 of x.plan, in round 1 of 4, for rank 0");
   });
   end(world);
 }

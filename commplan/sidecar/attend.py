@@ -1,0 +1,128 @@
+"""Introduces a process to the sidecar of its host, and starts one where there is none."""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+SOCKET = "sidecar-1"  # the number is that of what is said over it
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+_lines: list[socket.socket] = []  # to the sidecar, while there is one
+_exempt: list[bool] = []  # this process says nothing more of itself
+
+
+def attend(record: Path, who: str) -> None:
+    """From now on the sidecar of this host says how this process ends, if nobody else does.
+
+    record: the file of a `Recording`. who: `rank 2`, `process 0`. What keeps a sidecar from running keeps a
+    program from nothing. COMMPLAN_SIDECAR=0 starts none; else it may name a folder of this host for the
+    socket. It takes some milliseconds, once.
+    """
+    if _exempt or os.environ.get("COMMPLAN_SIDECAR") == "0" or not hasattr(os, "pidfd_open"):
+        return
+    with contextlib.suppress(OSError):
+        message, given = json.dumps({"record": str(record), "who": who}).encode(), list[int]()
+        if not _lines:
+            _lines.append(_connected())
+            atexit.register(leave)
+            # A sidecar that comes up when this process has died already knows of both what they were.
+            given = [os.pidfd_open(os.getpid()), 2]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", given))] if given else []
+        _lines[0].sendmsg([message], rights)
+        for descriptor in given[:1]:
+            os.close(descriptor)
+
+
+def leave() -> None:
+    """This process ends, and has said why where that is to be said."""
+    while _lines:
+        with contextlib.suppress(OSError), _lines.pop() as line:
+            line.send(b"{}")
+
+
+def _forked() -> None:
+    _exempt.append(True)
+    while _lines:
+        _lines.pop().close()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def folder() -> Path:
+    """Where the sidecar's socket lies, which only this user may enter."""
+    memory = Path("/dev/shm")
+    usual = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    return Path(os.environ.get("COMMPLAN_SIDECAR") or usual / f"commplan-{os.getuid()}")
+
+
+@contextlib.contextmanager
+def locked() -> Generator[Path]:
+    """While this runs no other process of this user starts or ends a sidecar. Raises OSError for a folder
+    that others could have made."""
+    place = folder()
+    while True:
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise PermissionError(f"{place} is of another user, or open to others")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(place.stat(), status):  # else its last sidecar has just removed it
+                    yield place
+                    return
+        finally:
+            os.close(descriptor)
+
+
+def _connected() -> socket.socket:
+    """A line to the sidecar: to one that runs, else to a new one, which need not have come up yet."""
+    with locked() as place:
+        address = str(place / SOCKET)
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            line.connect(address)
+            if peer(line)[1] == os.getuid():
+                return line
+        (place / SOCKET).unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(address)
+        listener.listen(4096)
+        line.connect(address)
+    with listener:  # others have lines to it already
+        _start(listener)
+    return line
+
+
+def _start(listener: socket.socket) -> None:
+    """In a session of its own, so that what ends the processes of a job leaves it."""
+    words = [sys.executable, "-P", "-m", "commplan.sidecar", str(listener.fileno())]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    null = subprocess.DEVNULL
+    sidecar = subprocess.Popen(
+        words, pass_fds=[listener.fileno()], stdin=null, stdout=null, stderr=null, start_new_session=True,
+        cwd="/", env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )  # fmt: skip
+    sidecar.returncode = 0  # it outlives this process, of which Python would warn
+
+
+def peer(line: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end."""
+    given = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(given)
+    return process, user

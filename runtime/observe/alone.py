@@ -1,0 +1,76 @@
+"""The steps of a process that shares its mesh with no other: recorded, where records are to be kept.
+
+Nobody waits for such a process, and XLA says itself where its devices wait for one another. So without
+`COMMPLAN_KEEP_RECORDS` nothing is counted, and a call is JAX's own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+
+from commplan.lowering.mpi.job.watchdog import FIRST, job, main_stack
+from commplan.recorder.file import is_kept, start_recording
+from commplan.runtime.observe.calls import Calls
+
+_TICK_S = 0.004  # by which the recorded end of a step may be late
+_FEW, _MEDIANS = 3, 5.0  # as the watchdog of processes has them
+_watched: list[tuple[Calls, float | None]] = []
+os.register_at_fork(after_in_child=_watched.clear)
+
+
+def start(plan: str, bound_s: float | None) -> Calls | None:
+    """The calls of this process, recorded from now on; None where no record is to be kept.
+
+    bound_s: a step that takes longer, and longer than five median ones, is named on standard error, once.
+    """
+    recording = start_recording(job(), plan, 0, 1) if is_kept() else None
+    if recording is None:
+        return None
+    calls = Calls((0,), recording)
+    _watched.append((calls, bound_s))
+    if len(_watched) == 1:
+        atexit.register(_end)
+        threading.Thread(target=_run, name="commplan-recorder", daemon=True).start()
+    return calls
+
+
+def _run() -> None:
+    named: dict[int, int] = {}
+    while _watched:
+        time.sleep(_TICK_S)
+        _observe()
+        for place, (calls, bound_s) in enumerate(tuple(_watched)):
+            look(place, calls, bound_s, named)
+
+
+def look(place: int, calls: Calls, bound_s: float | None, named: dict[int, int]) -> None:
+    """Name a call that has not ended for too long, if it is not the one that was `named` at this place."""
+    if bound_s is None or not calls.waits or named.get(place) == calls.waits:
+        return
+    idle = time.monotonic() - calls.moved
+    if idle > bound_s and idle > _patience(calls, bound_s):
+        named[place] = calls.waits
+        text = f"commplan: {calls.current()} has not ended for {idle:.0f} s; Python: {main_stack()}"
+        print(text, file=sys.stderr, flush=True)
+
+
+def _observe() -> None:
+    for calls, _ in tuple(_watched):
+        calls.observe()
+
+
+def _end() -> None:
+    """What has run nothing has no record."""
+    _observe()
+    for calls, _ in _watched:
+        if calls.recording is not None and not calls.number:
+            calls.recording.path.unlink(missing_ok=True)
+
+
+def _patience(calls: Calls, bound_s: float) -> float:
+    runs, median_s = calls.rhythm()
+    return FIRST * bound_s if runs <= _FEW else _MEDIANS * median_s

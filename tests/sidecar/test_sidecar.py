@@ -1,0 +1,164 @@
+"""Processes that die without a word, and what the sidecar of their host says of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import mpirun
+
+from commplan.cli import main
+from commplan.recorder import blame, read_records
+from commplan.sidecar.attend import SOCKET
+
+# A process of a job of three ranks, in an operation: it says when it is there, then does what it is told.
+PROGRAM = """
+import os, signal, struct, sys, time
+from commplan.recorder.file import BEGIN, EVENT, EVENTS, HEAD, put_name, start_recording
+from commplan.sidecar import attend, leave
+rank, code = int(sys.argv[1]), sys.argv[2]
+recording = start_recording("job", "killed", rank, 3)
+put_name(recording.memory, 0, "line 5 of killed.plan")
+EVENT.pack_into(recording.memory, EVENTS, time.monotonic_ns(), BEGIN, 0, 1, 4, 0)
+struct.pack_into("<q", recording.memory, HEAD, 1)
+attend(recording.path, f"rank {rank}")
+print("there", flush=True)
+sys.stdin.readline()
+exec(code)
+"""
+Process = subprocess.Popen[str]
+
+
+@pytest.fixture(name="place")
+def _place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for records and for a sidecar of its own, with a name that a socket may have."""
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(place))
+    monkeypatch.setenv("COMMPLAN_SIDECAR", str(place / "s"))
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def process(rank: int, code: str) -> Process:
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-W", "error", "-c", PROGRAM, str(rank), code]
+    started = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert started.stdout is not None and started.stdout.readline() == "there\n"
+    return started
+
+
+def ended(started: Process, word: str = "\n") -> str:
+    """Let it go on; what it, or the sidecar in its place, said before its standard error was closed."""
+    return started.communicate(word, timeout=60)[1]
+
+
+def test_who_is_killed_is_named_with_the_signal_and_the_line(place: Path) -> None:
+    last, other = process(0, "time.sleep(600)"), process(1, "os.kill(os.getpid(), 9)")
+    assert ended(other) == ""  # somebody is left who may say it
+    last.send_signal(signal.SIGTERM)
+    said = ended(last)
+    assert f"error[CP0834]: rank 1 (process {other.pid} on " in said
+    assert "was killed (SIGKILL) in line 5 of killed.plan, run 4" in said
+    assert f"note: rank 0 (process {last.pid}" in said and "was ended (SIGTERM) in line 5" in said
+    assert "ranks on other hosts" in said
+    verdict = blame(read_records([str(place)]))
+    assert [rank.end for rank in verdict.ranks] == ["was ended (SIGTERM)", "was killed (SIGKILL)"]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("", ""),
+        ("sys.exit(3)", ""),
+        ("raise KeyError('own')", "KeyError: 'own'"),
+        ("leave(); os._exit(3)", ""),
+        ("os._exit(0)", ""),
+        ("os._exit(3)", "exited with status 3 in the middle of its program in line 5"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed (SIGSEGV) in line 5"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", ""),
+        ("os.fork() or time.sleep(0.1); os._exit(3)", "exited with status 3"),
+    ],
+)
+def test_who_speaks_for_itself_is_not_spoken_for(place: Path, code: str, said: str) -> None:
+    text = ended(process(0, code))
+    assert said in text
+    assert ("CP0834" in text) == (bool(said) and "KeyError" not in said)
+    left(place)
+
+
+def left(place: Path) -> None:
+    """Wait until nothing is left of the sidecar."""
+    while (place / "s").exists():
+        time.sleep(0.01)
+
+
+def test_only_its_user_may_enter(place: Path) -> None:
+    started = process(0, "")
+    folder, address = place / "s", place / "s" / SOCKET
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and stat.S_ISSOCK(address.stat().st_mode)
+    ended(started)
+    left(place)
+    folder.mkdir(mode=0o755)
+    assert "CP0834" not in ended(process(0, "os._exit(3)"))
+    assert not address.exists()
+
+
+def test_what_a_killed_sidecar_left_is_taken_over(place: Path) -> None:
+    started = process(0, "")
+    found = [path for path in Path("/proc").glob("[0-9]*") if str(place / "s") in _environment(path)]
+    (sidecar,) = (
+        int(path.name) for path in found if "-m\0commplan.sidecar" in (path / "cmdline").read_text()
+    )
+    os.kill(sidecar, signal.SIGKILL)
+    other = process(1, "os.kill(os.getpid(), 9)")
+    assert "was killed (SIGKILL)" in ended(other)
+    ended(started)
+    left(place)
+
+
+def _environment(path: Path) -> str:
+    try:
+        return (path / "environ").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+JOB = """
+import os, sys
+import jax, numpy as np
+from mpi4py import MPI
+from commplan.ir.plan import Algorithm
+from commplan.lowering.mpi.collectives import Channel
+from commplan.lowering.mpi.tuning import Spec
+channel = Channel(MPI.COMM_WORLD, watchdog_s=10.0, plan="killed")
+spec = Spec("all_reduce", algorithm=Algorithm("ring"), where="line 6 of x.plan waits for it")
+step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
+for number in range(8):
+    if MPI.COMM_WORLD.rank == 1 and number == 5:
+        os.kill(os.getpid(), 9)
+    jax.block_until_ready(step(np.ones(1000, np.float32), channel.token()))
+"""
+
+
+def test_where_mpi_ends_the_others_it_is_said_all_the_same(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mpirun.needs_mpi()
+    done = mpirun.start(3, JOB)
+    assert done.returncode != 0
+    assert done.stderr.count("error[CP0834]") == 1
+    assert "was killed (SIGKILL), in no collective; it last finished line 6 of x.plan, run 5" in done.stderr
+    assert done.stderr.count("was ended (SIGTERM) in line 6 of x.plan, run 6") == 2
+    assert main(["blame", str(place)]) == 1
+    out = capsys.readouterr().out
+    assert "rank 1 holds the others: it was killed (SIGKILL)" in out
+    left(place)
