@@ -42,7 +42,7 @@ FAILURES = {  # and what the job says then
     "killed": "signal 9|Killed|has died",
 }
 RANKS, STEPS = 3, 12
-DEADLINE_S = 120.0  # a launch takes a few seconds
+DEADLINE_S = 300.0  # a launch takes a few seconds, and half a minute on a busy machine
 ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 
 

@@ -69,7 +69,7 @@ def test_a_campaign_goes_on_where_it_was_left(tmp_path: Path):
 
 def early(algorithm: str, form: str, rest: str, options: list[str]) -> subprocess.CompletedProcess[str]:
     command = mpirun.command(3, EARLY, algorithm, form, rest)
-    return mpirun.started([command[0], *options, *command[1:]], 120)
+    return mpirun.started([command[0], *options, *command[1:]])
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,8 @@ bound_s = None if how == "none" and rank == 1 else 2.0
 channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, plan="p")
 spec = Spec("all_reduce", algorithm=Algorithm("ring"), where="line 6 of x.plan waits for it")
 step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
+step.lower(np.ones(1000, np.float32), channel.token()).compile()  # as long as it takes: then all begin
+MPI.COMM_WORLD.Barrier()
 for _ in range(6):
     step(np.ones(1000, np.float32), channel.token()).block_until_ready()
 print("last", rank, flush=True)
@@ -131,7 +133,7 @@ print("done", rank, flush=True)
 
 def last(how: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = mpirun.command(3, LAST, how)
-    return mpirun.started([command[0], *options, *command[1:]], 120)
+    return mpirun.started([command[0], *options, *command[1:]])
 
 
 @pytest.mark.parametrize("options", [[], ULFM])

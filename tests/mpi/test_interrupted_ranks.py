@@ -32,7 +32,7 @@ def test_an_interrupt_ends_every_wait_for_a_rank(where: str):
             pid = int(waits[1])
             until_asleep(pid)
             os.kill(pid, signal.SIGINT)
-            output, _ = job.communicate(timeout=120)
+            output, _ = job.communicate(timeout=240)
         finally:
             job.kill()
     assert job.returncode != 0
