@@ -11,12 +11,14 @@ OLDEST  ?= tests/lowering tests/runtime/test_run_*.py tests/runtime/input/test_t
 
 NEWEST  ?= $(OLDEST) tests/api tests/audit
 
+TOKENIZER := vscode-textmate@9.3.2 vscode-oniguruma@2.0.1
+
 PY  := $(VENV)/bin/python
 SET := PYTHON='$(PYTHON)' sh .ci/venv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test docs docs-test coverage lint types format audit oldest newest build packages clean
+.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit oldest newest build packages clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -58,6 +60,13 @@ format:  ## rewrite the sources as ruff formats them
 	@$(SET) $(VENV) lint constraints.txt
 	$(PY) -m ruff check --fix-only -q .
 	$(PY) -m ruff format .
+
+grammars:  ## write the grammars of editors/ anew, from the lists of the language
+	@$(SET) $(VENV) test constraints.txt
+	$(PY) -m commplan.highlight .
+
+tokenizer:  ## install VS Code's tokenizer, with which the tests look at its grammar (needs npm)
+	npm install --silent --no-save --no-package-lock --ignore-scripts --prefix .make/tokenizer $(TOKENIZER)
 
 audit:  ## compile the plans ahead of time for 4 x 8 H100 and read the result (no GPU needed; 230 MB of wheels)
 	@$(SET) .venv-audit audit constraints.txt

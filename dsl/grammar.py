@@ -6,7 +6,7 @@ The tables are made once per process, when the first statement is parsed (about 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
@@ -49,7 +49,8 @@ class Unexpected(Exception):  # noqa: N818  (it never leaves the parser)
 Piece = ast.Decl | ast.StageStmt | ast.OutputStmt | ast.Name | PhaseHeader
 
 
-def parse_statement(start: Start, tokens: Sequence[Token]) -> Piece:
+@lru_cache(maxsize=2048)  # editors read a plan again after each keystroke, which changes one statement of it
+def parse_statement(start: Start, tokens: tuple[Token, ...]) -> Piece:
     """The node of one statement. Raises `Unexpected` at the first token that does not fit."""
     machine = _fed(start, tokens)
     try:

@@ -28,6 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "commplan.dsl", "commplan.errors", "commplan.compiler", "commplan.cost", "commplan.frontend",
         "commplan.topology",
     ),
+    "commplan.lsp": ("commplan.dsl", "commplan.lint", "commplan.highlight"),
     "commplan.pytree": (),
     "commplan.io": (),
     "commplan.recorder": (),

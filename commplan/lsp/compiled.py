@@ -44,7 +44,8 @@ class Explainer:
     async def _explain(self, document: Document) -> Stages:
         if document.analysis.plan is None:
             return {}
-        command = [sys.executable, "-m", "commplan", "explain", "-", "--format", "json", *self.flags]
+        # -P: what stands in the folder that the server was started in is no part of the command.
+        command = [sys.executable, "-P", "-m", "commplan", "explain", "-", "--format", "json", *self.flags]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL

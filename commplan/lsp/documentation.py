@@ -149,6 +149,7 @@ _OPTIONS: Mapping[str, str] = {
     "on_error": "What a record that fails does: end the run, or be left out.",
     "on_failure": "Whether the others go on without a process that dies.",
     "cores": "Threads that make batches.",
+    "device_prefetch": "Batches that lie on the devices ahead of their use.",
     "prefetch": "Batches made ahead; of a gather, layers ahead of their use.",
 }
 ARGUMENTS: Mapping[str, str] = {

@@ -122,15 +122,22 @@ def test_watch_checks_again_and_ends_quietly(plan: Path):
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr and process.stdout
         _until(process.stderr, "watching")
-        plan.write_text(PLAN.replace("r, n", "r"))
+        _put(plan, PLAN.replace("r, n", "r"))
         assert "no problems" in _until(process.stderr, "watching")
         plan.unlink()
         assert "error[CP0001]" in _until(process.stderr, "watching")
-        plan.write_text(PLAN.replace("by sum", "by sun"))
+        _put(plan, PLAN.replace("by sum", "by sun"))
         assert "error[CP0404]" in _until(process.stderr, "watching")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (out, err, process.returncode) == ("", "", 1)
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a file in one step, as editors do: what watches it never sees half of it."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 def _until(stream: Any, word: str) -> str:
