@@ -146,6 +146,15 @@ class CompiledStep(msgspec.Struct, frozen=True):
     fused_ops: tuple[tuple[str, int], ...]
     """The same with the instructions inside fusions in place of the fusions."""
 
+    def trips(self, collective: CompiledCollective) -> int:
+        """How often `collective` runs in a step; once in a loop whose trips the text does not tell."""
+        around = {loop.body: loop for loop in self.loops}
+        times, computation = 1, collective.computation
+        while computation in around:
+            times *= around[computation].trips or 1
+            computation = around[computation].computation
+        return times
+
     def hidden(self, collective: CompiledCollective) -> tuple[Product, ...]:
         """The products that are issued between the start and the done of `found`."""
         return tuple(
