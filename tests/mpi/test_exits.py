@@ -67,6 +67,13 @@ def test_a_campaign_goes_on_where_it_was_left(tmp_path: Path):
     assert json.loads(kept.read_text("utf-8").splitlines()[3])["way"] == "raises"
 
 
+def test_who_survives_a_killed_rank_may_end_well_if_that_is_said():
+    assert exits._wrong("killed", 0, "rank 2 has died", ulfm=True) == ""
+    assert exits._wrong("killed", 0, "", ulfm=True) == "it is not said why"
+    assert exits._wrong("killed", 0, "rank 2 has died", ulfm=False) == "exit code 0"
+    assert exits._wrong("raises", 0, "loss is not finite", ulfm=True) == "exit code 0"
+
+
 def early(algorithm: str, form: str, rest: str, options: list[str]) -> subprocess.CompletedProcess[str]:
     command = mpirun.command(3, EARLY, algorithm, form, rest)
     return mpirun.started([command[0], *options, *command[1:]])
