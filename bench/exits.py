@@ -5,8 +5,9 @@
 Every launch has three ranks, so three exits. They sum f32[elements] in twelve jitted steps and end without a
 look at the results: each step takes the result of the one before, or all are kept, or dropped, or what bound
 the program is gone as well. In every fourth launch one rank fails with steps in flight: it raises, exits with
-a code, or is killed; then the job ends with that, and with another code than 0. Exit 1 where a launch hangs
-or ends otherwise. FILE keeps a line of JSON for each launch, and launches that it has are not repeated.
+a code, or is killed; then the job ends with that, and with another code than 0; but where MPI outlives a rank
+that is killed, the others say what failed and may end with 0. Exit 1 where a launch hangs or ends otherwise.
+FILE keeps a line of JSON for each launch, and launches that it has are not repeated.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FAILURES = {  # and what the job says then
     "killed": "signal 9|Killed|has died",
 }
 RANKS, STEPS = 3, 12
-DEADLINE_S = 120.0  # a launch takes a few seconds
+DEADLINE_S = 300.0  # a launch takes a few seconds, and half a minute on a busy machine
 ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 
 
@@ -92,7 +93,7 @@ def launched(number: int, elements: int, *, ulfm: bool) -> dict[str, Any]:
     ) as job:
         try:
             output, _ = job.communicate(timeout=DEADLINE_S)
-            wrong = _wrong(way, job.returncode, output)
+            wrong = _wrong(way, job.returncode, output, ulfm=ulfm)
         except subprocess.TimeoutExpired:
             job.terminate()  # mpirun ends its ranks
             output, _ = job.communicate()
@@ -103,10 +104,10 @@ def launched(number: int, elements: int, *, ulfm: bool) -> dict[str, Any]:
     return {**how, "seconds": seconds, "problem": problem}
 
 
-def _wrong(way: str, code: int, output: str) -> str:
+def _wrong(way: str, code: int, output: str, *, ulfm: bool) -> str:
     if way not in FAILURES:
         return f"exit code {code}" if code or output.strip() else ""
-    if code == 0:
+    if code == 0 and not (ulfm and way == "killed"):  # the survivors end by themselves, and say what failed
         return "exit code 0"
     return "" if re.search(FAILURES[way], output, re.IGNORECASE) else "it is not said why"
 

@@ -14,14 +14,15 @@ from mpi4py import MPI
 import commplan
 
 LONG_S = 600.0  # no bound ends a wait here
-PLAN = """
+SIZE = 30_000 if sys.argv[1] == "exit" else 64  # JAX runs what is small in the calling thread
+PLAN = f"""
 plan p
 axis data = 2
-input grads : f32[64] partial data
-each step {
+input grads : f32[{SIZE}] partial data
+each step {{
     grads = reduce grads over data by mean via ring
     output grads
-}
+}}
 """
 comm = MPI.COMM_WORLD
 where = sys.argv[1]
@@ -43,10 +44,10 @@ def bind() -> None:
 def step() -> None:
     run = commplan.loads(PLAN).compile(comm).bind(comm, watchdog_s=LONG_S)
     call = jax.jit(lambda grads: run.step(run.init(), grads=grads)[0].grads)
-    grads = jnp.ones(64)
+    grads = jnp.ones(SIZE)
     jax.block_until_ready(call(grads))
     stay_away()
-    jax.block_until_ready(call(grads))
+    call(grads)
 
 
-{"bind": bind, "step": step}[where]()
+{"bind": bind, "step": step, "exit": step}[where]()

@@ -22,7 +22,7 @@ from commplan.runtime.input.device_batches import shared_group
 from commplan.runtime.rehearse.mpi import World
 from commplan.topology import Level, Topology
 
-TIMEOUT_S, LIFE_S = 3.0, 120
+TIMEOUT_S, LIFE_S = 3.0, 240
 PLAN = """
 plan p
 axis data = 3

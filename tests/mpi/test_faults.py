@@ -20,7 +20,7 @@ ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 def played(ranks: int, case: str) -> tuple[dict[str, list[str]], subprocess.CompletedProcess[str]]:
     """What survivors said they were told, by what they waited for."""
     command = mpirun.command(ranks, WORKER, case)
-    done = mpirun.started([command[0], *ULFM, *command[1:]], 120)
+    done = mpirun.started([command[0], *ULFM, *command[1:]])
     said: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         what, colon, rest = line.partition(": ")

@@ -58,7 +58,7 @@ def test_one_name_of_two_machines_is_said(said: dict[str, list[str]]):
 
 
 def test_who_alone_cannot_bind_tells_the_others():
-    said = dict(line.split(": ", 1) for line in mpirun.run(2, SCRIPT, "alone", timeout=120).splitlines())
+    said = dict(line.split(": ", 1) for line in mpirun.run(2, SCRIPT, "alone").splitlines())
     for what, own in (
         ("size", "CP0840 the plan has 3 ranks, and the communicator 2"),
         ("backend", "CP0841 program `p` was compiled for a mesh"),
@@ -93,7 +93,7 @@ def test_a_rank_that_fails_ends_them_all():
     )
     command = mpirun.command(2, code)
     command[command.index("-c") : command.index("-c")] = ["-m", "mpi4py"]
-    done = mpirun.started(command, timeout=120)
+    done = mpirun.started(command)
     assert done.returncode != 0
     assert "ValueError: on rank 1" in done.stderr
 

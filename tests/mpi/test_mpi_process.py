@@ -97,7 +97,7 @@ def test_a_rank_without_jit_issues_what_the_others_compile():
         "        for _ in range(3):\n"
         "            assert (step(x, x[:3], channel.token()) == 2 * x).all()\n"
     )
-    mpirun.run(2, BEGIN + code, timeout=90)
+    mpirun.run(2, BEGIN + code)
 
 
 def test_a_rank_without_jit_meets_the_others_for_communicators():
@@ -112,4 +112,4 @@ def test_a_rank_without_jit_meets_the_others_for_communicators():
         "out, _ = bound.step(bound.init(), x=x, z=x)\n"
         "assert (out.y == 2 * x).all() and (out.w == 4 * x).all()\n"
     )
-    mpirun.run(4, BEGIN + code, timeout=90)
+    mpirun.run(4, BEGIN + code)

@@ -25,7 +25,7 @@ PURPOSES = {
 
 def job(where: str, how: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = mpirun.command(3, WORKER, where, how)
-    return mpirun.started([command[0], *options, *command[1:]], 120)
+    return mpirun.started([command[0], *options, *command[1:]])
 
 
 @pytest.mark.parametrize(

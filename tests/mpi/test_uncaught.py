@@ -68,7 +68,7 @@ print("went on")
 )
 def test_a_rank_that_fails_ends_all(code: str, fails: str, status: int, said: str):
     """Without `-m mpi4py`."""
-    done = mpirun.start(2, code.replace("FAILS", fails), timeout=60)
+    done = mpirun.start(2, code.replace("FAILS", fails))
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert "went on" not in done.stdout
@@ -78,7 +78,7 @@ def test_a_rank_that_fails_ends_all(code: str, fails: str, status: int, said: st
 def test_leaving_without_a_code_ends_nobody_else(leaves: str):
     code = COLLECTIVES.replace("FAILS", "pass")
     after = f"if MPI.COMM_WORLD.rank == 1: {leaves}\nimport time; time.sleep(1); print('at the end')\n"
-    said = mpirun.run(2, code + after, timeout=60)
+    said = mpirun.run(2, code + after)
     assert said.count("went on") == 2 and said.count("at the end") == 1
 
 
@@ -86,11 +86,11 @@ def test_what_is_caught_may_be_given_another_code():
     raises = "\n    ".join(
         ["try:", "    sys.exit(4)", "except SystemExit as caught:", "    caught.code = 5", "    raise"]
     )
-    assert mpirun.start(2, COLLECTIVES.replace("FAILS", raises), timeout=60).returncode == 5
+    assert mpirun.start(2, COLLECTIVES.replace("FAILS", raises)).returncode == 5
 
 
 def test_a_thread_may_leave_without_a_word():
     ends = "import threading; one = threading.Thread(target=sys.exit, args=(5,)); one.start(); one.join()"
-    done = mpirun.start(2, COLLECTIVES.replace("FAILS", ends), timeout=60)
+    done = mpirun.start(2, COLLECTIVES.replace("FAILS", ends))
     assert done.stdout.count("went on") == 2
     assert "Traceback" not in done.stderr

@@ -28,7 +28,7 @@ def job(
 ) -> subprocess.CompletedProcess[str]:
     command = mpirun.command(3, WORKER, fault, algorithm, form, BOUND_S)
     with recorded_in(records):
-        return mpirun.started([command[0], *options, *command[1:]], 120)
+        return mpirun.started([command[0], *options, *command[1:]])
 
 
 @contextlib.contextmanager
@@ -37,11 +37,11 @@ def recorded_in(place: Path) -> Iterator[None]:
         yield
 
 
-def told(done: subprocess.CompletedProcess[str], rank: int) -> tuple[float, str]:
-    """After how many seconds a rank got an error, and its text."""
-    match = re.search(rf"rank {rank} after ([\d.]+) s: (.*?)waits for it", done.stdout, re.DOTALL)
+def told(done: subprocess.CompletedProcess[str], rank: int) -> str:
+    """The text of a rank's error. How soon it comes, `bench.faults` looks at."""
+    match = re.search(rf"rank {rank} was told: (.*?)waits for it", done.stdout, re.DOTALL)
     assert match is not None, done.stdout + done.stderr
-    return float(match[1]), match[2]
+    return match[1]
 
 
 @pytest.mark.parametrize("form", ["call", "split"])
@@ -50,14 +50,13 @@ def test_who_holds_the_others_is_named_on_all_that_wait(fault: str, says: str, f
     done = job(fault, tmp_path, form=form)
     assert done.returncode != 0
     for rank in (0, 1):
-        seconds, text = told(done, rank)
+        text = told(done, rank)
         assert says in text and text.endswith("; line 6 of x.plan ")
-        assert seconds < BOUND_S + 20  # the machine may be busy: it must be far from a hang
         if fault.startswith("stop"):
             assert "note: rank 0 waits in round 1 of 4, for rank 2" in text
             assert "note: rank 1 waits in round 2 of 4, for rank 0" in text
     if fault == "sleep":
-        _, text = told(done, 0)
+        text = told(done, 0)
         assert "is alive, in no collective for" in text
         assert "it last finished line 7 of x.plan, 5 times so far" in text
         assert "watchdog_worker.py:" in text and " in decode, from " in text
@@ -66,7 +65,7 @@ def test_who_holds_the_others_is_named_on_all_that_wait(fault: str, says: str, f
 def test_another_order_of_collectives_is_said_with_both_lines(tmp_path: Path):
     done = job("order", tmp_path)
     for rank in (0, 1, 2):
-        _, text = told(done, rank)
+        text = told(done, rank)
         assert "the ranks wait for one another" in text
         assert "rank 0 waits in line 6 of x.plan" in text and "rank 2 waits in line 7 of x.plan" in text
 
@@ -143,7 +142,7 @@ print("done", flush=True)
 
 def bound(what: str, records: Path) -> subprocess.CompletedProcess[str]:
     with recorded_in(records):
-        return mpirun.started(mpirun.command(3, PROGRAM % PLAN, what), 120)
+        return mpirun.started(mpirun.command(3, PROGRAM % PLAN, what))
 
 
 def test_a_bound_program_is_watched(tmp_path: Path):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
+import time
 from typing import Any
 
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.sidecar import leave
+from commplan.wait import attended
 
+_POLL_S = 0.005
 _processes: set[int] = set()  # that have called `at_exit`; a forked one has nothing to wait for
 
 
@@ -28,10 +32,18 @@ def drain(*, own: bool) -> BaseException | None:
     errors: list[Exception] = []
     for array in pending:
         try:
+            attended(functools.partial(_ready, array))  # JAX's own wait lets no Ctrl-C in
             array.block_until_ready()
         except Exception as error:  # noqa: BLE001  what failed has ended, too
             errors.append(error)
     return errors[0] if errors else None
+
+
+def _ready(array: Any, seconds: float) -> bool:
+    if array.is_ready():
+        return True
+    time.sleep(min(seconds, _POLL_S))
+    return False
 
 
 def mark() -> Any:
