@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -33,7 +34,7 @@ SCRIPT = Path(feed_process.__file__)
 class Member:
     """A process that takes part in a feed."""
 
-    started: ClassVar[list[subprocess.Popen[str]]] = []
+    started: ClassVar[list[Member]] = []
 
     def __init__(self, name: str, **orders: Any) -> None:
         words = [sys.executable, "-W", "error", str(SCRIPT), json.dumps({"name": name, **orders})]
@@ -41,7 +42,7 @@ class Member:
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
-        self.started.append(self.process)
+        self.started.append(self)
         self.lines: list[dict[str, Any]] = []
 
     def until(self, key: str) -> Any:
@@ -71,6 +72,14 @@ class Member:
         assert self.process.returncode == expected, errors
         return errors
 
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for file in (self.process.stdin, self.process.stdout, self.errors):
+            if file is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    file.close()
+
     @property
     def batches(self) -> list[dict[str, Any]]:
         return [line for line in self.lines if "sums" in line]
@@ -92,9 +101,7 @@ def name() -> str:
     name = f"test-{uuid.uuid4().hex}"
     yield name
     while Member.started:
-        process = Member.started.pop()
-        process.kill()
-        process.wait()
+        Member.started.pop().close()
     gc.collect()
     assert [f for f in directory.found(name) if FeedMemory.opened(f.path, f.key)] == []
 
