@@ -11,15 +11,17 @@ OLDEST  ?= tests/lowering tests/runtime/test_run_*.py tests/runtime/input/test_t
 
 NEWEST  ?= $(OLDEST) tests/api tests/audit
 
+TOKENIZER := vscode-textmate@9.3.2 vscode-oniguruma@2.0.1
+
 PY  := $(VENV)/bin/python
 SET := PYTHON='$(PYTHON)' sh .ci/venv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test coverage lint types format audit oldest newest build packages clean
+.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit oldest newest build packages clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 demo:  ## make the virtual environment and train the ensemble of examples/plans/ensemble_training.plan
 	@$(SET) $(VENV) demo constraints.txt
@@ -28,6 +30,15 @@ demo:  ## make the virtual environment and train the ensemble of examples/plans/
 test:  ## install what the tests need and run them all; TESTS="tests/dsl -x" runs some
 	@$(SET) $(VENV) test constraints.txt
 	$(PY) -m pytest $(or $(TESTS),-n $(WORKERS) --dist worksteal -q)
+
+docs:  ## build the manual as a site into site/ (needs npm, for what its pages are drawn with)
+	@$(SET) $(VENV) docs constraints.txt
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build -q --strict
+	@echo "the manual is in site/: $(PY) -m http.server -d site shows it"
+
+docs-test: docs  ## open every page of the site in Chromium, use the playground, run all programs of the manual
+	@$(SET) $(VENV) manual constraints.txt
+	COMMPLAN_SITE=1 $(PY) -m pytest tests/site tests/test_manual.py -q
 
 coverage:  ## the same, counting the lines that run in any process: at least 90% of them must (slower by a fifth or more)
 	@$(SET) $(VENV) test constraints.txt
@@ -49,6 +60,13 @@ format:  ## rewrite the sources as ruff formats them
 	@$(SET) $(VENV) lint constraints.txt
 	$(PY) -m ruff check --fix-only -q .
 	$(PY) -m ruff format .
+
+grammars:  ## write the grammars of editors/ anew, from the lists of the language
+	@$(SET) $(VENV) test constraints.txt
+	$(PY) -m commplan.highlight .
+
+tokenizer:  ## install VS Code's tokenizer, with which the tests look at its grammar (needs npm)
+	npm install --silent --no-save --no-package-lock --ignore-scripts --prefix .make/tokenizer $(TOKENIZER)
 
 audit:  ## compile the plans ahead of time for 4 x 8 H100 and read the result (no GPU needed; 230 MB of wheels)
 	@$(SET) .venv-audit audit constraints.txt
@@ -73,6 +91,6 @@ packages: build  ## install the sources, the wheel and the sdist into empty envi
 	sh .ci/packages $(PY)
 
 clean:  ## remove what make and the tools left behind, the virtual environments included
-	rm -rf .venv .venv-audit .venv-oldest .venv-newest .make build dist *.egg-info .coverage .coverage.* htmlcov
+	rm -rf .venv .venv-audit .venv-oldest .venv-newest .make build dist site *.egg-info .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

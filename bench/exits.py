@@ -1,6 +1,6 @@
 """Processes that end with collectives in flight, again and again: every one must end well, and soon.
 
-    python -m bench.exits --count 1000 --elements 30000 [--ulfm] [--resume FILE]
+    python -m bench.exits --count 1000 --elements 30000 [--ulfm] [--jobs 2] [--resume FILE]
 
 Every launch has three ranks, so three exits. They sum f32[elements] in twelve jitted steps and end without a
 look at the results: each step takes the result of the one before, or all are kept, or dropped, or what bound
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,20 +117,25 @@ def campaign(options: argparse.Namespace) -> list[dict[str, Any]]:
     lines = kept.read_text("utf-8").splitlines() if kept and kept.exists() else []
     own = (options.ulfm, options.elements)
     known = {e["number"]: e for e in map(json.loads, lines) if (e["ulfm"], e["elements"]) == own}
-    results: list[dict[str, Any]] = []
-    for number in range(-(-options.count // RANKS)):
-        result = known.get(number) or launched(number, options.elements, ulfm=options.ulfm)
-        if kept and number not in known:
+
+    def result_of(number: int) -> dict[str, Any]:
+        if number in known:
+            return known[number]
+        result = launched(number, options.elements, ulfm=options.ulfm)
+        if kept:
             with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(result) + "\n")
-        results.append(result)
-    return results
+        return result
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        return list(pool.map(result_of, range(-(-options.count // RANKS))))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=200, help="exits, of three processes a launch")
     parser.add_argument("--elements", type=int, default=30_000)
+    parser.add_argument("--jobs", type=int, default=1, help="launches at a time")
     parser.add_argument("--ulfm", action="store_true", help="under an MPI that outlives its dead")
     parser.add_argument("--resume", metavar="FILE", help="launches that have ended, as JSON lines")
     parser.add_argument("--json", action="store_true")

@@ -48,4 +48,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, "optax"})
+    """The public names and nothing else, whatever else was imported."""
+    return sorted({*_HOMES, "optax"})

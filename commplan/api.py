@@ -258,24 +258,28 @@ class Program:
         mesh: Any = None,
         phases: Sequence[str] = (),
         machine: Machine | str | None = None,
+        pgle: bool = False,
     ) -> Audit:
         """Compile `step`, which runs phases of this program, and compare its collectives with the schedule.
 
         step: jitted or not; args: arrays, or `jax.ShapeDtypeStruct` with shardings. Nothing runs.
         mesh: that of the step, by default the one that it names. phases: those to look for, by default those
         that the step calls and `each step`. machine: `"h100:4x8"`, or the rates to estimate exposed
-        communication with, a `commplan.lowering.audit.Machine`.
+        communication with, a `commplan.lowering.audit.Machine`. pgle: compile the step once more, with a
+        profile of what its instructions take on `machine`, and say which collectives XLA then moves.
 
-        Raises CP1150 for no such machine, CP1151 for a phase that the plan does not have, and what `step`
-        raises.
+        Raises CP1150 for no such machine, CP1151 for a phase that the plan does not have, CP1156 where `pgle`
+        has no machine or the step no GPUs, and what `step` raises.
         """
         from commplan.lowering.audit.report import audit  # noqa: PLC0415  jax is loaded only here
         from commplan.lowering.audit.targets import rates  # noqa: PLC0415
-        from commplan.lowering.jax.aot import compile_step  # noqa: PLC0415
+        from commplan.lowering.jax.aot import GPUS_ONLY, compile_step  # noqa: PLC0415
 
         sizes = mesh_sizes(mesh) if mesh is not None else None
         estimated = rates(machine)
-        text = compile_step(step, *args)
+        if pgle and estimated is None:
+            fail("CP1156", "pgle=True needs a machine to estimate a profile for", GPUS_ONLY)
+        text = compile_step(step, *args, profiled_for=estimated if pgle else None)
         return audit(self._schedule, *text, mesh=sizes, phases=phases, machine=estimated)
 
 

@@ -22,6 +22,7 @@ RANGES = {
     "CP09": "input and parameter servers",
     "CP10": "schedule files",
     "CP11": "the command and the benches",
+    "CP12": "warnings",
 }
 
 

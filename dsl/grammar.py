@@ -6,7 +6,7 @@ The tables are made once per process, when the first statement is parsed (about 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
@@ -49,8 +49,18 @@ class Unexpected(Exception):  # noqa: N818  (it never leaves the parser)
 Piece = ast.Decl | ast.StageStmt | ast.OutputStmt | ast.Name | PhaseHeader
 
 
-def parse_statement(start: Start, tokens: Sequence[Token]) -> Piece:
+@lru_cache(maxsize=2048)  # editors read a plan again after each keystroke, which changes one statement of it
+def parse_statement(start: Start, tokens: tuple[Token, ...]) -> Piece:
     """The node of one statement. Raises `Unexpected` at the first token that does not fit."""
+    machine = _fed(start, tokens)
+    try:
+        return cast(Piece, machine.feed_token(lark.Token(_END, "")))
+    except lark.UnexpectedToken:
+        raise Unexpected(len(tokens), _accepts(machine)) from None
+
+
+def _fed(start: Start, tokens: Sequence[Token]) -> Any:
+    """The parser behind `tokens`. Raises `Unexpected`."""
     machine: Any = _parser().parse_interactive(start=start)  # pyright: ignore[reportUnknownMemberType]
     for index, token in enumerate(tokens):
         accepted = cast(dict[str, object], machine.choices())
@@ -63,10 +73,16 @@ def parse_statement(start: Start, tokens: Sequence[Token]) -> Piece:
             machine.feed_token(cast(lark.Token, token if kind == token.type else token._replace(type=kind)))
         except lark.UnexpectedToken:  # a lookahead shared with another place of the grammar
             raise Unexpected(index, _accepts(machine)) from None
+    return machine
+
+
+def followers(start: Start, tokens: Sequence[Token]) -> frozenset[str]:
+    """The types of the tokens that may stand behind `tokens`, `$END` among them where the statement may end
+    there; none where `tokens` do not fit themselves."""
     try:
-        return cast(Piece, machine.feed_token(lark.Token(_END, "")))
-    except lark.UnexpectedToken:
-        raise Unexpected(len(tokens), _accepts(machine)) from None
+        return _accepts(_fed(start, tokens))
+    except Unexpected:
+        return frozenset()
 
 
 def _is_keyword(tokens: Sequence[Token], index: int, accepted: Iterable[str]) -> bool:

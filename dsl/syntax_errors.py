@@ -138,7 +138,7 @@ def _keyword_as_name(start: Start, tokens: Sequence[Token], error: Unexpected) -
 
 def _reads_on(start: Start, tokens: Sequence[Token], index: int) -> bool:
     """Whether the statement goes on well if the word at `index` is taken for a name."""
-    changed = [*tokens[:index], tokens[index]._replace(type="NAME"), *tokens[index + 1 :]]
+    changed = (*tokens[:index], tokens[index]._replace(type="NAME"), *tokens[index + 1 :])
     try:
         parse_statement(start, changed)
     except Unexpected as error:

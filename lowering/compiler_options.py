@@ -3,17 +3,20 @@
 `run.jit` passes them to `jax.jit`; `commplan explain --target` shows them. Names and meanings are those of
 XLA's `debug_options_flags.cc`; which of them a version knows it is asked (`lowering.jax._compat.accepted`).
 
-Not among them is `xla_gpu_experimental_collective_start_as_early_as_possible`: compiled ahead of time for
-4 x 8 H100 it changed nothing of a flat plan's schedule, and with an overlap limit of 2 more of a two-level
-plan's communication was exposed (0.82 instead of 0.64 ms by the estimate, six layers 2048 wide).
+Not among them, by what the estimate says of steps compiled ahead of time for H100 (`bench.compiled`):
+
+- `xla_gpu_experimental_collective_start_as_early_as_possible` changed nothing of a flat plan's schedule, and
+  with an overlap limit of 2 more of a two-level plan's communication was exposed (0.82 instead of 0.64 ms,
+  six layers 2048 wide).
+- `xla_gpu_enable_analytical_latency_estimator` exposed 5.9 instead of 0.0 ms of the unrolled transformer, and
+  1.4 instead of 0.9 of the scanned one.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterator, Mapping
-from types import SimpleNamespace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -30,11 +33,23 @@ _COMBINED = {  # by the kind of collective: what bounds the bytes that XLA makes
 }
 _SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
+AT_ONCE = 4  # all-reduces that no chain orders. Of gathers and scatters more were exposed: 2.7 for 1.3 ms
+_PIPELINED = "xla_gpu_enable_pipelined_all_reduce"
 _PERMUTE = "xla_gpu_collective_permute_mode"
 _BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
 _SYNCHRONOUS = "xla_gpu_disable_async_collectives"
 LEFT_OUT, COPYING = "xla_disable_hlo_passes", "all-reduce-contiguous"
+_IDLE = {
+    _SCHEDULER: "no collective runs under computation",
+    _PIPELINED: "an all-reduce inside a loop is waited for in the round that makes it",
+}
 _FLAG = re.compile(r"--(xla_\w+)(?:=(\S*))?")
+
+
+class _Sizes(NamedTuple):
+    """What is asked of a mesh."""
+
+    shape: Mapping[str, int]
 
 
 class CompilerOption(msgspec.Struct, frozen=True):
@@ -63,7 +78,7 @@ def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, .
     """
     if platform_of(target) == "cpu" or schedule.backend != "jax":
         return ()
-    mesh = SimpleNamespace(shape=schedule.mesh_sizes)
+    mesh = _Sizes(schedule.mesh_sizes)
     phases = [expected(schedule, phase.name, mesh, "gpu") for phase in schedule.phases]
     packs = {op.result for phase in schedule.phases for op in phase.ops if isinstance(op, Pack)}
     ops = (op for phase in schedule.phases for op in phase.ops if isinstance(op, Collective))
@@ -89,10 +104,17 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
             words = kind.replace("_", "-")
             why = f"no {words} of the plan is joined with another: the smallest has {min(sizes)} bytes"
             yield CompilerOption(name, min(sizes) - 1, why)
+    if any(item.kind == "all_reduce" for item in everything):
+        why = "an all-reduce inside a loop, as of `run.tap`, runs under the loop's next round"
+        yield CompilerOption(_PIPELINED, True, why)
     links = max(len({_links(item) for item in items}) for items in phases)
+    kinds = {item.kind for item in everything}
     if links > 1:
         why = f"collectives over {links} kinds of links may run at the same time, each on its own"
         yield CompilerOption(_OVERLAP, links, why)
+    elif "all_reduce" in kinds and not kinds & {"all_gather", "reduce_scatter"}:
+        why = "all-reduces of a loop's rounds, and those of other phases, need not wait for each other"
+        yield CompilerOption(_OVERLAP, AT_ONCE, why)
     if any(item.kind == "permute" for item in everything):
         why = "rounds of a program write into the receiver's memory, where NCCL has symmetric memory"
         yield CompilerOption(_PERMUTE, "COLLECTIVES_SYMMETRIC_MEMORY", why)
@@ -124,8 +146,12 @@ def undone(options: tuple[CompilerOption, ...], flags: str, file: str = "") -> t
         number = int(value) if re.fullmatch(r"\d+", value) else None
         if name in _COMBINED.values() and number is not None and number > int(option.value):
             undoing.append((name, f"XLA may make one of several collectives of up to {number} bytes"))
-        if name == _SCHEDULER and value.lower() in ("false", "0"):
-            undoing.append((name, "no collective runs under computation"))
+        if name == _OVERLAP and number is not None and number < int(option.value):
+            undoing.append((name, f"no more than {number} of the plan's collectives run at the same time"))
+        if name == _PERMUTE and value != option.value:
+            undoing.append((name, "rounds of a program are copied through buffers of NCCL's own"))
+        if name in (_SCHEDULER, _PIPELINED) and value.lower() in ("false", "0"):
+            undoing.append((name, _IDLE[name]))
     if options and given.get(_BLUECONNECT, "0") not in ("0", ""):
         undoing.append((_BLUECONNECT, "XLA takes all-reduces apart once more, on top of the plan's levels"))
     if options and given.get(_SYNCHRONOUS, "") not in ("", "NOOP"):

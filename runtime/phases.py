@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, cast
 
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import Span
+from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, check
@@ -18,6 +19,7 @@ from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime.context import CALLS, Carried, Context
+from commplan.runtime.machines.explicit import unreduced_over
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -74,10 +76,13 @@ class PhaseCall:
     dimension of their axes, `split` values this rank's cut. Outside they are global arrays: one leading
     dimension per `per` axis, `split` leaves whole; the call then wraps itself in shard_map and jit.
 
+    state: the states that the phase reads, by name; others may stand beside them, and come back as they are
+    with those that the phase sets.
+
     Raises `CommplanError`: CP0804 missing or unknown inputs, CP0805 structure, shape or dtype, CP0806
     `partial` inputs outside a shard_map, CP0807 gradients that JAX has already summed, CP0808 stages
-    that JAX does not run, CP0812 an incomplete state, CP0813 values that should be the same, CP0814 a
-    shard_map over other axes.
+    that JAX does not run, CP0812 a state that lacks what the phase reads, CP0813 values that should be
+    the same, CP0814 a shard_map over other axes.
     """
 
     def __init__(self, context: Context, phase: ir.Phase) -> None:
@@ -100,7 +105,7 @@ class PhaseCall:
     def __call__(self, state: Any, /, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
         arguments = self.lowered.arguments
         self._check_names(arguments, inputs)
-        checked = check_state(self.context, state, f"phase `{self.name}`")
+        checked = check_state(self.context, state, f"phase `{self.name}`", self._needed, self._phase.span)
         self.context.unset.check(self._phase, checked)
         given = {name: _number(arguments[name], value) for name, value in inputs.items()}
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
@@ -109,6 +114,7 @@ class PhaseCall:
             with as_diagnostics(self._spans, self.context.schedule.file):
                 return self._jitted(self._alone, "local", checked, given)
         partial = [name for name, value in arguments.items() if value.placement.partial]
+        partial = [name for name in partial if not unreduced_over(inputs[name], self._terms(name))]
         if partial:
             self._fail(
                 "CP0806",
@@ -117,9 +123,14 @@ class PhaseCall:
                 f"a partial value is another term on each rank ({arguments[partial[0]].placement}),"
                 " and a global array has no place for that",
                 "call the phase in a function decorated with @run.spmd(...), where it is this rank's"
-                " own term",
+                " own term; or, on Explicit axes, with arrays whose type is unreduced over"
+                f" {', '.join(self._terms(partial[0]))}, such as jax.grad gives for run.varying(params)",
             )
         return self._jitted(self._outside, "global", checked, given)
+
+    def _terms(self, name: str) -> tuple[str, ...]:
+        """The axes over which a partial argument is summed."""
+        return self.lowered.arguments[name].placement.partial
 
     @property
     def _spans(self) -> list[Span]:
@@ -174,7 +185,12 @@ class PhaseCall:
         trees = {name: known.value(f"input `{name}`", value, inputs[name]) for name, value in arguments}
         return trees, {name: known.value(f"state `{name}`", value, state[name]) for name, value in held}
 
-    @property
+    @functools.cached_property
+    def _needed(self) -> tuple[str, ...]:
+        """What of the state it reads, and the count of its calls where it draws random numbers."""
+        return (*self._held, *([CALLS] if self.lowered.counts else []))
+
+    @functools.cached_property
     def _held(self) -> dict[str, ir.Value]:
         """The states that the phase reads, but for those on servers."""
         known = self.context.states
@@ -192,7 +208,8 @@ class PhaseCall:
 
         def body(given: dict[str, list[Any]], own: dict[str, list[Any]], calls: Any) -> Any:
             local = {
-                name: context.strip(trees[name].like(x), values[name].placement) for name, x in given.items()
+                name: context.strip(trees[name].like(_terms(x, values[name])), values[name].placement)
+                for name, x in given.items()
             }
             mine = {
                 name: context.strip(states[name].like(x), held[name].placement) for name, x in own.items()
@@ -212,8 +229,32 @@ class PhaseCall:
         return Outputs(results.build(out)), state | updates.build(new) | count
 
 
+class Every(Mapping[int, PhaseCall]):
+    """The phases `every N steps`, by N."""
+
+    def __init__(self, phases: Mapping[int, PhaseCall]) -> None:
+        self._phases = dict(phases)
+
+    def __getitem__(self, period: int) -> PhaseCall:
+        if not isinstance(period, Hashable) or period not in self._phases:  # pyright: ignore[reportUnnecessaryIsInstance]
+            known = ", ".join(f"every {n} steps" for n in self._phases) or "none"
+            fail("CP0817", f"the plan has no phase `every {period} steps`", f"it has: {known}")
+        return self._phases[period]
+
+    def __iter__(self) -> Any:
+        return iter(self._phases)
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+
 def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:
     return {name: leaf_specs(value) for name, value in values.items()}
+
+
+def _terms(leaves: list[Any], value: ir.Value) -> list[Any]:
+    """A partial value's leaves, which came as unreduced arrays, as this rank's terms."""
+    return [_compat.terms(x, value.placement.partial) for x in leaves]
 
 
 def _named(names: list[str]) -> str:
@@ -229,24 +270,21 @@ def _number(value: ir.Value, given: Any) -> Any:
     return check.number(given, value.leaves[0])
 
 
-def check_state(context: Context, state: Any, subject: str) -> dict[str, Any]:
-    """`state` as a dict that has all of the plan's states. Raises CP0812."""
-    expected = [*context.states, *([CALLS] if context.counted else [])]
+def check_state(
+    context: Context, state: Any, subject: str, needed: Collection[str] = (), span: Span | None = None
+) -> dict[str, Any]:
+    """`state` as a dict of states of the plan, `needed` among them. Raises CP0812."""
+    begin = "begin with state = run.init(), and pass on the state that each phase returns"
+    known = [*context.states, *([CALLS] if context.counted else [])]
     if not isinstance(state, Mapping):
-        context.fail(
-            "CP0812",
-            f"{subject} needs the plan's state first, and was given a {type(state).__name__}",
-            "begin with state = run.init(), and pass on the state that each phase returns",
-        )
+        message = f"{subject} needs the plan's state first, and was given a {type(state).__name__}"
+        context.fail("CP0812", message, begin, span=span)
     entries = dict(cast("Mapping[str, Any]", state))
-    missing = [name for name in expected if name not in entries]
-    unknown = [name for name in entries if name not in expected]
+    missing = [name for name in needed if name not in entries]
+    unknown = [name for name in entries if name not in known]
     if missing or unknown:
         wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, which the plan has not"
-        context.fail(
-            "CP0812",
-            f"the state that {subject} was given {wrong}",
-            f"the plan's states: {_named(expected) or 'none, so the state is {}'}",
-            "begin with state = run.init(), and pass on the state that each phase returns",
-        )
+        states = f"the plan's states: {_named(known) or 'none, so the state is {}'}"
+        uses = f"it uses {_named([*needed])}" if missing else states
+        context.fail("CP0812", f"the state that {subject} was given {wrong}", uses, begin, span=span)
     return entries

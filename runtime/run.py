@@ -8,7 +8,7 @@ import functools
 import operator
 import os
 import weakref
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
@@ -32,13 +32,15 @@ from commplan.runtime.input.multirate.schedule import taken_apart
 from commplan.runtime.input.sources.files import bound
 from commplan.runtime.input.stages.records import checked_functions
 from commplan.runtime.layers import ShardedWeights
+from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.machines.machine import Binding, Machine
 from commplan.runtime.machines.mesh import check_mesh, check_processes, machine_of
 from commplan.runtime.machines.server import Serving, check_servers
 from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
-from commplan.runtime.phases import PhaseCall
+from commplan.runtime.phases import Every, PhaseCall
+from commplan.runtime.sharding import sharding
 from commplan.wait import TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
@@ -47,25 +49,6 @@ if TYPE_CHECKING:
 
 class UnknownPhaseError(CommplanError, AttributeError):
     """The plan has no phase so called."""
-
-
-class Every(Mapping[int, PhaseCall]):
-    """The phases `every N steps`, by N."""
-
-    def __init__(self, phases: Mapping[int, PhaseCall]) -> None:
-        self._phases = dict(phases)
-
-    def __getitem__(self, period: int) -> PhaseCall:
-        if not isinstance(period, Hashable) or period not in self._phases:  # pyright: ignore[reportUnnecessaryIsInstance]
-            known = ", ".join(f"every {n} steps" for n in self._phases) or "none"
-            fail("CP0817", f"the plan has no phase `every {period} steps`", f"it has: {known}")
-        return self._phases[period]
-
-    def __iter__(self) -> Any:
-        return iter(self._phases)
-
-    def __len__(self) -> int:
-        return len(self._phases)
 
 
 class Bound(ShardedWeights):
@@ -110,7 +93,9 @@ class Bound(ShardedWeights):
         source value that a phase takes; or with a placement ("per member, data"). Arguments may be any
         pytrees (an optimiser's state lies like its parameters). The function sees one rank's arrays, `per`
         dimensions stripped, and returns the state, then its named arguments in order or the first few of
-        them; `returns` lists other results: for each one after the state a value's name or a placement.
+        them; `returns` lists other results: each one after the state by the argument or the value of the plan
+        that it lies like, or by a placement: `returns=("params", "opt", "loss")`. The state may hold those
+        states alone that phases inside use.
         check_vma: as of `jax.shard_map`; False for steps whose types JAX cannot tell (Pallas kernels). Then
         nobody notices gradients that are reduced already (CP0807) and results that differ though they should
         be the same (CP0813).
@@ -149,8 +134,8 @@ class Bound(ShardedWeights):
         def check() -> preflight.Check | None:
             return None if self._checked or not check_s else functools.partial(self._check, check_s)
 
-        own = {**self.context.compiler_options, **(options.pop("compiler_options", None) or {})}
-        options |= {"compiler_options": own}
+        own: dict[str, Any] = options.pop("compiler_options", None) or {}
+        options["compiler_options"] = {**self.context.compiler_options, **own}
         return preflight.jit(self.context.machine, function, self._file, timeout, options, check)
 
     def check_collectives(
@@ -184,16 +169,28 @@ class Bound(ShardedWeights):
     def varying(self, tree: Any) -> Any:
         """`tree`, typed by JAX as varying over all of the plan's axes: no communication.
 
-        Differentiate with respect to this, and gradients are each rank's own term. Raises CP0816 outside
-        of a shard_map over the plan's axes.
+        Differentiate with respect to this, and gradients are each rank's own term. Outside of a shard_map
+        arrays on Explicit axes become `reduced`, whose gradients are terms, too: of the whole sum, so the
+        plan reduces them `by sum`. Raises CP0816 outside of a shard_map over other axes.
         """
+        axes, backend, mesh = tuple(self.context.sizes), self.context.backend, self.context.machine.mesh
+        if has_reduced(mesh, axes) and not self.context.around("run.varying is called"):
+            return jax.tree_util.tree_map(functools.partial(reduced_over, mesh, axes), tree)
         self._inside("run.varying")
-        axes, backend = tuple(self.context.sizes), self.context.backend
 
         def vary(x: Any) -> Any:
             return backend.varying(jnp.asarray(x), axes)
 
         return jax.tree_util.tree_map(vary, tree)
+
+    def sharding(self, name: str) -> Any:
+        """The `NamedSharding` of the arrays of a value on this mesh; of a tree a tree of them.
+
+        name: of an output, else a state, else an input, as in `run.spmd`. `jax.device_put` and
+        `jax.jit(in_shardings=..)` take it. Raises CP0811 for an unknown name, CP0806 for a partial value,
+        CP0874 for a run on the ranks of a communicator.
+        """
+        return sharding(self.context, name)
 
     def tap(self, tree: Any, *, like: str | None = None, phase: str = "step") -> Any:
         """`tree` itself, but its gradient is reduced where the backward pass makes it.

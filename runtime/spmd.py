@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, listed
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layout import spec
@@ -27,16 +27,16 @@ def decorate(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The decorator of `run.spmd(...)`: see there."""
     _check_texts(context, names, returns)
-    placements = {name: _placement(context, text, f"argument `{name}`") for name, text in names.items()}
-    listed = None
+    placements = {name: placement_of(context, text, f"argument `{name}`") for name, text in names.items()}
+    results = None
     if returns is not None:
         texts = (returns,) if isinstance(returns, str) else tuple(returns)
-        listed = [_placement(context, text, f"returns[{i}]") for i, text in enumerate(texts)]
+        results = [_result(context, text, f"returns[{i}]", names, placements) for i, text in enumerate(texts)]
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         first, order = _parameters(context, function, placements)
         own = {name: placements[name] for name in order}
-        step = _Step(context, function, own, listed, check_vma)
+        step = _Step(context, function, own, results, check_vma)
         signature = inspect.signature(function)
 
         @functools.wraps(function)
@@ -76,23 +76,27 @@ def _check_texts(context: Context, names: Mapping[str, object], returns: object)
             message = f"argument `{name}` is named with a {type(given).__name__}: a text was expected"
             fail("CP0811", message, f'such as @run.spmd({name}="params") or {name}="per data"', file=file)
     many = isinstance(returns, list | tuple)
-    listed = list(cast("Sequence[object]", returns)) if many else [] if returns is None else [returns]
-    wrong = [type(text).__name__ for text in listed if not isinstance(text, str)]
+    texts = list(cast("Sequence[object]", returns)) if many else [] if returns is None else [returns]
+    wrong = [type(text).__name__ for text in texts if not isinstance(text, str)]
     if wrong:
         message = f"`returns` has a {wrong[0]}: a text, or a list of texts, was expected"
         fail("CP0811", message, 'such as returns=["loss", "same"]', file=file)
 
 
-def _placement(context: Context, text: str, subject: str) -> Placement:
-    """The placement that `text` means: that of the value so called, or written out."""
+def placement_of(context: Context, text: str, subject: str, arguments: Collection[str] = ()) -> Placement:
+    """The placement that `text` means: that of the value so called, or written out.
+
+    arguments: of a result, the arguments that it might have been named after, too.
+    """
     value = context.find(text)
     placement = value.placement if value else parse(context, text)
     if placement is None:
-        known = ", ".join(f"`{name}`" for name in context.names())
+        also = [f"arguments that results may be named after: {listed(arguments)}"] if arguments else []
         context.fail(
             "CP0811",
             f"{subject}: the plan has no output, state or input `{text}`",
-            f"it has {known}",
+            f"it has {listed(context.names())}",
+            *also,
             'a placement is written as in the plan: "same", "per member, data", "split data"',
         )
     if placement.partial and context.machine.layout == "global":
@@ -102,6 +106,26 @@ def _placement(context: Context, text: str, subject: str) -> Placement:
             "compute them inside the function, and reduce them by calling the phase there",
         )
     return placement
+
+
+def _result(
+    context: Context, text: str, subject: str, names: Mapping[str, str], placements: Mapping[str, Placement]
+) -> Placement:
+    """The placement of a result: that of the argument so called, of the value, or written out.
+
+    Raises CP0811 where an argument and a value of one name lie differently.
+    """
+    if text not in placements:
+        return placement_of(context, text, subject, names)
+    value, argument = context.find(text), placements[text]
+    if value is not None and value.placement != argument:
+        context.fail(
+            "CP0811",
+            f"{subject}: `{text}` is an argument that lies `{argument}`, and a value of the plan that is"
+            f" `{value.placement}`",
+            "write the placement that is meant",
+        )
+    return argument
 
 
 def parse(context: Context, text: str) -> Placement | None:
@@ -187,7 +211,7 @@ class _Step:
                 "call it from outside; inside a shard_map of your own call the phases directly",
             )
         own = check_state(context, state, f"`{self.name}`")
-        states = {name: flat(own[name]) for name in context.states}
+        states = {name: flat(tree) for name, tree in own.items() if name != CALLS}
         trees = {name: flat(tree) for name, tree in arguments.items()}
         for name, placement in self.placements.items():
             self._check(name, placement, arguments[name])
@@ -205,10 +229,10 @@ class _Step:
             local = {n: context.strip(trees[n].like(x), self.placements[n]).build() for n, x in given.items()}
             with context.unset.entered(mine, self._unset, self._used):
                 answer = self.function(mine, **local)
-            state_out, rest = self._answer(answer, len(results))
-            after = {name: flat(state_out[name]) for name in context.states}
-            for name, value in context.states.items():
-                self._check_same(f"state `{name}`", state_out[name], value.placement)
+            state_out, rest = self._answer(answer, len(results), tuple(own))
+            after = {name: flat(tree) for name, tree in state_out.items() if name != CALLS}
+            for name in after:
+                self._check_same(f"state `{name}`", state_out[name], context.states[name].placement)
             structures.extend(
                 (own.structure, [jnp.ndim(x) == 0 for x in own.leaves]) for own in map(flat, rest)
             )
@@ -220,18 +244,24 @@ class _Step:
                     out.append(tree.build() if not result.split else _by_cut(tree.leaves, result))
                 else:  # a named argument that is not among the results
                     out.append(None if not result.split else ([], []))
-            return new.leave(after), state_out.get(CALLS, {}), out
+            absent = {name: [None] * len(own) for name, own in new.specs.items() if name not in after}
+            return new.leave(after) | absent, state_out.get(CALLS, {}), out
 
         out_specs = [spec(r) if not r.split else (spec(r), spec(r, scalar=True)) for r in results]
         call = context.machine.spread(
             body,
-            (new.specs, PartitionSpec(), {n: _leaf_specs(trees[n], p) for n, p in self.placements.items()}),
+            (
+                {name: new.specs[name] for name in states},
+                PartitionSpec(),
+                {n: _leaf_specs(trees[n], p) for n, p in self.placements.items()},
+            ),
             (new.specs, PartitionSpec(), out_specs),
             check_vma=self.check_vma,
         )
         leaves = {n: list(t.leaves) for n, t in trees.items()}
         held, calls, out = call({n: list(t.leaves) for n, t in states.items()}, own.get(CALLS, {}), leaves)
-        answer = new.build(held) | ({CALLS: calls} if CALLS in own else {})
+        after = {name: leaves for name, leaves in held.items() if name in new.structures}
+        answer = new.build(after) | ({CALLS: calls} if CALLS in own else {})
         if not structures and not self.listed:
             return answer
         rest = [
@@ -249,16 +279,14 @@ class _Step:
             if not odd:
                 continue
             over, where = ", ".join(odd), f" at `{path}`" if path else ""
-            notes = [f"it is placed `{placement}`"]
-            if placement.split and not jnp.ndim(leaf):
-                notes.append("a leaf without dimensions is not cut: it is the same on all ranks")
-            self.context.fail(
-                "CP0813",
-                f"{subject} of `{self.name}`{where} should be the same over {over}, and JAX types it as"
-                " varying",
-                *notes,
-                f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)',
-            )
+            which = f"{subject} of `{self.name}`{where}"
+            message = f"{which} should be the same over {over}, and JAX types it as varying"
+            note = f"it is placed `{placement}`"
+            if set(odd) <= set(placement.split):  # a scalar, which is not cut
+                message = f"{which} is one number, another on each rank over {over}, and cannot be cut"
+                note = f"it is placed `{placement}`, of which a leaf without dimensions is whole on all ranks"
+            remedy = f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)'
+            self.context.fail("CP0813", message, note, remedy)
 
     def refuse(self, message: str) -> NoReturn:
         """Raise CP0811 about a call."""
@@ -302,13 +330,16 @@ class _Step:
                     "CP0805", f"state `{name}` has {len(tree.leaves)} leaves, expected {wanted}"
                 )
 
-    def _answer(self, answer: Any, wanted: int) -> tuple[dict[str, Any], list[Any]]:
-        """The state and the other results of the user's function. Raises CP0811, CP0812."""
+    def _answer(self, answer: Any, wanted: int, given: Sequence[str]) -> tuple[dict[str, Any], list[Any]]:
+        """The state and the other results of the user's function, called with states `given`.
+
+        Raises CP0811, CP0812.
+        """
         state: Any = answer
         rest: list[Any] = []
         if isinstance(answer, tuple) and answer:
             state, *rest = cast("tuple[Any, ...]", answer)
-        checked = check_state(self.context, state, f"`{self.name}` as the first thing it returns")
+        checked = check_state(self.context, state, f"`{self.name}` as the first thing it returns", given)
         expected = "the state, then its named arguments in order (or fewer of them)"
         if self.listed is not None and len(rest) != wanted:
             self.context.fail(
@@ -323,11 +354,10 @@ class _Step:
                 f"without returns= it returns {expected}",
                 'say where the others lie: run.spmd(..., returns=("params", "per member, data"))',
             )
-        states: dict[str, Any] = {name: checked[name] for name in checked}
-        for name, value in self.context.states.items():
-            if len(flat(states[name]).leaves) != len(value.leaves):
+        for name, tree in checked.items():
+            if name != CALLS and len(flat(tree).leaves) != len(self.context.states[name].leaves):
                 self.context.fail("CP0805", f"`{self.name}` returned state `{name}` with another structure")
-        return states, rest
+        return checked, rest
 
 
 def _leaf_specs(tree: Tree, placement: Placement) -> list[PartitionSpec]:

@@ -23,6 +23,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.input": ("commplan.collectives",),
     "commplan.protocol": (),
     "commplan.dsl": (),
+    "commplan.highlight": ("commplan.dsl",),
+    "commplan.lint": (
+        "commplan.dsl", "commplan.errors", "commplan.compiler", "commplan.cost", "commplan.frontend",
+        "commplan.topology",
+    ),
+    "commplan.lsp": ("commplan.dsl", "commplan.lint", "commplan.highlight"),
     "commplan.pytree": (),
     "commplan.io": (),
     "commplan.recorder": (),
@@ -49,7 +55,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.wait",
     ),
 }  # fmt: skip
-JAX = ("commplan.lowering.jax", "commplan.lowering.mpi", "commplan.runtime", "commplan.optax")
+JAX = (
+    "commplan.lowering.jax",
+    "commplan.lowering.mpi",
+    "commplan.runtime",
+    "commplan.optax",
+    "commplan.orbax",
+)
 MPI = ("commplan.lowering.mpi", "commplan.runtime")
 
 

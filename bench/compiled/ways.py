@@ -22,16 +22,18 @@ plan training
 
 input params : tree
 input grads  : tree partial {over}
-input blocks : tree per {over}
-
-phase dispatch {{
-    arrived = swap blocks over {over}
-    output arrived
-}}
-
+{dispatch}
 each step {{
     grads = reduce grads over {over} by mean {options}
     output grads
+}}
+"""
+DISPATCH = """\
+input blocks : tree per {axis}
+
+phase dispatch {{
+    arrived = swap blocks over {axis}
+    output arrived
 }}
 """
 
@@ -86,11 +88,12 @@ def planned(
     mesh: Mesh, model: Model, topology: Any = None, options: str = "{ overlap = backward }"
 ) -> Callable[..., Any]:
     """The step through a plan, compiled for `topology`; layers under a scan are tapped."""
-    shapes = model.shapes()
+    shapes, experts = model.shapes(), bool(model.own_shapes())
     free = {name: tree for name, tree in shapes.items() if name != "layers"}
-    named = {"params": shapes, "grads": free, "blocks": _blocks(mesh, model)}
+    named = {"params": shapes, "grads": free} | ({"blocks": _blocks(mesh, model)} if experts else {})
     axes, over = "\n".join(f"axis {name} = ?" for name in mesh.axis_names), ", ".join(mesh.axis_names)
-    plan = commplan.loads(PLAN.format(axes=axes, over=over, options=options))
+    dispatch = DISPATCH.format(axis=mesh.axis_names[-1]) if experts else ""
+    plan = commplan.loads(PLAN.format(axes=axes, over=over, options=options, dispatch=dispatch))
     run = plan.compile(mesh, shapes=named, topology=topology).bind(mesh)
     moves = Moves(run.tap, lambda blocks: run.dispatch({}, blocks=blocks)[0].arrived)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 GRACE_S = 5.0  # after the bound, in which the first message must come
-DEADLINE_S = 90.0  # of a job: what lasts longer hangs
+START_S = 300.0  # of a job, until its fault: the engine may have to be compiled first
+DEADLINE_S = 90.0  # from the fault on: what lasts longer hangs
 POLL_S = 0.02
 LINKS, LINK_S = ("down", "slow"), 0.5  # what happens to links, and the seconds in which it does
 MARK = re.compile(r"fault at ([\d.]+)")
-SAID = re.compile(r"error\[CP|commplan: |Error: |signal \d")
+SAID = re.compile(r"error\[CP|commplan: |signal \d|loss is not finite")
 # A mount of its own over /dev/shm, which is full from the start: other processes of the machine keep theirs.
 FULL = 'mount -t tmpfs -o size=16k tmpfs /dev/shm && head -c 16k /dev/zero > /dev/shm/full; exec "$0" "$@"'
 
@@ -110,24 +112,32 @@ def observed(
     said. on_fault: called when the fault has happened.
     """
     over = over or (lambda text: all(job.poll() is not None for job in jobs))
-    until, marked, said, ended, text = time.monotonic() + DEADLINE_S, None, None, False, ""
+    until, marked, said, ended, text = time.monotonic() + START_S, None, None, False, ""
     while time.monotonic() < until and not ended:
         time.sleep(POLL_S)
         ended = over(text)  # what it said last is read below
         text = os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
         if marked is None and (mark := MARK.search(text)):
-            marked = mark
+            marked, until = mark, time.monotonic() + DEADLINE_S
             on_fault()
         if marked is not None and said is None and SAID.search(text, marked.end()):
             said = time.time() - float(marked[1])
     for job in jobs:
-        try:
-            os.killpg(job.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        finally:
-            job.wait()
+        for process in {job.pid, *_session(job.pid)}:  # ranks are in groups of their own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        job.wait()
     return Job(said, ended and marked is not None, text)
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session."""
+    processes: list[int] = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            if int(status.read_text().rpartition(")")[2].split()[3]) == leader:
+                processes.append(int(status.parent.name))
+    return processes
 
 
 def resumed(file: Path | None, judge: Callable[[Fault], Outcome], fault: Fault) -> Outcome:
@@ -144,9 +154,15 @@ def resumed(file: Path | None, judge: Callable[[Fault], Outcome], fault: Fault) 
     return outcome
 
 
+def in_time(outcome: Outcome, bound_s: float) -> bool:
+    """Whether it was first heard of within the bound and `GRACE_S`, or rightly not at all."""
+    if outcome.seconds is None:
+        return outcome.ended and outcome.right
+    return outcome.seconds <= bound_s + GRACE_S
+
+
 def table(outcomes: Sequence[Outcome], bounds: dict[str, float]) -> list[str]:
-    """A line for each place and kind. in time: first heard of within the bound and `GRACE_S`, or
-    rightly not at all."""
+    """A line for each place and kind."""
     by_kind: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         by_kind[outcome.fault.place, outcome.fault.kind].append(outcome)
@@ -154,9 +170,8 @@ def table(outcomes: Sequence[Outcome], bounds: dict[str, float]) -> list[str]:
     lines = [f"{head}{'median s':>10}{'longest s':>11}"]
     for (place, kind), own in by_kind.items():
         seconds = sorted(outcome.seconds for outcome in own if outcome.seconds is not None)
-        quiet = sum(outcome.seconds is None and outcome.ended and outcome.right for outcome in own)
         ended, right = (sum(column) for column in zip(*((o.ended, o.right) for o in own), strict=True))
-        soon = quiet + sum(each <= bounds[place] + GRACE_S for each in seconds)
+        soon = sum(in_time(outcome, bounds[place]) for outcome in own)
         line = f"{place:9}{kind:14}{len(own):6}{ended:7}{right:7}{soon:9}"
         middle = (
             f"{seconds[len(seconds) // 2]:10.1f}{seconds[-1]:11.1f}" if seconds else f"{'-':>10}{'-':>11}"

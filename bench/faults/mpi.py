@@ -118,13 +118,16 @@ def right(fault: Fault, text: str) -> bool:
         subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
         heads = re.findall(r"error\[CP0845\]: (.*)", text)
         return bool(heads) and all(f"{subject}: rank {fault.culprit} another one" in head for head in heads)
-    if fault.kind == "raise":
-        return "loss is not finite" in text
+    if fault.kind == "raise":  # the job ends with it, before anybody waits
+        named = f"MPI_ABORT was invoked on rank {fault.culprit} " in text
+        return named and "loss is not finite" in text and not blamed(text)
     if fault.kind == "kill" and "has died" not in text:  # an MPI that ends the job itself says so
-        return bool(re.search(rf"rank {fault.culprit}\b.{{0,300}}signal\s+9", text, re.DOTALL))
+        named = re.search(rf"rank {fault.culprit}\b.{{0,300}}signal\s+9", text, re.DOTALL)
+        return named is not None and not blamed(text)
     if fault.kind in ("order", "skip"):
-        lines = re.findall(r"rank (\d) waits in line (\d+)", text)
-        return (str(fault.culprit), str(LINES["evaluate"])) in lines and f"line {LINES['step']} " in text
+        waits = set(re.findall(r"rank (\d) waits in line (\d+)", text))
+        lines = {n: LINES["evaluate" if n == fault.culprit else "step"] for n in range(RANKS)}
+        return waits == {(str(n), str(line)) for n, line in lines.items()} and not blamed(text)
     return blamed(text) == {fault.culprit} and f"line {LINES['step']} of" in text
 
 

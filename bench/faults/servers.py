@@ -144,11 +144,11 @@ def right(fault: Fault, text: str) -> bool:
         subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
         heads = re.findall(r"error\[CP0845\]: (.*)", text)
         return bool(heads) and all(f"{subject}: rank {fault.culprit} another one" in head for head in heads)
-    if fault.kind == "raise":
-        return "loss is not finite" in text
     server, sync = fault.culprit == SERVER, fault.via == "sync"
     named = set(re.findall(r"\(rank (\d)\) (?:has died|gave up)", text))
     named |= set(re.findall(r"rank (\d) (?:is stopped|has died|has not come|does not answer)", text))
+    if fault.kind == "raise":
+        return "loss is not finite" in text and named <= {str(fault.culprit)}
     if server:
         return named == {str(SERVER)} and f"line {LINE[fault.via]} of" in text
     if fault.kind == "kill":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,16 @@ from bench.on_gpu.timing import Scale
 SYSTEMS = ("all_shared", "plain", "tensorsocket")
 
 
-def measure(scale: Scale) -> dict[str, Any]:
+Report = Callable[[dict[str, Any]], None]
+
+
+def measure(scale: Scale, report: Report) -> dict[str, Any]:
     """Records a second for each member, and CPU seconds a record and member, of all processes together."""
-    return of_members(scale, (1, 2) if scale.small else (1, 2, 4, 8))
+    return of_members(scale, (1, 2) if scale.small else (8, 1, 2, 4), report)
 
 
-def of_members(scale: Scale, counts: tuple[int, ...]) -> dict[str, Any]:
+def of_members(scale: Scale, counts: tuple[int, ...], report: Report) -> dict[str, Any]:
+    """report: is given what has been found so far, after each number of members."""
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if scale.small:
         environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
@@ -46,4 +51,5 @@ def of_members(scale: Scale, counts: tuple[int, ...]) -> dict[str, Any]:
                     text = f"{figure.wall:8.0f} records/s a member, {figure.cpu * 1e3:7.3f} ms CPU a record"
                     text += f", {figure.missing} missing, {figure.again} twice"
                 lines.append(f"{members} member(s), {figure.system:12} {text}")
+            report({"lines": lines, "cells": rows, "cores": len(cores)})
     return {"lines": lines, "cells": rows, "cores": len(cores)}

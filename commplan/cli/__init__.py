@@ -1,4 +1,5 @@
 """The command `commplan`. Verbs live in a file each and load what they need when they run."""
+# PYTHON_ARGCOMPLETE_OK: shells with argcomplete's global completion may ask it, too.
 
 from collections.abc import Sequence
 

@@ -75,6 +75,18 @@ def _files(verb: Any) -> None:
     verb.add_argument("files", nargs="+", metavar="FILE", help=_PLAN)
 
 
+def _check(verb: Any) -> None:
+    _files(verb)
+    _switch(verb, "--fix", "put right what is certain; - reads stdin and writes stdout")
+    _switch(verb, "--watch", "check again whenever a file changes, until Ctrl-C")
+    _switch(verb, "--strict", "exit with 1 for warnings too")
+    records = "how many records a source has: for what `tail drop` loses (repeatable)"
+    _repeatable(verb, "--records", "NAME=N", records, _size)
+    program = "a program that runs the plans: for outputs that it does not take (repeatable)"
+    _repeatable(verb, "--program", "TRAIN.py", program, str)
+    _binding(verb)
+
+
 def _fmt(verb: Any) -> None:
     _files(verb)
     how = verb.add_mutually_exclusive_group()
@@ -112,7 +124,8 @@ def _compile(verb: Any) -> None:
 
 
 def _explain(verb: Any) -> None:
-    verb.add_argument("what", metavar="FILE|CODE", help=f"{_PLAN}; a code such as CP0412; or CP04, a list")
+    subject = f"{_PLAN}; a code such as CP0412; or CP04, a list"
+    verb.add_argument("what", metavar="FILE|CODE", help=subject).completer = _codes
     _binding(verb)
     looks = "gpu, or one such as h100:4x8: also what XLA is told to compile for it as planned"
     _flag(verb, "--target", "T", looks)
@@ -132,13 +145,16 @@ def _verify(verb: Any) -> None:
 
 
 def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """`verify` takes a file, or all of what names one algorithm; `trace` a file to write, or `summarise`."""
+    """What argparse does not say: `verify` takes a file, or all of what names one algorithm; `trace` a file
+    to write, or `summarise`."""
     if args.verb == "verb_trace":
         args.summarise = args.records[:1] == ["summarise"]
         if args.summarise:
             args.records = args.records[1:]
         elif args.output is None:
             root.error("trace: give -o OUT.json, or `trace summarise REC...`")
+    if args.verb == "verb_check":
+        _checked(root, args)
     if args.verb != "verb_verify":
         return
     named = (args.algorithm, args.collective, args.ranks)
@@ -152,6 +168,16 @@ def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
     if args.file is not None and (*named, args.root) != (None,) * 4:
         root.error("verify: give a file or --algorithm, not both")
+
+
+def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """What `check` cannot do together."""
+    if args.watch and "-" in args.files:
+        root.error("check: --watch looks at files, and - is none")
+    if args.watch and args.format not in ("human", "concise"):
+        root.error(f"check: --format {args.format} is one document, and --watch would write many")
+    if args.fix and "-" in args.files and args.format not in ("human", "json"):
+        root.error(f"check: --fix writes stdin to stdout, where --format {args.format} goes")
 
 
 def _simulated(verb: Any) -> None:
@@ -185,6 +211,9 @@ def _audit(verb: Any) -> None:
     _flag(verb, "--step", "MODULE:FUNCTION", step)
     target = "GPUs to compile for, which need not be there, such as h100:4x8 (default: this machine's CPUs)"
     _flag(verb, "--target", "NAME:HOSTSxDEVICES", target)
+    _switch(
+        verb, "--pgle", "compile once more with a profile of the estimated times, and say what XLA then moves"
+    )
     _repeatable(verb, "--phase", "NAME", "a phase to look for (repeatable; default: those that run)", str)
     _switch(verb, "--allow-extra", "what the step's own code communicates beside the plan is no difference")
     _functions(verb, "a function of the plan, without --step (repeatable)")
@@ -237,8 +266,26 @@ def _functions(group: Any, summary: str) -> None:
 
 
 def _new(verb: Any) -> None:
-    verb.add_argument("template", nargs="?", metavar="TEMPLATE", help="the name of a template")
+    named = verb.add_argument("template", nargs="?", metavar="TEMPLATE", help="the name of a template")
+    named.completer = _templates
     _flag(verb, "--into", "DIR", "where to write (default: here)", default=".")
+
+
+def _templates(**asked: object) -> list[str]:
+    """The templates, for a shell that asks."""
+    from commplan.cli.verb_new import templates
+
+    return list(templates())
+
+
+def _codes(prefix: str, **asked: object) -> list[str]:
+    """Codes that begin as is written, for a shell that asks, or else files."""
+    from argcomplete.completers import FilesCompleter
+
+    from commplan.errors import titles
+
+    codes = [code for code in titles() if prefix and code.startswith(prefix.upper())]
+    return codes or list(FilesCompleter()(prefix))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _completion(verb: Any) -> None:
@@ -260,7 +307,15 @@ def _trace(verb: Any) -> None:
 _JSON = ("json",)
 # Of each verb its summary, what else its help says, the formats besides `human`, and what adds its arguments.
 _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
-    "check": ("report what is wrong with plans", "", ("concise", "json", "github", "sarif"), _files),
+    "check": (
+        "report what is wrong with plans, and what is hardly meant",
+        (
+            "Errors come first: a plan without any gets its warnings. Some need to know more: --shapes and"
+            " --topology tell what buckets and pins cost, and what does not compile for them is an error."
+        ),
+        ("concise", "json", "github", "sarif"),
+        _check,
+    ),
     "fmt": (
         "rewrite plans in their one layout",
         "Files are rewritten in place; - reads stdin and writes stdout.",
@@ -335,6 +390,12 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         "Without a template, lists them. Nothing is ever overwritten.",
         _JSON,
         _new,
+    ),
+    "lsp": (
+        "serve an editor: the language server, on standard input and output",
+        "Editors start it. Needs the extra `lsp`.",
+        (),
+        lambda verb: None,
     ),
     "completion": (
         "print completions for a shell",

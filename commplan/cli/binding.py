@@ -55,7 +55,7 @@ def compiled(
     plan = checked(path, console)
     plan = adapt(plan) if adapt else plan
     shapes = read_shapes(args.shapes, console) if args.shapes else {}
-    sizes, mapping = _once(args.axis, "--axis"), _once(args.map, "--map") or None
+    sizes, mapping = once(args.axis, "--axis"), once(args.map, "--map") or None
     leaves = {name: shapes_of(tree) for name, tree in shapes.items()}
     names = ("topology", "oversubscribe", "backend", "calibration")
     flags = {name: getattr(args, name) for name in names}
@@ -106,7 +106,7 @@ def _json_kind(value: object) -> str:
     return names.get(type(value).__name__, "null")
 
 
-def _once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
+def once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
     """The pairs as a mapping. Raises CP1104 where a name is given two values."""
     bindings: dict[str, Any] = {}
     for name, value in pairs:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from commplan.cli.arguments import parse
+from commplan.cli.arguments import parse, parser
 from commplan.cli.console import Console, silence
 from commplan.diagnostics import CommplanError, text_of
 
@@ -19,6 +19,10 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command with `argv` (default: the process's arguments) and return its exit code."""
     _print_anything()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how the line may go on; this does not return
+        import argcomplete
+
+        argcomplete.autocomplete(parser())  # pyright: ignore[reportUnknownMemberType]
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
     except SystemExit as leaving:  # argparse has said why, or printed the help: more than stdout may take

@@ -26,15 +26,23 @@ _PACKAGE = str(Path(__file__).parents[1])
 def run(args: Namespace, console: Console) -> int:
     """Compile for the devices of --target or for CPUs, compare, and say what differs; 1 where something does.
 
-    Raises CP1150 to CP1154, CP0850 without the compiler for GPUs, and what compiling raises.
+    Raises CP1150 to CP1154, CP1156 for --pgle without GPUs, CP0850 without the compiler for GPUs, and what
+    compiling raises.
     """
     machine = None if args.target is None else target(args.target)
+    if args.pgle and machine is None:
+        fail(
+            "CP1156",
+            "--pgle needs GPUs to compile for",
+            "name them, they need not be there: --target h100:4x8",
+        )
     schedule, shapes = _compiled(args, console)
     with user_code(), _named(args.step):
         mesh = _mesh(schedule, machine)
         audits = _audits(schedule, shapes, args, mesh, machine)
     devices = str(machine) if machine else plural(mesh.size, "CPU device")
-    wrong = [d for audit in audits.values() for d in audit.differences if not (args.allow_extra and d.beside)]
+    every = [part for audit in audits.values() for part in (audit, audit.profiled and audit.profiled.audit)]
+    wrong = [d for part in every if part for d in part.differences if not (args.allow_extra and d.beside)]
     if console.human:
         if not audits:
             console.note(f"plan `{schedule.plan}` has no phase that computes something: nothing was compiled")
@@ -83,16 +91,17 @@ def _audits(
 
     check_phases(schedule, args.phase)
     rates = machine.machine if machine else None
+    profiled_for = rates if args.pgle else None
     if args.step:
         step, arguments = _step(args.step, mesh)
-        text = compile_step(step, *arguments)
+        text = compile_step(step, *arguments, profiled_for=profiled_for)
         return {args.step: audit(schedule, *text, phases=args.phase, machine=rates)}
     from commplan.runtime.rehearse.rehearse import phase_steps
 
     bound = bind(schedule, shapes, args, sources=False, mesh=mesh)
     audits: dict[str, Audit] = {}
     for name, function, values in phase_steps(bound, args.phase):
-        text = compile_step(function, *values)
+        text = compile_step(function, *values, profiled_for=profiled_for)
         audits[f"phase {name}"] = audit(schedule, *text, phases=[name], machine=rates)
     return audits
 

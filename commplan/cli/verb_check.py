@@ -1,29 +1,153 @@
-"""`commplan check`: what is wrong with plans."""
+"""`commplan check`: what is wrong with plans, what is hardly meant, and the repairs that are certain."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from commplan import dsl
-from commplan.cli.console import Console, name_of
-from commplan.diagnostics import CommplanError, Diagnostic
+from commplan import dsl, io
+from commplan.cli.console import STDIN, Console, name_of
+from commplan.diagnostics import CommplanError, Diagnostic, Severity, fail, plural
+
+if TYPE_CHECKING:
+    from commplan.lint import Given
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Check every file; 1 if one has an error."""
+    """Check every file; 1 if one has an error, or under --strict a warning. Under --watch as often as one of
+    them changes, until it is interrupted."""
+    if not args.watch:
+        return _check_all(args, console)
+    from commplan.cli.watch import watch
+
+    watched = [args.shapes, args.topology, args.calibration, *args.program]
+    return watch([*args.files, *filter(None, watched)], lambda: _again(args, console), console)
+
+
+def _again(args: Namespace, console: Console) -> int:
+    """One check of a watch, which goes on whatever is wrong."""
+    try:
+        return _check_all(args, console)
+    except CommplanError as error:
+        console.report(error.diagnostics)
+        return 1
+
+
+def _check_all(args: Namespace, console: Console) -> int:
+    given = _given(args, console)
     diagnostics: list[Diagnostic] = []
+    repairs: list[tuple[str, int, str]] = []
     for path in args.files:
-        diagnostics += _check(path, console)
+        try:
+            text = console.read(path)
+            if args.fix:
+                text, count = _repair(path, text, given, console)
+                repairs.append((path, count, text))
+            diagnostics += _diagnostics(text, name_of(path), given)
+        except CommplanError as error:
+            diagnostics += error.diagnostics
+    _report(diagnostics, repairs, args, console)
+    return int(args.strict and bool(diagnostics)) or int(
+        any(d.severity is Severity.ERROR for d in diagnostics)
+    )
+
+
+def _diagnostics(text: str, name: str, given: Given) -> Sequence[Diagnostic]:
+    """All errors of a text, or else its warnings."""
+    from commplan.lint import lint
+
+    analysis = dsl.analyse(text, name)
+    return analysis.diagnostics or lint(analysis, given)
+
+
+def _repair(path: str, text: str, given: Given, console: Console) -> tuple[str, int]:
+    """The text with what is certain put right, and written back where it lies in a file."""
+    from commplan.lint.repairs import repaired
+
+    better, count = repaired(text, lambda each: _diagnostics(each, name_of(path), given))
+    if count and path != STDIN:
+        if io.read(path) != text.encode():
+            fail(
+                "CP1101",
+                f"cannot write {path}: it has changed since it was read",
+                "check it again",
+                file=path,
+            )
+        console.write(path, better.encode())
+    console.texts[name_of(path)] = better
+    return better, count
+
+
+def _report(
+    diagnostics: Sequence[Diagnostic],
+    repairs: Sequence[tuple[str, int, str]],
+    args: Namespace,
+    console: Console,
+) -> None:
+    if args.fix and console.style == "json":
+        from commplan.render.machine import counts
+
+        files = [
+            {"file": name_of(path), "repairs": count, "text": text if path == STDIN else None}
+            for path, count, text in repairs
+        ]
+        console.document(diagnostics, files=files, summary=counts(diagnostics))
+        return
+    for path, count, text in repairs:
+        if path == STDIN:
+            console.put(text)
+        if count:
+            console.note(f"{plural(count, 'repair')} in {name_of(path)}")
     console.report(diagnostics)
     if not diagnostics:
-        count = len(args.files)
-        console.note(f"{count} plan{'s' if count > 1 else ''}, no problems")
-    return int(bool(diagnostics))
+        console.note(f"{plural(len(args.files), 'plan')}, no problems")
 
 
-def _check(path: str, console: Console) -> tuple[Diagnostic, ...]:
+def _given(args: Namespace, console: Console) -> Given:
+    """What the flags say beside the plans. Raises CP1103 and CP1104 for shapes and sizes that are none."""
+    from commplan.lint import Given
+
+    programs = {path: console.read(path) for path in args.program}
+    for path, text in programs.items():
+        _check_program(path, text)
+    known = Given(records=dict(args.records), programs=programs)
+    bindings = (
+        args.shapes,
+        args.topology,
+        args.calibration,
+        args.passes,
+        args.axis or None,
+        args.map or None,
+    )
+    if bindings == (None,) * len(bindings):
+        return known
+    from msgspec.structs import replace
+
+    from commplan.cli.binding import once, read_shapes
+    from commplan.cost import load_calibration
+    from commplan.pytree import shapes_of
+    from commplan.topology import load_topology
+
+    shapes = read_shapes(args.shapes, console) if args.shapes else None
+    options = {"mapping": once(args.map, "--map") or None, "pipeline": args.passes}
+    return replace(
+        known,
+        sizes=once(args.axis, "--axis"),
+        shapes=None if shapes is None else {name: shapes_of(tree) for name, tree in shapes.items()},
+        topology=load_topology(args.topology) if args.topology else None,
+        calibration=load_calibration(args.calibration) if args.calibration else None,
+        options={**options, "backend": args.backend, "oversubscribe": args.oversubscribe},
+    )
+
+
+def _check_program(path: str, text: str) -> None:
     try:
-        text = console.read(path)
-    except CommplanError as error:
-        return error.diagnostics
-    return dsl.load(text, name_of(path))[1]
+        compile(text, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        fail(
+            "CP1116",
+            f"{path} is no Python program: {error}",
+            "--program takes those that run the plan",
+            file=path,
+        )

@@ -64,14 +64,18 @@ def _code(code: str, console: Console) -> int:
 
 def _plan(args: Namespace, console: Console) -> int:
     from commplan.cli.binding import compiled
-    from commplan.explain.report import explain_plan
+    from commplan.explain.report import explain_plan, line_text
 
     done = compiled(args.what, args, console)
     explanation = explain_plan(done.plan, done.schedule, _predictor(args, done.schedule))
     options = _options(args, done.schedule)
     if not console.human:
         more = {} if options is None else {"compiler_options": msgspec.to_builtins(options)}
-        console.document(**msgspec.to_builtins(explanation), mapping=done.mapping, **more)
+        data = msgspec.to_builtins(explanation)
+        for phase, lines in zip(explanation.phases, data["phases"], strict=True):
+            for line, fields in zip(phase.lines, lines["lines"], strict=True):
+                fields["text"] = line_text(line)
+        console.document(**data, mapping=done.mapping, **more)
         return 0
     console.put(explanation.text())
     if options is not None:

@@ -35,9 +35,13 @@ def input_text(
         records = need.records // need.batches
         lines.append(
             f"input of phase {need.phase}: at most {need.batches} batches of {records} records at once;"
-            f" a host shares {sized(need.shared)}, a rank has {sized(need.own)} of its own"
+            f" a host shares {sized(need.shared)}, a rank has {sized(need.own)} of its own{_ahead(need)}"
         )
     return lines
+
+
+def _ahead(need: InputMemory) -> str:
+    return f", and {sized(need.on_devices)} on its device ahead of the step" if need.on_devices else ""
 
 
 def _share(share: Shared) -> str:
@@ -78,7 +82,7 @@ def input_data(
         "input_memory": [
             {
                 "phase": need.phase, "batches": need.batches, "records": need.records,
-                "shared_nbytes": need.shared, "own_nbytes": need.own,
+                "shared_nbytes": need.shared, "own_nbytes": need.own, "device_nbytes": need.on_devices,
             }
             for need in memory
         ],

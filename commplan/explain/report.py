@@ -116,7 +116,7 @@ class Explanation(msgspec.Struct, frozen=True):
         for phase in self.phases:
             lines += ["", phase.title]
             for line in phase.lines:
-                lines += [f"  {text}" for text in _line(line)]
+                lines += [f"  {text}" for text in line_text(line)]
             if not phase.lines:
                 names = " and ".join(f"`{name}`" for name in phase.outputs)
                 lines.append(f"  nothing moves: {names} as on entry")
@@ -276,7 +276,8 @@ def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
     return tuple(totals.values())
 
 
-def _line(line: Line) -> list[str]:
+def line_text(line: Line) -> list[str]:
+    """A line with what became of it and why, indented below the stage."""
     lines = [f"line {line.line}: {line.stage}", *(f"    {text}" for text in line_lines(line))]
     return lines + [f"    {text}" for choice in line.choices for text in _choice(choice)]
 

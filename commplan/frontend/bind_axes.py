@@ -73,7 +73,7 @@ def check_mesh(plan: Plan, mesh: Mapping[str, int]) -> None:
         if axis.kind is not AxisKind.SERVER and axis.name not in mesh:
             message, size = f"the mesh has no axis `{axis.name}`", axis.size or "your choice"
             expected = f"expected an axis `{axis.name}` of size {size}, found {sizes}"
-            fix = _mesh_fix(axis.name, axis.kind)
+            fix = _mesh_fix(axis.name, axis.kind, axis.size)
             problems.append(_problem(plan, "CP0707", message, axis.span, expected, fix))
     fail_if(problems)
 
@@ -85,9 +85,13 @@ def _whole(size: object) -> int | None:
     return operator.index(size)
 
 
-def _mesh_fix(name: str, kind: AxisKind) -> str:
-    if kind is AxisKind.ENSEMBLE:
-        return f"members are spread over devices too: add an axis `{name}` to the mesh, of size 1 if need be"
+def _mesh_fix(name: str, kind: AxisKind, size: int | None) -> str:
+    spread = "members are spread over devices too: " if kind is AxisKind.ENSEMBLE else ""
+    if size is not None:
+        open_size = f"`{kind.value} {name} = ?` in the plan takes any size"
+        return f"{spread}add an axis `{name}` of size {size} to the mesh; {open_size}"
+    if spread:
+        return f"{spread}add an axis `{name}` to the mesh, of size 1 if need be"
     return f"add an axis `{name}` to the mesh, of size 1 if nothing is replicated along it"
 
 

@@ -59,6 +59,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     on_failure: Literal["stop", "continue"] | None = None
     cores: int | None = None
     prefetch: int | None = None
+    device_prefetch: int | None = None
 
     def wire_types(self, dtype: DType) -> tuple[DType, DType]:
         """The types in which values of `dtype` travel and are added.

@@ -46,7 +46,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     """What a pass decided, for `explain`: the rejected alternatives with the reason.
 
     seconds: the predicted time of what was chosen. source: where the times come from, the model of a
-    topology or a measurement with its date. sharing: of a choice how to share, all designs with their costs.
+    topology or a measurement with its date, after whose they are where the choice is about several ops.
+    sharing: of a choice how to share, all designs with their costs.
     """
 
     by: str

@@ -73,11 +73,13 @@ def _choice(alike: list[tuple[Collective, Decision]]) -> Choice:
     sizes = {pair.nbytes for pair, _ in alike}
     count = f"{len(alike)} x " if len(alike) > 1 else ""
     most = "up to " if len(sizes) > 1 else ""
+    whose = "" if len(alike) == 1 else f"each of {len(alike)}" if len(sizes) == 1 else "the largest"
+    source = ", ".join(filter(None, (whose, decision.source)))
     text = f"{op.algorithm} for {count}{op.kind} of {most}{sized(op.nbytes)} over {', '.join(op.axes)}"
     if op.hints.chunk is not None and op.algorithm != NATIVE:
         text += f", in messages of {sized(op.hints.chunk)}"
     if op.form == "split":
         text += ", started and finished apart"
     return Choice(
-        "select", text, decision.why, op.span, (), decision.seconds, decision.source, decision.alternatives
+        "select", text, decision.why, op.span, (), decision.seconds, source, decision.alternatives
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -25,7 +25,9 @@ class WirePass(Pass, frozen=True):
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         for phase in schedule.phases:
-            yield rewrite_flat(schedule, phase, context.order, travels_narrow, _rewrite, choices)
+            own: list[Choice] = []
+            yield rewrite_flat(schedule, phase, context.order, travels_narrow, _rewrite, own)
+            choices += _grouped(own)
 
 
 def _rewrite(editor: Editor, op: Collective, loose: bool, choices: list[Choice]) -> None:
@@ -48,11 +50,30 @@ def _rewrite(editor: Editor, op: Collective, loose: bool, choices: list[Choice])
         _sum(editor, bare, wire, accumulate, loose)
     text = f"`{op.result}`: sent in {wire}, added in {accumulate}"
     why = f"a backend's own {op.kind} of {wire} would add in {wire}"
-    rejected = (
-        f"{op.kind} in {wire}: it would add in {wire}",
-        f"{op.kind} in {dtype}: more bytes or a narrower sum",
-    )
-    choices.append(Choice("wire", text, why, op.span, rejected))
+    choices.append(Choice("wire", text, why, op.span, _rejected(op.kind, dtype, wire, accumulate)))
+
+
+def _rejected(kind: str, dtype: DType, wire: DType, accumulate: DType) -> tuple[str, ...]:
+    """The backend's own collective in each of the two types that it might have."""
+    rejected = [f"one {kind} that sends and adds in {wire}: the sum is to be in {accumulate}"]
+    if dtype.nbytes > wire.nbytes:
+        times = dtype.nbytes // wire.nbytes
+        rejected.append(f"one {kind} that sends and adds in {dtype}: {times} x the bytes")
+    return tuple(rejected)
+
+
+def _grouped(choices: Sequence[Choice]) -> list[Choice]:
+    """Choices that differ in the name of the result alone as one: `g/b0` and 3 more: sent in bf16."""
+    alike: dict[tuple[object, ...], list[Choice]] = {}
+    for choice in choices:
+        text = choice.what.partition(": ")[2]
+        alike.setdefault((text, choice.why, choice.span, choice.rejected), []).append(choice)
+    return [
+        group[0]
+        if len(group) == 1
+        else replace(group[0], what=group[0].what.replace(": ", f" and {len(group) - 1} more: ", 1))
+        for group in alike.values()
+    ]
 
 
 def _cast_around(editor: Editor, op: Collective, wire: DType) -> None:

@@ -147,8 +147,8 @@ class Context:
         from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
 
         short = list(islice((other for other in known if len(other) <= LONGEST_GUESS), MOST_COMPARED))
-        matches = get_close_matches(name, short, 1, 0.7) or get_close_matches(name.lower(), short, 1, 0.7)
-        return matches[0] if matches else None
+        matches = get_close_matches(name, short, 2, 0.7) or get_close_matches(name.lower(), short, 2, 0.7)
+        return matches[0] if matches and not _is_tie(name, matches) else None
 
     def look_up(self, name: ast.Name, known: Mapping[str, T], code: str, noun: str, how: str) -> T | None:
         """What `name` was declared to be, or None with the error reported (none for a wrong declaration)."""
@@ -177,6 +177,14 @@ class Context:
         """The repair of a misspelt name: certain enough where one known name is near; a number has none."""
         near = self.near(name.text, known) if isinstance(name, ast.Name) else None
         return Fix(f"write `{near}`", name.span, near) if near else None
+
+
+def _is_tie(name: str, matches: Sequence[str]) -> bool:
+    """Whether two names are as near to `name`: then neither is certain."""
+    from difflib import SequenceMatcher  # noqa: PLC0415  (only mistakes need it)
+
+    ratios = {SequenceMatcher(None, match, name).ratio() for match in matches}
+    return len(matches) > 1 and len(ratios) == 1
 
 
 def _note(remark: Remark) -> Note:

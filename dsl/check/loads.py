@@ -30,6 +30,8 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
     per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
     clock = _clock(ctx, expr.batch)
     batch = _batch(ctx, expr, split)
+    if clock:
+        _refuse_ahead(ctx, expr.options)
     visit = _visit(ctx, expr)
     tail = _tail(ctx, expr, visit, split)
     seed = None
@@ -86,6 +88,17 @@ def _clock(ctx: Context, batch: ast.Batch) -> Axes | None:
     declared = ctx.axes[members[0]]
     broken = rules.member_batches(batch.sizes, members[0], ctx.size)
     return None if ctx.refuse("CP0417", broken, batch.span, declared) else members
+
+
+def _refuse_ahead(ctx: Context, options: ast.Options | None) -> None:
+    """How far members by their own clocks may part is bounded by what each has taken."""
+    for option in options.items if options else ():
+        if option.key.text == "device_prefetch":
+            message = "`device_prefetch` is no option of a `load` by the clocks of members"
+            note = "a member would hold back the others by what it has not used yet"
+            ctx.error(
+                "CP0610", message, option.key.span, note, "leave it out, or give all members one batch size"
+            )
 
 
 def _batch(ctx: Context, expr: ast.LoadExpr, split: Axes | None) -> tuple[int, ...] | None:

@@ -43,6 +43,7 @@ OPTIONS: dict[str, Rule] = {
     "on_failure": Rule(("load", "share"), "word", words=("stop", "continue")),
     "cores": Rule(("load", "host map"), "count"),
     "prefetch": Rule(("load", "gather"), "count"),
+    "device_prefetch": Rule(("load",), "count"),
 }
 FLOATS = tuple(str(dtype) for dtype in DType if dtype.is_float)
 

@@ -1,5 +1,6 @@
 """Audit of compiled programs: what the scheduled HLO of a step does, against what its plan asks for."""
 
+from commplan.lowering.audit.bound import least_exposed as least_exposed
 from commplan.lowering.audit.compare import compare as compare
 from commplan.lowering.audit.estimate import Machine as Machine
 from commplan.lowering.audit.estimate import estimate as estimate

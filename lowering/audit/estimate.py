@@ -100,6 +100,14 @@ def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[L
     }
 
 
+def seconds_of_work(work: Product | Move, machine: Machine) -> float:
+    """Of a product, or of anything else that computes, alone."""
+    if isinstance(work, Move):
+        return (work.reads + work.nbytes) / machine.memory
+    moved = sum(tensor.nbytes for tensor in (*work.inputs, *work.outputs))
+    return max(moved / machine.memory, work.flops / machine.flops)
+
+
 def _host(rank: int, machine: Machine) -> int:
     return rank // machine.per_host if machine.network and machine.per_host else 0
 
@@ -155,10 +163,6 @@ class _Clock:
         return end
 
     def _compute(self, event: Product | Move) -> None:
-        if isinstance(event, Move):
-            seconds = (event.reads + event.nbytes) / self.machine.memory
-        else:
-            moved = sum(tensor.nbytes for tensor in (*event.inputs, *event.outputs))
-            seconds = max(moved / self.machine.memory, event.flops / self.machine.flops)
+        seconds = seconds_of_work(event, self.machine)
         self.now += seconds
         self.computing += seconds

@@ -172,17 +172,7 @@ class _Moved(NamedTuple):
         if level.axis is not None:
             everyone = np.arange(level.ranks, dtype=np.int64)[None]
             return self.native(kind, count, (level.axis,), everyone, root)
-        if kind == "all_reduce" and op.op in ("max", "min"):
-            return self.native("all_gather", count, op.axes, groups)
-        if kind not in ("all_reduce", "broadcast"):
-            return self.native(kind, count, op.axes, groups)
-        padded = -(-count // level.ranks) * level.ranks  # made of the two that `lax` has for groups
-        down = self.native("reduce_scatter", padded, op.axes, groups)
-        up = self.native("all_gather", padded // level.ranks, op.axes, groups)
-        if kind == "all_reduce":
-            return [*down, *up]
-        bits = f"u{8 * self.leaf.dtype.nbytes}" if self.leaf.dtype.is_float else down[0].dtype
-        return [replace(each, op=each.op and "sum", dtype=bits) for each in (*down, *up)]
+        return self.native(kind, count, op.axes, groups, root)
 
     def permutes(self, program: Program, size: int, groups: Ints) -> list[Expected]:
         """The permutes of a program on `size` elements within each of `groups`; a loop has them once."""

@@ -17,6 +17,7 @@ from commplan.lowering.audit.causes import Causes
 from commplan.lowering.audit.compare import Difference, Report, match
 from commplan.lowering.audit.estimate import Estimate, Machine, estimate
 from commplan.lowering.audit.expect import Expected, expected
+from commplan.lowering.audit.profile import Shift, shifts
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 from commplan.lowering.audit.walk import audit_text
 
@@ -53,11 +54,12 @@ class Audit(msgspec.Struct, frozen=True):
     differences: tuple[Difference, ...]
     machine: Machine | None = None
     estimate: Estimate | None = None
+    profiled: Profiled | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether the step has the collectives of the plan and no others."""
-        return not self.differences
+        """Whether the step has the collectives of the plan and no others, compiled with a profile too."""
+        return not self.differences and (self.profiled is None or self.profiled.audit.ok)
 
     def __str__(self) -> str:
         planned = sum(row.count for row in self.rows if not row.cause)
@@ -65,11 +67,8 @@ class Audit(msgspec.Struct, frozen=True):
         head += f", {plural(len(self.differences), 'difference')}" if self.differences else ""
         lines = [head, *self._table()]
         lines += [f"  not called: {', '.join(self.skipped)}"] if self.skipped else []
-        alike = Counter((d.cause, _subject(d), d.reason) for d in self.differences)
-        for (cause, subject, reason), count in alike.items():
-            times = f"{count} x " if count > 1 else ""
-            lines += ["", f"{cause}: {times}{subject}", f"    {reason}"]
-        return "\n".join([*lines, *self._costs()])
+        lines += _reasons(self.differences)
+        return "\n".join([*lines, *self._costs(), *self._profiled()])
 
     def data(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -78,16 +77,14 @@ class Audit(msgspec.Struct, frozen=True):
             "rows": msgspec.to_builtins(self.rows),
             "differences": [_data_of(difference) for difference in self.differences],
             "estimate": msgspec.to_builtins(self.estimate), "machine": msgspec.to_builtins(self.machine),
+            "profiled": self.profiled and self.profiled.data(),
         }  # fmt: skip
 
     def _table(self) -> list[str]:
         if not self.rows:
             return [f"  no collectives in {', '.join(self.phases) or 'the step'}"]
         cells = [("phase", "line", "plan", "compiled", "takes", "exposed"), *map(_cells, self.rows)]
-        shown = len(cells[0]) if self.estimate else 4
-        widths = [max(len(row[i]) for row in cells) for i in range(shown)]
-        padded = (zip(row[:shown], widths, strict=True) for row in cells)
-        return ["  " + "  ".join(cell.ljust(width) for cell, width in row).rstrip() for row in padded]
+        return _aligned([row if self.estimate else row[:4] for row in cells])
 
     def _costs(self) -> list[str]:
         if self.estimate is None or self.machine is None:
@@ -99,12 +96,50 @@ class Audit(msgspec.Struct, frozen=True):
         waits = f"{timed(seconds.exposed)} of {timed(seconds.communication)} of communication exposed"
         return ["", f"{waits}, in a step of {timed(seconds.total)}; estimated for {rates}"]
 
+    def _profiled(self) -> list[str]:
+        if self.profiled is None or self.estimate is None or self.profiled.audit.estimate is None:
+            return []
+        before, after = self.estimate, self.profiled.audit.estimate
+        text = f"with a profile of these times (PGLE) {timed(after.exposed)} exposed instead of "
+        text += f"{timed(before.exposed)}, in a step of {timed(after.total)} instead of {timed(before.total)}"
+        moved = [shift for shift in self.profiled.shifts if shift.moved]
+        count = plural(len(self.profiled.shifts), "collective")
+        lines = ["", text + f"; {len(moved) or 'none'} of {count} moved"]
+        heads = ("phase", "line", "collective", "starts after", "awaited after", "exposed")
+        lines += _aligned([heads, *map(_shifted, moved)]) if moved else []
+        new = [
+            d for d in self.profiled.audit.differences if d.text not in {old.text for old in self.differences}
+        ]
+        return [*lines, *(["", "only with the profile:"] if new else []), *_reasons(new)]
+
+
+class Profiled(msgspec.Struct, frozen=True):
+    """The step compiled with a profile of estimated times: its own audit, and how its collectives differ from
+    those of the step without one."""
+
+    audit: Audit
+    shifts: tuple[Shift, ...]
+
+    def data(self) -> dict[str, Any]:
+        """The same for JSON."""
+        moved = [
+            {
+                "phase": shift.phase, "line": shift.line, "collective": shift.collective,
+                "started": shift.started, "awaited": shift.awaited, "exposed": shift.exposed,
+            }
+            for shift in self.shifts
+            if shift.moved
+        ]  # fmt: skip
+        own = {key: value for key, value in self.audit.data().items() if key != "profiled"}
+        return {**own, "collectives": len(self.shifts), "moved": moved}
+
 
 def audit(
     schedule: Schedule,
     compiled: str,
     traced: str,
     platform: Literal["cpu", "gpu"] = "cpu",
+    profiled: str | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
     phases: Sequence[str] = (),
@@ -114,7 +149,8 @@ def audit(
 
     traced: the text of the step as JAX hands it to XLA. mesh: sizes of the axes in the order in which devices
     are counted; by default as `traced` says, else as the plan does. phases: those to look for; by default
-    those that the step calls, and `each step`. machine: to estimate with.
+    those that the step calls, and `each step`. machine: to estimate with. profiled: the step compiled with a
+    profile of what its instructions take on `machine`.
 
     Raises CP1151 for a phase that the plan does not have.
     """
@@ -138,7 +174,12 @@ def audit(
     costs = estimate(step, machine) if machine else None
     rows = _rows(report, differences, costs)
     skipped = tuple(name for name in known if name not in wanted and not phases)
-    return Audit(schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs)
+    result = Audit(schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs)
+    if profiled is None or costs is None:
+        return result
+    other = audit(schedule, profiled, traced, platform, mesh=mesh, phases=phases, machine=machine)
+    moved = shifts(step, audit_text(profiled), (costs, other.estimate or costs))
+    return msgspec.structs.replace(result, profiled=Profiled(other, moved))
 
 
 def check_phases(schedule: Schedule, phases: Sequence[str]) -> None:
@@ -236,6 +277,30 @@ def _cells(row: Row) -> tuple[str, ...]:
     compiled = f"{row.cause}: {row.found}" if row.cause and row.found else row.cause or "as planned"
     planned, extra = (f"{times}{row.expected}", "") if row.expected else ("", times)
     return row.phase, str(row.line or ""), planned, f"{extra}{compiled}", *costs
+
+
+def _shifted(shift: Shift) -> tuple[str, ...]:
+    def change(before: object, after: object) -> str:
+        return f"{before}" if before == after else f"{before} -> {after}"
+
+    started, awaited = change(*shift.started), change(*shift.awaited)
+    products = f"{started} products", f"{awaited} products"
+    return shift.phase, str(shift.line or ""), shift.collective, *products, change(*map(timed, shift.exposed))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = (zip(row, widths, strict=True) for row in rows)
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in row).rstrip() for row in padded]
+
+
+def _reasons(differences: Iterable[Difference]) -> list[str]:
+    lines: list[str] = []
+    alike = Counter((d.cause, _subject(d), d.reason) for d in differences)
+    for (cause, subject, reason), count in alike.items():
+        times = f"{count} x " if count > 1 else ""
+        lines += ["", f"{cause}: {times}{subject}", f"    {reason}"]
+    return lines
 
 
 def _subject(difference: Difference) -> str:

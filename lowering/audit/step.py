@@ -121,7 +121,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Loop(msgspec.Struct, frozen=True):
-    """A loop: the name of its body, its position in which computation, and its trip count.
+    """A loop: the name of its body, its position in which computation, its trip count, and its own name.
 
     `trips` is None where the text does not tell.
     """
@@ -130,6 +130,7 @@ class Loop(msgspec.Struct, frozen=True):
     computation: str
     position: int
     trips: int | None = None
+    name: str = ""
 
 
 class CompiledStep(msgspec.Struct, frozen=True):
@@ -144,6 +145,15 @@ class CompiledStep(msgspec.Struct, frozen=True):
     """Opcode and count of all instructions that run (names, constants and tuples left out)."""
     fused_ops: tuple[tuple[str, int], ...]
     """The same with the instructions inside fusions in place of the fusions."""
+
+    def trips(self, collective: CompiledCollective) -> int:
+        """How often `collective` runs in a step; once in a loop whose trips the text does not tell."""
+        around = {loop.body: loop for loop in self.loops}
+        times, computation = 1, collective.computation
+        while computation in around:
+            times *= around[computation].trips or 1
+            computation = around[computation].computation
+        return times
 
     def hidden(self, collective: CompiledCollective) -> tuple[Product, ...]:
         """The products that are issued between the start and the done of `found`."""

@@ -141,7 +141,7 @@ class _Walk:
             body = (instruction.attribute("body") or "").lstrip("%")
             trips = _TRIPS.search(instruction.attributes)
             times = int(trips.group(1)) if trips else None
-            self.loops.append(Loop(body, frame.computation, instruction.position, times))
+            self.loops.append(Loop(body, frame.computation, instruction.position, times, instruction.name))
             self.run(self.module.computations[body], (*frame.loops, instruction.name))
             return
         if opcode in ("call", "conditional"):

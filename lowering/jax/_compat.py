@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,12 +20,14 @@ from jax._src import core as _src_core
 from jax._src import distributed as _distributed
 from jax._src import lib as _src_lib
 from jax._src import tree_util as _src_tree_util
+from jax._src import xla_bridge as _src_xla_bridge
 from jax._src.interpreters import partial_eval as _src_partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import parallel as _parallel
-from jax.experimental.xla_metadata import set_xla_metadata as _set_xla_metadata
+from jax.experimental import xla_metadata as _xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType, PartitionSpec
 
 from commplan.lowering.jax import variadic
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
@@ -35,6 +37,7 @@ Array = Any  # a jax.Array or a tracer of one
 _config, _core = cast("Any", _src_config), cast("Any", _src_core)
 _partial_eval = cast("Any", _src_partial_eval)
 _cpp, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_tree_util)
+TERMS = hasattr(_core, "ManualAxisType")  # JAX 0.10: types that tell unreduced from varying
 _JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
 _all_gather_same: Callable[..., Array] = cast("Any", _parallel).all_gather_invariant
 
@@ -50,6 +53,44 @@ def varying_in(aval: Any) -> frozenset[str]:
     return frozenset(manual.varying if manual is not None else getattr(aval, "vma", ()))
 
 
+def explicit_axes(mesh: Any) -> frozenset[str]:
+    """The axes of the mesh whose shardings are part of JAX's types."""
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return frozenset(name for name, kind in kinds if kind is AxisType.Explicit)
+
+
+def entries(spec: Any) -> tuple[Any, ...]:
+    """What a partition spec says of each dimension."""
+    partitions = getattr(spec, "partitions", None)
+    return tuple(spec if partitions is None else partitions)
+
+
+def unreduced_axes(spec: Any) -> frozenset[str]:
+    """The axes over which an array of this partition spec is the terms of a sum that JAX has yet to make.
+
+    Other reductions than sums, which JAX 0.11 has too, are none of a plan's terms. None in JAX 0.9.
+    """
+    kind = getattr(spec, "unreduced_kind", None)
+    if not TERMS or (kind is not None and kind.name != "sum"):
+        return frozenset()
+    return frozenset(getattr(spec, "unreduced", None) or ())
+
+
+def reduced_axes(spec: Any) -> frozenset[str]:
+    """The axes over which the derivative of an array of this partition spec is unreduced."""
+    return frozenset(getattr(spec, "reduced", None) or ())
+
+
+def with_terms(spec: Any, axes: Collection[str]) -> Any:
+    """`spec`, unreduced over `axes`."""
+    return PartitionSpec(*entries(spec), unreduced=frozenset(axes)) if axes else spec
+
+
+def with_reduced(spec: Any, axes: Collection[str]) -> Any:
+    """`spec`, reduced over `axes`."""
+    return PartitionSpec(*entries(spec), reduced=frozenset(axes)) if axes else spec
+
+
 def as_varying(x: Array, axes: Sequence[str]) -> Array:
     """`x`, typed as varying over `axes` too. No communication; its transpose is a sum over `axes`."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(x))
@@ -60,11 +101,11 @@ def as_varying(x: Array, axes: Sequence[str]) -> Array:
 
 def optimization_barrier(xs: Any) -> Any:
     """`lax.optimization_barrier` of a pytree, whose leaves keep their types: JAX 0.9 types all alike."""
-    return jax.tree_util.tree_map(
-        lambda new, old: assume_same(new, sorted(varying_axes(new) - varying_axes(old))),
-        lax.optimization_barrier(xs),
-        xs,
-    )
+
+    def typed(new: Array, old: Array) -> Array:
+        return assume_same(new, sorted(varying_axes(new) - varying_axes(old)))
+
+    return jax.tree_util.tree_map(typed, lax.optimization_barrier(xs), xs)
 
 
 def tracks_varying(axis: str) -> bool:
@@ -125,6 +166,32 @@ def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
     cast("Any", _distributed).global_state.client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))
 
 
+def cpu_devices() -> list[Any]:
+    """The CPU devices of all processes, also where JAX_PLATFORMS has left the CPU out: then those of a client
+    of our own, which all processes of `jax.distributed` make together, and which `jax.devices` does not list.
+    """
+    try:
+        return list(jax.devices("cpu"))
+    except RuntimeError:
+        return list(_cpu_client().devices())
+
+
+@functools.cache
+def _cpu_client() -> Any:
+    return cast("Any", _src_xla_bridge).make_cpu_client()
+
+
+def has_dma(device: Any) -> bool:
+    """Whether `device` has memory of its own, and its client registers that of the host for direct copies:
+    JAX 0.10 and newer."""
+    return device.platform != "cpu" and hasattr(device.client, "dma_map")
+
+
+def collect_garbage() -> None:
+    """Let go of what JAX has held for copies that are over; else it waits for the next call of JAX."""
+    _cpp.collect_garbage()
+
+
 def accepted(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of XLA's `options` of a compilation that this version knows."""
     return {name: value for name, value in options.items() if _is_known(name, value)}
@@ -151,7 +218,11 @@ def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **opt
     """
     if not compiler_options:
         return jax.jit(function, **options)
-    return jit_ahead(function, lambda *_: None, compiler_options=dict(compiler_options), **options)
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    return jit_ahead(function, nothing, compiler_options=dict(compiler_options), **options)
 
 
 def jit_ahead(
@@ -285,7 +356,7 @@ def broadcast_native(x: Array, axes: tuple[str, ...], root: int) -> Array:
 
 def combined_apart(key: str) -> Any:
     """A context in which collectives are combined by XLA with those of the same `key` alone."""
-    return _set_xla_metadata(combiner_key=key)
+    return cast("Any", _xla_metadata).set_xla_metadata(combiner_key=key)
 
 
 def put(kind: Any, sharding: Any, pieces: Sequence[Any], devices: Sequence[Any]) -> Array:
@@ -300,6 +371,21 @@ def assume_same(x: Array, axes: Sequence[str]) -> Array:
     """`x`, typed as the same over `axes`: only for what was proved. Compiles to nothing."""
     dropped = tuple(axis for axis in axes if axis in varying_axes(x))
     return _same.bind(x, axes=dropped) if dropped else x
+
+
+def terms(x: Array, axes: Sequence[str]) -> Array:
+    """`x`, unreduced over `axes` by its type, typed as varying: each rank's own term. Compiles to nothing."""
+    return _term.bind(x, axes=tuple(axes)) if axes and _config._check_vma.value else x
+
+
+_term: Any = Primitive("commplan_term")
+
+
+def _term_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
+    mat = aval.mat
+    kind = {"unreduced_kind": None} if hasattr(mat, "unreduced_kind") else {}
+    typed = mat.update(varying=mat.varying | set(axes), unreduced=mat.unreduced - set(axes), **kind)
+    return aval.update(manual_axis_type=typed)
 
 
 _same: Any = Primitive("commplan_same")
@@ -324,7 +410,9 @@ def _same_transpose(cotangent: Any, x: Any, *, axes: tuple[str, ...]) -> list[An
 
 
 _same.def_abstract_eval(_same_type)
-cast("Any", mlir).register_lowering(_same, _same_lowering)
+_term.def_abstract_eval(_term_type)
+for _typed in (_same, _term):
+    cast("Any", mlir).register_lowering(_typed, _same_lowering)
 cast("Any", ad).deflinear2(_same, _same_transpose)
 cast("Any", batching).primitive_batchers[_same] = _same_batch
 
@@ -346,7 +434,15 @@ def _warning_batch(args: Sequence[Any], dims: Sequence[Any], *, text: str) -> tu
     return _warning.bind(args[0], text=text), dims[0]
 
 
-_warning.def_abstract_eval(lambda aval, *, text: aval)
-cast("Any", mlir).register_lowering(_warning, lambda ctx, x, *, text: [x])
+def _warning_type(aval: Any, *, text: str) -> Any:
+    return aval
+
+
+def _warning_lowering(ctx: Any, x: Any, *, text: str) -> list[Any]:
+    return [x]
+
+
+_warning.def_abstract_eval(_warning_type)
+cast("Any", mlir).register_lowering(_warning, _warning_lowering)
 cast("Any", ad).deflinear2(_warning, _warning_transpose)
 cast("Any", batching).primitive_batchers[_warning] = _warning_batch

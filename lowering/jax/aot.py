@@ -19,10 +19,13 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from commplan.diagnostics import fail, plural
+from commplan.lowering.audit.estimate import Machine
+from commplan.lowering.audit.profile import profile
 from commplan.lowering.audit.targets import Target
 from commplan.lowering.jax.typing_shim import jax
 
 Devices = Any  # numpy object array of jax devices
+GPUS_ONLY = "compile for GPUs, which need not be there: `h100:4x8`"
 
 
 def devices(target: Target) -> Devices:
@@ -58,20 +61,36 @@ def mesh_on(target: Target, sizes: Mapping[str, int]) -> Mesh:
 
 
 class StepText(NamedTuple):
-    """A step as text, as XLA compiled it and as JAX handed it to XLA, and what it is compiled for."""
+    """A step as text, as XLA compiled it and as JAX handed it to XLA, and what it is compiled for.
+
+    profiled: as XLA compiled it with a profile; None where it was given none.
+    """
 
     compiled: str
     traced: str
     platform: Literal["cpu", "gpu"]
+    profiled: str | None = None
 
 
-def compile_step(step: Callable[..., Any], *args: Any) -> StepText:
-    """Compile `step`, jitted or not, for arguments of the shapes and shardings of `args`. Nothing runs."""
+def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | None = None) -> StepText:
+    """Compile `step`, jitted or not, for arguments of the shapes and shardings of `args`. Nothing runs.
+
+    profiled_for: compile it once more with a profile of what its instructions take on this machine.
+
+    Raises `CommplanError` CP1156 where a profile is asked for a step of CPU devices.
+    """
     jitted: Any = step if hasattr(step, "lower") else jax.jit(step)
     lowered = jitted.lower(*args)
     traced = lowered.compiler_ir(dialect="hlo").as_hlo_module().to_string()
     compiled = lowered.compile()
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for sharding in shardings for device in sharding.device_set}
-    cpu = (platforms or {jax.default_backend()}) == {"cpu"}
-    return StepText(compiled.as_text(), traced, "cpu" if cpu else "gpu")
+    text = StepText(
+        compiled.as_text(), traced, "cpu" if (platforms or {jax.default_backend()}) == {"cpu"} else "gpu"
+    )
+    if profiled_for is None:
+        return text
+    if text.platform == "cpu":
+        fail("CP1156", "the step is compiled for CPU devices, whose scheduler takes no profile", GPUS_ONLY)
+    times = profile(text.compiled, profiled_for)
+    return text._replace(profiled=lowered.compile(compiler_options={"fdo_profile": times}).as_text())

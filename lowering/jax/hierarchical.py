@@ -1,7 +1,7 @@
 """Hierarchical collectives under JAX of which a level is `native`, level by level.
 
-A level that is a whole axis is one collective over it. A level that is a part of an axis has groups of the
-axis' ranks; `lax` gathers and scatters within groups, and so an all-reduce is made of the two.
+A level that is a whole axis is one collective over it. A level that is a part of an axis is one within groups
+of the axis' ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from commplan.collectives.program import Kind
 from commplan.ir.schedule import Collective
-from commplan.lowering.jax import _compat, programs
+from commplan.lowering.jax import _compat, group_collectives, programs
 from commplan.lowering.jax.bitcast import as_bits
 from commplan.lowering.jax.ops import mask_to_root, pad
 from commplan.lowering.jax.typing_shim import jnp, lax
@@ -92,23 +92,19 @@ class HierarchicalCollective:
         axes, groups = self._groups(level)
         if groups is None:
             return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[self.op.op or "sum"](flat, axes)
-        size = flat.shape[0]
-        if self.op.op in ("max", "min"):  # all values are brought together
-            rows = self._all_gather(flat, level).reshape(level.ranks, size)
-            return rows.max(0) if self.op.op == "max" else rows.min(0)
-        return self._all_gather(self._reduce_scatter(pad(flat, level.ranks), level), level)[:size]
+        return group_collectives.all_reduce(flat, axes, groups, self.op.op or "sum")
 
     def _broadcast(self, flat: Array, level: Level) -> Array:
         axes, groups = self._groups(level)
         root = level.place(self.op.root or 0)
         if groups is None:
             return broadcast(flat, axes, root, self.platform)
-        size, is_root = flat.shape[0], level.place(lax.axis_index(self.op.axes)) == root
+        if self.platform == "gpu":
+            return group_collectives.broadcast(flat, axes, groups, root)
 
         def from_root(moved: Array) -> Array:
-            sent = pad(mask_to_root(moved, is_root), level.ranks)
-            mine = lax.psum_scatter(sent, axes, tiled=True, axis_index_groups=groups)
-            return lax.all_gather(mine, axes, tiled=True, axis_index_groups=groups)[:size]
+            is_root = level.place(lax.axis_index(axes)) == root
+            return group_collectives.all_reduce(mask_to_root(moved, is_root), axes, groups)
 
         return as_bits(from_root, flat, always=True)
 

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from commplan.ir.schedule import Leaf, Value
 from commplan.ir.types import Placement
+from commplan.lowering.jax import _compat
 
 Sizes = Mapping[str, int]
 
@@ -43,5 +44,6 @@ def varying(value: Value, leaf: Leaf) -> tuple[str, ...]:
 
 
 def leaf_specs(value: Value) -> list[PartitionSpec]:
-    """One spec for each leaf of `value`."""
-    return [spec(value.placement, scalar=not leaf.shape) for leaf in value.leaves]
+    """One spec for each leaf of `value`; partial values are unreduced."""
+    whole = (spec(value.placement, scalar=not leaf.shape) for leaf in value.leaves)
+    return [_compat.with_terms(own, value.placement.partial) for own in whole]

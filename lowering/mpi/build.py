@@ -62,6 +62,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "channel_serve": (None, [_POINTER, *[ctypes.c_int] * 3, _POINTER, _NUMBER, _NUMBER]),
     "channel_verdict": (_NUMBER, [_POINTER, ctypes.c_char_p, _NUMBER]),
     "stack_writer": (None, [_POINTER]),
+    "signals": (None, [_POINTER] * 5),
+    "interruption": (_POINTER, []),
     "add_busy": (None, [ctypes.c_int]),
     "channel_close": (None, [_POINTER]),
     "channel_release": (ctypes.c_int, [_POINTER]),

@@ -28,7 +28,7 @@ from commplan.lowering.jax.backend import BufferLayout, Run
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
-from commplan.lowering.mpi.job import watchdog
+from commplan.lowering.mpi.job import interruption, watchdog
 from commplan.lowering.mpi.job.drain import at_exit, drain
 from commplan.lowering.mpi.job.groups import Groups
 from commplan.lowering.mpi.job.release import Resources, free_dropped
@@ -101,14 +101,15 @@ class Channel:
         self._numbers: dict[Any, int] = {}
         self.resources: Resources | None = None
         if self._library is not None:
-            self._channel = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
+            channel: int = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
             ranks, recording = self.groups.own.Get_size(), None
             if watched is not None and self.groups.concurrent and ranks > 1:
                 recording = self.groups.meet(
-                    watchdog.start, self._library, self._channel, watched, self.groups.rank, self.groups.sizes
+                    watchdog.start, self._library, channel, watched, self.groups.rank, self.groups.sizes
                 )
             forget = functools.partial(_forget, self._numbers, recording)
-            self.resources = Resources(self._library, self._channel, self.groups, forget)
+            self._channel = channel
+            self.resources = Resources(self._library, channel, self.groups, forget)
             weakref.finalize(self, self.resources.drop).atexit = False
         free_dropped()
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
@@ -124,6 +125,7 @@ class Channel:
         library, why = None, ""
         try:
             library = build.library()
+            interruption.let_in(library)
         except CommplanError as error:
             why = str(error)
         own = (why, watchdog_s, watchdog.job())

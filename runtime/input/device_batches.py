@@ -16,6 +16,7 @@ from commplan.diagnostics import fail
 from commplan.input.work_partition import division
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
+from commplan.ir.remark import Design
 from commplan.runtime.context import Context
 from commplan.runtime.input.accounting import Meter, Summary
 from commplan.runtime.input.device_maps import DeviceMaps
@@ -25,7 +26,7 @@ from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.wait_log import LOG, PATIENCE_S
-from commplan.runtime.machines.machine import Machine, Peers
+from commplan.runtime.machines.machine import Machine, OnFailure, Peers
 from commplan.runtime.observe import metrics
 
 Host = npt.NDArray[Any]
@@ -73,6 +74,7 @@ class Batches(Iterator[dict[str, Any]]):
             self._host = PhaseBatches(
                 schedule, phase.name, sources, context.functions,
                 local=local, group=among, state=state, workers=workers, timeout=patience,
+                pinning=context.machine.pinning(),
             )  # fmt: skip
         for meter in self.meters:
             meter.rank = context.machine.process()[0]
@@ -86,7 +88,8 @@ class Batches(Iterator[dict[str, Any]]):
         return self
 
     def __next__(self) -> dict[str, Any]:
-        return self._host.take(self._item)
+        settle = None if self._host.pinning is None else self._host.pinning.settle
+        return self._host.take(self._item, self._host.on_devices, settle)
 
     def _item(self, batch: HostBatch) -> dict[str, Any]:
         arrays = {ref: self._sharded(ref, host) for ref, host in batch.values.items()}
@@ -215,9 +218,9 @@ def shared_group(
 def carried_group(
     machine: Machine,
     peers: Peers,
-    design: str,
+    design: Design,
     blame: Blame,
-    on_failure: str,
+    on_failure: OnFailure,
     timeout: float,
     readers: int | None = None,
 ) -> Group:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commplan.diagnostics import fail
 from commplan.input.order import Order, phase_steps
-from commplan.input.prefetch import CARRIED, KEEP, slots, threads
+from commplan.input.prefetch import CARRIED, KEEP, device_prefetch, slots, threads
 from commplan.input.prefetch import prefetch as prefetched
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Map, Schedule
+from commplan.ir.schedule import Map, Op, Schedule
 from commplan.runtime.input.accounting import Meter, Queue, Summary
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.layout import aligned
 from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.prefetch.prefetch import Prefetcher
 from commplan.runtime.input.program import EpochCursor, HostProgram, Pace, host_program
+from commplan.runtime.input.shm.arena import Arena
 from commplan.runtime.input.shm.rendezvous import join
 from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.shm_control import cores_of
@@ -32,6 +35,9 @@ from commplan.runtime.input.stages.records import checked_functions, stages
 from commplan.runtime.input.stages.worker_pool import Workers
 from commplan.runtime.input.visit_check import Checks
 from commplan.runtime.input.wait_log import PATIENCE_S, ClosedError
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.pinned import Pinning
 
 
 @dataclass
@@ -63,8 +69,9 @@ class PhaseBatches(EpochIterator):
     makes everything itself. state: what `.state()` returned, here or under another number of ranks or
     another design; None is the start of epoch 0. pace: instead, for batches that several take at their own
     rates. meter: what adds up the costs, if not one of its own. workers: "threads", or "processes" for
-    functions that hold the interpreter lock (see `workers`). timeout: seconds that one call of a source or a
-    host function may take; that of the group where there is one.
+    functions that hold the interpreter lock (see `workers`). pinning: what registers the memory of batches
+    with the devices that they are copied to, where they are taken ahead. timeout: seconds that one call of a
+    source or a host function may take; that of the group where there is one.
 
     Several threads may call `next`: each batch goes to one of them.
 
@@ -86,6 +93,7 @@ class PhaseBatches(EpochIterator):
         meter: Meter | None = None,
         workers: str = "threads",
         timeout: float = PATIENCE_S,
+        pinning: Pinning | None = None,
     ) -> None:
         super().__init__(phase)
         apart = group is not None and group.count > 1
@@ -108,21 +116,27 @@ class PhaseBatches(EpochIterator):
         prefetch, cores = hints(program)
         prefetch = prefetch if pace is None else pace.slots
         block = block_of(program, cores)
-        crew = _crew(workers, cores, program, bound_sources, chosen, block, self._meter)
+        self.on_devices = 0 if pace is not None else device_prefetch(_ops(program))
+        self.pinning = pinning = pinning if self.on_devices else None
+        crew = _crew(workers, cores, program, bound_sources, chosen, block, self._meter, pinning)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
         ahead = prefetch + (CARRIED if by_caller else 0)
         exchange = None
         if apart and group is not None and any(flow.moved for flow in program.flows):
-            room, keep = (slots(prefetch, by_caller=by_caller), KEEP) if pace is None else (pace.slots,) * 2
+            room, keep = slots(prefetch, self.on_devices, by_caller=by_caller), KEEP + self.on_devices
+            if pace is not None:
+                room = keep = pace.slots
             exchange = join(
                 group, program, self._orders, course, order,
                 slots=room, meter=self._meter, keep=keep, leaving=pace is not None,
                 ahead=ahead if pace is None and _lies_ready(program) else None,
+                pinning=pinning,
             )  # fmt: skip
         self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
         maker = BatchFactory(
             program, self._orders, stage_of, self._meter, block, exchange, pace is not None,
             crew, _adapters.together(bound_sources), course,
+            aligned if pinning is None else Arena(pinning).fresh,
         )  # fmt: skip
         if exchange is not None:
             exchange.rebuild = maker.remake
@@ -139,7 +153,7 @@ class PhaseBatches(EpochIterator):
         self._ring = Prefetcher(self._cursor.start, ahead, cores, name, exchange, crew, direct, overdue)
         if exchange is not None:
             exchange.overdue = self._ring.overdue
-        self._closing = weakref.finalize(self, self._ring.end)
+        self._closing = weakref.finalize(self, _end, self._ring, self._formed, pinning, self._process)
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -148,10 +162,11 @@ class PhaseBatches(EpochIterator):
 
     def _await_due(self) -> HostBatch:
         self._cursor.until = self._armed
-        if self._due is None:
-            step = self._place % self._steps
+        number, step = self._front - self._first, self._front % self._steps
+        if self._due is None or self._due.number != number:
+            self._ring.pass_on(number)
             self._carry_ahead(step)
-            self._due, ready, waited = self._ring.look()
+            self._due, ready, waited = self._ring.look(number)
             self._meter.handed_out(ready, waited, first=step == 0)
         if self._exchange is not None:
             self._exchange.handed(self._due.number)
@@ -159,6 +174,10 @@ class PhaseBatches(EpochIterator):
 
     def _pass_on(self, place: int) -> None:
         self._ring.pass_on(place - self._first)
+
+    def _is_ready(self, place: int) -> bool:
+        """Where batches are carried in this thread all processes take as many, ready or not."""
+        return self._by_caller or self._ring.ready(place - self._first)
 
     # --- where a pace was given; units are counted from the first ---
 
@@ -195,7 +214,7 @@ class PhaseBatches(EpochIterator):
         if self._by_caller and self._exchange is not None:
             self._ring.admit()
             left = self._steps - step  # of this epoch, this batch included
-            self._exchange.carry_ahead(self._place - self._first + min(self._prefetch, left) - 1)
+            self._exchange.carry_ahead(self._front - self._first + min(self._prefetch, left) - 1)
 
     @property
     def exchange(self) -> SharedRing | None:
@@ -213,6 +232,7 @@ class PhaseBatches(EpochIterator):
         """Stop the work ahead, join its threads and leave the group. Closing twice is fine."""
         if self._closing.detach() is not None:
             self._due = None
+            _drop(self._formed, self.pinning)
             self._ring.close()
 
 
@@ -259,6 +279,19 @@ def restored(
     return state["epoch"], state["step"]
 
 
+def _drop(formed: dict[int, Any], pinning: Pinning | None) -> None:
+    """Let go of what was made ahead, once devices copy from the memory of the host no more."""
+    if pinning is not None:
+        pinning.end(formed.values())
+    formed.clear()
+
+
+def _end(ring: Prefetcher, formed: dict[int, Any], pinning: Pinning | None, process: int) -> None:
+    if os.getpid() == process:  # the copies of a process that forked are its own
+        _drop(formed, pinning)
+    ring.end()
+
+
 def _crew(
     workers: str,
     cores: int,
@@ -267,13 +300,16 @@ def _crew(
     functions: Mapping[str, Callable[..., Any]],
     block: int,
     meter: Meter,
+    pinning: Pinning | None,
 ) -> Workers | None:
     """The worker processes, None where threads do the work. Errors: CP0952, CP0955."""
     if workers not in ("threads", "processes"):
         fail("CP0955", f"workers are 'threads' or 'processes', not {workers!r}", span=program.phase.span)
     singular = {"threads": "thread", "processes": "process"}[workers]
     meter.workers(f"1 {singular}" if cores == 1 else f"{cores} {workers}")
-    return None if workers == "threads" else Workers(program, sources, functions, block, cores, meter)
+    if workers == "threads":
+        return None
+    return Workers(program, sources, functions, block, cores, meter, pinning)
 
 
 def called_functions(
@@ -300,8 +336,12 @@ def orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dict
 
 def hints(program: HostProgram) -> tuple[int, int]:
     """Batches ahead, and worker threads."""
-    ops = [op for flow in program.flows for op in flow.ops]
+    ops = _ops(program)
     return prefetched(ops), threads(ops, len(cores_of()))
+
+
+def _ops(program: HostProgram) -> list[Op]:
+    return [op for flow in program.flows for op in flow.ops]
 
 
 def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:

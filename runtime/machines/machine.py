@@ -23,6 +23,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.check import Layout
+from commplan.runtime.input.pinned import Pinning
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Carrier
 from commplan.runtime.machines.environment import ALIKE, environment
@@ -131,6 +132,10 @@ class Machine(Protocol):
 
     def array(self, host: Host, placement: Placement, local: Local) -> Array:
         """This process's part of a value (dimensions for `per` axes, then its rows) as it lies outside."""
+        ...
+
+    def pinning(self) -> Pinning | None:
+        """What registers memory of this process with its devices; None where they use it as it is."""
         ...
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:

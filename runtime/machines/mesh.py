@@ -8,7 +8,7 @@ import itertools
 import secrets
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 import numpy as np
@@ -28,8 +28,10 @@ from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
 from commplan.runtime.input.layout import ALIGNMENT, aligned
+from commplan.runtime.input.pinned import Pinning, pinning_of
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
+from commplan.runtime.machines.explicit import resharded
 from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered, refuse_absence
 from commplan.runtime.machines.machine import (
     Binding,
@@ -156,39 +158,17 @@ class MeshMachine:
             axis_names=names,
             check_vma=check_vma,
         )
-        if self.explicit.isdisjoint(self.sizes):
+        if _compat.explicit_axes(self.mesh).isdisjoint(self.sizes):
             return call
 
         def placed(specs: Any, tree: Any) -> Any:
             def leaves(own: PartitionSpec, part: Any) -> Any:
-                return jax.tree_util.tree_map(lambda x: self._resharded(x, own), part)
+                own_of = functools.partial(resharded, own, self.mesh, self.sizes, self.file)
+                return jax.tree_util.tree_map(own_of, part)
 
-            return jax.tree_util.tree_map(
-                leaves, specs, tree, is_leaf=lambda own: isinstance(own, PartitionSpec)
-            )
+            return jax.tree_util.tree_map(leaves, specs, tree, is_leaf=_is_spec)
 
         return lambda *trees: call(*(placed(own, tree) for own, tree in zip(in_specs, trees, strict=True)))
-
-    @functools.cached_property
-    def explicit(self) -> frozenset[str]:
-        """The axes of the mesh whose shardings are part of JAX's types."""
-        kinds = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
-        return frozenset(name for name, kind in kinds if kind is AxisType.Explicit)
-
-    def _resharded(self, x: Array, own: PartitionSpec) -> Array:
-        """`x` as `own` says along the plan's axes; along others as it is."""
-        x = jnp.asarray(x)
-        held = [_names(entry) for entry in jax.typeof(x).sharding.spec]
-        wanted = [_names(entry) for entry in own]
-        wanted += [()] * (x.ndim - len(wanted))
-        entries = [
-            tuple(name for name in new if name in self.explicit)
-            + tuple(name for name in old if name not in self.sizes)
-            for old, new in zip(held, wanted, strict=True)
-        ]
-        if entries == held:
-            return x
-        return jax.reshard(x, NamedSharding(self.mesh, PartitionSpec(*entries)))
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
         """Made shard by shard: no process sends anything, and a leaf of size 0 has its sharding too."""
@@ -304,6 +284,9 @@ class MeshMachine:
         points = itertools.product(*(local[axis] for axis in split))
         return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
 
+    def pinning(self) -> Pinning | None:
+        return pinning_of(self.mesh.local_devices)
+
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
         if jax.process_count() == 1:  # the mesh may be one that is only described
             return None
@@ -320,7 +303,8 @@ class MeshMachine:
     def carrier(
         self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
     ) -> JaxCarrier | None:
-        """A mesh of one CPU device for each host: rows stay in the memory of hosts, whatever computes.
+        """A mesh of one CPU device for each host: rows stay in the memory of hosts, whatever computes, and
+        whatever JAX_PLATFORMS says.
 
         Whatever `on_failure` says, a host that dies is an error: JAX's collectives do not go on without it.
         """
@@ -396,9 +380,8 @@ def machine_of(
     return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, levels, calls=calls, whole=whole)
 
 
-def _names(entry: Any) -> tuple[str, ...]:
-    """The axes of one dimension of a spec."""
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+def _is_spec(node: object) -> bool:
+    return isinstance(node, PartitionSpec)
 
 
 def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:
@@ -467,7 +450,8 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
         if error:
             fix = "every process that holds devices of the mesh binds the same programs in the same order"
             refuse_absence(processes, f"bind `{schedule.plan}`", binding.timeout_s, error, fix, schedule.file)
-        return {number: msgspec.json.decode(answer, type=type(mine)) for number, answer in answers.items()}
+        kind: Any = cast("Any", type(mine))
+        return {number: msgspec.json.decode(answer, type=kind) for number, answer in answers.items()}
 
     agree("process", binding, exchange)
     return watchdog.start(

@@ -28,6 +28,7 @@ from commplan.lowering.mpi.listing import collectives_of
 from commplan.lowering.mpi.service import requests_of
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
+from commplan.runtime.input.pinned import Pinning, pinning_of
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
 from commplan.runtime.input.transport.mpi_group import goes_on
@@ -160,6 +161,9 @@ class Ranks:
         """This rank's part on its device, without the dimensions of `per` axes."""
         del local
         return jax.device_put(host.reshape(host.shape[len(placement.per) :]))
+
+    def pinning(self) -> Pinning | None:
+        return pinning_of(jax.local_devices()[:1])
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
         hello = (digest(key), digest(host), place, secrets.token_hex(8))

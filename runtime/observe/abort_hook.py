@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from commplan.ir import schedule as ir
 from commplan.lowering.mpi.job.engine_errors import TOLD, once
+from commplan.lowering.mpi.job.interruption import interruption
 
 _hooks: list[Any] = []  # what `sys.excepthook` was
 _ends: list[Callable[[BaseException, int], None]] = []
@@ -75,6 +76,8 @@ def told(error: BaseException) -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if (cause := interruption(error)) is not None:
+        kind, error = type(cause), cause
     once(error)
     _hooks[0](kind, error, trace)
     _end(error, 1)

@@ -147,7 +147,7 @@ def serve(
                 _offer(serving, closing, share=plain)
             served = serving.run()
     except BaseException as error:
-        why = str(error) if isinstance(error, CommplanError) else f"{type(error).__name__}: {error}"
+        why = end_reason(error)
         if server.watch is None or not server.watch.verdict():  # which all have heard
             apologize(post, sites, why)
         told(error)
@@ -155,6 +155,15 @@ def serve(
     if driver.over:
         left(server.service)
     return served
+
+
+def end_reason(error: BaseException) -> str:
+    """What the workers hear of what ends their server."""
+    if isinstance(error, CommplanError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        return f"its program ended, by sys.exit({error.args[0] if error.args else ''})"
+    return f"{type(error).__name__}: {error}"
 
 
 def _check(checkpoint: object, every_s: float | None, record: object, replay: object) -> None:

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType, Placement
+from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
 from commplan.lowering.jax.pytree import build
 from commplan.lowering.jax.typing_shim import jax
@@ -76,7 +77,7 @@ def mesh_for(schedule: ir.Schedule) -> Any:
     """A mesh of this process's CPU devices. Raises CP1107 where there are too few."""
     sizes = schedule.mesh_sizes
     ranks = math.prod(sizes.values())
-    devices = jax.devices("cpu")
+    devices = _compat.cpu_devices()
     if len(devices) < ranks:
         fail(
             "CP1107",
@@ -211,7 +212,8 @@ class _Stage:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter(parameter, kind) for parameter in ("state", *values)]
         body.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-        return jax.jit(self.run.spmd(returns=listed or None, **where)(body))
+        spmd: Any = self.run.spmd
+        return jax.jit(spmd(returns=listed or None, **where)(body))
 
     def abstract(self) -> tuple[Any, ...]:
         """The state and all that the phase takes, as shapes."""

@@ -69,9 +69,15 @@ def test_the_public_face_needs_no_jax_but_where_it_runs() -> None:
     assert done.stdout == "True Files load_topology Topology\n"
 
 
-@pytest.mark.parametrize("name", [name for name in dir(commplan) if not name.startswith("_")])
+@pytest.mark.parametrize("name", dir(commplan))
 def test_every_public_name_is_found(name: str) -> None:
     assert getattr(commplan, name) is not None
+
+
+def test_dir_shows_the_public_names_and_nothing_else() -> None:
+    code = "import commplan, commplan.cli, commplan.runtime.run; print(*dir(commplan))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == sorted({*commplan.__all__, "Run", "optax"})
 
 
 def test_names_that_are_not_there() -> None:
@@ -186,7 +192,7 @@ def test_sizes_may_be_any_whole_number() -> None:
 def test_an_ensemble_needs_an_axis_of_the_mesh() -> None:
     problem = refusal(commplan.load(PLANS / "ensemble_training.plan").compile, mesh(data=4), {})
     assert problem.code == "CP0707"
-    assert "add an axis `member` to the mesh" in problem.notes[1].text
+    assert "add an axis `member` of size 2 to the mesh" in problem.notes[1].text
 
 
 def test_programs_are_frozen_hashable_values() -> None:

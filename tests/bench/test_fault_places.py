@@ -12,14 +12,14 @@ import pytest
 
 from bench.faults import __main__ as campaign
 from bench.faults import cluster, input, mpi, process, servers
-from bench.faults.campaign import Fault, Outcome, fault_of, resumed, table
+from bench.faults.campaign import Fault, Outcome, fault_of, in_time, resumed, table
 
 
 def test_all_places_are_drawn_in_proportion_to_their_kinds():
     names = list(campaign.PLACES)
     drawn = campaign.faults(names, 300, 1)
     assert drawn == campaign.faults(names, 300, 1) != campaign.faults(names, 300, 2)
-    assert all(fault_of(fault.words) == fault for fault in drawn)
+    assert all(fault_of(fault.words) == fault for fault in drawn) and len({*drawn}) == 300
     kinds = Counter((fault.place, fault.kind) for fault in drawn)
     assert kinds.keys() == {(name, kind) for name, p in campaign.PLACES.items() for kind in p.kinds}
     assert max(kinds.values()) - min(kinds.values()) <= 1
@@ -58,6 +58,31 @@ def test_an_innocent_rank_or_another_line_is_wrong(rank: int, line: int, right: 
     assert mpi.right(fault, text) is right
     assert not mpi.right(fault, text + "\nnote: rank 0 has died")
     assert cluster.right(fault, text) is right
+
+
+@pytest.mark.parametrize(("kind", "lines"), [("skip", "7 11 7"), ("order", "7 11 7")])
+def test_of_another_order_each_rank_stands_in_its_own_line(kind: str, lines: str):
+    fault = Fault("mpi", kind, 1, 5, 100, mpi.RING)
+    waits = [f"note: rank {rank} waits in line {line} of <plan>" for rank, line in enumerate(lines.split())]
+    assert mpi.right(fault, "\n".join(waits))
+    assert not mpi.right(fault._replace(culprit=2), "\n".join(waits))
+    assert not mpi.right(fault, "\n".join([*waits, "rank 0 has died"]))
+    assert not mpi.right(fault, "\n".join(waits[:2]))
+
+
+def test_of_an_exception_the_rank_that_ended_the_job_is_looked_at():
+    fault = Fault("mpi", "raise", 1, 5, 100, "")
+    text = "ArithmeticError: loss is not finite\nMPI_ABORT was invoked on rank {} in communicator"
+    assert mpi.right(fault, text.format(1))
+    assert not mpi.right(fault, text.format(2))
+    assert not mpi.right(fault, text.format(1) + "\nrank 0 has died")
+
+
+def test_a_first_word_past_the_bound_is_late():
+    outcome = Outcome(Fault("mpi", "stop", 1, 5, 100, ""), 6.9, ended=True, right=True, text="")
+    assert in_time(outcome, 2.0) and not in_time(outcome._replace(seconds=7.1), 2.0)
+    assert in_time(outcome._replace(seconds=None), 2.0)
+    assert not in_time(outcome._replace(seconds=None, right=False), 2.0)
 
 
 def test_a_slow_link_must_name_nobody():

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -19,7 +20,7 @@ FOUND = {
     "smoke": {"numpy"},
     "tax": {"ms", "tax", "exposed", "apart"},
     "packing": {"memory", "nbytes", "buckets", "extra_s"},
-    "feeding": {"bus", "alone", "under", "step_s", "fed_s"},
+    "feeding": {"bus", "rates", "step_s", "nbytes"},
     "ensemble": {"cells", "cores"},
     "calibration": {"calibration"},
 }
@@ -70,3 +71,16 @@ def test_wheels_stand_in_for_what_is_not_installed(tmp_path: Path, monkeypatch: 
         assert (site / "lark" / "__init__.py").read_text() == "version = 1"
     assert not site.exists()
     assert os.pathsep not in str(site)
+
+
+def test_a_part_that_is_stopped_keeps_what_it_had_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, timeout: float, **__: Any) -> Any:
+        text = 'noise\nresult: {"lines": ["first"]}\nresult: {"lines": ["first", "second"]}\n' * reports
+        raise subprocess.TimeoutExpired("python", timeout, output=text.encode())
+
+    monkeypatch.setattr(gpu.subprocess, "run", stopped)
+    reports = 1
+    found = gpu._apart("ensemble", 30.0, 1, {})
+    assert found["lines"] == ["first", "second", "stopped after 30 s: the rest is not measured"]
+    reports = 0
+    assert gpu._apart("ensemble", 30.0, 1, {}) == {"failed": "it did not end in 30 s"}

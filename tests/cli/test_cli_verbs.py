@@ -477,7 +477,7 @@ def test_every_verb_has_help_and_every_flag_says_what_it_is(capsys: Capture) -> 
 
 def test_internal_failures_are_two_and_say_where(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.delenv("COMMPLAN_TRACEBACK", raising=False)
-    monkeypatch.setattr("commplan.dsl.load", lambda text, file: 1 // 0)
+    monkeypatch.setattr("commplan.dsl.analyse", lambda text, file: 1 // 0)
     assert main(["check", DATA_PARALLEL]) == 2
     err = capsys.readouterr().err
     assert "internal failure: ZeroDivisionError" in err and "test_cli_verbs.py" in err
@@ -490,6 +490,6 @@ def test_interruptions_are_said(monkeypatch: pytest.MonkeyPatch, capsys: Capture
     def interrupt(text: str, file: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("commplan.dsl.load", interrupt)
+    monkeypatch.setattr("commplan.dsl.analyse", interrupt)
     assert main(["check", DATA_PARALLEL]) == 130
     assert capsys.readouterr().err == "interrupted\n"

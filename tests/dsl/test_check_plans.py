@@ -125,7 +125,9 @@ def test_loads() -> None:
     load_ = _stages(plan, ir.Load)[0]
     assert (load_.split, load_.per, load_.clock, load_.tail) == (("gpu", "node"), ("member",), None, "pad")
     assert (load_.batch, load_.seed, load_.visit) == ((64,), 17, "exactly_once")
-    assert load_.hints == ir.Hints(on_error="skip", on_failure="continue", cores=2, prefetch=4)
+    assert load_.hints == ir.Hints(
+        on_error="skip", on_failure="continue", cores=2, prefetch=4, device_prefetch=2
+    )
     image, count = _output(plan, "image"), _output(plan, "n")
     assert image.type == RecordsType((64,), ArrayType(DType.U8, (8, 8)))
     assert image.placement == Placement(per=("member",), split=("gpu", "node"))

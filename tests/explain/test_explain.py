@@ -163,6 +163,36 @@ each step {
 """
 
 
+def test_buffers_count_what_is_in_them_and_times_say_whose_they_are():
+    plan = commplan.loads(SUMS)
+    shapes = {"grads": {name: {"shape": [1 << 20], "dtype": "f32"} for name in "abcd"}}
+    program = plan.compile(shapes=shapes, topology=RACKS, passes="bucket{max=4MiB},select")
+    text = explain_plan(plan.graph, program.schedule).text()
+    assert "4 x pack into f32, 16 MiB" in text
+    assert re.search(r"for 4 x all_reduce of 4 MiB .*\n *predicted [0-9.]+ m?s  \(each of 4, model of", text)
+    program = plan.compile(shapes=shapes, topology=RACKS)
+    bucket = explain_plan(plan.graph, program.schedule).text().partition("bucket chose")[2]
+    assert re.search(r"predicted [0-9.]+ m?s  \(all \d+ buckets together, model of", bucket)
+    shapes["grads"]["e"] = {"shape": [3], "dtype": "f32"}
+    program = plan.compile(shapes=shapes, topology=RACKS, passes="bucket{max=4MiB},select")
+    text = explain_plan(plan.graph, program.schedule).text()
+    assert re.search(r"for 5 x all_reduce of up to 4 MiB .*\n *predicted [0-9.]+ m?s  \(the largest, m", text)
+
+
+def test_what_a_wire_type_rejects_is_not_what_was_asked_for():
+    text = SUMS.replace(" by sum", " by sum { wire = bf16, accumulate = f32 }").replace(
+        " by mean", " by mean { wire = bf16, accumulate = f32 }"
+    )
+    plan = commplan.loads(text)
+    shapes = {"grads": {name: {"shape": [1 << 20], "dtype": "f32"} for name in "abcd"}}
+    program = plan.compile(shapes=shapes, axes={"data": 8}, passes="bucket{max=4MiB},wire")
+    said = explain_plan(plan.graph, program.schedule).text()
+    assert said.count("wire chose") == 1  # four buckets, for one reason
+    assert "/b0` and 3 more: sent in bf16, added in f32: " in said
+    assert "rejected: one all_reduce that sends and adds in bf16: the sum is to be in f32\n" in said
+    assert "rejected: one all_reduce that sends and adds in f32: 2 x the bytes\n" in said
+
+
 def test_choices_come_with_their_times_and_those_of_the_others():
     plan = commplan.loads(SUMS)
     program = plan.compile(shapes={"grads": SHAPES}, topology=RACKS, backend="mpi")

@@ -68,14 +68,16 @@ def test_the_mesh_lacks_an_ensemble() -> None:
     text = str(caught.value)
     assert "CP0707" in text
     assert "expected an axis `member` of size 2, found data=4" in text
-    assert "members are spread over devices too" in text
+    assert "members are spread over devices too: add an axis `member` of size 2 to the mesh" in text
+    assert "`ensemble member = ?` in the plan takes any size" in text
 
 
 def test_the_mesh_lacks_an_axis() -> None:
     with pytest.raises(CommplanError) as caught:
         check_mesh(reduce_plan(data=4), {})
     assert "found no axes" in str(caught.value)
-    assert "of size 1 if nothing is replicated along it" in str(caught.value)
+    assert "add an axis `data` of size 4 to the mesh" in str(caught.value)
+    assert "size 1" not in str(caught.value)
 
 
 def test_a_mesh_needs_no_servers_and_may_have_more_axes() -> None:

@@ -50,7 +50,9 @@ def test_they_mean_what_they_meant(path: Path) -> None:
         "file": new.file,
         "origin": new.origin,
         "state_shards": new.state_shards,
+        "choices": new.choices,  # which say the same in other words
     }
+    assert [choice.by for choice in old.choices] == [choice.by for choice in new.choices]
     assert old.origin is None and unordered(msgspec.structs.replace(old, **since)) == unordered(new)
     assert old.schema == SCHEMA_VERSION
 

@@ -29,6 +29,7 @@ OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
 REDUCE = "xla_gpu_all_reduce_combine_threshold_bytes"
 GATHER = "xla_gpu_all_gather_combine_threshold_bytes"
 SCATTER = "xla_gpu_reduce_scatter_combine_threshold_bytes"
+PIPELINED = "xla_gpu_enable_pipelined_all_reduce"
 SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 
 
@@ -40,16 +41,17 @@ def program(via: str = "", **axes: int) -> Any:
 
 
 def test_thresholds_lie_below_what_the_plan_sends() -> None:
+    common = {SCHEDULER: True, PIPELINED: True}
     flat = program("via native").compiler_options("gpu")
-    assert flat == {SCHEDULER: True, REDUCE: 8192, "xla_disable_hlo_passes": "all-reduce-contiguous"}
+    assert flat == common | {OVERLAP: 4, REDUCE: 8192, "xla_disable_hlo_passes": "all-reduce-contiguous"}
     levels = program("via hierarchical(gpu = native, node = native)").compiler_options("h100:2x4")
-    assert levels == {SCHEDULER: True, REDUCE: 2047, SCATTER: 2047, GATHER: 2047, OVERLAP: 2}
+    assert levels == common | {OVERLAP: 2, REDUCE: 2047, SCATTER: 2047, GATHER: 2047}
 
 
 def test_rounds_of_a_program_ask_for_symmetric_memory() -> None:
     options = program("via hierarchical(gpu = native, node = ring)").compiler_options("cuda")
     assert options["xla_gpu_collective_permute_mode"] == "COLLECTIVES_SYMMETRIC_MEMORY"
-    assert REDUCE not in options and options[OVERLAP] == 2
+    assert REDUCE not in options and PIPELINED not in options and options[OVERLAP] == 2
     assert "xla_gpu_collective_permute_mode" not in program("via native").compiler_options()
 
 
@@ -76,6 +78,8 @@ def test_every_option_says_why() -> None:
             "ALLREDUCE wait for their results where they begin",
         ),
         (f"--{SCHEDULER}=false --xla_dump_to=x", "no collective runs under computation"),
+        (f"--{PIPELINED}=false", "is waited for in the round that makes it"),
+        (f"--{OVERLAP}=1", "no more than 1 of the plan's collectives run at the same time"),
     ],
 )
 def test_flags_that_undo_the_plan_are_named(flags: str, said: str) -> None:
@@ -84,7 +88,7 @@ def test_flags_that_undo_the_plan_are_named(flags: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", ["", f"--{REDUCE}=100", f"--{GATHER}=1073741824", f"--{SCHEDULER}=true", "-x"]
+    "flags", ["", f"--{OVERLAP}=8", f"--{REDUCE}=100", f"--{GATHER}=1073741824", f"--{SCHEDULER}=true", "-x"]
 )
 def test_other_flags_are_not(flags: str) -> None:
     assert undone(compiler_options(program("via native").schedule, "gpu"), flags) == ()

@@ -227,3 +227,22 @@ def test_programs_that_are_not_proved_do_not_run(monkeypatch: pytest.MonkeyPatch
         programs.program_of(op, {"a": 11}, {}, 64, "x.plan")
     diagnostic = error.value.diagnostics[0]
     assert (diagnostic.code, diagnostic.span, diagnostic.file) == ("CP0740", SPAN, "x.plan")
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min", None])
+def test_a_part_of_an_axis_is_one_collective(op: str | None):
+    """A level that is no axis is XLA's own within groups: nothing is scattered and gathered again."""
+    spread = {"a": (ir.Spread("gpu", 3), ir.Spread("node", 2))}
+    backend = LaxBackend("cpu", {"a": 6}, spread=spread)
+    kind: ir.CollectiveKind = "all_reduce" if op else "broadcast"
+    how = over_levels(gpu="native", node="native")
+    step = on_ranks(
+        {"a": 6}, backend, lambda x: backend.move(x, collective(kind, how, ("a",), op=op, root=4))
+    )
+    x = np.random.default_rng(0).integers(-99, 99, (6, 12)).astype(np.float32)
+    wanted = getattr(x, op)(0) if op else x[4]
+    np.testing.assert_array_equal(step(x), np.broadcast_to(wanted, x.shape))
+    text = step.lower(x).compile().as_text()
+    counts = {name: text.count(f" {name}(") for name in ("all-reduce", "reduce-scatter", "all-gather")}
+    inner = 1 if op == "sum" else 0  # a sum is scattered within nodes, and gathered there
+    assert counts == {"all-reduce": 2 - inner, "reduce-scatter": inner, "all-gather": inner}

@@ -7,10 +7,12 @@ machines. Prints, as JSON, what every rank saw.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,15 @@ class Slot:
         )
 
 
+def lose_thread(name: str) -> None:
+    """End a thread of this process from outside."""
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == name)
+    assert thread.ident is not None
+    number, error = ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(number, error)
+    thread.join(30)
+
+
 def speak(
     carrier: MpiCarrier, me: int, words: dict[str, Any], first: int, said: dict[str, Any], marks: Path
 ) -> None:
@@ -79,6 +90,8 @@ def speak(
         slot.fill(carrier.division, host)
         if number == words.get("die", {}).get(str(me)):
             os.kill(os.getpid(), signal.SIGKILL)
+        if number == words.get("lose", {}).get(str(me)):
+            lose_thread("commplan-survivors")
         time.sleep(words.get("pause", {}).get(str(me), 0.0))
         while True:
             try:

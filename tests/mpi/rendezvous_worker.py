@@ -15,6 +15,7 @@ import commplan
 from commplan.cost.calibration import Calibration
 from commplan.diagnostics import CommplanError
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
+from commplan.recorder.blame import process_state
 from commplan.runtime.calibrate import mpi as measured
 from commplan.runtime.calibrate.calibrate import calibrate
 from commplan.runtime.input.device_batches import shared_group
@@ -32,13 +33,16 @@ each step {
 }
 """
 comm = MPI.COMM_WORLD
+ABSENT = comm.bcast(os.getpid(), 1)
 where, how = sys.argv[1:]
 signal.alarm(LIFE_S)  # a stopped rank may outlive its job, and waits on once it is continued
 
 
 def stay_away() -> None:
-    """What rank 1 does instead of coming."""
+    """What rank 1 does instead of coming; where it stops, the others come once it has."""
     if comm.rank != 1:
+        while how == "stop" and process_state(ABSENT) != "stopped":
+            time.sleep(0.05)
         return
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -60,11 +64,12 @@ def inside() -> None:
     def counted(self: Rendezvous, *arguments):
         calls.append("")
         if len(calls) == 3:
+            self.timeout_s = TIMEOUT_S
             stay_away()
         return call(self, *arguments)
 
     Rendezvous.__call__ = counted
-    plan.bind(comm, timeout=TIMEOUT_S)
+    plan.bind(comm, timeout=LIFE_S)
 
 
 def compile_on_hosts() -> None:
@@ -81,7 +86,6 @@ def batches() -> None:
 
 
 def calibration() -> Calibration:
-    measured.STEP_S = TIMEOUT_S
     fabric = measured.MpiFabric()
     barrier = fabric.barrier
     calls: list[str] = []
@@ -89,6 +93,7 @@ def calibration() -> Calibration:
     def counted() -> None:
         calls.append("")
         if len(calls) == 60:
+            fabric.meet.timeout_s = TIMEOUT_S
             stay_away()
         barrier()
 

@@ -121,6 +121,15 @@ def test_the_next_process_of_a_host_speaks_for_it(tmp_path: Path):
         assert [number for number, _ in one["regrouped"]] == [4]
 
 
+def test_a_process_that_cannot_find_out_who_is_left_says_so(tmp_path: Path):
+    words = {"design": "all_shared", "hosts": (0, 1, 2), "lose": {"1": 2}}
+    said, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
+    assert said[1]["carried"] == [0, 1]
+    assert said[1]["error"].startswith("CP0938: the thread that finds out who is left has ended: SystemExit")
+    for one in (said[0], said[2]):
+        assert one["error"].startswith("CP0935: host 1 left")
+
+
 def test_one_host_may_be_all_that_is_left(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1, 2), "die": {"0": 1, "2": 3}}
     said, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_every_rank_is_told(said: dict[str, list[str]], what: str, code: str, wo
     for answer in said[what]:
         assert answer.startswith(code), answer
         assert words in answer
+
+
+def test_one_name_of_two_machines_is_said(said: dict[str, list[str]]):
+    warning = f"2 machines are called `{socket.gethostname()}`: their ranks are placed on one host"
+    assert len(said["one host name"]) == 2
+    assert all(answer.startswith(warning) for answer in said["one host name"])
 
 
 def test_who_alone_cannot_bind_tells_the_others():

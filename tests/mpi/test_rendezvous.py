@@ -42,12 +42,14 @@ def test_who_does_not_come_is_named_on_all_others(where: str, how: str, options:
     done = job(where, how, *options)
     assert done.returncode != 0
     state = "stopped" if how == "stop" else "alive"
-    for rank in (0, 2):
-        raised = (
-            rf"rank {rank} raised error\[CP0849\].*: rank 1 has not come to {PURPOSES[where]} within \d+ s"
-        )
-        assert re.search(raised, done.stdout), done.stdout + done.stderr
-    assert len(re.findall(rf"note: rank 1 \(process \d+ on .*\) is {state}\n", done.stdout)) == 2
+    said = (
+        rf"rank (\d) raised error\[CP0849\].*: rank 1 has not come to {PURPOSES[where]} within \d+ s\n"
+        rf" *note: rank 1 \(process \d+ on .*\) is {state}\n"
+    )
+    raised = sorted(re.findall(said, done.stdout))
+    # MPI continues a stopped process before it ends it, and sometimes it then says what it has heard, too.
+    assert [rank for rank in raised if rank != "1"] == ["0", "2"], done.stdout + done.stderr
+    assert done.stdout.count(" raised ") == len(raised), done.stdout
 
 
 def test_who_comes_late_is_waited_for():

@@ -36,6 +36,15 @@ each step {
     output x
 }
 """
+SUM = """plan sums
+axis data = ?
+input grads : tree partial data
+each step {
+    grads = reduce grads over data by sum
+    output grads
+}
+"""
+typed_terms = pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="JAX 0.9 does not type terms of sums")
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 OPTIONS = ("", "via ring", "{ wire = bf16, accumulate = f32 }")
 
@@ -205,3 +214,55 @@ def test_a_pallas_kernel_in_a_step_that_jax_cannot_type(kind: AxisType, options:
 
     trainer = Trainer(jax.make_mesh((8,), ("data",), (kind,)), options, loss, check_vma=False)
     assert close(trainer.losses(jax.jit(trainer.train), params(), batch()), options)
+
+
+def total_square(params: Any, x: Any) -> Any:
+    return jnp.mean((x @ params["w"]) ** 2)
+
+
+def summed() -> tuple[Any, Any]:
+    """A mesh of Explicit axes, and a run that sums gradients over it."""
+    mesh = jax.make_mesh((8,), ("data",))
+    shapes = {"grads": {"w": params()["w"]}}
+    return mesh, commplan.loads(SUM).compile(mesh, shapes=shapes).bind(mesh)
+
+
+@typed_terms
+def test_gradients_that_jax_has_not_summed_need_no_shard_map():
+    """Parameters are typed as reduced, gradients come unreduced, and the plan's phase sums them."""
+    mesh, run = summed()
+    weights = {"w": params()["w"]}
+
+    @jax.jit
+    def gradients(weights: Any, x: Any) -> Any:
+        grads = jax.grad(total_square)(run.varying(weights), x)
+        assert jax.typeof(grads["w"]).sharding.spec.unreduced == {"data"}
+        out, _ = run.step({}, grads=grads)
+        return out.grads
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(batch(), P("data"))
+        grads = gradients(weights, x)
+        text = gradients.lower(weights, x).compile().as_text()
+    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 1
+    expected = jax.grad(total_square)(weights, batch())
+    np.testing.assert_allclose(grads["w"], expected["w"], rtol=1e-5)
+
+
+@typed_terms
+def test_an_array_that_jax_has_not_summed_is_not_the_same_everywhere():
+    mesh, run = summed()
+    with jax.set_mesh(mesh):
+        weights = jax.reshard(params()["w"], P(reduced={"data"}))
+        terms = jax.grad(total_square)({"w": weights}, jax.device_put(batch(), P("data")))["w"]
+
+        @run.spmd(w="same")
+        def step(state: Any, w: Any) -> Any:
+            return state, 2 * w
+
+        np.testing.assert_array_equal(step({}, weights)[1], 2 * params()["w"])  # what is reduced is the same
+        with pytest.raises(CommplanError, match=r"CP0813.*should be the same over data") as error:
+            step({}, terms)
+        assert "jax.reshard(x, jax.P(None, None))" in str(error.value)
+        with pytest.raises(CommplanError, match=r"CP0806[\s\S]*unreduced over data"):
+            run.step({}, grads={"w": weights})

@@ -15,8 +15,11 @@ from support.embedding import mesh_of
 from support.ports import free_port
 
 
-def run(hosts: str, what: str, out: Path) -> list[dict[str, Any]]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+def run(hosts: str, what: str, out: Path, platform: str = "cpu") -> list[dict[str, Any]]:
+    environment = {**os.environ, "JAX_PLATFORMS": platform, "JAX_NUM_CPU_DEVICES": "1"}
+    environment["SECOND_PORT"] = str(free_port())
+    tests = str(Path(__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
     count, port = len(hosts.split(",")), str(free_port())
     command = [sys.executable, "-W", "error", host_processes.__file__, port]
     started = [
@@ -56,7 +59,8 @@ def test_every_design_gives_every_process_the_same_bits(hosts: str, tmp_path: Pa
 
 
 def test_members_of_one_process_get_the_same_bits_as_members_of_many(tmp_path: Path):
-    said = run("a,b", "everything", tmp_path)
+    """The many have no CPU among their devices, as under JAX_PLATFORMS=cuda."""
+    said = run("a,b", "everything", tmp_path, "no_cpu")
     alone, _ = host_processes.bound("all_shared", 2, mesh_of(member=2))
     items = host_processes.seen(alone, 2)
     assert json.loads(json.dumps(items)) == said[0]["all_shared"]["items"]

@@ -305,8 +305,97 @@ def test_results_agree():
     assert refused(lambda: stateless(state, params))[0] == "CP0812"
     assert refused(lambda: other_state(state, params))[0] == "CP0805"
     assert refused(lambda: few(state))[0] == "CP0811"
-    assert refused(lambda: few({}, params))[0] == "CP0812"
     assert refused(lambda: few({"seen": params}, params))[0] == "CP0805"
+
+
+def test_results_are_named_by_argument_or_by_value():
+    run, params, state = started()
+
+    @run.spmd(params="params", opt="params", x="per member, data", returns=("params", "opt", "one", "x"))
+    def train(state, params, opt, x):
+        return state, params, opt + 1, jnp.int32(3), x
+
+    x = np.zeros((2, 2, 3), np.float32)
+    _, _, opt, one, same = train(state, params, np.zeros(2), x)
+    assert opt.sharding.spec == P("member")
+    assert one.shape == (2, 2)  # as the plan's input `one`: per member, data
+    assert same.sharding.spec == P("member", "data")
+
+
+def test_what_a_result_may_be_named_after():
+    run = bound()
+    code, text = refused(lambda: run.spmd(params="params", opt="params", returns=("params", "loss")))
+    assert code == "CP0811"
+    assert "returns[1]: the plan has no output, state or input `loss`" in text
+    assert "arguments that results may be named after: `params` and `opt`" in text
+    code, text = refused(lambda: run.spmd(grads="per member, data", returns=("grads",)))
+    assert code == "CP0811"
+    assert "`grads` is an argument that lies `per member, data`, and a value of the plan that is" in text
+    assert "write the placement that is meant" in text
+
+
+def test_a_number_has_nothing_to_cut():
+    run = bind(PLAN, mesh_of(member=2, data=2), {"params": TREE, "grads": TREE})
+
+    @run.spmd(x="split data", returns=("x",))
+    def step(state, x):
+        return state, x.sum()
+
+    code, text = refused(lambda: step({}, np.zeros(8, np.float32)))
+    assert code == "CP0813"
+    assert "result 1 of `step` is one number, another on each rank over data, and cannot be cut" in text
+    assert "should be the same" not in text
+    assert 'returns=("per data", ...)' in text
+
+
+TWO_STATES = """plan p
+axis data = 2
+input x : f32 per data
+input y : f32 partial data
+state a : f32
+state b : f32
+at start {
+    a = broadcast x over data from 0
+    b = broadcast x over data from 1
+}
+each step {
+    b = reduce y over data by sum
+    output a
+}
+phase again {
+    a = broadcast x over data from 1
+}
+phase other {
+    output b
+}
+"""
+
+
+def test_a_phase_asks_for_the_states_that_it_uses():
+    run = bind(TWO_STATES, mesh_of(data=2))
+    _, state = run.start({}, x=np.float32([3, 4]))  # which reads none
+    assert {name: float(value) for name, value in state.items()} == {"a": 3, "b": 4}
+    out, state = run.other({"b": np.float32(7)})
+    assert (float(out.b), list(state)) == (7, ["b"])
+
+    @run.spmd(y="per data", returns="a")
+    def step(state, y):
+        out, state = run.step(state, y=y)
+        return state, out.a
+
+    state, a = step({"a": np.float32(3)}, np.float32([1, 2]))  # `b` comes with the step
+    assert (sorted(state), float(a), float(state["b"])) == (["a", "b"], 3, 3)
+    code, words = refused(lambda: step({"b": np.float32(0)}, np.float32([1, 2])))
+    assert code == "CP0812"
+    assert "phase `step` was given lacks `a`" in words
+    assert "it uses `a`" in words
+
+    @run.spmd()
+    def forgetful(state):
+        return {}
+
+    code, words = refused(lambda: forgetful(state))
+    assert (code, "lacks `a`, `b`" in words) == ("CP0812", True)
 
 
 def test_results_that_should_be_the_same():

@@ -121,14 +121,14 @@ class Browser:
             case _:
                 pass
 
-    def open(self, file: Path, width: int = 1400, height: int = 900, *, dark: bool = False) -> float:
-        """Load `file`; the seconds until it is drawn."""
+    def open(self, page: Path | str, width: int = 1400, height: int = 900, *, dark: bool = False) -> float:
+        """Load a file, or an address; the seconds until it is drawn."""
         self.size(width, height)
         self.media(dark=dark)
         self.errors.clear()
         self.requests.clear()
         self._loaded, begin = False, time.monotonic()
-        self.call("Page.navigate", url=file.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not self._loaded:
             self._next()
         self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")

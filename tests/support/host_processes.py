@@ -6,6 +6,7 @@ HOSTS gives the name of each process's host, such as `a,a,b,b`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -13,11 +14,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import xla_bridge
+from jax._src.lib import _jax, xla_client
 from jax.sharding import AxisType
+from support.dma import Registrar
 
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.device_batches import shared_group
+from commplan.runtime.input.pinned import Pinning
+from commplan.runtime.machines.mesh import MeshMachine
 
 PLAN = """plan hosts
 ensemble member = {members}
@@ -26,7 +32,7 @@ fn decode(u8[6]) -> u8[2, 3], i32 on host
 fn noisy (u8[2, 3]) -> u8[2, 3] on host random
 fn scale (u8[2, 3]) -> f32[2, 3] on device
 each step {{
-    raw, n         = load images batch 8 visit exactly_once seed 3 tail short
+    raw, n         = load images batch 8 visit exactly_once seed 3 tail short {ahead}
     x, labels      = map decode(raw)
     x              = share x over member via {design}
     labels         = share labels over member via {design}
@@ -36,6 +42,7 @@ each step {{
 }}
 """
 RECORDS = np.arange(21 * 6, dtype=np.uint8).reshape(21, 6)
+KEPT: list[Any] = []
 DESIGNS = ("duplicate", "all_shared", "single_broadcast(readers = 2)", "multi_broadcast(readers = 3)")
 
 
@@ -53,7 +60,8 @@ def bound(design: str, members: int, mesh: Any, bad: int | None = None) -> tuple
         decoded.append(int(record[0]))
         return np.asarray(record).reshape(2, 3), np.int32(record[0])
 
-    text = PLAN.format(design=design, members=members)
+    ahead = "{ device_prefetch = 2 }" if design.startswith("multi") else ""
+    text = PLAN.format(design=design, members=members, ahead=ahead)
     program = commplan.loads(text).compile(mesh)
     functions = {"decode": decode, "noisy": noisy, "scale": lambda x: x.astype(np.float32) / 255}
     return program.bind(mesh, sources={"images": RECORDS}, functions=functions), decoded
@@ -101,12 +109,44 @@ def failing(index: int, count: int, hosts: list[str], mesh: Any) -> dict[str, An
     return {"items": len(items)}
 
 
+def without_cpu(port: str, index: int, count: int) -> None:
+    """Make the platform of JAX_PLATFORMS: CPU devices by another name, so that JAX has no CPU, as under
+    JAX_PLATFORMS=cuda. They meet at a service of their own: two CPUs of one service would be one by its keys.
+    """
+    address = f"localhost:{port}"
+    if index == 0:
+        KEPT.append(_jax.get_distributed_runtime_service(address, count))
+    client = _jax.get_distributed_runtime_client(address, index)
+    client.connect()
+    KEPT.append(client)
+
+    def devices() -> Any:
+        gloo = _jax.make_gloo_tcp_collectives(distributed_client=client)
+        return xla_client.make_cpu_client(
+            distributed_client=client, node_id=index, num_nodes=count, collectives=gloo, num_devices=1
+        )
+
+    pinning = Pinning(Registrar())  # as a GPU has it
+    MeshMachine.pinning = lambda self: pinning
+    name = os.environ["JAX_PLATFORMS"]
+    xla_bridge.register_backend_factory(name, devices, priority=500, fail_quietly=False)
+    try:
+        jax.devices("cpu")
+    except RuntimeError:
+        return
+    raise AssertionError("there is a CPU all the same")
+
+
 def main(port: str, index: str, count: str, hosts: str, what: str, out: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
+    if os.environ["JAX_PLATFORMS"] != "cpu":
+        without_cpu(os.environ["SECOND_PORT"], int(index), int(count))
     mesh = jax.make_mesh((int(count),), ("member",), (AxisType.Auto,))
     does = {"everything": everything, "failing": failing}[what]
     said = does(int(index), int(count), hosts.split(","), mesh)
     (Path(out) / f"{index}.json").write_text(json.dumps(said))
+    for meeting in reversed(KEPT):  # the client before the service
+        meeting.shutdown()
     jax.distributed.shutdown()
 
 

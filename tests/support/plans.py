@@ -241,7 +241,7 @@ class Writer:
             f"{x.name}{f', {n.name}' if count else ''} = load {source} batch {batch} split {', '.join(split)}"
             f"{f' per {self.ensemble}' if per else ''} visit {visit} seed {self.rng.randrange(99)}"
             f"{f' tail {tail}' if tail != 'pad' else self.maybe(' tail pad')}"
-            f"{self.maybe(' { prefetch = 2, on_error = skip }')}"
+            f"{self.maybe(' { prefetch = 2, device_prefetch = 1, on_error = skip }')}"
         )
         self.bind(line, x)
         if count:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -13,6 +16,7 @@ from mpi4py import MPI
 
 import commplan
 from commplan.diagnostics import CommplanError
+from commplan.runtime.machines import ranks
 
 FUNCTION = """plan f
 axis data = 2
@@ -77,9 +81,21 @@ def main() -> None:
     refused("a freed communicator to bind", lambda: program.bind(freed))
     sides = MPI.COMM_SELF.Create_intercomm(0, comm, 1 - comm.rank)
     refused("two sides", lambda: program.bind(sides))
+    _one_name(comm)
     assert other.schedule.backend == "jax"
     out, _ = run.step(run.init(), x=X)  # after all that it still works
     assert (np.asarray(out.y) == 1).all()
+
+
+def _one_name(comm: Any) -> None:
+    """The ranks are on two networks, whose machines have one name."""
+    with mock.patch.object(ranks, "_network", lambda: str(comm.rank)), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            ranks.host_names(comm)
+        except RuntimeWarning as warning:
+            print(f"one host name: {warning}", flush=True)
+    assert ranks.host_names(comm) == [socket.gethostname()] * 2  # warnings are errors here
 
 
 def _derivative(comm: Any) -> Any:

@@ -48,7 +48,9 @@ class Read(Batches, BaseOp, frozen=True, tag="read", gc=False):
         return (records, Value(self.count, "array", (Leaf("", (), DType.I32),), place))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
-        return f"{self.source}, visit {self.visit}, tail {self.tail}"
+        ahead = self.hints.device_prefetch
+        on_devices = f", {ahead} ahead on the devices" if ahead else ""
+        return f"{self.source}, visit {self.visit}, tail {self.tail}{on_devices}"
 
     def runs_ahead(self, known: Container[Ref]) -> bool:
         return True

@@ -137,6 +137,8 @@ def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], size: Size, 
         why += "pieces are ready together and have nothing to travel under"
     if pieces:
         why += f"; {pieces} buckets are equal pieces of leaves larger than {sized(WHOLE * limit)}"
+    whose = f"all {len(sent)} buckets together" if len(sent) > 1 and size.seconds is not None else ""
+    source = ", ".join(filter(None, (whose, size.source)))
     return Choice(
-        "bucket", text, why, group[0].span, (), size.seconds, size.source, size.alternatives
+        "bucket", text, why, group[0].span, (), size.seconds, source, size.alternatives
     )  # fmt: skip

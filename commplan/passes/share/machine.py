@@ -11,7 +11,7 @@ from commplan.cost.network.network import Layout
 from commplan.cost.predictor import Predictor
 from commplan.input.costs import Links, Setting
 from commplan.input.measured_costs import InputCosts
-from commplan.input.prefetch import prefetch, threads
+from commplan.input.prefetch import device_prefetch, prefetch, threads
 from commplan.input.work_partition import Move
 from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Op, Schedule
@@ -57,7 +57,7 @@ def setting_of(
         step=consumer.seconds if consumer else 0.0,
         step_cpu=consumer.cpu if consumer else 0.0,
         by_caller=schedule.backend == "jax",
-        slots=1 + prefetch(flow.ops),
+        slots=1 + prefetch(flow.ops) + device_prefetch(flow.ops),
         cold=COLD,
     )
     return setting, links

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from commplan.input.prefetch import KEEP, prefetch, slots
+from commplan.input.prefetch import KEEP, device_prefetch, prefetch, slots
 from commplan.input.rates import Rates, rates
 from commplan.input.work_partition import Division, Turns, division
 from commplan.ir.def_use import DefUse
@@ -48,13 +48,16 @@ class Shared(NamedTuple):
 class InputMemory(NamedTuple):
     """What the input of a phase holds at once, at most. batches: of each rank, those included that the caller
     holds. records: of one load. shared: bytes of the slots of a host, for the rows of one rank; own: bytes of
-    a rank beside them. Records of variable length, and what a function makes in between, are not counted."""
+    a rank beside them. on_devices: bytes on a rank's device that batches take ahead of the step; devices that
+    use the memory of the host show the others. Records of variable length, and what a function makes in
+    between, are not counted."""
 
     phase: str
     batches: int
     records: int
     shared: int
     own: int
+    on_devices: int = 0
 
 
 def check_input(scope: Scope) -> None:
@@ -152,16 +155,20 @@ def _memory(schedule: Schedule, phase: Phase) -> InputMemory:
     size = {value.id: value.nbytes for value in phase.values}
     moved = {op.result for op in phase.ops if isinstance(op, Share) and op.design != "duplicate"}
     own = [ref for ref in handed_over(schedule, phase) if ref not in moved]
-    ahead = prefetch(phase.ops)
+    ahead, on_devices = prefetch(phase.ops), device_prefetch(phase.ops)
     loads = [op for op in phase.ops if isinstance(op, Read)]
     rows = max(max(op.batch) // schedule.size(op.split) for op in loads)
-    batches, shown = ahead + KEEP, ahead + KEEP
-    shared = slots(ahead, by_caller=True) * sum(size[ref] for ref in moved)
+    batches = shown = ahead + on_devices + KEEP
+    shared = slots(ahead, on_devices, by_caller=True) * sum(size[ref] for ref in moved)
     clocked = next((op for op in loads if op.clock is not None), None)
     if clocked is not None:
         kept = -(-rates(clocked.batch, ahead).bound // max(clocked.batch))
         batches, shown, shared = kept + KEEP, KEEP, kept * sum(size[ref] for ref in own)
-    return InputMemory(phase.name, batches, batches * rows, shared, shown * sum(size[ref] for ref in own))
+    taken = {binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only}
+    return InputMemory(
+        phase.name, batches, batches * rows, shared, shown * sum(size[ref] for ref in own),
+        on_devices * sum(size[ref] for ref in taken),
+    )  # fmt: skip
 
 
 def handed_over(schedule: Schedule, phase: Phase) -> list[Ref]:

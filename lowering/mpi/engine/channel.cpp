@@ -131,6 +131,7 @@ void Channel::watch(int64_t bound, int64_t first, char* record) {
 }
 
 std::string Channel::verdict() { return watch_ ? watch_->verdict() : std::string(); }
+std::string Channel::summary() { return watch_ ? watch_->summary() : std::string(); }
 
 void Channel::serve(const Served& served) {
   if (watch_) watch_->serve(served);
@@ -256,13 +257,17 @@ std::string Channel::drive(std::unique_ptr<Operation> operation) {
     run_beside();
   }
   Patience patience(kCaller);
-  int64_t looked = 0;
+  int64_t looked = 0, asked = now();
   while (!operation->done()) {
     if (operation->step()) {
       patience.moved(operation->bulk());
       if (watch_) watch_->moved();
     } else {
       patience.wait();
+      if (now() - asked >= kLook) {
+        asked = now();
+        if (interrupted()) interrupt(*operation);
+      }
       if (!together_ || (!fails() && now() - looked < kLook)) continue;
       looked = now();
       break_off(*operation);
@@ -299,7 +304,11 @@ std::string Channel::finish(int64_t handle, const void* output) {
   if (it == flights_.end()) return "an operation is finished that was never started, or for the second time";
   Flight& flight = **it;
   int64_t since = now();
-  news_.wait(lock, [&] { return flight.ended; });
+  while (!news_.wait_for(lock, std::chrono::nanoseconds(kLook), [&] { return flight.ended; })) {
+    lock.unlock();
+    if (interrupted()) interrupted_ = true;  // the progress thread breaks it off
+    lock.lock();
+  }
   if (watch_) watch_->waited(flight.number, now() - since);
   std::string error = flight.error;
   if (error.empty() && flight.output != output) {
@@ -358,6 +367,11 @@ void Channel::progress() {
       for (int32_t way : ways) ahead[way] += own;
       moved |= flight->operation->step();
       bulk &= flight->operation->bulk();
+    }
+    if (interrupted_.exchange(false)) {
+      for (Flight* flight : active) {
+        if (!flight->operation->done()) interrupt(*flight->operation);
+      }
     }
     if (together_ && (fails() || now() - looked >= kLook)) {
       looked = now();

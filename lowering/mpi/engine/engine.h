@@ -231,6 +231,18 @@ void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, 
 bool drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, or false after a while
 int64_t now();                                // nanoseconds
 constexpr int64_t kLook = 100'000'000;        // between two looks at who has left
+
+// Of Python's interface in C: see signals.cpp.
+struct PythonSignals {
+  int (*ensure)() = nullptr;
+  void (*release)(int) = nullptr;
+  int (*check)() = nullptr;
+  void (*fetch)(void**, void**, void**) = nullptr;
+  void (*normalize)(void**, void**, void**) = nullptr;
+};
+void set_signals(const PythonSignals& functions);
+bool interrupted();    // whether the handler of a signal has raised something, in Python's main thread alone
+void* interruption();  // what it raised, once
 void sleep_ns(int64_t nanoseconds);
 
 // What all operations of one communicator share. Operations must begin in the same order on every rank, but for
@@ -272,6 +284,7 @@ class Channel {
   void serve(const Served& served);
   void stop_watching();
   std::string verdict();  // of the watch, or empty
+  std::string summary();  // of the verdict, with the plan's line
 
   // Requests send one after another, in the order in which they began.
   int64_t take_turn() { return turns_++; }
@@ -296,6 +309,7 @@ class Channel {
   bool parted();
   bool listen();       // takes in which of them have left; false where MPI fails
   void break_off(Operation& operation);  // where it would never end
+  void interrupt(Operation& operation);
   bool resting() const;
 
   const bool together_;
@@ -314,7 +328,7 @@ class Channel {
   int64_t used_ = 0, kept_ = 0, most_ = 0;  // bytes of buffers; no more are kept than were in use at once
   std::thread thread_;
   std::string broken_, closed_;  // why nothing more can begin
-  std::atomic<bool> fails_{false};
+  std::atomic<bool> fails_{false}, interrupted_{false};
   int inside_ = 0;  // calls that have entered
   int64_t handles_ = 0;
   bool stopping_ = false, left_ = false;

@@ -182,6 +182,11 @@ COMMPLAN_API int64_t commplan_channel_verdict(void* channel, char* text, int64_t
 }
 
 COMMPLAN_API void commplan_stack_writer(StackWriter writer) { set_stack_writer(writer); }
+COMMPLAN_API void commplan_signals(int (*ensure)(), void (*release)(int), int (*check)(),
+                                   void (*fetch)(void**, void**, void**), void (*normalize)(void**, void**, void**)) {
+  set_signals({ensure, release, check, fetch, normalize});
+}
+COMMPLAN_API void* commplan_interruption() { return interruption(); }
 COMMPLAN_API void commplan_add_busy(int change) { add_busy(change); }
 
 COMMPLAN_API int commplan_channel_busy(void* channel) { return static_cast<Channel*>(channel)->busy() ? 1 : 0; }

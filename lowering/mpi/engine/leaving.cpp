@@ -65,6 +65,11 @@ void Channel::break_off(Operation& operation) {
   if (!why.empty()) operation.break_off(why);
 }
 
+void Channel::interrupt(Operation& operation) {
+  std::string line = operation.where().empty() ? "" : "; " + operation.where();
+  operation.break_off("interrupted" + line);
+}
+
 std::string Channel::missing(const Operation& operation) {
   listen();
   std::lock_guard<std::mutex> lock(leaving_);
@@ -166,7 +171,7 @@ void Watch::conclude_parting() {
     text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + silent(rank);
   }
   abandoned_ = true;
-  judge(text + ", and all others have ended");
+  judge(text + ", and all others have ended", "");
 }
 
 void end_job(const std::string& why) {
@@ -198,8 +203,8 @@ int leave_all(MPI_Comm, int, void*, void*) {
   }
   for (Channel* channel : channels) channel->close("MPI has been finalized");
   for (Channel* channel : channels) {
-    std::string verdict = channel->verdict();  // who holds the others does not come to part with them, either
-    if (!verdict.empty()) end_job(verdict.substr(0, verdict.find('\n')));
+    // Who holds the others does not come to part with them, either; it may itself be the one, and too late.
+    if (!channel->verdict().empty()) end_job(channel->summary());
     channel->await_others();
   }
   for (Channel* channel : channels) channel->stop_watching();

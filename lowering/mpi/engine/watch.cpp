@@ -213,6 +213,11 @@ std::string Watch::verdict() {
   return verdict_.empty() || now() < effective_ ? std::string() : verdict_;
 }
 
+std::string Watch::summary() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return verdict_.substr(0, verdict_.find('\n')) + (line_.empty() ? "" : "; " + line_ + " waits for it");
+}
+
 void Watch::stop() {
   Watches& watches = all();
   std::unique_lock<std::mutex> lock(watches.mutex);
@@ -321,7 +326,7 @@ void Watch::listen() {
       reports_[status.MPI_SOURCE] = std::make_unique<Report>(std::move(report));
     } else if (status.MPI_TAG == kVerdict) {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (verdict_.empty()) verdict_ = reader.text();
+      if (verdict_.empty()) verdict_ = reader.text(), line_ = reader.text();
     }
   }
 }
@@ -455,19 +460,21 @@ void Watch::conclude() {
       text += "\nnote: rank " + std::to_string(waiting[i]) + " waits in " + reports_[waiting[i]]->where;
     }
   }
-  judge(text);
+  judge(text, mine.where);
 }
 
-void Watch::judge(const std::string& text) {
+void Watch::judge(const std::string& text, const std::string& line) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!verdict_.empty()) return;
     verdict_ = text;
+    line_ = line;
     effective_ = now() + kSettle;
     recorder_.add(Recorder::kVerdict, text.substr(0, text.find('\n')), 0, 0, 0);
   }
   Writer writer;
   writer.put(text);
+  writer.put(line);
   for (int rank = 0; rank < size_; ++rank) {
     if (rank != own_) send(rank, kVerdict, writer.bytes());
   }

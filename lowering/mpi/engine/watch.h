@@ -40,6 +40,7 @@ class Watch {
   void moved() { moved_.store(now(), std::memory_order_relaxed); }
   void has_left(int rank, int64_t last);  // last: of the operations in common, the last that it has begun
   std::string verdict();  // why all that waits must end, or empty
+  std::string summary();  // the first line of the verdict, and the plan's line that waited
   void serve(const Served& served);
   void part();            // from now on this rank waits for the others to leave
   bool abandoned() const { return abandoned_; }  // none of those that it waits for will: see `verdict`
@@ -80,7 +81,7 @@ class Watch {
   void look();
   void conclude();
   void conclude_parting();
-  void judge(const std::string& text);
+  void judge(const std::string& text, const std::string& line);
   void send(int rank, int tag, const std::string& bytes);
   int64_t patience(const Operation& operation, bool alive);
   Report own_report();
@@ -108,7 +109,7 @@ class Watch {
   bool holds_ = false, patient_ = false;  // see `Served`
   std::atomic<int64_t> parting_{0};
   std::atomic<bool> abandoned_{false};
-  std::string verdict_;
+  std::string verdict_, line_;
   // The watching thread's own.
   std::vector<std::unique_ptr<Sent>> sent_;
   std::vector<std::unique_ptr<Report>> reports_;

@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
+from commplan.lowering.mpi.job.interruption import interruption
 
 _SAID = re.compile(r"commplan: (?:an earlier operation failed: )?(?P<what>.*)", re.DOTALL)
 _WHERE = re.compile(r"; (?P<text>line (?P<line>\d+) of .* waits for it)\s*$", re.DOTALL)
@@ -48,6 +49,8 @@ def as_diagnostics(spans: Sequence[Span] = (), file: str = "") -> Generator[None
     try:
         yield
     except (ValueError, RuntimeError) as error:
+        if (cause := interruption(error)) is not None:
+            raise cause from None
         diagnostic = reason(error, spans, file)
         if diagnostic is None:
             raise

@@ -182,10 +182,12 @@ class Prefetcher:
             return ready, self.depth
 
     def ready(self, number: int) -> bool:
-        """Whether `look` would return batch `number` at once, where the ring is not direct."""
+        """Whether `look` would return batch `number` at once."""
         with self._lock:
             entry = self._entries.get(number)
-            return entry is not None and entry.done
+            if entry is None or self._closed:
+                return False
+            return self.peers.ahead(number) > 0 if self.direct and self.peers is not None else entry.done
 
     def close(self) -> None:
         """Stop, join every thread and leave the peers. May be called twice, and from any thread.

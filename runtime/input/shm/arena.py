@@ -15,12 +15,15 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.runtime.input.layout import Array, rounded
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.pinned import Pinning
 
 HEADER = 1 << 16  # bytes before the first region: where workers say what they are at
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -69,9 +72,13 @@ class _Region(NamedTuple):
 
 
 class Arena:
-    """Regions of one file. `descriptor` may be handed to other processes; its size only grows."""
+    """Regions of one file. `descriptor` may be handed to other processes; its size only grows.
 
-    def __init__(self) -> None:
+    pinning: what registers them with devices, until the last array that shows one is gone.
+    """
+
+    def __init__(self, pinning: Pinning | None = None) -> None:
+        self._pinning = pinning
         self.descriptor = nameless("commplan-batches")
         os.ftruncate(self.descriptor, HEADER)
         self.header = mmap.mmap(self.descriptor, HEADER)
@@ -80,14 +87,20 @@ class Arena:
         self._free: deque[_Region] = deque()  # finalizers only append to it, which needs no lock
         self._places: list[_Region] = []
         self._closing = weakref.finalize(self, os.close, self.descriptor)
+        if pinning is not None:
+            weakref.finalize(self, _unpin, pinning, self._places)
 
     def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         """An array, not filled, whose first byte is at a multiple of a page. Errors: CP0923 no memory."""
         nbytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         region = self._region(rounded(nbytes, _PAGE))
         owner = (ctypes.c_ubyte * nbytes).from_buffer(region.memory)
-        weakref.finalize(owner, self._free.append, region).atexit = False
+        weakref.finalize(owner, self._give_back, region).atexit = False
         return np.ndarray(tuple(shape), dtype, cast("Any", owner))
+
+    def _give_back(self, region: _Region) -> None:
+        """Called by finalisers, which so keep the arena."""
+        self._free.append(region)
 
     def find(self, array: Array) -> int | None:
         """The offset of an array's first cell in the file; None where it lies elsewhere."""
@@ -117,6 +130,8 @@ class Arena:
                 )
             address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
             region = _Region(address, nbytes, self.nbytes, memory)
+            if self._pinning is not None:
+                self._pinning.pin(address, nbytes)
             self.nbytes += nbytes
             bisect.insort(self._places, region, key=lambda place: place.address)
             return region
@@ -124,3 +139,7 @@ class Arena:
     def close(self) -> None:
         """Let go of the file. Arrays that show it stay."""
         self._closing()
+
+
+def _unpin(pinning: Pinning, regions: list[_Region]) -> None:
+    pinning.unpin_all(region.address for region in regions)

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from commplan.diagnostics import CommplanError
 from commplan.input.order import Order
@@ -29,6 +29,9 @@ from commplan.runtime.input.turn_schedule import TurnSchedule
 from commplan.runtime.input.wait_log import LOG, WaitReporter
 from commplan.verify.input.visitation import prove_division
 from commplan.wait import Wait, until
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.pinned import Pinning
 
 
 def _meet(group: Group, control: Control, errors: PeerErrors, wanted: segment.Wanted) -> None:
@@ -73,13 +76,15 @@ def join(
     keep: int = KEEP,
     leaving: bool = False,
     ahead: int | None = None,
+    pinning: Pinning | None = None,
 ) -> SharedRing:
     """Meet the other processes of `group` and map the slots for what travels in `program`.
 
     course, order: where the batches stand, and a checksum of `orders`; the same in all. keep: batches that
     this process may show at a time without a copy; less than `slots`, unless it waits for its own arrays.
     leaving: a process may leave the others at any time. ahead: batches in the making at a time, at most,
-    where readers may take turns at making them; None: each makes a part of every batch. Errors: CP0761,
+    where readers may take turns at making them; None: each makes a part of every batch. pinning: what
+    registers the slots with this process's devices. Errors: CP0761,
     CP0920 to CP0923.
     """
     schedule, phase = program.schedule, program.phase
@@ -125,7 +130,7 @@ def join(
     memory = segment.opened(wanted, group.index)
     ring: SharedRing | None = None
     try:
-        mapped = Slots(memory.descriptor, start, layout.nbytes, slots)
+        mapped = Slots(memory.descriptor, start, layout.nbytes, slots, pinning=pinning)
         control = Control(memory, group.count, group.index)
         ops = [op for flow in program.flows if flow.shared for op in flow.before]
         hints = [op.hints for op in ops if isinstance(op, Read | Share)]

@@ -155,7 +155,7 @@ class SharedRing:
             names = behind()
             if not names:
                 self.overdue(waited)
-            self._silent(names[0], bound_s)
+            self._silent(self.control.give_up(names[0]), bound_s)
 
         bound_s = self.group.timeout
         self.control.wait(name, enough, Wait(bound_s, late, look, LOOK_S))
@@ -210,7 +210,7 @@ class SharedRing:
                     self._look_after(process, "filled", number)
             if self.index != self._leader and not self.leads() and not self.control.alive(self._leader):
                 if not self.goes_on:
-                    self.told.lost(self._leader, "died or left")
+                    self._lost(self._leader)
                 self._gone.add(self._leader)
                 alive = (process for process in self._local if self.control.alive(process))
                 self._leader = min(alive, default=self.index)  # nobody's once this process is stopped
@@ -221,7 +221,10 @@ class SharedRing:
             return self._carried_so_far() > number or self._leads_now()
 
         bound_s = 2 * self.group.timeout  # the leader gives up first, and says for whom it waited
-        late = lambda waited: self._silent(self._leader, bound_s)  # noqa: E731
+
+        def late(_: float) -> NoReturn:
+            self._silent(self.control.give_up(self._leader), bound_s)
+
         self.control.wait("carried", carried, Wait(bound_s, late, look, LOOK_S))
         if self._carried_so_far() <= number:
             self._carry(number)
@@ -250,8 +253,17 @@ class SharedRing:
             if name == "filled":
                 self._inherit(process, beyond)
             return
-        left = self.control.word(process, "presence").value == LEFT
-        self.told.lost(process, "left: its batches were closed before the epoch's end" if left else "died")
+        self._lost(process)
+
+    def _lost(self, process: int) -> NoReturn:
+        """Raise what became of `process`, or of the one that it gave up on."""
+        culprit = self.control.give_up(process)
+        if culprit == self.index:
+            self.told.lost(process, "left: it had waited for this one in vain")
+        if self.control.alive(culprit):
+            self._silent(culprit, self.group.timeout)
+        left = self.control.word(culprit, "presence").value == LEFT
+        self.told.lost(culprit, "left: its batches were closed before the epoch's end" if left else "died")
 
     # --- inheriting ---
 

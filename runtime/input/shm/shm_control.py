@@ -24,13 +24,13 @@ from commplan.wait import Wait, attended, until
 LOOK_S = 0.25  # how often a waiting process looks whether its peers live
 ABSENT, JOINED, LEFT = 0, 1, 2
 _EACH = 256  # bytes per process, what is written by different processes on cache lines of their own
-_NAMES = {"filled": 0, "taken": 64, "presence": 128, "wanted": 192, "charge": 196,
+_NAMES = {"filled": 0, "taken": 64, "presence": 128, "culprit": 132, "wanted": 192, "charge": 196,
           "spent": 200, "waited": 204}  # fmt: skip
 _CORES_AT, _CORES_NBYTES = 208, 48  # which cores a process may run on, a bit for each; the rest of its room
 _TURNS_AT, _SPARE_AT = 320, 324
 _BELLS = {"filled": 128, "taken": 192, "carried": 256}
 
-Name = Literal["filled", "taken", "presence", "wanted", "charge", "spent", "waited"]
+Name = Literal["filled", "taken", "presence", "culprit", "wanted", "charge", "spent", "waited"]
 Bell = Literal["filled", "taken", "carried"]
 
 
@@ -60,11 +60,11 @@ def fence() -> None:
 
 @dataclass
 class Control:
-    """filled: a maker has done its parts of batches 0..filled-1; taken: let go. presence: see above. wanted:
-    epochs that were asked for. charge: of a maker on another host, the process + 1 of this host that makes
-    its part. spent, waited: see `turn_schedule`. For all: `carried`, batches 0..carried-1 are here whole;
-    turns, the first batch that is made in turns (0: none); spare, how many more than the cores ask for are
-    then in the making at a time."""
+    """filled: a maker has done its parts of batches 0..filled-1; taken: let go. presence: see above. culprit:
+    the process + 1 that this one gave up on (0: none). wanted: epochs that were asked for. charge: of a maker
+    on another host, the process + 1 of this host that makes its part. spent, waited: see `turn_schedule`. For
+    all: `carried`, batches 0..carried-1 are here whole; turns, the first batch that is made in turns (0:
+    none); spare, how many more than the cores ask for are then in the making at a time."""
 
     memory: Segment
     count: int
@@ -164,6 +164,18 @@ class Control:
         if process == self.index:
             return not self.stopped
         return self.word(process, "presence").value == JOINED and self.memory.owned(process)
+
+    def give_up(self, process: int) -> int:
+        """The process because of which `process` is waited for in vain: itself, or the one that it gave up
+        on, or that one in turn. From now on the others learn that this process gives up on it."""
+        for _ in range(self.count):
+            culprit = self.word(process, "culprit").value
+            if self.alive(process) or not culprit:
+                break
+            process = culprit - 1
+        self.word(self.index, "culprit").value = process + 1
+        fence()  # before this process leaves
+        return process
 
     def take_duty(self, process: int) -> bool:
         """Become the one heir of a dead process; False where another one is. The kernel hands the duty on

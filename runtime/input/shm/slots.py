@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -29,6 +29,9 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _NOWHERE = ctypes.c_void_p(-1).value
 _MOVE_TO = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED of mremap(2)
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.pinned import Pinning
 
 Root = Any  # a ctypes array of bytes
 
@@ -48,15 +51,21 @@ def mapped(nbytes: int, flags: int, descriptor: int, offset: int) -> int:
     return address
 
 
-def owner_of(address: int, nbytes: int) -> Root:
+def owner_of(address: int, nbytes: int, pinning: Pinning | None = None) -> Root:
     """The mapping as bytes; it is unmapped when the last view of them is gone.
 
     Mapped by the system's own call: Python's `mmap` opens the file a second time, and closing that lets go of
     every lock that the process holds on it.
     """
     buffer = (ctypes.c_ubyte * nbytes).from_address(address)
-    weakref.finalize(buffer, _LIBC.munmap, address, nbytes).atexit = False
+    weakref.finalize(buffer, _unmap, address, nbytes, pinning).atexit = False
     return buffer
+
+
+def _unmap(address: int, nbytes: int, pinning: Pinning | None) -> None:
+    if pinning is not None:
+        pinning.unpin(address)
+    _LIBC.munmap(address, nbytes)
 
 
 def copy_on_recall(address: int, nbytes: int) -> None:
@@ -86,7 +95,8 @@ class Slots:
     """The slots: batch q lies in slot q modulo their number.
 
     start, nbytes: of slot 0 in the file, and of each; multiples of the page. returned: is told the numbers of
-    batches that were lent and are let go, in any thread and at any point of it: it takes no lock.
+    batches that were lent and are let go, in any thread and at any point of it: it takes no lock. pinning:
+    what registers slots with devices.
     """
 
     descriptor: int
@@ -94,6 +104,7 @@ class Slots:
     nbytes: int
     count: int
     returned: Callable[[int], None] = lambda number: None
+    pinning: Pinning | None = None
     _owners: list[Root] = field(default_factory=list[Root])
     _loans: dict[int, _Loan] = field(default_factory=dict[int, _Loan])
 
@@ -102,7 +113,9 @@ class Slots:
 
     def _fresh(self, place: int) -> Root:
         address = mapped(self.nbytes, mmap.MAP_SHARED, self.descriptor, self.start + place * self.nbytes)
-        return owner_of(address, self.nbytes)
+        if self.pinning is not None:
+            self.pinning.pin(address, self.nbytes)
+        return owner_of(address, self.nbytes, self.pinning)
 
     def memory(self, number: int) -> Root:
         """The slot of batch `number`, to write to."""
@@ -142,6 +155,8 @@ class Slots:
             return
         root = loan()  # alive until the end of this function: its pages stay where they are
         if root is not None:
+            if self.pinning is not None:  # the copies from it are over: their arrays were handed out
+                self.pinning.unpin(ctypes.addressof(loan.owner))
             copy_on_recall(ctypes.addressof(loan.owner), self.nbytes)
             self._owners[number % self.count] = self._fresh(number % self.count)
         self.returned(number)

@@ -17,7 +17,7 @@ from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState, HostBatch, Visit, compact, count, layout
-from commplan.runtime.input.layout import Array, Bools, agrees, aligned, blocks, read_only
+from commplan.runtime.input.layout import Array, Bools, Fresh, agrees, aligned, blocks, read_only
 from commplan.runtime.input.program import FIRST, Coords, EpochCursor, Flow, HostProgram, identity, validity
 from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources.record_convert import numpy_dtype
@@ -45,6 +45,7 @@ class BatchFactory:
     workers: Workers | None = None
     together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
     course: EpochCursor = FIRST
+    memory: Fresh = aligned  # for arrays that this process makes
     # What is the same for most batches: the rows of a step and which of them count, what is handed over.
     _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
@@ -101,7 +102,7 @@ class BatchFactory:
         if not isinstance(element, ArrayType):
             fail("CP0913", f"`{ref.rpartition('.')[0]}` is of variable length and cannot leave the host")
         leading = [len(self.program.local[axis]) for axis in self.program.per(ref)]
-        fresh = aligned if self.workers is None else self.workers.fresh
+        fresh = self.memory if self.workers is None else self.workers.fresh
         return blocks(leading, (rows, *element.shape), numpy_dtype(element.dtype), fresh)
 
 
@@ -227,7 +228,7 @@ class BatchBuilder:
 
     def _tasks(self, state: FlowState, before: bool, low: int, high: int) -> list[Task]:
         workers, step = self.maker.workers, self.maker.block
-        run = self.block if workers is None else functools.partial(workers.run, self)
+        run = self.block if workers is None else functools.partial(workers.run, cast("Any", self))
         return [
             functools.partial(run, state, before, start, min(start + step, high))
             for start in range(low, high, step)

@@ -4,12 +4,13 @@ record."""
 from __future__ import annotations
 
 import inspect
+import threading
 import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import FrameType
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
@@ -136,6 +137,9 @@ def _function_problem(fn: FnType, function: object) -> str | None:
     return None
 
 
+_warning = threading.Lock()
+
+
 @dataclass(frozen=True)
 class Stage:
     """A Read or a host Map with all that running it needs. Failures are those of single records."""
@@ -153,6 +157,7 @@ class Stage:
     begins: Callable[[int], None] | None = (
         None  # is told each record before the user's code runs; -1: several
     )
+    warned: list[str] = field(default_factory=list[str], compare=False)  # said once, whichever thread it is
 
     @property
     def key(self) -> Ref:
@@ -207,6 +212,11 @@ class Stage:
         )
         return [_sealed(column) for column in columns]
 
+    @classmethod
+    def user_calls(cls) -> tuple[CodeType, CodeType]:
+        """The code that calls the user's: with one record, and with several."""
+        return cls._called.__code__, cls._fetched.__code__
+
     def _fetched(
         self, records: Sequence[int], valid: np.ndarray[Any, np.dtype[np.bool_]]
     ) -> tuple[dict[int, object], str]:
@@ -230,6 +240,10 @@ class Stage:
 
     def _warn(self, failure: str) -> None:
         """Of a source whose records can be fetched one by one, and not several at once."""
+        with _warning:
+            if self.warned:
+                return
+            self.warned.append(failure)
         source = self.op.source if isinstance(self.op, Read) else ""
         message = f"`__getitems__` of source `{source}` fails, and its records are fetched one by one"
         warnings.warn(f"{message}: {failure}", RuntimeWarning, stacklevel=2)
@@ -311,10 +325,11 @@ def call_in(frame: FrameType | None) -> Call | None:
     """The call of a source or a host function in which a thread of this process is, given its innermost
     frame."""
     lines: list[str] = []
+    single, several = Stage.user_calls()
     while frame is not None:
         code, names = frame.f_code, frame.f_locals
-        if code in (Stage._called.__code__, Stage._fetched.__code__):
-            record = names["record"] if code is Stage._called.__code__ else -1
+        if code in (single, several):
+            record = names["record"] if code is single else -1
             return Call(names["self"].op, record, 0, ", from ".join(lines[:_FRAMES]))
         lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
         frame = frame.f_back

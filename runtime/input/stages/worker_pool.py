@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -39,6 +39,9 @@ from commplan.runtime.input.stages.batch_builder import BatchBuilder
 from commplan.runtime.input.stages.records import Call
 from commplan.runtime.input.wait_log import ClosedError
 from commplan.wait import attended
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.pinned import Pinning
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
 _FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up
@@ -124,8 +127,8 @@ class Workers:
     """As many worker processes as threads ask for.
 
     program, sources, functions: what a worker runs. block: records of a job, at most. most: workers at one
-    time. Errors: CP0952 what cannot be pickled, CP0954 where none can be started; from `run` also CP0953 for
-    one that ended, and whatever a block raises in a thread.
+    time. pinning: what registers batches with devices. Errors: CP0952 what cannot be pickled, CP0954 where
+    none can be started; from `run` also CP0953 for one that ended, and whatever a block raises in a thread.
     """
 
     program: HostProgram
@@ -134,6 +137,7 @@ class Workers:
     block: int
     most: int
     meter: Meter
+    pinning: Pinning | None = None
     _arena: Arena = field(init=False)
     _payload: list[Array] = field(init=False)
     _needs_program: bool = field(init=False)
@@ -151,7 +155,7 @@ class Workers:
             fail("CP0955", f"{self.most} worker processes are more than {HEADER // _worker.PROGRESS_NBYTES}")
         data = packed(self.program, self.sources, self.functions)
         self._needs_program = b"__main__" in data[0]
-        self._arena = Arena()
+        self._arena = Arena(self.pinning)
         self._payload = [self._arena.fresh((len(piece),), np.dtype(np.uint8)) for piece in data]
         for array, piece in zip(self._payload, data, strict=True):
             array[:] = memoryview(piece)

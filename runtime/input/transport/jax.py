@@ -26,7 +26,7 @@ from commplan.collectives.layout import MESSAGE
 from commplan.collectives.program import Program
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division, Move
-from commplan.lowering.jax import order, programs
+from commplan.lowering.jax import _compat, order, programs
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.lowering.programs import program_named
 from commplan.runtime.input.layout import aligned, rounded
@@ -199,7 +199,7 @@ class JaxCarrier:
 def cpu_devices(processes: Sequence[int]) -> tuple[Any, ...]:
     """The first device of the CPU of each of `processes`."""
     first: dict[int, Any] = {}
-    for device in jax.devices("cpu"):
+    for device in _compat.cpu_devices():
         first.setdefault(int(device.process_index), device)
     return tuple(first[process] for process in processes)
 

@@ -139,6 +139,7 @@ class MpiCarrier:
             due, self._due = self._due, None
             raise due
         while True:
+            self._go_on()
             team = self._speaking = survivors.team
             try:
                 if self._process not in team.speakers.values():
@@ -205,13 +206,22 @@ class MpiCarrier:
         def late(_: float) -> NoReturn:
             self._fail("CP0937", f"those who are left did not find each other within {self._timeout:g} s")
 
-        survivors.after(team, Wait(self._timeout, late, lambda _: self._go_on(), LOOK_S))
+        def look(_: float) -> None:
+            self._go_on()
+
+        survivors.after(team, Wait(self._timeout, late, look, LOOK_S))
 
     # --- looking after the others ---
 
     def _go_on(self) -> None:
         if self._stopped:
             raise ClosedError
+        failure = None if self._survivors is None else self._survivors.failure
+        if isinstance(failure, MPI.Exception):
+            self._refused(failure)
+        if failure is not None:
+            why = f"{type(failure).__name__}: {failure}"
+            self._fail("CP0938", f"the thread that finds out who is left has ended: {why}")
 
     def _waiting(self, awaited: Awaited) -> Wait:
         def late(_: float) -> NoReturn:

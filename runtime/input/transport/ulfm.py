@@ -22,28 +22,30 @@ LOSSES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED, MPI
 
 
 class Survivors:
-    """The team of this moment. All processes of `team` make one alike; `close` ends its thread."""
+    """The team of this moment. All processes of `team` make one alike; `close` ends its thread.
+
+    failure: what ended the thread, which nobody else does the work of; None while it is at it.
+    """
 
     def __init__(self, team: Team, hosts: Sequence[int]) -> None:
         self.team = team
         self._hosts = tuple(hosts)
         self._changed = threading.Condition()
         self._ending = threading.Event()
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         # A daemon, so that forgotten batches do not keep the interpreter alive; it must end before MPI does.
         self._thread = threading.Thread(target=self._watch, name="commplan-survivors", daemon=True)
         self._end = weakref.finalize(self, _end, self._ending, self._thread)
         self._thread.start()
 
     def after(self, team: Team, wait: Wait) -> Team:
-        """The team that follows `team`, once there is one."""
+        """The team that follows `team`, once there is one: no longer than `wait.look` likes where there is a
+        `failure`."""
 
         def follower(seconds: float) -> Team | None:
             with self._changed:
-                if self.team is team and self._failure is None:
+                if self.team is team and self.failure is None:
                     self._changed.wait(seconds)
-                if self._failure is not None:
-                    raise self._failure
                 return None if self.team is team else self.team
 
         return until(follower, wait)
@@ -53,18 +55,23 @@ class Survivors:
         self._end()
 
     def _watch(self) -> None:
-        while not self._ending.wait(WATCH_S):
-            try:
-                if self.team.silenced():
-                    self.team.revoke()
-                if self.team.revoked():
-                    self._regroup()
-            except MPI.Exception as error:
-                if error.Get_error_class() not in LOSSES:
-                    with self._changed:
-                        self._failure = error
-                        self._changed.notify_all()
-                    return
+        try:
+            while not self._ending.wait(WATCH_S):
+                self._look()
+        except BaseException as error:  # noqa: BLE001  told by whoever carries a batch
+            with self._changed:
+                self.failure = error
+                self._changed.notify_all()
+
+    def _look(self) -> None:
+        try:
+            if self.team.silenced():
+                self.team.revoke()
+            if self.team.revoked():
+                self._regroup()
+        except MPI.Exception as error:
+            if error.Get_error_class() not in LOSSES:
+                raise
 
     def _regroup(self) -> None:
         """Shrink the communicator; every living process is here, or will be within moments."""

@@ -16,6 +16,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
+from commplan.diagnostics import Span
+from commplan.ir.plan import Algorithm, Arg
+from commplan.ir.schedule import Collective, Spread
+from commplan.ir.types import DType
 from commplan.lowering.audit import (
     CompiledCollective,
     CompiledStep,
@@ -27,6 +31,7 @@ from commplan.lowering.audit import (
     target,
 )
 from commplan.lowering.jax.aot import devices
+from commplan.lowering.jax.collectives import LaxBackend
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -78,7 +83,7 @@ def default_step(mesh: Mesh) -> Callable[..., Any]:
 
 
 def audited(
-    function: Callable[..., Any], *arguments: Any, donate: int = 1, jit: Callable[..., Any] = jax.jit
+    function: Callable[..., Any], *arguments: Any, donate: Any = 1, jit: Callable[..., Any] = jax.jit
 ) -> CompiledStep:
     step = audit_text(jit(function, donate_argnums=donate).lower(*arguments).compile().as_text())
     print(step.timeline())
@@ -387,3 +392,21 @@ def test_an_older_gpu_gets_the_same_collectives() -> None:
     wanted = expected(run.program.schedule, "step", mesh, "gpu")
     assert len(wanted) == 2 * LAYERS
     assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
+
+
+def test_a_broadcast_within_groups_is_xlas_own(h100: Any) -> None:
+    """From node to node and then within them, where both levels are parts of one axis."""
+    mesh = twins.mesh_of(h100, data=32)
+    spread = {"data": (Spread("gpu", 8), Spread("node", 4))}
+    how = Algorithm("hierarchical", (Arg("native", "gpu"), Arg("native", "node")))
+    op = Collective(
+        "broadcast", "y.1", "x.1", ("data",), DType.F32, 0, Span(1, 1, 1, 9), algorithm=how, root=9
+    )
+    backend = LaxBackend("gpu", {"data": 32}, spread=spread)
+    step = jax.shard_map(lambda x: backend.move(x, op), mesh=mesh, in_specs=P("data"), out_specs=P())
+    x = jax.ShapeDtypeStruct((32 * 4096,), "float32", sharding=NamedSharding(mesh, P("data")))
+    own = audited(step, x, donate=())
+    assert [found.kind for found in own.collectives] == ["broadcast", "broadcast"]
+    between, within = (found.groups for found in own.collectives)
+    assert between[1] == (9, 1, 17, 25) and len(between) == 8
+    assert within[1] == (9, 8, 10, 11, 12, 13, 14, 15) and len(within) == 4

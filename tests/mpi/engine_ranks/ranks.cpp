@@ -312,6 +312,9 @@ void late(MPI_Comm* handles) {
     std::string error = step(world, rank, "line 6");
     expect(error, "rank 1 has not come within");
     if (rank != 1) expect(error, "in no collective");
+    std::string last = world.channels[rank]->summary();  // what a rank says that ends the job because of it
+    expect(last, "rank 1 has not come within");
+    expect(last, "; line 6 of x.plan waits for it");
     ++told;
     expect(step(world, rank, "line 6"), "an earlier operation failed");
   });

@@ -110,7 +110,7 @@ class Interrupting:
     """A trace function: Ctrl-C once at every line of the pipeline's own code, but where all is done and only
     the way back is left, and where one Ctrl-C is being dealt with."""
 
-    FILES = ("input/iterator.py", "prefetch.py", "stream.py", "multirate/batches.py", "visit_check.py")
+    FILES = ("iterator.py", "prefetch.py", "stream.py", "multirate/batches.py", "visit_check.py")
 
     def __init__(self) -> None:
         self.done: set[tuple[str, int]] = set()
@@ -153,6 +153,21 @@ def test_no_batch_is_lost_by_an_interruption() -> None:
         seen = [record for batch in iter(lambda: driven(feed, ctrl_c), None) for record in ids(batch)]
         assert feed.state()["epoch"] == 1
     assert sorted(seen) == list(range(320)) and len(ctrl_c.done) > 30
+
+
+def test_no_batch_that_was_taken_ahead_is_lost_by_an_interruption() -> None:
+    ctrl_c = Interrupting()
+    plan = ensemble("", 1, hints="{ device_prefetch = 2 }")
+    with PhaseBatches(plan, "step", {"images": images(320)}, FUNCTIONS) as feed:
+        taken = iter(lambda: feed.take(lambda batch: batch, feed.on_devices), None)
+        seen = [record for batch in iter(lambda: driven(taken, ctrl_c), None) for record in ids(batch)]
+        assert feed.state()["epoch"] == 1
+    assert seen == in_order(320) and len(ctrl_c.done) > 40
+
+
+def in_order(count: int) -> list[int]:
+    with PhaseBatches(ensemble("", 1), "step", {"images": images(count)}, FUNCTIONS) as feed:
+        return [record for batch in feed for record in ids(batch)]
 
 
 def test_no_unit_is_lost_by_an_interruption() -> None:

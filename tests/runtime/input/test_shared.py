@@ -178,6 +178,27 @@ def test_when_one_leaves_early_the_others_say_so(team: Team) -> None:
     assert problem["code"] == "CP0920" and "process 0 of 2 left" in problem["message"]
 
 
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_who_waits_for_one_that_gave_up_blames_whom_that_one_blames(team: Team, how: signal.Signals) -> None:
+    """Process 2 waits for what process 0 alone makes, which it cannot as long as process 1 takes nothing."""
+    orders = {"records": 4000, "pause": SLOW_S, "timeout": 120.0, "design": DESIGNS[1]}
+    first, lost, last_one = (
+        team.start(i, 3, **orders, then_timeout=2.0 if i == 0 else 120.0) for i in range(3)
+    )
+    assert lost.stdout is not None
+    pid = json.loads(lost.stdout.readline())["joined"]
+    os.kill(pid, how)
+    state = "is stopped, and was silent" if how == signal.SIGSTOP else "died"
+    try:
+        for process in (first, last_one):
+            assert f"process 1 of 3 {state}" in errors(told(process))[0]["message"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    if how == signal.SIGSTOP:
+        message = errors(told(lost))[0]["message"]
+        assert "process 0 of 3 left: it had waited for this one in vain" in message
+
+
 def test_a_silent_peer_is_named_in_the_end(team: Team) -> None:
     slow = {"records": 4000, "pause": SLOW_S, "timeout": 120.0}
     processes = [team.start(0, 2, **slow), team.start(1, 2, **slow, then_timeout=2.0)]

@@ -1,0 +1,92 @@
+"""Steps compiled ahead of time, and kept."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from bench.compiled import ways
+from bench.compiled.models import MODELS
+from bench.compiled.rows import Row, row
+from commplan.lowering.audit import target
+from commplan.lowering.audit.targets import Target
+from commplan.lowering.jax.aot import devices
+
+MIB = 1 << 20
+THRESHOLDS, LIMITS = (30, 64, 128, 256), (1, 2, 4)
+LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
+KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+COMBINE = tuple(f"xla_gpu_{kind}_combine_threshold_bytes" for kind in KINDS)
+PLAN, LEVELS, ALONE = "plan", "plan in levels", "XLA alone"
+IN_LEVELS = "via hierarchical(gpu, node) { overlap = backward, bucket = 64 MiB }"
+
+
+def options_of(threshold: int, limit: int) -> dict[str, str]:
+    """XLA's options for combining up to `threshold` bytes and `limit` collectives at a time."""
+    return {LIMIT: str(limit)} | dict.fromkeys(COMBINE, str(threshold))
+
+
+def ways_of(name: str, machine: Target) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each way to compile the step of model `name`, with XLA's options for it.
+
+    Experts lie along one axis, and so are not reduced in levels.
+    """
+    yield PLAN, {}
+    if machine.hosts > 1 and not MODELS[name].own_shapes():
+        yield LEVELS, {}
+    yield ALONE, {}
+    for threshold in THRESHOLDS:
+        for limit in LIMITS:
+            yield f"{ALONE}, {threshold} MiB, {limit} at a time", options_of(threshold * MIB, limit)
+
+
+class Compiler:
+    """Compiles steps, or finds them in `folder` where there is one."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+
+    def row(self, name: str, machine: Target, way: str, options: Mapping[str, str]) -> Row:
+        text, memory = self._kept(name, machine, way, options)
+        return row((name, str(machine), way), text, memory, machine.machine)
+
+    def _kept(self, name: str, machine: Target, way: str, options: Mapping[str, str]) -> tuple[str, int]:
+        """The text of the compiled step, and the bytes that it needs beside its arguments and results."""
+        if self.folder is None:
+            return _compiled(name, machine, way, options)
+        file = self.folder / (re.sub(r"\W+", "-", f"{name} {machine} {way}") + ".gz")
+        if not file.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            new = file.with_suffix(".new")
+            new.write_bytes(gzip.compress(json.dumps(_compiled(name, machine, way, options)).encode()))
+            new.rename(file)
+        text, memory = json.loads(gzip.decompress(file.read_bytes()))
+        return text, memory
+
+
+def _compiled(name: str, machine: Target, way: str, options: Mapping[str, str]) -> tuple[str, int]:
+    lowered = _lowered(name, str(machine), way if way in (PLAN, LEVELS) else ALONE)
+    executable = lowered.compile(**({"compiler_options": dict(options)} if options else {}))
+    return executable.as_text(), executable.memory_analysis().temp_size_in_bytes
+
+
+@lru_cache(maxsize=1)
+def _lowered(name: str, place: str, way: str) -> Any:
+    """The step of model `name` for the target `place`, as JAX hands it to XLA."""
+    machine, model = target(place), MODELS[name]
+    sizes = {"node": machine.hosts, "gpu": machine.per_host}
+    if way != LEVELS:
+        sizes = {"data": machine.hosts * machine.per_host}
+    own = np.array(devices(machine)).reshape(tuple(sizes.values()))
+    mesh = Mesh(own, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    options = {"options": IN_LEVELS} if way == LEVELS else {}
+    step: Any = ways.alone(mesh, model) if way == ALONE else ways.planned(mesh, model, **options)
+    return step.lower(*ways.arguments(mesh, model))

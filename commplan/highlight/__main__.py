@@ -1,0 +1,23 @@
+"""`python -m commplan.highlight ROOT`: writes the grammars of a checkout's editors anew."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from commplan.highlight.textmate import grammar
+from commplan.highlight.vim import syntax
+
+FILES = {"editors/vscode/syntaxes/plan.tmLanguage.json": grammar, "editors/vim/syntax/plan.vim": syntax}
+
+
+def main(root: str) -> None:
+    """Write every generated file below `root`."""
+    for name, text in FILES.items():
+        place = Path(root, name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2] or ["."])

@@ -1,0 +1,143 @@
+"""What each token of a plan is to someone who reads it: a keyword, a type, an algorithm, a name.
+
+A word that is no keyword means something in its place only: `ring` behind `via` is an algorithm, and
+elsewhere a name.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from commplan.dsl.check.loads import TAILS, VISITS
+from commplan.dsl.check.ops import OPS
+from commplan.dsl.check.options import FLOATS, OPTIONS
+from commplan.dsl.check.servers import MODES
+from commplan.dsl.check.types import FLAGS, PLACES, TYPES
+from commplan.dsl.check.via import ALGORITHMS, KEYS
+from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, VERBS, Token, tokenize
+from commplan.dsl.statements import CONTINUES
+
+
+class Category(enum.StrEnum):
+    """Kinds of tokens that are coloured alike."""
+
+    COMMENT = "comment"
+    DECLARATION = "declaration"  # `axis`, `input`, `fn`
+    PHASE = "phase"  # `at start`, `each step`
+    VERB = "verb"  # of a stage: `load`, `reduce`
+    CLAUSE = "clause"  # `over`, `by`, `via`, `output`
+    TYPE = "type"
+    CONSTANT = "constant"  # a word that one place takes: `host`, `exactly_once`, `backward`
+    FUNCTION = "function"
+    ALGORITHM = "algorithm"
+    OPERATOR = "operator"  # behind `by`: `mean`, `sync`
+    OPTION = "option"  # a key in braces or parentheses
+    NUMBER = "number"
+    UNIT = "unit"
+    MARK = "mark"  # `=`, `->`, `?`
+    PUNCTUATION = "punctuation"
+    NAME = "name"
+    BAD = "bad"
+
+
+ARGUMENTS = tuple(dict.fromkeys(("weight", "eta", "rho", *(key for keys in KEYS.values() for key in keys))))
+OPTION_WORDS = tuple(dict.fromkeys(word for rule in OPTIONS.values() for word in rule.words))
+# Types of tokens that are the same everywhere.
+_PLAIN = {
+    "BAD": Category.BAD,
+    **dict.fromkeys(DECLARES, Category.DECLARATION),
+    **dict.fromkeys(HEADS, Category.PHASE),
+    **dict.fromkeys(VERBS, Category.VERB),
+    **dict.fromkeys((*CLAUSES, "OUTPUT"), Category.CLAUSE),
+    **dict.fromkeys(("INT", "FLOAT", "QUANTITY"), Category.NUMBER),
+    **dict.fromkeys(("EQUAL", "ARROW", "QUESTION"), Category.MARK),
+}
+_OPEN = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+_HEAD_WORDS = frozenset({"START", "STEP", "STEPS"})
+# What a word is that stands directly behind another one: the words that are known there, and their category.
+_BEHIND: dict[str, tuple[frozenset[str] | None, Category]] = {
+    "FN": (None, Category.FUNCTION),
+    "MAP": (None, Category.FUNCTION),
+    "COLON": (frozenset(TYPES), Category.TYPE),
+    "VIA": (frozenset(ALGORITHMS), Category.ALGORITHM),
+    "BY": (frozenset((*OPS, *MODES)), Category.OPERATOR),
+    "VISIT": (frozenset(VISITS), Category.CONSTANT),
+    "TAIL": (frozenset(TAILS), Category.CONSTANT),
+}
+
+
+def categorise(text: str) -> Iterator[tuple[Token, Category]]:
+    """Every token and comment of `text` with its category; a number with a unit is a NUMBER. Never fails."""
+    statement = _Statement()
+    tokens = list(tokenize(text))
+    for token, after in zip_longest(tokens, tokens[1:]):
+        if token.type == "COMMENT":
+            yield token, Category.COMMENT
+            continue
+        if token.leads and token.type not in CONTINUES and not statement.open:
+            statement = _Statement()
+        yield token, statement.category(token, after.type if after else "")
+
+
+class _Statement:
+    """The tokens of a statement so far, as much as the category of the next one depends on them."""
+
+    def __init__(self) -> None:
+        self.first = ""
+        self.before = ""
+        self.verb = ""
+        self.clause = ""  # the last one, to which brackets belong
+        self.placed = False  # behind `on host`, where flags stand
+        self.open: list[str] = []
+
+    def category(self, token: Token, after: str) -> Category:
+        """The category of the next token; `after` is the type of the one behind it."""
+        kind = token.type
+        if kind in DECLARES | HEADS or not self.first:
+            self.first = kind
+        category = self._word(token, after) if kind not in _PLAIN and token.is_word else _PLAIN.get(kind)
+        if kind in _OPEN and not (kind == "LBRACE" and self.first in HEADS):
+            self.open.append(kind)
+        elif kind in _OPEN.values() and self.open:
+            self.open.pop()
+        elif kind in VERBS:
+            self.verb = kind
+        elif kind in CLAUSES:
+            self.clause = kind
+        self.placed = self.placed or self.before == "ON"
+        self.before = kind
+        return category or Category.PUNCTUATION
+
+    def _word(self, token: Token, after: str) -> Category:
+        """The category of a word that is no keyword, or is one in some places only."""
+        if token.type in _HEAD_WORDS and self.first in HEADS and not self.open:
+            return Category.PHASE
+        if token.type == "BATCH" and self.verb == "LOAD" and after in ("INT", "LSQB"):
+            return Category.CLAUSE
+        if token.type == "SAME" and self.first in ("INPUT", "STATE") and self.before in ("NAME", "RSQB"):
+            return Category.CLAUSE
+        known, category = self._known(after)
+        return category if known is None or token.text in known else Category.NAME
+
+    def _known(self, after: str) -> tuple[frozenset[str] | None, Category]:
+        """The words that mean something here, None for all of them, and what they are."""
+        if self.before in _BEHIND:
+            return _BEHIND[self.before]
+        if self.before == "WITH" and self.verb == "EXCHANGE":
+            return None, Category.FUNCTION
+        if self.first == "FN":
+            if self.before == "ON":
+                return frozenset(PLACES), Category.CONSTANT
+            return (frozenset(FLAGS), Category.CONSTANT) if self.placed else _BEHIND["COLON"]
+        if not self.open or self.open[-1] == "LSQB":
+            return frozenset(), Category.NAME
+        if self.open[-1] == "LBRACE":
+            keys, words = frozenset(OPTIONS), frozenset((*OPTION_WORDS, *FLOATS))
+            return (words, Category.CONSTANT) if self.before == "EQUAL" else (keys, Category.OPTION)
+        if after == "EQUAL":
+            return frozenset(ARGUMENTS), Category.OPTION
+        if self.before == "EQUAL" and self.clause == "VIA":
+            return _BEHIND["VIA"]
+        return frozenset(), Category.NAME

@@ -1,0 +1,74 @@
+"""The lexer for Pygments: ```` ```plan ```` in Sphinx, MkDocs and everything else that asks Pygments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pygments.lexer import Lexer
+from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Punctuation, Text
+
+from commplan.dsl.lexer import split_number
+from commplan.highlight.categories import Category, categorise
+
+_TYPES: dict[Category, Any] = {
+    Category.COMMENT: Comment.Single,
+    Category.DECLARATION: Keyword.Declaration,
+    Category.PHASE: Keyword.Namespace,
+    Category.VERB: Keyword,
+    Category.CLAUSE: Operator.Word,
+    Category.TYPE: Keyword.Type,
+    Category.CONSTANT: Keyword.Constant,
+    Category.FUNCTION: Name.Function,
+    Category.ALGORITHM: Name.Builtin,
+    Category.OPERATOR: Name.Builtin,
+    Category.OPTION: Name.Attribute,
+    Category.NUMBER: Number,
+    Category.UNIT: Number.Unit,
+    Category.MARK: Operator,
+    Category.PUNCTUATION: Punctuation,
+    Category.NAME: Name,
+    Category.BAD: Error,
+}
+
+
+class PlanLexer(Lexer):
+    """Tokens of a `.plan` file, as commplan's own lexer cuts them.
+
+    >>> from pygments.token import Keyword
+    >>> tokens = PlanLexer().get_tokens("y = reduce x over data by sum")
+    >>> [text for kind, text in tokens if kind is Keyword]
+    ['reduce']
+    """
+
+    name = "commplan plan"
+    aliases = ("plan", "commplan")
+    filenames = ("*.plan",)
+
+    def get_tokens_unprocessed(self, text: str) -> Iterator[tuple[int, Any, str]]:
+        """Offset, type and text of every piece of `text`, white space included; they join to `text`."""
+        end = 0
+        for start, token, category in _placed(text):
+            if start > end:
+                yield end, Text.Whitespace, text[end:start]
+            end = start + len(token)
+            if category is not Category.NUMBER:
+                yield start, _TYPES[category], token
+                continue
+            digits, unit = split_number(token)
+            blank = len(token) - len(digits) - len(unit or "")
+            yield start, _TYPES[category], digits
+            if blank:
+                yield start + len(digits), Text.Whitespace, token[len(digits) : len(digits) + blank]
+            if unit:
+                yield start + len(digits) + blank, _TYPES[Category.UNIT], unit
+        if end < len(text):
+            yield end, Text.Whitespace, text[end:]
+
+
+def _placed(text: str) -> Iterator[tuple[int, str, Category]]:
+    """Offset and text of every token, with its category."""
+    lines = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text))]
+    for token, category in categorise(text):
+        yield lines[token.line - 1] + token.column - 1, token.text, category

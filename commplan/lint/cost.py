@@ -1,0 +1,141 @@
+"""What a plan pins and pays for, where shapes and a topology are known: CP1203, CP1204."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, cast
+
+from commplan.diagnostics import Diagnostic, Span
+from commplan.ir.plan import Elastic, Hints, Phase, Share, Stage
+from commplan.ir.stages import StageOverAxes
+from commplan.ir.types import ArrayType, sized, timed
+from commplan.lint.subject import Subject, without
+
+if TYPE_CHECKING:
+    from commplan.cost import Simulation
+    from commplan.ir.remark import SharingCost
+    from commplan.ir.schedule import Schedule
+
+PIN_MARGIN = 0.04  # of what a stage takes: as much as the search of algorithms lets a simpler one be slower
+
+
+def large_buckets(subject: Subject) -> Iterator[Diagnostic]:
+    """CP1203: a bucket that takes all that its stage sends, so that nothing is cut."""
+    for phase in subject.plan.phases:
+        for bucket, alike in _with_buckets(phase):
+            sizes = [_nbytes(subject, stage) for stage in alike]
+            total = sum(size or 0 for size in sizes)
+            if None in sizes or bucket <= total:
+                continue
+            for stage in alike:
+                name = subject.plan.value(stage.operand).name
+                whole = f"`{name}`" + f" and the {len(alike) - 1} beside it" * (len(alike) > 1)
+                message = f"a bucket of {sized(bucket)} is larger than all of {whole}, {sized(total)}"
+                note = "everything is sent at once, when the last leaf is made"
+                more = "make the bucket smaller, or leave it out and the compiler chooses"
+                yield subject.warning("CP1203", message, _span_of(stage), note, more)
+
+
+def _with_buckets(phase: Phase) -> list[tuple[int, list[StageOverAxes | Elastic]]]:
+    """The sizes that stages of `phase` write, each with the stages that may share such a bucket: those that
+    agree in all but their values."""
+    alike: dict[tuple[object, ...], list[StageOverAxes | Elastic]] = {}
+    for stage in phase.stages:
+        hints: Hints | None = getattr(stage, "hints", None)
+        if isinstance(stage, StageOverAxes | Elastic) and hints is not None and hints.bucket is not None:
+            how = (stage.verb, stage.axes, stage.written()[1:])
+            alike.setdefault((hints.bucket, how, hints, getattr(stage, "via", None)), []).append(stage)
+    return [(bucket, stages) for (bucket, *_), stages in alike.items() if isinstance(bucket, int)]
+
+
+def _span_of(stage: StageOverAxes | Elastic) -> Span:
+    """Where a stage is written."""
+    span: Span = cast("Stage", stage).span
+    return span
+
+
+def _nbytes(subject: Subject, stage: StageOverAxes | Elastic) -> int | None:
+    """The bytes of a rank's operand or result, the larger one; None where their leaves are not known."""
+    sizes = list[int]()
+    for ref in (stage.operand, stage.result):
+        written = subject.plan.value(ref).type
+        if subject.values is not None:
+            sizes.append(subject.values[ref].nbytes)
+        elif isinstance(written, ArrayType):
+            sizes.append(written.size * written.dtype.nbytes)
+        else:
+            return None
+    return max(sizes)
+
+
+def costly_pins(subject: Subject) -> Iterator[Diagnostic]:
+    """CP1204: a `via` that is predicted to take longer than what the compiler would choose."""
+    if subject.schedule is None:
+        return
+    pinned: Simulation | None = None
+    for phase in subject.plan.phases:
+        for stage in phase.stages:
+            via = getattr(stage, "via", None)
+            if via is None:
+                continue
+            if isinstance(stage, Share):
+                yield from _costly_design(subject, stage)
+                continue
+            pinned = pinned or _simulated(subject, subject.schedule)
+            free = subject.compiled(without(subject.plan, stage))
+            chosen = _simulated(subject, free)
+            before, after = _seconds(pinned, phase.name), _seconds(chosen, phase.name)
+            own = _own_seconds(pinned, phase.name, stage.span.line)
+            if before - after <= PIN_MARGIN * own:
+                continue
+            message = f"`via {via}` makes the phase take {timed(before)}, where it could take {timed(after)}"
+            choice = _chosen(free, stage.span) or "what the compiler chooses"
+            note = f"without it: {choice}"
+            yield subject.warning(
+                "CP1204", message, stage.span, note, "leave `via` out, or pin what is faster"
+            )
+
+
+def _simulated(subject: Subject, schedule: Schedule) -> Simulation:
+    from commplan.cost import Predictor, simulate
+
+    topology, measured = subject.given.topology, subject.given.calibration
+    assert topology is not None
+    links = measured.links if measured else None
+    predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
+    return simulate(schedule, predictor, {}, measured.input if measured else None)
+
+
+def _seconds(simulation: Simulation, phase: str) -> float:
+    return next(each.seconds for each in simulation.phases if each.name == phase)
+
+
+def _own_seconds(simulation: Simulation, phase: str, line: int) -> float:
+    """What the ops of one plan line take, if nothing else is on the network."""
+    ops = next(each.ops for each in simulation.phases if each.name == phase)
+    return sum(op.alone for op in ops if op.line == line)
+
+
+def _chosen(schedule: Schedule, span: Span) -> str | None:
+    """What `select` says of the stage at `span`."""
+    choices = [choice.what for choice in schedule.choices if choice.span == span and choice.by == "select"]
+    return choices[0] if choices else None
+
+
+def _costly_design(subject: Subject, stage: Share) -> Iterator[Diagnostic]:
+    """A design of sharing that makes a step longer than another one, by the costs that were measured."""
+    assert subject.schedule is not None
+    costs: Mapping[bool, list[SharingCost]] = {True: [], False: []}
+    for choice in subject.schedule.choices:
+        for cost in choice.sharing if choice.span == stage.span else ():
+            costs[cost.taken].append(cost)
+    if not costs[True] or not costs[False]:
+        return
+    taken, best = costs[True][0], min(costs[False], key=lambda cost: cost.wall)
+    if taken.wall - best.wall <= PIN_MARGIN * taken.wall:
+        return
+    message = (
+        f"`via {taken.design}` makes a step take {timed(taken.wall)}, where it could take {timed(best.wall)}"
+    )
+    note = f"by `{best.design}`, which waits for {best.waits_for}"
+    yield subject.warning("CP1204", message, stage.span, note, "pin that one, or leave the `share` out")

@@ -1,0 +1,140 @@
+"""`# commplan: ignore CP1203`: which warnings a comment takes back, and comments that take back nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
+
+from commplan.diagnostics import Diagnostic, Fix, Note, Severity, Span, did_you_mean
+from commplan.dsl import ast
+from commplan.dsl.lexer import Token, tokenize
+from commplan.errors import titles
+
+_DIRECTIVE = re.compile(r"#\s*commplan:\s*(?P<word>\w*)\s*(?P<rest>.*)")
+_CODE = re.compile(r"[,\s]*([A-Za-z]+\d[\w-]*)")
+RANGE = "CP12"
+ABOUT_COMMENTS = ("CP1207", "CP1208")
+
+
+class Ignore(msgspec.Struct, frozen=True):
+    """A code in a comment, and the lines whose warnings it takes back."""
+
+    code: str
+    span: Span
+    lines: range
+    removal: Fix
+
+
+def ignores(text: str, tree: ast.File) -> tuple[list[Ignore], list[Diagnostic]]:
+    """What comments say is to be ignored, and what is wrong with them (CP1207)."""
+    if "commplan:" not in text:
+        return [], []
+    tokens = list(tokenize(text.removeprefix("\ufeff")))
+    code_lines = {token.line for token in tokens if token.type != "COMMENT"}
+    statements = _statements(tree)
+    known, wrong = list[Ignore](), list[Diagnostic]()
+    for token in tokens:
+        match = _DIRECTIVE.match(token.text) if token.type == "COMMENT" else None
+        if match is None:
+            continue
+        lines = _lines(token, code_lines, statements)
+        codes, mistakes = _codes(token, match, tree.file)
+        wrong += mistakes
+        known += [Ignore(code, span, lines, _removal(token, match, span)) for code, span in codes]
+    return known, wrong
+
+
+def _statements(tree: ast.File) -> list[range]:
+    """The lines of every declaration, header of a phase and stage."""
+    spans = list[Span]()
+    for item in tree.items:
+        spans += (
+            [item.header, *(x.span for x in item.body)] if isinstance(item, ast.PhaseDecl) else [item.span]
+        )
+    return [range(span.line, span.end_line + 1) for span in spans]
+
+
+def _lines(comment: Token, code_lines: Collection[int], statements: Sequence[range]) -> range:
+    """The lines that a comment is about: those of the statement on its own line, or else of that on the next
+    line that is no comment."""
+    line = comment.line
+    if line not in code_lines:
+        below = [number for number in code_lines if number > line]
+        line = min(below, default=line)
+    return next((lines for lines in statements if line in lines), range(line, line + 1))
+
+
+def _codes(
+    comment: Token, match: re.Match[str], file: str
+) -> tuple[list[tuple[str, Span]], list[Diagnostic]]:
+    codes, wrong = list[tuple[str, Span]](), list[Diagnostic]()
+
+    def mistake(message: str, span: Span, *notes: str) -> None:
+        remarks = tuple(map(Note, notes))
+        wrong.append(Diagnostic("CP1207", message, span, remarks, severity=Severity.WARNING, file=file))
+
+    if match["word"] != "ignore":
+        mistake(
+            f"there is no `{match['word']}` for commplan to do", comment.span, "`# commplan: ignore CP1201`"
+        )
+        return codes, wrong
+    for code, start, end in _written(match):
+        span = Span(comment.line, comment.column + start, comment.line, comment.column + end)
+        warnings = [each for each in titles() if each.startswith(RANGE) and each not in ABOUT_COMMENTS]
+        if code in warnings:
+            codes.append((code, span))
+        elif code in titles() and code not in ABOUT_COMMENTS:
+            mistake(f"{code} is an error, and errors are not ignored", span, "only warnings are: CP12..")
+        else:
+            mistake(f"there is no warning `{code}`", span, did_you_mean(code, warnings, "the warnings are"))
+    if not codes and not wrong:
+        mistake(
+            "the comment does not say what to ignore", comment.span, "name codes: `# commplan: ignore CP1201`"
+        )
+    return codes, wrong
+
+
+def _written(match: re.Match[str]) -> Iterator[tuple[str, int, int]]:
+    """The codes of a comment with their offsets in it; a reason may follow them."""
+    position = match.start("rest")
+    while code := _CODE.match(match.string, position):
+        yield code[1].upper(), code.start(1), code.end(1)
+        position = code.end()
+
+
+def _removal(comment: Token, match: re.Match[str], span: Span) -> Fix:
+    """The whole comment goes where it says nothing else, else the code and the comma beside it."""
+    codes = [(comment.column + start, comment.column + end) for _, start, end in _written(match)]
+    if len(codes) == 1:
+        return Fix("remove the comment", comment.span, "")
+    place = codes.index((span.column, span.end_column))
+    start, end = (codes[place - 1][1], span.end_column) if place else (span.column, codes[1][0])
+    return Fix("remove the code", Span(span.line, start, span.line, end), "")
+
+
+def without_ignored(
+    warnings: Sequence[Diagnostic], known: Sequence[Ignore], looked_for: Collection[str], file: str
+) -> Iterator[Diagnostic]:
+    """The warnings that no comment takes back; and CP1208 for what takes back nothing. looked_for: the codes
+    that there was enough known to look for."""
+    used = set[Ignore]()
+    for warning in warnings:
+        by = [
+            each
+            for each in known
+            if warning.span and each.code == warning.code and _covers(each, warning.span)
+        ]
+        used.update(by)
+        if not by:
+            yield warning
+    for each in known:
+        if each in used or each.code not in looked_for:
+            continue
+        message = f"{each.code} is ignored here, and there is no such warning"
+        yield Diagnostic("CP1208", message, each.span, (), each.removal, Severity.WARNING, file)
+
+
+def _covers(ignore: Ignore, span: Span) -> bool:
+    return any(line in ignore.lines for line in range(span.line, span.end_line + 1))

@@ -1,0 +1,294 @@
+"""The protocol, by pygls: what editors ask, and what they are told without asking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lsprotocol import types
+from pygls.exceptions import JsonRpcInvalidParams
+from pygls.lsp.server import LanguageServer
+from pygls.workspace import ServerTextPosition, ServerTextRange, TextDocument
+
+from commplan import __version__
+from commplan.diagnostics import CommplanError, Diagnostic, Severity, Span
+from commplan.dsl.format import format_source
+from commplan.lsp import hints
+from commplan.lsp.compiled import Explainer, Stages
+from commplan.lsp.completion import ItemKind, complete
+from commplan.lsp.document import Document
+from commplan.lsp.hover import hover
+from commplan.lsp.rename import renamed
+from commplan.lsp.repairs import Repair, all_repairs, repairs
+
+PAUSE_S = 0.02  # changes that come in one go are checked once
+QUIET_S = 0.5  # without a change, before a plan is compiled
+HOVER_S = 1.0  # that a hover waits for the compiler
+
+_KINDS: Mapping[ItemKind, types.CompletionItemKind] = {
+    "keyword": types.CompletionItemKind.Keyword,
+    "verb": types.CompletionItemKind.Method,
+    "value": types.CompletionItemKind.Variable,
+    "axis": types.CompletionItemKind.EnumMember,
+    "function": types.CompletionItemKind.Function,
+    "algorithm": types.CompletionItemKind.Module,
+    "option": types.CompletionItemKind.Property,
+    "type": types.CompletionItemKind.Class,
+    "constant": types.CompletionItemKind.Constant,
+}
+_FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.commplan"
+
+
+class PlanServer(LanguageServer):
+    """The state of one connection: the last version of every open plan."""
+
+    def __init__(self) -> None:
+        super().__init__("commplan", __version__)  # pyright: ignore[reportUnknownMemberType]
+        self.documents: dict[str, tuple[str, Document]] = {}
+        self.pending: dict[str, asyncio.TimerHandle] = {}
+        self.explainer = Explainer()
+
+    def document(self, uri: str) -> tuple[Document, TextDocument]:
+        """The newest version of a document, and the protocol's view of it."""
+        text = self.workspace.get_text_document(uri)
+        known = self.documents.get(uri)
+        if known is None or known[0] != text.source:
+            self.documents[uri] = known = text.source, Document(text.source, text.filename or uri)
+        return known[1], text
+
+
+def _place(text: TextDocument, position: types.Position) -> tuple[int, int]:
+    """Line and column from 1 in characters."""
+    at = text.position_from_client_units(position)
+    return at.line + 1, at.character + 1
+
+
+def _range(text: TextDocument, span: Span) -> types.Range:
+    start = ServerTextPosition(span.line - 1, span.column - 1)
+    end = ServerTextPosition(span.end_line - 1, span.end_column - 1)
+    return text.range_to_client_units(ServerTextRange(start, end))
+
+
+def _edits(
+    text: TextDocument, document: Document, changes: Sequence[tuple[int, int, str]]
+) -> list[types.TextEdit]:
+    """Edits by offsets as the protocol has them."""
+    result: list[types.TextEdit] = []
+    for start, end, new in changes:
+        span = Span(*document.places.place(start), *document.places.place(end))
+        result.append(types.TextEdit(_range(text, span), new))
+    return result
+
+
+def _diagnostic(text: TextDocument, each: Diagnostic, uri: str) -> types.Diagnostic:
+    notes = [note for note in each.notes if note.span is not None]
+    remarks = [f"note: {note.text}" for note in each.notes if note.span is None]
+    return types.Diagnostic(
+        _range(text, each.span or Span(1, 1, 1, 1)),
+        "\n".join([each.message, *remarks]),
+        severity=types.DiagnosticSeverity.Error
+        if each.severity is Severity.ERROR
+        else types.DiagnosticSeverity.Warning,
+        code=each.code,
+        source="commplan",
+        tags=[types.DiagnosticTag.Unnecessary] if each.code in ("CP1201", "CP1209") else None,
+        related_information=[
+            types.DiagnosticRelatedInformation(types.Location(uri, _range(text, note.span)), note.text)
+            for note in notes
+            if note.span
+        ]
+        or None,
+    )
+
+
+def server() -> PlanServer:
+    """A server with all that it answers, not yet started."""
+    plans = PlanServer()
+    _synchronise(plans)
+    _reading(plans)
+    _writing(plans)
+    return plans
+
+
+def _synchronise(plans: PlanServer) -> None:
+    @plans.feature(types.INITIALIZE)
+    def initialize(params: types.InitializeParams) -> None:
+        options: Any = params.initialization_options  # an object that pygls made, or a mapping
+        flags: Any = options["flags"] if "flags" in (options or {}) else ()
+        plans.explainer.flags = tuple(map(str, flags))
+
+    @plans.feature(types.TEXT_DOCUMENT_DID_OPEN)
+    def did_open(params: types.DidOpenTextDocumentParams) -> None:
+        _publish(plans, params.text_document.uri)
+
+    @plans.feature(types.TEXT_DOCUMENT_DID_CHANGE)
+    def did_change(params: types.DidChangeTextDocumentParams) -> None:
+        uri = params.text_document.uri
+        if handle := plans.pending.pop(uri, None):
+            handle.cancel()
+        plans.pending[uri] = asyncio.get_running_loop().call_later(PAUSE_S, _publish, plans, uri)
+
+    @plans.feature(types.TEXT_DOCUMENT_DID_CLOSE)
+    def did_close(params: types.DidCloseTextDocumentParams) -> None:
+        uri = params.text_document.uri
+        if handle := plans.pending.pop(uri, None):
+            handle.cancel()
+        plans.documents.pop(uri, None)
+        plans.explainer.forget(uri)
+        plans.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, []))
+
+    _ = initialize, did_open, did_change, did_close
+
+
+def _publish(plans: PlanServer, uri: str) -> None:
+    """Tell the client what is wrong, and compile the plan when nothing changes any more."""
+    document, text = plans.document(uri)
+    listing = [_diagnostic(text, each, uri) for each in document.diagnostics]
+    plans.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, listing, text.version))
+    plans.explainer.forget(uri)
+    loop = asyncio.get_running_loop()
+    plans.pending[uri] = loop.call_later(QUIET_S, plans.explainer.ask, uri, document)
+
+
+def _reading(plans: PlanServer) -> None:
+    @plans.feature(types.TEXT_DOCUMENT_HOVER)
+    async def on_hover(params: types.HoverParams) -> types.Hover | None:
+        document, text = plans.document(params.text_document.uri)
+        line, column = _place(text, params.position)
+        answer = hover(document, line, column, await _stages(plans, params.text_document.uri, document))
+        if answer is None:
+            return None
+        return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, answer[0]), _range(text, answer[1]))
+
+    @plans.feature(types.TEXT_DOCUMENT_DEFINITION)
+    def definition(params: types.DefinitionParams) -> types.Location | None:
+        uri = params.text_document.uri
+        document, text = plans.document(uri)
+        use = document.symbols.at(*_place(text, params.position))
+        return types.Location(uri, _range(text, use.symbol.definition)) if use and use.symbol else None
+
+    @plans.feature(types.TEXT_DOCUMENT_REFERENCES)
+    def references(params: types.ReferenceParams) -> list[types.Location] | None:
+        uri = params.text_document.uri
+        document, text = plans.document(uri)
+        use = document.symbols.at(*_place(text, params.position))
+        if use is None or use.symbol is None:
+            return None
+        places = use.symbol.places if params.context.include_declaration else use.symbol.places[1:]
+        return [types.Location(uri, _range(text, place)) for place in sorted(places)]
+
+    @plans.feature(
+        types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=[" ", "=", "(", "{", ","])
+    )
+    def completion(params: types.CompletionParams) -> types.CompletionList:
+        document, text = plans.document(params.text_document.uri)
+        items = complete(document, *_place(text, params.position))
+        return types.CompletionList(
+            is_incomplete=False,
+            items=[
+                types.CompletionItem(
+                    item.label,
+                    kind=_KINDS[item.kind],
+                    detail=item.detail or None,
+                    documentation=types.MarkupContent(types.MarkupKind.Markdown, item.documentation)
+                    if item.documentation
+                    else None,
+                    sort_text=f"{number:03}",
+                )
+                for number, item in enumerate(items)
+            ],
+        )
+
+    @plans.feature(types.TEXT_DOCUMENT_INLAY_HINT)
+    def inlay_hint(params: types.InlayHintParams) -> list[types.InlayHint]:
+        document, text = plans.document(params.text_document.uri)
+        first, last = params.range.start.line + 1, params.range.end.line + 1
+        result: list[types.InlayHint] = []
+        for hint in hints.placements(document, first, last):
+            at = ServerTextPosition(hint.line - 1, hint.column - 1)
+            position = text.position_to_client_units(at)
+            result.append(
+                types.InlayHint(position, hint.text, types.InlayHintKind.Type, tooltip=hint.tooltip)
+            )
+        return result
+
+    _ = on_hover, definition, references, completion, inlay_hint
+
+
+async def _stages(plans: PlanServer, uri: str, document: Document) -> Stages:
+    """What the stages became, if the compiler says so soon; a plan with errors is not compiled."""
+    if document.analysis.plan is None:
+        return {}
+    task = plans.explainer.ask(uri, document)
+    try:
+        return await asyncio.wait_for(asyncio.shield(task), HOVER_S)
+    except (TimeoutError, asyncio.CancelledError):
+        return {}
+
+
+def _writing(plans: PlanServer) -> None:
+    @plans.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
+    def prepare(params: types.PrepareRenameParams) -> types.Range | None:
+        document, text = plans.document(params.text_document.uri)
+        use = document.symbols.at(*_place(text, params.position))
+        return _range(text, use.span) if use and use.symbol else None
+
+    @plans.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
+    def rename(params: types.RenameParams) -> types.WorkspaceEdit:
+        uri = params.text_document.uri
+        document, text = plans.document(uri)
+        try:
+            places = renamed(document, *_place(text, params.position), params.new_name)
+        except CommplanError as error:
+            raise JsonRpcInvalidParams(str(error)) from None
+        changes = [types.TextEdit(_range(text, place), params.new_name) for place in places]
+        return types.WorkspaceEdit({uri: changes})
+
+    @plans.feature(types.TEXT_DOCUMENT_FORMATTING)
+    def formatting(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
+        document, text = plans.document(params.text_document.uri)
+        try:
+            formatted = format_source(document.text, document.file)
+        except CommplanError:
+            return None  # the diagnostics say why
+        whole = (0, len(document.text), formatted)
+        return _edits(text, document, [whole]) if formatted != document.text else []
+
+    @plans.feature(
+        types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions([types.CodeActionKind.QuickFix, _FIX_ALL])
+    )
+    def code_action(params: types.CodeActionParams) -> list[types.CodeAction]:
+        uri = params.text_document.uri
+        document, text = plans.document(uri)
+        wanted = params.context.only
+        actions: list[types.CodeAction] = []
+        if wanted is None or any(_includes(kind, types.CodeActionKind.QuickFix.value) for kind in wanted):
+            first, last = params.range.start.line + 1, params.range.end.line + 1
+            for each in repairs(document, first, last):
+                actions.append(_action(text, document, uri, each, types.CodeActionKind.QuickFix))
+        if wanted is not None and any(_includes(kind, _FIX_ALL) for kind in wanted):
+            everything = all_repairs(document)
+            if everything:
+                actions.append(_action(text, document, uri, everything, _FIX_ALL))
+        return actions
+
+    _ = prepare, rename, formatting, code_action
+
+
+def _includes(wanted: types.CodeActionKind | str, kind: str) -> bool:
+    """Kinds are trees: `source` asks for `source.fixAll.commplan`, too."""
+    name = wanted.value if isinstance(wanted, types.CodeActionKind) else wanted
+    return kind == name or kind.startswith(f"{name}.")
+
+
+def _action(
+    text: TextDocument, document: Document, uri: str, repair: Repair, kind: types.CodeActionKind | str
+) -> types.CodeAction:
+    return types.CodeAction(
+        repair.title,
+        kind=kind,
+        diagnostics=[_diagnostic(text, repair.about, uri)] if repair.about else None,
+        is_preferred=repair.certain if repair.about else None,
+        edit=types.WorkspaceEdit({uri: _edits(text, document, repair.edits)}),
+    )

@@ -1,0 +1,190 @@
+"""Which name is which: every declaration and value of a plan, with the places that name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from commplan.diagnostics import Span
+from commplan.dsl import ast
+from commplan.ir.plan import Value
+
+Kind = Literal["axis", "ensemble", "server", "source", "fn", "input", "state", "value"]
+
+
+class Symbol(msgspec.Struct, eq=False):
+    """A declared name, or a value that a stage makes: binding a name again makes another one, of a state not.
+
+    places: all that name it, its definition first. phase: the header of the phase that a value is bound in.
+    """
+
+    name: str
+    kind: Kind
+    node: ast.Node
+    places: list[Span]
+    phase: Span | None = None
+
+    @property
+    def definition(self) -> Span:
+        return self.places[0]
+
+
+class Use(msgspec.Struct, frozen=True):
+    """A place with the symbol that it names, None where there is none of that name."""
+
+    span: Span
+    name: str
+    symbol: Symbol | None
+
+
+class Symbols:
+    """The symbols of one tree, errors or not."""
+
+    def __init__(self, tree: ast.File, values: Iterable[Value]) -> None:
+        self.values = {value.span: value for value in values}
+        self.declared: dict[str, Symbol] = {}
+        self.bound: list[Symbol] = []
+        self.uses: list[Use] = []
+        self._tree = tree
+        for item in tree.items:
+            self._declare(item)
+        for item in tree.items:
+            self._read(item)
+        self.uses.sort(key=lambda use: use.span)
+
+    def at(self, line: int, column: int) -> Use | None:
+        """The name that stands at a place, or ends there."""
+        return next((use for use in self.uses if _holds(use.span, line, column)), None)
+
+    def value(self, span: Span, symbol: Symbol | None) -> Value | None:
+        """The value that a place is about: that which is bound there, else that of its symbol."""
+        return self.values.get(span) or (self.values.get(symbol.definition) if symbol else None)
+
+    def visible(self, line: int, column: int) -> Mapping[str, Symbol]:
+        """The values that a stage at a place can read, by name: those bound before, inputs and states."""
+        seen = {name: each for name, each in self.declared.items() if each.kind in ("input", "state")}
+        before = [item for item in self._tree.items if (item.span.line, item.span.column) <= (line, column)]
+        last = max(before, key=lambda item: item.span, default=None)
+        phase = last.header if isinstance(last, ast.PhaseDecl) else None  # its end may not be written yet
+        for symbol in self.bound:
+            span = symbol.node.span
+            if (
+                phase is not None
+                and symbol.phase == phase
+                and (span.end_line, span.end_column) < (line, column)
+            ):
+                seen[symbol.name] = symbol
+        return seen
+
+    @property
+    def phases(self) -> list[ast.PhaseDecl]:
+        return [item for item in self._tree.items if isinstance(item, ast.PhaseDecl)]
+
+    def _declare(self, item: ast.Decl) -> None:
+        kinds: dict[type[ast.Node], Kind] = {
+            ast.SourceDecl: "source", ast.FnDecl: "fn", ast.InputDecl: "input", ast.StateDecl: "state",
+        }  # fmt: skip
+        if isinstance(item, ast.PhaseDecl | ast.BadStmt):
+            return
+        kind = item.kind if isinstance(item, ast.AxisDecl) else kinds[type(item)]
+        symbol = self.declared.get(item.name.text)
+        if symbol is None:
+            symbol = self.declared[item.name.text] = Symbol(item.name.text, kind, item, [item.name.span])
+        self.uses.append(Use(item.name.span, item.name.text, symbol))
+
+    def _read(self, item: ast.Decl) -> None:
+        match item:
+            case ast.InputDecl() | ast.StateDecl():
+                self._global([axis for each in item.placement for axis in each.axes])
+                self._global([item.server] if isinstance(item, ast.StateDecl) and item.server else [])
+            case ast.PhaseDecl():
+                self._phase(item)
+            case _:
+                pass
+
+    def _phase(self, phase: ast.PhaseDecl) -> None:
+        bound: dict[str, Symbol] = {}
+
+        def local(names: Iterable[ast.Name]) -> None:
+            for name in names:
+                self._use(name, bound.get(name.text) or self.declared.get(name.text))
+
+        for statement in phase.body:
+            match statement:
+                case ast.OutputStmt():
+                    local(statement.names)
+                case ast.StageStmt():
+                    values, declared = operands(statement.expr)
+                    local(values)
+                    self._global(declared)
+                    self._via(statement.expr, bound)
+                    self._bind(statement, phase, bound)
+                case ast.BadStmt():
+                    self._bind(statement, phase, bound)
+
+    def _bind(
+        self, statement: ast.StageStmt | ast.BadStmt, phase: ast.PhaseDecl, bound: dict[str, Symbol]
+    ) -> None:
+        for name in statement.targets:
+            symbol = self.declared.get(name.text)
+            if symbol is None or symbol.kind != "state":
+                symbol = Symbol(name.text, "value", statement, [name.span], phase.header)
+                self.bound.append(symbol)
+                self.uses.append(Use(name.span, name.text, symbol))
+            else:
+                self._use(name, symbol)
+            bound[name.text] = symbol
+
+    def _via(self, expr: ast.Expr, bound: Mapping[str, Symbol]) -> None:
+        """Names in parentheses: values behind `by`, axes behind `via`."""
+        if not isinstance(expr, ast.Communication):
+            return
+        by = expr.by.args or () if isinstance(expr.by, ast.Call) else ()
+        for arg in by:
+            if isinstance(arg.value, ast.Name):
+                self._use(arg.value, bound.get(arg.value.text) or self.declared.get(arg.value.text))
+        via = expr.via
+        for arg in via.args or () if via else ():
+            levels = via is not None and via.name.text == "hierarchical"
+            axis = arg.key if levels and arg.key else arg.value
+            if isinstance(axis, ast.Name):
+                self._global([axis])
+
+    def _global(self, names: Iterable[ast.Name]) -> None:
+        for name in names:
+            self._use(name, self.declared.get(name.text))
+
+    def _use(self, name: ast.Name, symbol: Symbol | None) -> None:
+        self.uses.append(Use(name.span, name.text, symbol))
+        if symbol is not None and name.span not in symbol.places:
+            symbol.places.append(name.span)
+
+
+def operands(expr: ast.Expr) -> tuple[Sequence[ast.Name], Sequence[ast.Name]]:
+    """The values and the declared names that a stage reads."""
+    match expr:
+        case ast.LoadExpr():
+            over = [expr.batch.over] if expr.batch.over else []
+            return (), [expr.source, *expr.split, *expr.per, *over]
+        case ast.MapExpr():
+            return expr.operands, [expr.fn, *expr.per]
+        case ast.StageExpr():
+            return [expr.operand], expr.over
+        case ast.ExchangeExpr():
+            return [expr.gradient, *expr.states], [expr.fn, *expr.over]
+        case ast.ElasticExpr():
+            return [expr.operand, expr.center], expr.over
+
+
+def _holds(span: Span, line: int, column: int) -> bool:
+    return (span.line, span.column) <= (line, column) <= (span.end_line, span.end_column)
+
+
+def statements(tree: ast.File) -> Iterator[ast.Node]:
+    """Every declaration and every statement of a phase, in order; a phase before what is in it."""
+    for item in tree.items:
+        yield item
+        if isinstance(item, ast.PhaseDecl):
+            yield from item.body

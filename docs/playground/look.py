@@ -1,0 +1,86 @@
+"""What the playground asks of commplan, in the browser: a text in, all that can be said of it out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import assumed
+import msgspec
+import numpy
+
+from commplan import Plan, dsl
+from commplan.diagnostics import CommplanError
+from commplan.dsl.format import format_source
+from commplan.explain.report import explain_plan
+from commplan.ir import plan as graph
+from commplan.ir.schedule import Schedule
+from commplan.ir.text import print_schedule
+from commplan.render.machine import as_data
+from commplan.report.document import Document, Proofs
+from commplan.report.gather import Recorded, gather
+from commplan.report.graph import graphs
+from commplan.verify.claims import claims
+
+numpy.loading = False  # what is imported when it is first used below must not call it either
+
+FILE = "playground.plan"
+SCHEDULE = 200_000  # characters that are shown
+
+
+def look(request: str) -> str:
+    """request: JSON of `text`, `axes` (sizes by name) and `shapes` (trees by name), the latter two if given;
+    `sample`: shapes for those trees that the plan has.
+
+    Gives JSON: `diagnostics`, `formatted` (None where the text does not parse), `assumed` (what was made up:
+    sizes and trees by name), `document` (that of the report, None where the plan does not compile),
+    `explanation` and `schedule` as text, and `seconds` that it took.
+    """
+    begin = time.perf_counter()
+    asked = msgspec.json.decode(request)
+    plan, diagnostics = dsl.load(asked["text"], FILE)
+    said: dict[str, Any] = {
+        "diagnostics": as_data(diagnostics),
+        "formatted": _formatted(asked["text"]),
+        "graphs": graphs(plan) if plan else (),
+    }
+    if plan is not None:
+        said |= _compiled(plan, asked)
+    return msgspec.json.encode(said | {"seconds": time.perf_counter() - begin}).decode()
+
+
+def _formatted(text: str) -> str | None:
+    try:
+        return format_source(text, FILE)
+    except CommplanError:
+        return None
+
+
+def _compiled(plan: graph.Plan, asked: dict[str, Any]) -> dict[str, Any]:
+    sizes = assumed.sizes(plan) | (asked.get("axes") or {})
+    trees = assumed.shapes(plan)
+    known = asked.get("sample") or {}
+    trees |= {name: tree for name, tree in known.items() if name in trees} | (asked.get("shapes") or {})
+    used = {"axes": sizes, "shapes": trees}
+    try:
+        schedule = Plan(plan).compile(axes=sizes, shapes=trees).schedule
+        document = _document(schedule, asked["text"])
+        explanation = explain_plan(plan, schedule).text()
+    except CommplanError as error:
+        return {"assumed": used, "diagnostics": as_data(error.diagnostics)}
+    except numpy.NeedsNumPyError as error:
+        return {"assumed": used, "left_out": str(error)}
+    text = print_schedule(schedule)
+    return {
+        "assumed": used,
+        "document": document,
+        "explanation": explanation,
+        "schedule": text[:SCHEDULE],
+        "digest": Plan(plan).digest,
+    }
+
+
+def _document(schedule: Schedule, text: str) -> Document:
+    known = claims(schedule)
+    proofs = Proofs(known.proved, known.believed, known.not_looked_at, (), ())
+    return gather(schedule, text, proofs, None, Recorded())

@@ -1,0 +1,37 @@
+"""What MkDocs calls while it builds the manual: pages made from sources, libraries that the site serves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "playground"))
+
+import error_pages
+import playground
+import repository
+import vendor
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are made: one for each error, and one for each file that a page links."""
+    made = error_pages.pages()
+    for name, text in {**made, **repository.pages(files, made)}.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Points links that leave `docs` at the pages made of their files, and codes of errors at theirs."""
+    name = page.file.src_uri
+    return error_pages.linked(repository.linked(markdown, name), name)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Puts the libraries of the pages beside them, and lets none be loaded from elsewhere."""
+    site = Path(config.site_dir)
+    vendor.keep_theme_here(site)
+    playground.install(site)

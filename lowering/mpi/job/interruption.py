@@ -1,0 +1,30 @@
+"""What handlers of signals raise while the main thread waits in the engine: Ctrl-C ends that wait."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+from typing import Any
+
+_PYTHON = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch",
+           "PyErr_NormalizeException")  # fmt: skip
+_INTERRUPTED = "commplan: interrupted"  # how the engine's error begins
+_libraries: list[Any] = []
+
+
+def let_in(library: Any) -> None:
+    """From now on signals are handled while the main thread waits in the engine."""
+    if not _libraries:
+        _libraries.append(library)
+        functions = (getattr(ctypes.pythonapi, name) for name in _PYTHON)
+        library.commplan_signals(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
+        atexit.register(library.commplan_signals, *[None] * len(_PYTHON))
+
+
+def interruption(error: BaseException) -> BaseException | None:
+    """What a handler raised, such as KeyboardInterrupt, where `error` of JAX is because of that; once."""
+    if not _libraries or not isinstance(error, ValueError | RuntimeError) or _INTERRUPTED not in str(error):
+        return None
+    address = _libraries[0].commplan_interruption()
+    cause = ctypes.cast(address, ctypes.py_object).value if address else KeyboardInterrupt()
+    return cause.with_traceback(error.__traceback__)

@@ -1,0 +1,226 @@
+"""How values lie in a checkpoint, and how they are cut again for another number of ranks.
+
+A checkpoint holds global arrays, padding included, as they lay on the mesh of the run that wrote them
+(`lowering.jax.layout`), and beside them this record. A leaf that lies otherwise now is put together, which
+drops the padding, and cut anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from commplan.diagnostics import fail
+from commplan.ir.types import Placement
+
+Host = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """How all leaves of a value lie: axis name -> size for each axis with a dimension of its own, and for
+    those along which the leading dimension behind these is cut, major first.
+
+    owners: the places along the `per` axes, counted first major, that have the rows of each leaf; what the
+    others hold is of no worth.
+    """
+
+    per: dict[str, int] = {}
+    split: dict[str, int] = {}
+    owners: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, placement: Placement, sizes: Mapping[str, int], owners: Sequence[int] = ()) -> Layout:
+        per, split = ({axis: sizes[axis] for axis in names} for names in (placement.per, placement.split))
+        return cls(per, split, tuple(owners))
+
+    def __str__(self) -> str:
+        words = [
+            f"{word} {', '.join(f'{axis} = {size}' for axis, size in axes.items())}"
+            for word, axes in (("per", self.per), ("split", self.split))
+            if axes
+        ]
+        if self.owners:
+            words.append(f"kept by ranks {', '.join(map(str, self.owners))}")
+        return ", ".join(words) or "same"
+
+
+class SavedLeaf(msgspec.Struct, frozen=True):
+    """A leaf of a checkpoint. shape: of the global array. whole: its shape on one rank before any cut, where
+    that is known."""
+
+    path: str
+    shape: Shape
+    dtype: str
+    whole: Shape | None = None
+
+
+class SavedValue(msgspec.Struct, frozen=True):
+    """A value of a checkpoint, or what one should be."""
+
+    layout: Layout
+    leaves: tuple[SavedLeaf, ...]
+
+
+def check(name: str, saved: SavedValue, wanted: SavedValue, file: str) -> None:
+    """Refuse a value of other leaves than wanted (CP0870), and one that cannot be cut again (CP0871)."""
+    before, now = ({leaf.path: leaf for leaf in value.leaves} for value in (saved, wanted))
+    missing, extra = ([path for path in a if path not in b] for a, b in ((now, before), (before, now)))
+    if missing or extra:
+        notes = [f"it lacks {_paths(missing)}"] if missing else []
+        notes += [f"it has {_paths(extra)}, which this run has not"] if extra else []
+        fail(
+            "CP0870", f"`{name}` of the checkpoint has other leaves than that of this run", *notes, file=file
+        )
+    for path, leaf in now.items():
+        _check_leaf(_at(name, path), before[path], leaf, saved.layout, wanted.layout, file)
+
+
+def is_as_saved(saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout) -> bool:
+    """Whether a leaf lies as it lay: every element at its place, padding included."""
+    is_scalar = len(saved.shape) == len(before.per) and before.per == now.per and not before.owners
+    return saved.shape == leaf.shape and (before == now or (is_scalar and not now.owners))
+
+
+def is_resized(saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout) -> bool:
+    """Whether a leaf differs in the padding at its end alone: both are cut along one axis."""
+    alike = before.per == now.per and not (before.owners or now.owners)
+    cut_once = len(before.split) == len(now.split) == 1
+    return alike and cut_once and len(saved.shape) == len(leaf.shape) > len(now.per)
+
+
+def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout) -> Host:
+    """The global array as it lies now, of that as it lay; `check` has passed."""
+    whole = saved.whole if saved.whole is not None else leaf.whole
+    assert whole is not None
+    lead = () if before.owners else tuple(before.per.values())
+    if before.owners:
+        array = _owned(array, before)
+    pieces = array.reshape((math.prod(lead), *array.shape[len(lead) :]))
+    ways = [len(before.owners)] if before.owners else list(before.split.values())
+    if whole and ways:
+        flat = pieces.ndim == 2  # one dimension of its own: leaves of trees are flattened before they are cut
+        rows = math.prod(whole) if flat else whole[0]
+        pieces = np.stack([_joined(piece, rows, ways) for piece in pieces])
+    pieces = pieces.reshape((math.prod(lead), *whole))
+    ways = [len(now.owners)] if now.owners else list(now.split.values())
+    if whole and ways:
+        flat = len(leaf.shape) - len(now.per) == 1
+        pieces = pieces.reshape(len(pieces), -1) if flat else pieces
+        pieces = np.stack([_cut(piece, ways) for piece in pieces])
+    if now.owners:
+        return _among_owners(pieces[0], leaf.shape, now)
+    return pieces.reshape((*now.per.values(), *pieces.shape[1:]))
+
+
+def _check_leaf(
+    subject: str, saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout, file: str
+) -> None:
+    if saved.dtype != leaf.dtype:
+        message = f"{subject} is {saved.dtype} in the checkpoint, and {leaf.dtype} in this run"
+        fail("CP0870", message, "restore it as it was, and cast it then", file=file)
+    if saved.whole is not None and leaf.whole is not None and saved.whole != leaf.whole:
+        message = (
+            f"{subject} has the shape {list(saved.whole)} in the checkpoint, and {list(leaf.whole)} here"
+        )
+        fail("CP0870", message, "the shapes that the plan was compiled for differ", file=file)
+    if is_as_saved(saved, leaf, before, now):
+        return
+    lay = f"it lay {before}, and would lie {now}"
+    lead, lead_now = ([] if own.owners else list(own.per.items()) for own in (before, now))
+    if lead != lead_now:
+        remedy = "nothing says what more or fewer ranks, or members, should begin with: make it the same in a"
+        remedy += " phase of the plan before it is saved (reduce, broadcast), or restore onto as many"
+        message = f"{subject} is another one on each rank, and the ranks are others now"
+        fail("CP0871", message, lay, remedy, file=file)
+    whole = saved.whole if saved.whole is not None else leaf.whole
+    if whole is not None:
+        if _shape(whole, saved.shape, before) != saved.shape or _shape(whole, leaf.shape, now) != leaf.shape:
+            message = (
+                f"{subject} has the shape {list(saved.shape)} in the checkpoint, and {list(leaf.shape)} here"
+            )
+            fail("CP0870", message, f"{lay}: of the shape {list(whole)} are not both", file=file)
+        return
+    if not is_resized(saved, leaf, before, now):
+        remedy = "compile the plan with its shapes, or name a value of the plan that it lies like"
+        fail("CP0871", f"the shape of {subject} before it was cut is not known", lay, remedy, file=file)
+    at = len(now.per)
+    ways, ways_now = (math.prod(own.split.values()) for own in (before, now))
+    fits = _overlap((saved.shape[at], ways), (leaf.shape[at], ways_now))
+    if not fits or saved.shape[at + 1 :] != leaf.shape[at + 1 :]:
+        message = (
+            f"{subject} has the shape {list(saved.shape)} in the checkpoint, and {list(leaf.shape)} here"
+        )
+        fail("CP0870", message, f"{lay}: no leaf is cut into both", file=file)
+
+
+def _shape(whole: Shape, shape: Shape, layout: Layout) -> Shape:
+    """The shape of the global array of a leaf that is `whole` before it is cut; `shape`: what it might be."""
+    lead = tuple(layout.per.values())
+    ways = [len(layout.owners)] if layout.owners else list(layout.split.values())
+    if not whole or not ways:
+        return (*lead, *whole)
+    flat = len(shape) - len(lead) == 1  # leaves of trees are flattened before they are cut
+    rows, tail = (math.prod(whole), ()) if flat else (whole[0], whole[1:])
+    for parts in ways:
+        rows = -(-rows // parts)
+    return (*lead, rows if layout.owners else rows * math.prod(ways), *tail)
+
+
+def _overlap(*rows: tuple[int, int]) -> bool:
+    """Whether one number of rows is padded to each of these: (rows, number of parts)."""
+    least, most = max(n - ways for n, ways in rows) + 1, min(n for n, _ in rows)
+    return least <= most and all(n % ways == 0 for n, ways in rows)
+
+
+def _joined(piece: Host, rows: int, ways: Sequence[int]) -> Host:
+    """The first `rows` of what was cut `ways` after one another, the padding of each cut dropped."""
+    if not ways:
+        return piece[:rows]
+    each = -(-rows // ways[0])
+    parts = np.split(piece, ways[0])
+    return np.concatenate([_joined(part, each, ways[1:]) for part in parts])[:rows]
+
+
+def _cut(piece: Host, ways: Sequence[int]) -> Host:
+    """`piece` cut `ways` after one another, each part padded with zeros; the way back from `_joined`."""
+    if not ways:
+        return piece
+    each = -(-piece.shape[0] // ways[0])
+    padding = np.zeros((each * ways[0] - piece.shape[0], *piece.shape[1:]), piece.dtype)
+    parts = np.split(np.concatenate([piece, padding]), ways[0])
+    return np.concatenate([_cut(part, ways[1:]) for part in parts])
+
+
+def _owned(array: Host, layout: Layout) -> Host:
+    """The rows of the owners one after another; of a leaf without dimensions that of the first."""
+    lead = len(layout.per)
+    flat = array.reshape(-1, *array.shape[lead:])
+    rows = flat[list(layout.owners)]
+    return rows[0] if rows.ndim == 1 else rows.reshape(-1, *rows.shape[2:])
+
+
+def _among_owners(rows: Host, shape: Shape, layout: Layout) -> Host:
+    """Each owner's rows at its place, zeros elsewhere; a leaf without dimensions is everyone's."""
+    lead = tuple(layout.per.values())
+    if not rows.ndim:
+        return np.broadcast_to(rows, lead).copy()
+    whole = np.zeros((math.prod(lead), *shape[len(lead) :]), rows.dtype)
+    for owner, part in zip(layout.owners, np.split(rows, len(layout.owners)), strict=True):
+        whole[owner] = part
+    return whole.reshape(shape)
+
+
+def _at(name: str, path: str) -> str:
+    return f"`{name}` at `{path}`" if path else f"`{name}`"
+
+
+def _paths(paths: Sequence[str]) -> str:
+    some = ", ".join(f"`{path or 'an array'}`" for path in itertools.islice(paths, 8))
+    return some if len(paths) <= 8 else f"{some} and {len(paths) - 8} more"

@@ -1,0 +1,52 @@
+"""A rank of two, of which rank 1 stays away for ever, and rank 0 is to be interrupted: interrupted_worker.py
+WHERE."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+from mpi4py import MPI
+
+import commplan
+
+LONG_S = 600.0  # no bound ends a wait here
+PLAN = """
+plan p
+axis data = 2
+input grads : f32[64] partial data
+each step {
+    grads = reduce grads over data by mean via ring
+    output grads
+}
+"""
+comm = MPI.COMM_WORLD
+where = sys.argv[1]
+
+
+def stay_away() -> None:
+    """Rank 1 does; rank 0 says that it goes on to wait for it."""
+    if comm.rank == 1:
+        time.sleep(LONG_S)
+    print(f"waits as {os.getpid()}", flush=True)
+
+
+def bind() -> None:
+    program = commplan.loads(PLAN).compile(comm)
+    stay_away()
+    program.bind(comm, timeout=LONG_S)
+
+
+def step() -> None:
+    run = commplan.loads(PLAN).compile(comm).bind(comm, watchdog_s=LONG_S)
+    call = jax.jit(lambda grads: run.step(run.init(), grads=grads)[0].grads)
+    grads = jnp.ones(64)
+    jax.block_until_ready(call(grads))
+    stay_away()
+    jax.block_until_ready(call(grads))
+
+
+{"bind": bind, "step": step}[where]()

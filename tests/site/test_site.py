@@ -1,0 +1,169 @@
+"""The built manual in a real Chromium: it loads nothing from elsewhere, fits phones, has a playground.
+
+`make docs-test` builds it and runs these; without it they are skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import re
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+from support.chromium import Browser, browser
+
+SITE = Path(__file__).resolve().parent.parent.parent / "site"
+WIDTHS = (390, 1280)
+LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(\w+:)?//[^\s\">]+[^>]*>")
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address() -> Generator[str]:
+    """Of the site, served on this machine."""
+    if not (SITE / "index.html").is_file():
+        if os.environ.get("COMMPLAN_SITE") == "1":
+            pytest.fail("COMMPLAN_SITE=1, and the site is not built")
+        pytest.skip("the site is not built: make docs")
+    handler = functools.partial(_Quiet, directory=str(SITE))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def tab(address: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser]:
+    with browser(tmp_path_factory.mktemp("chromium") / "profile") as tab:
+        yield tab
+
+
+def pages() -> Iterator[str]:
+    """Addresses below the site's; of the errors, which are alike, the list and two."""
+    for file in sorted(SITE.rglob("index.html")):
+        name = file.parent.relative_to(SITE).as_posix()
+        if not re.match(r"errors/CP(?!0301|0953)", name):
+            yield "" if name == "." else f"{name}/"
+
+
+def test_no_page_names_another_host_for_what_it_loads(address: str) -> None:
+    for page in SITE.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        foreign = [tag[0] for tag in LOADED.finditer(text) if 'rel="canonical"' not in tag[0]]
+        assert not foreign, (page, foreign)
+        assert "Content-Security-Policy" in text, page
+    for sheet in SITE.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(?:https?:)?//|@import", sheet.read_text(encoding="utf-8")), sheet
+
+
+def test_every_page_opens_at_the_widths_of_phones_and_desks(address: str, tab: Browser) -> None:
+    names = list(pages())
+    assert len(names) > 20
+    for name in names:
+        for width in WIDTHS:
+            tab.open(f"{address}{name}", width, 900, dark=width == 390)
+            assert tab.errors == [], (name, width)
+            assert all(asked.startswith((address, "data:", "blob:")) for asked in tab.requests), name
+            assert tab.run("document.documentElement.scrollWidth") <= width, (name, width)
+
+
+def test_the_search_finds_an_error_by_what_it_says(address: str, tab: Browser) -> None:
+    tab.open(f"{address}", 1280)
+    tab.click(".md-search__input")
+    tab.call("Input.insertText", text="already the same")
+    found = "document.querySelector('.md-search-result__link')?.href || null"
+    assert "CP0301" in until(tab, found)
+
+
+def until(tab: Browser, script: str) -> str:
+    """The first value of `script` that is true, looked at again and again for a minute."""
+    value = tab.run(
+        f"new Promise((done) => {{ let left = 600; const look = () => {{ const value = {script};"
+        " if (value || !left--) done(value); else setTimeout(look, 100); }; look(); })"
+    )
+    assert value, (script, tab.errors)
+    return value
+
+
+STATE = "document.querySelector('.playground-state').textContent"
+ANSWERED = f"document.getElementById('workbench').dataset.answered === 'true' && {STATE}"
+
+
+@pytest.fixture(scope="module")
+def playground(address: str, tab: Browser) -> Browser:
+    tab.open(f"{address}playground/", 1280, 1000)
+    assert "compiles" in until(tab, ANSWERED)
+    return tab
+
+
+def typed(tab: Browser, text: str) -> str:
+    """What the playground says of `text`."""
+    tab.click(".editor-text")
+    tab.run("document.querySelector('.editor-text').select()")
+    tab.call("Input.insertText", text=text)
+    return until(tab, ANSWERED)
+
+
+def shown(tab: Browser, view: str) -> str:
+    tab.click(f"[aria-controls='view-{view}']")
+    return tab.run(f"document.getElementById('view-{view}').innerText")
+
+
+def test_the_playground_draws_explains_and_schedules(playground: Browser) -> None:
+    assert playground.run("document.querySelectorAll('#view-graph svg .node').length") >= 8
+    lines = shown(playground, "lines")
+    assert "pack into f32" in lines and "does what its plan says" in lines
+    assert re.search(r"all_gather .*\bdata\b", shown(playground, "schedule"))
+    assert "h100_64" in shown(playground, "timeline")
+    assert playground.run("document.querySelectorAll('#view-timeline .bar').length") > 4
+    assert playground.errors == []
+
+
+WRONG = """plan mine
+
+axis data = 8
+input grads : tree partial data
+
+each step {
+    grads = reduce gards over data by mean
+    output grads
+}
+"""
+
+
+def test_the_playground_shows_mistakes_and_mends_them(playground: Browser) -> None:
+    assert "1 to mend" in typed(playground, WRONG)
+    assert "gards" in playground.run("document.querySelector('.message').innerText")
+    assert playground.run("document.querySelector('.message a').href").endswith("/errors/CP0102/")
+    assert playground.run("document.querySelector('.editor-numbers .wrong').textContent") == "7"
+    playground.click(".message .fix")
+    assert "compiles" in until(playground, ANSWERED)
+    assert "reduce grads over" in playground.run("document.querySelector('.editor-text').value")
+    assert "samples as they are" in shown(playground, "timeline")
+
+
+def test_the_playground_lays_out_and_takes_shapes(playground: Browser) -> None:
+    typed(playground, WRONG.replace("gards", "grads").replace("    grads =", "  grads  ="))
+    playground.click(".playground-format")
+    until(playground, ANSWERED)
+    assert "    grads = reduce grads" in playground.run("document.querySelector('.editor-text').value")
+    playground.click(".playground-assumed summary")
+    playground.click(".playground-given")
+    playground.call(
+        "Input.insertText", text='{"shapes": {"grads": {"w": {"shape": [3, 5], "dtype": "f32"}}}}'
+    )
+    until(playground, ANSWERED)
+    used = playground.run("document.querySelector('.playground-assumed pre').textContent")
+    assert "grads/w : f32[3, 5]" in used
+    assert playground.errors == []
