@@ -63,31 +63,34 @@ def _digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
-def refuse_unlike(here: Facts, there: Facts, plan: ClockPlan) -> None:
-    """Raise CP0922 where `here`, what this process brings, is not what the feed was begun with."""
-    if here == there:
+def refuse_unlike(mine: Facts, theirs: Facts, plan: ClockPlan) -> None:
+    """Raise CP0922 where `mine`, what this process brings, is not what the feed was begun with."""
+    if mine == theirs:
         return
     notes: list[str] = []
-    if here.digest != there.digest:
-        texts = [f"{facts.plan} {facts.digest[:12]}" for facts in (here, there)]
+    if mine.digest != theirs.digest:
+        texts = [f"{facts.plan} {facts.digest[:12]}" for facts in (mine, theirs)]
         notes.append(f"the plan: {texts[0]} here, {texts[1]} there")
-    if (here.phase, here.unit) != (there.phase, there.unit):
-        texts = [f"`{facts.phase}` in units of {facts.unit} records" for facts in (here, there)]
+    if (mine.phase, mine.unit) != (theirs.phase, theirs.unit):
+        texts = [f"`{facts.phase}` in units of {facts.unit} records" for facts in (mine, theirs)]
         notes.append(f"phase {texts[0]} here, {texts[1]} there")
     notes += _unlike(
-        "source", here.sources, there.sources, lambda s: f"{s[0]} records" + (f", key {s[1]}" if s[1] else "")
+        "source",
+        mine.sources,
+        theirs.sources,
+        lambda s: f"{s[0]} records" + (f", key {s[1]}" if s[1] else ""),
     )
-    notes += _unlike("function", here.functions, there.functions, lambda digest: f"source {digest}")
-    _refuse(here.name, notes, plan)
+    notes += _unlike("function", mine.functions, theirs.functions, lambda digest: f"source {digest}")
+    _refuse(mine.name, notes, plan)
 
 
 def _unlike(
-    kind: str, here: Mapping[str, Any], there: Mapping[str, Any], text: Callable[[Any], str]
+    kind: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], text: Callable[[Any], str]
 ) -> list[str]:
     return [
-        f"{kind} `{name}`: {text(here[name])} here, {text(there[name])} there"
-        for name in sorted(here.keys() & there.keys())
-        if here[name] != there[name]
+        f"{kind} `{name}`: {text(mine[name])} here, {text(tmine[name])} there"
+        for name in sorted(mine.keys() & theirs.keys())
+        if mine[name] != tmine[name]
     ]
 
 

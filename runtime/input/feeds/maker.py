@@ -108,8 +108,8 @@ class MakerThreads:
             if thread is not threading.current_thread():
                 thread.join(seconds)
 
-    def _begin(self, target: Callable[[], None], what: str) -> None:
-        thread = threading.Thread(target=self._run, args=(target,), name=f"{self.name}-{what}", daemon=True)
+    def _begin(self, target: Callable[[], None], suffix: str) -> None:
+        thread = threading.Thread(target=self._run, args=(target,), name=f"{self.name}-{suffix}", daemon=True)
         with self._lock:
             self._alive += 1
             self._running = [other for other in self._running if other.is_alive()] + [thread]
