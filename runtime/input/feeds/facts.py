@@ -88,9 +88,9 @@ def _unlike(
     kind: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], text: Callable[[Any], str]
 ) -> list[str]:
     return [
-        f"{kind} `{name}`: {text(mine[name])} here, {text(tmine[name])} there"
+        f"{kind} `{name}`: {text(mine[name])} here, {text(theirs[name])} there"
         for name in sorted(mine.keys() & theirs.keys())
-        if mine[name] != tmine[name]
+        if mine[name] != theirs[name]
     ]
 
 
