@@ -9,10 +9,10 @@ import textwrap
 from commplan.errors import RANGES, page, titles
 
 FOLDER = "errors"
-CODE = re.compile(r"(?<![\w\[/`-])(CP\d{4})(?![\w\]`.-])")
+CODE = re.compile(r"(?<![\w\[/`-])(CP\d{4})(?![\w\]`-]|\.\w)")
 INDENTED = re.compile(r"^ {4}.*\n(?:(?: {4}.*)?\n)*", re.M)
 # Where a code must stay as it is: blocks and spans of code, links, headings.
-VERBATIM = re.compile(r"^(```|~~~).*?^\1|^(?: {4}|#).*$|`[^`\n]+`|\[[^\]\n]*\]\([^)\n]*\)", re.M | re.S)
+VERBATIM = re.compile(r"^(```|~~~).*?^\1|^(?: {4}|#)[^\n]*$|`[^`\n]+`|\[[^\]\n]*\]\([^)\n]*\)", re.M | re.S)
 
 
 def pages() -> dict[str, str]:

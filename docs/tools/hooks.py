@@ -8,8 +8,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "playground"))
 
 import error_pages
+import pictures
 import playground
 import repository
+import tables
 import vendor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -25,9 +27,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points links that leave `docs` at the pages made of their files, and codes of errors at theirs."""
+    """Points links that leave `docs` at the pages made of their files, codes of errors at theirs; adds tables
+    and pictures."""
     name = page.file.src_uri
-    return error_pages.linked(repository.linked(markdown, name), name)
+    linked = error_pages.linked(repository.linked(markdown, name), name)
+    return pictures.drawn(tables.made(linked))
 
 
 def on_post_build(config: MkDocsConfig) -> None:
