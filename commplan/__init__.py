@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from commplan.api import loads as loads
     from commplan.diagnostics import CommplanError as CommplanError
     from commplan.diagnostics import Diagnostic as Diagnostic
+    from commplan.feeds import join as join
     from commplan.runtime.input.sources.adapters import column as column
     from commplan.runtime.input.sources.adapters import serial as serial
     from commplan.runtime.input.sources.files import folder as folder
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "CommplanError", "Diagnostic", "Plan", "Program", "Topology", "column", "folder", "load", "load_topology",
-    "loads", "paths", "serial",
+    "CommplanError", "Diagnostic", "Plan", "Program", "Topology", "column", "folder", "join", "load",
+    "load_topology", "loads", "paths", "serial",
 ]  # fmt: skip
 # Where the rest of the face is found. `Run` and `optax` need jax, and `import *` must do without it.
 _NAMES = {
     "commplan.api": ("Plan", "Program", "load", "loads"),
     "commplan.diagnostics": ("CommplanError", "Diagnostic"),
+    "commplan.feeds": ("join",),
     "commplan.runtime.input.sources.adapters": ("column", "serial"),
     "commplan.runtime.input.sources.files": ("folder", "paths"),
     "commplan.runtime.run": ("Run",),

@@ -22,6 +22,7 @@ from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.pytree import Structure, Tree, flatten
 from commplan.runtime.machines.machine import Machine
+from commplan.runtime.unset_states import UnsetStates
 
 CALLS = "#calls"  # in the state: how often each phase with random device functions was called
 
@@ -79,6 +80,11 @@ class Context:
         """The states that workers hold, by name: a phase neither takes nor gives those on servers."""
         states = {name_of(ref): self.entry(name_of(ref)) for ref in self.schedule.states}
         return {name: value for name, value in states.items() if value.placement.server is None}
+
+    @functools.cached_property
+    def unset(self) -> UnsetStates:
+        """What `init` made of the states that `at start` sets."""
+        return UnsetStates(self.schedule)
 
     @functools.cached_property
     def compiled(self) -> dict[str, Any]:

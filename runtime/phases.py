@@ -111,6 +111,7 @@ class PhaseCall:
         arguments = self.lowered.arguments
         self._check_names(arguments, inputs)
         checked = check_state(self.context, state, f"phase `{self.name}`", self._needed, self._phase.span)
+        self.context.unset.check(self._phase, checked)
         given = {name: _number(arguments[name], value) for name, value in inputs.items()}
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
             if _compat.tracing():

@@ -28,7 +28,7 @@ from commplan.runtime.context import CALLS, Context
 from commplan.runtime.input.device_batches import Batches
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.multirate.run_batches import ClockedPhases
-from commplan.runtime.input.multirate.schedule import clocked
+from commplan.runtime.input.multirate.schedule import taken_apart
 from commplan.runtime.input.sources.files import bound
 from commplan.runtime.input.stages.records import checked_functions
 from commplan.runtime.layers import ShardedWeights
@@ -88,6 +88,7 @@ class Bound(ShardedWeights):
         context, state = self.context, dict[str, Any]()
         for name, value in context.states.items():
             leaves = [context.machine.zeros(value, leaf) for leaf in value.leaves]
+            context.unset.add(name, leaves)
             state[name] = build([leaf.path for leaf in value.leaves], leaves, context.structures)
         if context.counted:
             state[CALLS] = {name: jnp.zeros((), jnp.int32) for name in context.counted}
@@ -253,10 +254,12 @@ class Bound(ShardedWeights):
     ) -> Batches:
         """What depends on sources alone in `phase`, as sharded arrays: see `runtime.batches.Batches`.
 
-        member: only that member's part, on its own part of the mesh. state: what `.state()` of earlier
-        batches returned. group: the processes of this host that share loaded values; found by asking all
-        processes if not given. timeout: seconds to wait for one of them that lives but is silent,
-        compilation and start-up included; by default as `group` says, and 1800 for one that is found.
+        member: only that member's part, on its own part of the mesh; members that share what they load take
+        it from one stream, and every process of a job asks for its own members' batches alike. state: what
+        `.state()` of earlier batches returned. group: the processes of this host that share loaded values
+        (CP0927 where there are none to share); found by asking all processes if not given. timeout: seconds
+        to wait for one of them that lives but is silent, compilation and start-up included; by default as
+        `group` says, and 1800 for one that is found.
         workers: "threads", or "processes" for host functions that hold the interpreter lock; as many as
         `cores` says. Raises CP0803 where a source is not bound, CP0817 for an unknown phase, CP0818 for an
         unknown member, and CP09xx.
@@ -275,7 +278,7 @@ class Bound(ShardedWeights):
                 f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})",
             )
         clock = None
-        if clocked(own) and self.context.members:
+        if self.context.members and taken_apart(self.context.whole or self.context.schedule, own):
             clock = self.clocks.member(self.context, own, self.sources, state, group, timeout, workers)
         batches = Batches(
             self.context, own, self.sources,

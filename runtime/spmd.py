@@ -181,9 +181,14 @@ class _Step:
         self.name = getattr(function, "__name__", "function")
         self.outside = context.machine.layout == "global"
         self._jitted = _compat.jit(self._traced, context.compiler_options)
+        self._used: dict[str, str] = {}  # states used as they come in, and by which phase
+        self._unset: set[str] = set()  # those of this call that `at start` has not set
 
     def __call__(self, state: Any, arguments: Mapping[str, Any]) -> Any:
         """Compiled once for all arguments alike, wherever it is called from."""
+        self._unset = self.context.unset.among(state)
+        for name in sorted(self._unset.intersection(self._used)):
+            self.context.unset.refuse(name, self._used[name])
         call = self._traced if not self.outside or _compat.tracing() else self._jitted
         return call(state, arguments)
 
@@ -214,7 +219,8 @@ class _Step:
             }
             mine |= {CALLS: calls} if CALLS in own else {}
             local = {n: context.strip(trees[n].like(x), self.placements[n]).build() for n, x in given.items()}
-            answer = self.function(mine, **local)
+            with context.unset.entered(mine, self._unset, self._used):
+                answer = self.function(mine, **local)
             state_out, rest = self._answer(answer, len(results), tuple(own))
             after = {name: flat(tree) for name, tree in state_out.items() if name != CALLS}
             for name in after:

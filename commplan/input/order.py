@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -140,6 +141,19 @@ class Order:
             window = _window(number, self.length, self.seed, epoch, member)
             result[inside] = window[positions[inside] - number * _WINDOW]
         return result
+
+
+def phase_steps(orders: Sequence[Order]) -> int:
+    """Batches of an epoch of a phase with these loads, if they agree on it.
+
+    `exactly_once` loads set the number, `at_least_once` ones ask for at least theirs, `at_most_once` ones
+    allow at most theirs.
+    """
+    steps: dict[Visit, list[int]] = {"exactly_once": [], "at_least_once": [], "at_most_once": []}
+    for order in orders:
+        steps[order.visit].append(order.steps)
+    exact, least, most = steps.values()
+    return exact[0] if exact else max(least) if least else min(most)
 
 
 class _Streams(threading.local):

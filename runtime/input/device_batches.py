@@ -7,11 +7,12 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from commplan.diagnostics import fail
 from commplan.input.prefetch import device_prefetch
 from commplan.input.work_partition import division
 from commplan.ir import schedule as ir
@@ -25,7 +26,7 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.shm.segment import Blame
-from commplan.runtime.input.wait_log import PATIENCE_S
+from commplan.runtime.input.wait_log import LOG, PATIENCE_S
 from commplan.runtime.machines.machine import Machine, OnFailure, Peers
 from commplan.runtime.observe import metrics
 from commplan.tracebacks import public_face
@@ -69,8 +70,9 @@ class Batches(Iterator[dict[str, Any]]):
             patience = PATIENCE_S if timeout is None else timeout
             if among is None:
                 among = shared_group(context, phase, self.local, timeout=patience)
-            elif timeout is not None:
-                among = dataclasses.replace(among, timeout=timeout)
+            else:
+                check_group(schedule, phase, among)
+                among = among if timeout is None else dataclasses.replace(among, timeout=timeout)
             local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
             self._host = PhaseBatches(
                 schedule, phase.name, sources, context.functions,
@@ -153,6 +155,33 @@ class Batches(Iterator[dict[str, Any]]):
             self._maps = compiled[self._phase.name] = maps
         records = {ref: self._sharded(ref, batch.records[ref].astype(np.uint32)) for ref in maps.loads}
         return maps(batch, arrays, records)
+
+
+def check_group(schedule: ir.Schedule, phase: ir.Phase, among: Group) -> None:
+    """Look whether processes that were named can share values of `phase`. Raises CP0927 where they cannot.
+
+    Where each is to make everything itself, the logger `commplan.input` says that nothing is shared.
+    """
+    shares = [op for op in phase.ops if isinstance(op, ir.Share)]
+    if among.count == 1 or any(op.design != "duplicate" for op in shares):
+        return
+    if not shares:
+        refuse_group(schedule, phase.name)
+    line = f"line {shares[0].span.line}: {name_of(shares[0].result)} via duplicate"
+    LOG.warning("process %d of %d reads everything itself: %s", among.index, among.count, line)
+
+
+def refuse_group(schedule: ir.Schedule, phase: str) -> NoReturn:
+    """Raise CP0927."""
+    fail(
+        "CP0927",
+        f"a group was given for phase `{phase}`, which shares nothing: each process would read everything",
+        "an ensemble shares what is the same for its members; records of variable length, and what differs"
+        " between members, do not travel",
+        "write `share VALUE over MEMBER` in the plan, or leave out group=",
+        span=schedule.phase(phase).span,
+        file=schedule.file,
+    )
 
 
 def shared_group(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from commplan.diagnostics import fail
-from commplan.input.order import Order
+from commplan.input.order import Order, phase_steps
 from commplan.input.prefetch import CARRIED, KEEP, device_prefetch, slots, threads
 from commplan.input.prefetch import prefetch as prefetched
 from commplan.ir.plan import Ref
@@ -103,8 +103,13 @@ class PhaseBatches(EpochIterator):
         chosen = called_functions(program, functions)
         self._orders = orders(program, bound_sources)
         self._program = program
-        steps, order = pace.steps if pace else _steps(program, self._orders), self._fingerprint()
-        self._course = course = pace or EpochCursor(*self._restored(state, steps, order), steps)
+        steps, order = (
+            pace.steps if pace else epoch_steps(program, self._orders),
+            fingerprint(program, self._orders),
+        )
+        self._course = course = pace or EpochCursor(
+            *restored(program, self._orders, state, steps, order), steps
+        )
         self._start(course.epoch, course.step, steps, order)
         self._meter = meter or Meter(phase, schedule.plan)
         stage_of = stages(program, bound_sources, chosen, self._meter)
@@ -230,42 +235,48 @@ class PhaseBatches(EpochIterator):
             _drop(self._formed, self.pinning)
             self._ring.close()
 
-    def _fingerprint(self) -> int:
-        facts = [
-            (read.source, order.length, order.batch, order.seed, order.visit, order.tail, read.per)
-            for flow in self._program.flows
-            for read in flow.reads
-            for order in (self._orders[read.result],)
-        ]
-        return zlib.crc32(repr(facts).encode())
 
-    def _restored(self, state: Mapping[str, int] | None, steps: int, order: int) -> tuple[int, int]:
-        if state is None:
-            return 0, 0
-        phase = self._program.phase
-        keys = ("epoch", "step", "order")
-        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            actual, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
-            fail("CP0910", "this is no state of batches", actual, fix, span=phase.span)
-        if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
-            fail("CP0910", "this is no state of batches", f"found: {dict(state)}", span=phase.span)
-        if state["order"] != order or state["step"] >= steps:
-            reads = [
-                f"`{read.source}`: {order.length} records, batch {order.batch}, {order.visit}, "
-                f"tail {order.tail}, seed {order.seed}"
-                for flow in self._program.flows
-                for read in flow.reads
-                for order in (self._orders[read.result],)
-            ]
-            fail(
-                "CP0910",
-                f"the state belongs to another order of records than phase `{phase.name}` has now",
-                *(f"now {line}" for line in reads),
-                "restore it with the source, batch size, visit, seed and tail that it was saved with",
-                span=phase.span,
-                file=self._program.schedule.file,
-            )
-        return state["epoch"], state["step"]
+def fingerprint(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
+    """A checksum of what the order of records depends on."""
+    facts = [
+        (read.source, order.length, order.batch, order.seed, order.visit, order.tail, read.per)
+        for flow in program.flows
+        for read in flow.reads
+        for order in (orders[read.result],)
+    ]
+    return zlib.crc32(repr(facts).encode())
+
+
+def restored(
+    program: HostProgram, orders: Mapping[Ref, Order], state: Mapping[str, int] | None, steps: int, order: int
+) -> tuple[int, int]:
+    """Epoch and step of `state`; the start where it is None. Errors: CP0910 for what is no state of these."""
+    if state is None:
+        return 0, 0
+    phase = program.phase
+    keys = ("epoch", "step", "order")
+    if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        actual, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
+        fail("CP0910", "this is no state of batches", actual, fix, span=phase.span)
+    if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
+        fail("CP0910", "this is no state of batches", f"found: {dict(state)}", span=phase.span)
+    if state["order"] != order or state["step"] >= steps:
+        reads = [
+            f"`{read.source}`: {order.length} records, batch {order.batch}, {order.visit}, "
+            f"tail {order.tail}, seed {order.seed}"
+            for flow in program.flows
+            for read in flow.reads
+            for order in (orders[read.result],)
+        ]
+        fail(
+            "CP0910",
+            f"the state belongs to another order of records than phase `{phase.name}` has now",
+            *(f"now {line}" for line in reads),
+            "restore it with the source, batch size, visit, seed and tail that it was saved with",
+            span=phase.span,
+            file=program.schedule.file,
+        )
+    return state["epoch"], state["step"]
 
 
 def _drop(formed: dict[int, Any], pinning: Pinning | None) -> None:
@@ -346,11 +357,10 @@ def _lies_ready(program: HostProgram) -> bool:
     return CAN_LEND and all(flow.moved and not flow.after for flow in program.flows)
 
 
-def _steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
-    """Batches of one epoch of the phase, on which all its loads must agree.
+def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
+    """Batches of one epoch of the phase, on which all its loads must agree (see `phase_steps`).
 
-    `exactly_once` loads set the number, `at_least_once` ones ask for at least theirs, `at_most_once` ones
-    allow at most theirs. Errors: CP0903 for an epoch without a batch, CP0909 where loads do not agree.
+    Errors: CP0903 for an epoch without a batch, CP0909 where loads do not agree.
     """
     phase, file = program.phase, program.schedule.file
     if not orders:
@@ -375,7 +385,7 @@ def _steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
         for visit in ("exactly_once", "at_least_once", "at_most_once")
     }
     exact, least, most = by_visit.values()
-    steps = exact[0] if exact else max(least) if least else min(most)
+    steps = phase_steps([orders[read.result] for read in reads])
     agree = set(exact) <= {steps} and max(least, default=steps) <= steps <= min(most, default=steps)
     same_rows = all(
         len({orders[read.result].rows(step) for read in flow.reads}) == 1

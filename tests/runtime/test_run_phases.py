@@ -311,9 +311,10 @@ def test_a_saved_program_runs_without_its_shapes(tmp_path: Path):
     params = [np.stack([x] * 4) for x in layers]
     state = run.init()
     assert list(state["center"]) == [str(i) for i in range(11)]
-    out, state = run.every[4](state, params=params, eta=1.0)
+    zeros = [leaf + 0 for leaf in state["center"].values()]
     _, state = run.start(state, params=params)
     assert isinstance(state["center"], list)
+    out, state = run.every[4]({"center": zeros}, params=params, eta=1.0)
     for i, leaf in enumerate(out.pull):
         np.testing.assert_allclose(leaf, np.full((4, 2), 0.1 * i), rtol=1e-6)
 
@@ -384,3 +385,35 @@ each step {
     with pytest.raises(CommplanError, match=r"CP0803.*source `classes` is not bound"):
         program.bind(mesh, sources={"pictures": [0]})
     program.bind(mesh)
+
+
+def test_a_step_before_the_start_is_refused():
+    run = elastic()
+    state, params = run.init(), workers()
+    with pytest.raises(CommplanError) as error:
+        run.every[4](state, params=params, eta=0.05)
+    assert code_of(error) == "CP0824"
+
+    @run.spmd(params="params")
+    def step(state, params):
+        out, state = run.every[4](state, params=params, eta=0.05)
+        return state, out.pull
+
+    @run.spmd(params="params")
+    def whole(state, params):
+        _, state = run.start(state, params=params)
+        out, state = run.every[4](state, params=params, eta=0.05)
+        return state, out.pull
+
+    with pytest.raises(CommplanError) as error:
+        step(state, params)
+    assert code_of(error) == "CP0824"
+    whole(state, params)
+    _, started = run.start(state, params=params)
+    step(started, params)
+    with pytest.raises(CommplanError) as error:  # the step is compiled by now
+        step(state, params)
+    assert code_of(error) == "CP0824" and "`every_4`" in str(error.value)
+    restored = jax.tree_util.tree_map(lambda leaf: leaf + 0, state)
+    step(restored, params)
+    run.every[4](restored, params=params, eta=0.05)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 from support import two_processes
 from support.embedding import mesh_of
 from support.ports import free_port
@@ -80,8 +81,9 @@ def test_a_process_that_does_not_open_shared_batches_is_missed(tmp_path: Path):
     assert "run.batches(timeout=SECONDS) waits longer" in text
 
 
-def test_members_by_their_own_clocks_find_one_another_across_processes(tmp_path: Path):
-    played("paced", tmp_path)
+@pytest.mark.parametrize("case", ["paced", "members"])
+def test_members_find_one_another_across_processes(case: str, tmp_path: Path):
+    played(case, tmp_path)
     ends = [json.loads((tmp_path / f"{index}.json").read_text()) for index in range(2)]
     assert [end["rows"] for end in ends] == [8, 8]
     assert sorted(ends[0]["decoded"] + ends[1]["decoded"]) == list(range(0, 48, 6))

@@ -1,6 +1,7 @@
-"""Ranks with a member each, by their own clocks: each compares what it gets with what a member alone gets.
+"""Ranks with a member each, which share: each compares what it gets with what a member alone gets.
 
-Words: how many hosts the ranks believe to stand on; prints, per rank, the records that it read.
+Words: how many hosts the ranks believe to stand on, and the batch of each member, or one for all; prints, per
+rank, the records that it read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from input_plans import Counting, decode, flip, images
 import commplan
 from commplan.runtime.input.multirate import run_batches
 
-SIZES = (4, 4, 8)
 RECORDS = 101
 PLAN = """
 plan own_clocks
@@ -32,29 +32,32 @@ fn flip(u8[6, 6])    -> u8[6, 6] on host random
 each step {{
     raw, n         = load images batch {batch} visit exactly_once seed 5 tail short
     pixels, labels = map decode(raw)
+    {share}
     batch          = map flip(pixels) per member
     output batch, labels, n
 }}
 """
+ALONE = "\n    ".join(f"{name} = share {name} over member via duplicate" for name in ("pixels", "labels"))
 FUNCTIONS = {"decode": decode, "flip": flip}
 
 
-def main(hosts: int) -> None:
+def main(hosts: int, *sizes: int) -> None:
     jax.config.update("jax_platforms", "cpu")
     comm = MPI.COMM_WORLD
     rank = comm.Get_rank()
     run_batches.this_host = lambda: f"host {rank * hosts // 3}"
-    program = commplan.loads(PLAN.format(batch="[4, 4, 8] over member")).compile(comm)
+    batch = f"{list(sizes)} over member" if len(sizes) > 1 else sizes[0]
+    program = commplan.loads(PLAN.format(batch=batch, share="")).compile(comm)
     source = Counting(images(RECORDS))
     run = program.bind(comm, sources={"images": source}, functions=FUNCTIONS)
     # All ranks bind all plans alike, and look at the one with their own batch.
     others = {
-        size: commplan.loads(PLAN.format(batch=size))
+        size: commplan.loads(PLAN.format(batch=size, share=ALONE))
         .compile(comm)
         .bind(comm, sources={"images": images(RECORDS)}, functions=FUNCTIONS)
-        for size in sorted(set(SIZES))
+        for size in sorted(set(sizes))
     }
-    feed, alone = run.batches(member=rank), others[SIZES[rank]].batches(member=rank)
+    feed, alone = run.batches(member=rank), others[sizes[rank % len(sizes)]].batches(member=rank)
     count = 0
     for _ in range(2):
         iter(alone)
@@ -73,4 +76,4 @@ def main(hosts: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

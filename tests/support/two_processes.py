@@ -56,11 +56,11 @@ ensemble member = 2
 axis data = 2
 source images : u8[6]
 fn decode(u8[6]) -> u8[6] on host
-each step {
-    x, n = load images batch [2, 4] over member split data visit exactly_once seed 3
+each step {{
+    x, n = load images batch {batch} split data visit exactly_once seed 3
     x    = map decode(x)
     output x, n
-}
+}}
 """
 TREES = ("params", "grads", "grads_each", "center")
 TREE = {"w": np.zeros((6,), np.float32)}
@@ -166,7 +166,7 @@ def opened(mesh, place: Path) -> None:
         place.with_suffix(".json").write_text(json.dumps(refused(lambda: run.batches(timeout=2.0))))
 
 
-def paced(mesh, place: Path) -> None:
+def paced(mesh, place: Path, batch: str = "[2, 4] over member") -> None:
     """Each process takes the batches of its own member, by that member's clock; what it decodes."""
     decoded, rows = [], 0
 
@@ -174,11 +174,16 @@ def paced(mesh, place: Path) -> None:
         decoded.append(int(record[0]))
         return record
 
-    program = commplan.loads(PACED).compile(mesh)
+    program = commplan.loads(PACED.format(batch=batch)).compile(mesh)
     run = program.bind(mesh, sources={"images": RECORDS[:8]}, functions={"decode": decode})
     with run.batches(member=jax.process_index()) as batches:
         rows = sum(len(batch["x"]) for batch in batches)
         place.with_suffix(".json").write_text(json.dumps({"decoded": decoded, "rows": rows}))
+
+
+def members(mesh, place: Path) -> None:
+    """The same where one clock holds for both."""
+    paced(mesh, place, "2")
 
 
 def refused(call) -> str:
@@ -192,7 +197,7 @@ def refused(call) -> str:
 def main(port: str, index: str, count: str, what: str, out: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
     mesh = jax.make_mesh((2, 2), ("member", "data"), (AxisType.Auto,) * 2)
-    cases = {"trained": trained, "apart": apart, "opened": opened, "paced": paced}
+    cases = {"trained": trained, "apart": apart, "opened": opened, "paced": paced, "members": members}
     cases[what](mesh, Path(out) / f"{index}.npz")
     jax.distributed.shutdown()
 

@@ -196,7 +196,12 @@ class ClockedBatches(EpochIterator):
         if units is None:
             return None
         making = self._maker.batch(place - self._first)
-        making.moved = {ref: a for state in making.states for ref, a in self._fill(state, units).items()}
+        values = [unit.values for unit in units]
+        making.moved = {
+            ref: array
+            for state in making.states
+            for ref, array in fill(state, values, state.flow.batch // self._each).items()
+        }
         todo = making.second()
         if not self._threads:
             for task in todo:
@@ -205,22 +210,26 @@ class ClockedBatches(EpochIterator):
         pool = self._clocks.pool(self._threads)
         return making, [pool.submit(task) for task in todo]
 
-    def _fill(self, state: FlowState, units: Sequence[HostBatch]) -> dict[Ref, Array]:
-        """What the member takes from units, by id, [1, rows, ...]; what lies in one unit is shown there."""
-        flow = state.flow
-        runs = _runs(state.rows, flow.batch // self._each)
-        for read in flow.reads:
-            flags = [unit.values.get(f"{read.result}?") for unit in units]
-            for own, unit, theirs in runs:
-                valid = flags[unit]
-                if valid is not None:
-                    state.valid[:, own] &= valid[0, theirs]
-        moved = {ref: _join(runs, [unit.values[ref] for unit in units]) for ref in flow.moved}
-        for read in flow.reads:
-            if all(identity(read) in unit.values for unit in units):
-                numbers = _join(runs, [unit.values[identity(read)][0] for unit in units])
-                state.records[read.result, ()] = numbers[0]  # as those who made the rows say
-        return moved
+
+def fill(state: FlowState, units: Sequence[Mapping[Ref, Array]], each: int) -> dict[Ref, Array]:
+    """What a batch takes from units of `each` rows, by id, [1, rows, ...]; what lies in one unit is shown.
+
+    units: what was made of them, with validity and the numbers of the records where those are known.
+    """
+    flow = state.flow
+    runs = _runs(state.rows, each)
+    for read in flow.reads:
+        flags = [unit.get(f"{read.result}?") for unit in units]
+        for own, unit, theirs in runs:
+            valid = flags[unit]
+            if valid is not None:
+                state.valid[:, own] &= valid[0, theirs].astype(bool)
+    moved = {ref: _join(runs, [unit[ref] for unit in units]) for ref in flow.moved}
+    for read in flow.reads:
+        if all(identity(read) in unit for unit in units):
+            numbers = _join(runs, [unit[identity(read)][0] for unit in units])
+            state.records[read.result, ()] = numbers[0]  # as those who made the rows say
+    return moved
 
 
 def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slice]]:

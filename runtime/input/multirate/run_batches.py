@@ -1,4 +1,4 @@
-"""`run.batches(member=m)` where members go by their own clocks: who shares the stream that they take from."""
+"""`run.batches(member=m)` where members share what they load: who shares the stream that they take from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from commplan.ir import schedule as ir
 from commplan.runtime.context import Context
 from commplan.runtime.input.accounting import Meter, Summary, merged
-from commplan.runtime.input.device_batches import carried_group, this_host
+from commplan.runtime.input.device_batches import carried_group, refuse_group, this_host
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, clocked
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ClockedPhases:
-    """The phases of a run with members by their own clocks; those of a process share one stream a phase."""
+    """The phases of a run whose members share what they load; those of a process share one stream a phase."""
 
     _known: dict[str, MultirateStream] = field(default_factory=dict[str, MultirateStream])
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -58,6 +58,8 @@ class ClockedPhases:
         def ask(position: int) -> PeerGroup | None:
             if among is None:
                 return _peer_group(context, clocks.plan, position, place, patience)
+            if among.count > 1 and clocks.plan.shared is None:
+                refuse_group(schedule, phase.name)
             return PeerGroup(among, position, tuple(range(among.count)))  # one member each, at the same unit
 
         terms = StreamOptions(ask, patience, workers)
@@ -74,16 +76,24 @@ def _peer_group(
     """
     machine, members = context.machine, plan.schedule.axis(plan.clock).size
     host = this_host()
-    facts = [plan.schedule.plan_digest, plan.phase, "own clocks"]
+    facts = [plan.schedule.plan_digest, plan.phase, "one by one"]
     if machine.layout == "global":
         facts.append(host)
     peers = machine.peers("\0".join(facts), host, position * members + member, timeout)
     if peers is None:
         return None
-    read = next(op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, ir.Read) and op.clock)
-    blame = Blame(f"load {read.source} over {plan.clock}", read.span, plan.schedule.file)
-    joined = carried_group(machine, peers, "all_shared", blame, read.hints.on_failure or "stop", timeout)
-    return PeerGroup(joined, min(peers.places) // members, tuple(place % members for place in peers.places))
+    ops = plan.schedule.phase(plan.phase).ops
+    reads = [op for op in ops if isinstance(op, ir.Read)]
+    failures = {op.hints.on_failure for op in ops if isinstance(op, ir.Read | ir.Share)}
+    on_failure = "continue" if "continue" in failures else "stop"
+    first, share = next((op for op in reads if op.clock), reads[0]), plan.share
+    blame = Blame(f"load {first.source} over {plan.clock}", first.span, plan.schedule.file)
+    held = tuple(place % members for place in peers.places)
+    design, readers = ("all_shared", None) if share is None else (share.design, share.readers)
+    if readers is not None:  # of the members of this host there may be none
+        readers = max(1, sum(member < readers for member in held))
+    joined = carried_group(machine, peers, design, blame, on_failure, timeout, readers)
+    return PeerGroup(joined, min(peers.places) // members, held)
 
 
 class MultirateBatches(Iterator[dict[str, Any]]):

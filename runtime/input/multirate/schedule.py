@@ -1,8 +1,10 @@
-"""Members by their own clocks, as schedules: what is made once for all of them, in units, and what each adds.
+"""Members that take their batches one by one, as schedules: what is made once for all, and what each adds.
 
 A phase whose load says `batch [32, 32, 64] over member` becomes two. In the one a batch is a unit, as many
 records as divide every member's batch, and holds what is the same for all members: the load, and the host
 maps after it that are neither random nor `per`. In the other one member takes some units at each step.
+
+Where one clock holds for all, and they share a value, a unit is a whole batch up to what the plan shares.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from dataclasses import dataclass
 import msgspec
 
 from commplan.diagnostics import fail
+from commplan.input.order import Order, phase_steps
 from commplan.input.rates import PREFETCH, Rates, rates
 from commplan.ir.def_use import DefUse
-from commplan.ir.plan import Ref
+from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import (
     Binding,
     Map,
@@ -49,6 +52,17 @@ class ClockPlan:
     rates: Rates
     shared: Phase | None
 
+    @property
+    def is_paced(self) -> bool:
+        """Whether members have clocks of their own; else each step of a member is one unit."""
+        return clocked(self.schedule.phase(self.phase)) is not None
+
+    @property
+    def share(self) -> Share | None:
+        """The first stage that shares, and how; None where nothing is shared."""
+        ops = self.shared.ops if self.shared is not None else ()
+        return next((op for op in ops if _shares(op, self.clock)), None)
+
     def member(self, place: int, *, alone: bool = False) -> Schedule:
         """The schedule of member `place`, with its own batch size. alone: it reads everything itself."""
         own = self.schedule.phase(self.phase)
@@ -66,7 +80,7 @@ class ClockPlan:
         """The schedule whose batches are units, the same for every axis; None where nothing is shared."""
         if self.shared is None:
             return None
-        ahead = [op for op in self.shared.ops if isinstance(op, Share) and op.axes == (self.clock,)]
+        ahead = [op for op in self.shared.ops if isinstance(op, Share) and _shares(op, self.clock)]
         made_of = DefUse(self.shared.ops).behind(op.result for op in ahead)
         ops = [self._unit(op) if isinstance(op, Read) else op for op in made_of]
         refs = {ref for op in ops for ref in results(op)}
@@ -82,8 +96,11 @@ class ClockPlan:
         return msgspec.structs.replace(read, batch=(unit,), clock=None, split=(), count=None)
 
     def epoch(self, sources: Mapping[str, Source]) -> int:
-        """Units of an epoch: as many as the member that takes most of them takes."""
+        """Units of an epoch: as many as the member that takes most of them takes; of one clock, its steps."""
         reads = [op for op in self.schedule.phase(self.phase).ops if isinstance(op, Read)]
+        if not self.is_paced:
+            orders = [Order(len(sources[r.source]), r.batch[0], r.seed, r.visit, r.tail) for r in reads]
+            return phase_steps(orders)
         return max(
             rates(batches(op, self.clock, self.schedule)).epoch(len(sources[op.source]), op.visit, op.tail)
             for op in reads
@@ -99,20 +116,32 @@ def clocked(phase: Phase) -> str | None:
     return next((op.clock for op in phase.ops if isinstance(op, Read) and op.clock), None)
 
 
+def taken_apart(schedule: Schedule, phase: Phase) -> str | None:
+    """The ensemble whose members take `phase` one by one from a common stream: by clocks of their own, or
+    because they share a value; None where each reads for itself."""
+    ensembles = [axis.name for axis in schedule.axes if axis.kind is AxisKind.ENSEMBLE]
+    sharing = (name for name in ensembles if any(_shares(op, name) for op in phase.ops))
+    return clocked(phase) or next(sharing, None)
+
+
+def _shares(op: Op, clock: str) -> bool:
+    return isinstance(op, Share) and op.axes == (clock,) and op.design != "duplicate"
+
+
 def batches(read: Read, clock: str, schedule: Schedule) -> tuple[int, ...]:
     """The batch size of every member."""
     return read.batch if read.clock == clock else read.batch * schedule.axis(clock).size
 
 
 def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
-    """How members go through phase `name`, which has loads by their own clocks.
+    """How members go through phase `name`, whose loads they share or take by their own clocks.
 
     Errors: CP0945 where the members' batch sizes of two loads are not in proportion.
     """
     phase = schedule.phase(name)
-    clock = clocked(phase)
+    clock = taken_apart(schedule, phase)
     if clock is None:
-        raise ValueError(f"phase {name!r} has one clock")
+        raise ValueError(f"the members of phase {name!r} have nothing in common")
     reads = [op for op in phase.ops if isinstance(op, Read)]
     prefetch = max((op.hints.prefetch for op in phase.ops if isinstance(op, Read | Map) if op.hints.prefetch),
                    default=PREFETCH)  # fmt: skip
@@ -131,7 +160,32 @@ def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
                 span=read.span,
                 file=schedule.file,
             )
+    if clocked(phase) is None:
+        return ClockPlan(schedule, name, clock, costs[0], _as_planned(schedule, phase, clock))
     return ClockPlan(schedule, name, clock, costs[0], _shared(schedule, phase, clock))
+
+
+def _as_planned(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
+    """`phase` with those of its stages that share which have a slot: records of variable length have none.
+
+    None where no other value is shared.
+    """
+    types: dict[Ref, Element] = {}
+    uses = DefUse(phase.ops)
+    for op in uses.behind(op.result for op in phase.ops if isinstance(op, Share) and _shares(op, clock)):
+        if isinstance(op, Read | Map | Share):
+            types |= record_types(schedule, op, types)
+    texts = {
+        op.result: op.operand
+        for op in phase.ops
+        if isinstance(op, Share) and _shares(op, clock) and isinstance(types[op.result], BytesType)
+    }
+    if any(isinstance(uses.maker(ref), Map) for ref in texts.values()):
+        return None
+    ops = tuple(
+        substitute(op, texts) for op in phase.ops if not (isinstance(op, Share) and op.result in texts)
+    )
+    return msgspec.structs.replace(phase, ops=ops) if any(_shares(op, clock) for op in ops) else None
 
 
 def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:

@@ -1,4 +1,4 @@
-"""Members by their own clocks: one stream of small units, which each member takes at its own pace.
+"""Members that share: one stream of units, which each member takes at its own pace.
 
 The stream is a window on the order of records: units are made ahead as far as the slowest member leaves room,
 and go when it has passed them. Nobody is skipped: a member that would run too far ahead waits. A member that
@@ -195,6 +195,8 @@ class MultirateStream:
             while slow := self._slow(hand, high):
                 if not wait:
                     return None
+                if self._let_go(hand, slow):
+                    continue
                 self._check(hand, slow, waited, lasting)
                 waited += self._wait(hand, slow)
             if high > self._asked:
@@ -344,11 +346,9 @@ class MultirateStream:
         by the thread that waits with a_i+1. Then each a_i is out of reach of b_i, and each a_i+1 is within
         reach of b_i, or its thread would be told: added up over the ring, these distances contradict.
         """
-        caller, clock, member = threading.current_thread(), self.plan.clock, hand.member
+        clock, member = self.plan.clock, hand.member
         for other in slow:
-            if other.driver is caller or (
-                other.driver is None and other.maker is caller and self._alone(caller)
-            ):
+            if self._is_own(other):
                 self._fail(
                     "CP0946",
                     f"member {member} of `{clock}` would wait for member {other.member},"
@@ -376,6 +376,28 @@ class MultirateStream:
                 member, clock, waited, names, self.plan.rates.bound,
             )  # fmt: skip
 
+    def _is_own(self, other: Consumer) -> bool:
+        """Whether nobody but the calling thread would drive `other`."""
+        caller = threading.current_thread()
+        return other.driver is caller or (
+            other.driver is None and other.maker is caller and self._alone(caller)
+        )
+
+    def _let_go(self, hand: Consumer, slow: Sequence[Consumer]) -> bool:
+        """Where one clock holds for all, a thread that takes one member's batches after another's goes on:
+        what the others have not taken they read by themselves (the lock is held). Whether that makes room."""
+        own = [other for other in slow if self._is_own(other)] if not self.plan.is_paced else []
+        for other in own:
+            other.holding = False
+            LOG.warning(
+                "member %d of `%s` goes on without member %d, which the same thread drives and which is"
+                " %d records behind: that one reads for itself until it has caught up",
+                hand.member, self.plan.clock, other.member, self._distance(hand, other),
+            )  # fmt: skip
+        if own:
+            self._advance()
+        return bool(own)
+
     def _alone(self, caller: threading.Thread) -> bool:
         """Whether no other thread is there that might come to drive a member."""
         blocked = {hand.driver for hand in self._hands.values() if hand.waits}
@@ -390,7 +412,8 @@ class MultirateStream:
 
     def _fail(self, code: str, message: str, hand: Consumer, other: Consumer, fix: str) -> NoReturn:
         plan = self.plan
-        read = next(op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read) and op.clock)
+        reads = [op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)]
+        read = next((op for op in reads if op.clock), reads[0])
         fail(
             code,
             message,

@@ -96,11 +96,11 @@ class Segment:
 
     def locked(self, byte: int) -> bool:
         """Whether another process holds the lock on `byte`."""
-        return self.descriptor >= 0 and _is_locked(self.descriptor, byte)
+        return self.descriptor >= 0 and is_locked(self.descriptor, byte)
 
     def lock(self, byte: int) -> bool:
         """Lock `byte` until this process ends or closes the segment; False where another process has it."""
-        return self.descriptor >= 0 and _lock(self.descriptor, byte)
+        return self.descriptor >= 0 and lock_byte(self.descriptor, byte)
 
     def sealed(self) -> bool:
         """Whether all have joined."""
@@ -131,9 +131,19 @@ def _flock(kind: int, byte: int) -> bytes:
     return struct.pack(_FLOCK, byte, 1, 0, kind, os.SEEK_SET)
 
 
-def _is_locked(descriptor: int, byte: int) -> bool:
+def is_locked(descriptor: int, byte: int) -> bool:
     """Whether another process holds the lock on `byte`."""
     return _asked(descriptor, byte)[0 if _LINUX else 3] != fcntl.F_UNLCK
+
+
+def unlock_byte(descriptor: int, byte: int) -> None:
+    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)
+
+
+def lock_holder(descriptor: int, byte: int) -> int:
+    """The number of the other process that holds the lock on `byte`; 0 where none does."""
+    answer = _asked(descriptor, byte)
+    return max(0, answer[4 if _LINUX else 2]) if answer[0 if _LINUX else 3] != fcntl.F_UNLCK else 0
 
 
 def _asked(descriptor: int, byte: int) -> tuple[int, ...]:
@@ -142,7 +152,8 @@ def _asked(descriptor: int, byte: int) -> tuple[int, ...]:
     return struct.unpack(_FLOCK, answer)
 
 
-def _lock(descriptor: int, byte: int) -> bool:
+def lock_byte(descriptor: int, byte: int) -> bool:
+    """Lock `byte` until this process ends or closes the file; False where another process has it."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
     except OSError:
@@ -198,7 +209,7 @@ def clean(folder: Path, prefix: str) -> list[Path]:
         except OSError:
             continue
         try:
-            if os.fstat(descriptor).st_uid == os.getuid() and not _is_locked(descriptor, _MAKER):
+            if os.fstat(descriptor).st_uid == os.getuid() and not is_locked(descriptor, _MAKER):
                 path.unlink(missing_ok=True)
                 removed.append(path)
         finally:
@@ -248,8 +259,8 @@ def _made(wanted: Wanted, path: Path, index: int) -> Segment:
     try:
         descriptor = _nameless(path)
         allocate(descriptor, 0, wanted.nbytes)
-        _lock(descriptor, _MAKER)
-        _lock(descriptor, 1 + index)
+        lock_byte(descriptor, _MAKER)
+        lock_byte(descriptor, 1 + index)
         data = mmap.mmap(descriptor, wanted.control)
         header = _MAGIC + struct.pack("<II", _VERSION, 0)
         data[: len(header)] = header
@@ -327,7 +338,7 @@ def _try(wanted: Wanted, path: Path, index: int) -> Segment | None:
         if (
             status.st_uid != os.getuid()
             or status.st_size < mmap.PAGESIZE
-            or not _is_locked(descriptor, _MAKER)
+            or not is_locked(descriptor, _MAKER)
         ):
             return None
         head = os.pread(descriptor, mmap.PAGESIZE, 0)
@@ -337,7 +348,7 @@ def _try(wanted: Wanted, path: Path, index: int) -> Segment | None:
         if unlike:
             os.pwrite(descriptor, struct.pack("<I", unlike << 20 | index + 1), _REFUSED_AT)
             wanted.blame.fail("CP0922", *_told_apart(wanted, index, unlike))
-        if not _lock(descriptor, 1 + index):
+        if not lock_byte(descriptor, 1 + index):
             wanted.blame.fail("CP0921", f"there is another process {index} in this run")
         data = mmap.mmap(descriptor, wanted.control)
         keep = True

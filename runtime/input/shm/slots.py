@@ -44,14 +44,14 @@ if CAN_LEND:
     )  # fmt: skip
 
 
-def _mapped(nbytes: int, flags: int, descriptor: int, offset: int) -> int:
+def mapped(nbytes: int, flags: int, descriptor: int, offset: int) -> int:
     address = _LIBC.mmap(None, nbytes, _READ_WRITE, flags, descriptor, offset)
     if address is None or address == _NOWHERE:
         raise OSError(ctypes.get_errno(), "memory cannot be mapped")
     return address
 
 
-def _owner(address: int, nbytes: int, pinning: Pinning | None = None) -> Root:
+def owner_of(address: int, nbytes: int, pinning: Pinning | None = None) -> Root:
     """The mapping as bytes; it is unmapped when the last view of them is gone.
 
     Mapped by the system's own call: Python's `mmap` opens the file a second time, and closing that lets go of
@@ -73,7 +73,7 @@ def copy_on_recall(address: int, nbytes: int) -> None:
 
     Readers of the old pages see the same bytes before, meanwhile and after. Raises OSError.
     """
-    fresh = _mapped(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    fresh = mapped(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     ctypes.memmove(fresh, address, nbytes)
     if _LIBC.mremap(fresh, nbytes, nbytes, _MOVE_TO, address) != address:
         error = OSError(ctypes.get_errno(), "pages cannot be exchanged")
@@ -112,10 +112,10 @@ class Slots:
         self._owners = [self._fresh(place) for place in range(self.count)]
 
     def _fresh(self, place: int) -> Root:
-        address = _mapped(self.nbytes, mmap.MAP_SHARED, self.descriptor, self.start + place * self.nbytes)
+        address = mapped(self.nbytes, mmap.MAP_SHARED, self.descriptor, self.start + place * self.nbytes)
         if self.pinning is not None:
             self.pinning.pin(address, self.nbytes)
-        return _owner(address, self.nbytes, self.pinning)
+        return owner_of(address, self.nbytes, self.pinning)
 
     def memory(self, number: int) -> Root:
         """The slot of batch `number`, to write to."""

@@ -138,16 +138,30 @@ class BatchBuilder:
                 continue
             self.maker.look_up(state, self.epoch, self.step)
             rows, division = len(state.rows), exchange.division(place, self.number)
-            state.valid = self.moved[validity(state.flow)][:, :rows].view(bool)
-            for part in (part for process in processes for part in division.of(process)):
-                low, high = division.part(rows, part)
-                state.valid[:, low:high] = True
-                for read in state.flow.reads:
-                    for row, coords in enumerate(self.maker.program.variants(read.per)):
-                        ids = state.records[read.result, coords]
-                        self.moved[identity(read)][row, low:high] = ids[low:high]
-                tasks[place] += self._tasks(state, True, low, high)
+            parts = (part for process in processes for part in division.of(process))
+            tasks[place] = self._fill(state, [division.part(rows, part) for part in parts])
         return self._joined(tasks)
+
+    def whole(self, moved: Mapping[Ref, Array]) -> list[Task]:
+        """What fills all rows of what travels, in `moved`, where one maker makes them."""
+        self.moved = moved
+        each = (
+            self._fill(state, [(0, len(state.rows))]) if state.flow.moved else [] for state in self.states
+        )
+        return self._joined(list(each))
+
+    def _fill(self, state: FlowState, runs: Sequence[tuple[int, int]]) -> list[Task]:
+        """What fills some runs of the rows of a flow; which records they hold is written here."""
+        rows, tasks = len(state.rows), list[Task]()
+        state.valid = self.moved[validity(state.flow)][:, :rows].view(bool)
+        for low, high in runs:
+            state.valid[:, low:high] = True
+            for read in state.flow.reads:
+                for row, coords in enumerate(self.maker.program.variants(read.per)):
+                    ids = state.records[read.result, coords]
+                    self.moved[identity(read)][row, low:high] = ids[low:high]
+            tasks += self._tasks(state, True, low, high)
+        return tasks
 
     def publish(self, error: BaseException | None) -> None:
         """The first stage is over; `error` is what went wrong in it."""

@@ -1,0 +1,88 @@
+"""`commplan.join`: programs that were started by themselves share the input of one host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from commplan.api import Plan, Program, load
+from commplan.diagnostics import fail
+from commplan.ir.plan import AxisKind
+from commplan.ir.schedule import Schedule
+from commplan.runtime.input.feeds.directory import check_name
+from commplan.runtime.input.feeds.feed import Feed
+from commplan.runtime.input.feeds.memory import MEMBERS
+from commplan.runtime.input.multirate.schedule import clock_plan, taken_apart
+from commplan.runtime.input.wait_log import PATIENCE_S
+
+
+def join(
+    name: str,
+    plan: str | Path | Plan | Program,
+    *,
+    sources: Mapping[str, Any],
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    member: int | None = None,
+    state: Mapping[str, int] | None = None,
+    phase: str = "step",
+    batch: int | None = None,
+    timeout: float = PATIENCE_S,
+) -> Feed:
+    """Take part in the feed `name` of this host and user: read and decode each record once for all its
+    members.
+
+    Any process, at any time; without JAX, MPI or a launcher. The first one begins the feed, and others must
+    bring the same plan, sources and functions. Iterate over what is returned, an epoch at a time: each
+    batch is a mapping from names to NumPy arrays that show the shared memory, read-only and without a copy.
+
+    name: letters, digits, `-`, `_` and `.`. plan: the path of a plan, or one that is loaded or compiled;
+    its ensemble is who comes. sources, functions: by the plan's names; sources are compared by length, and
+    by their attribute `key` where they have one, functions by name and source. member: which member of the
+    ensemble this one is, by default the first that is free: what is `per` member, such as random functions,
+    depends on it. state: what `feed.state()` returned, to go on there. Without it one who comes late begins
+    with the next epoch that nobody has begun, or at once where all loads are `at_least_once`. phase: of the
+    plan. batch: records of a step of this member, a multiple of the plan's. timeout: seconds to wait for
+    another member, or for who makes a unit, before that is an error that names it.
+
+    Errors: CP0922 for a plan, sources or functions that are not those of the feed; CP0928 for a name,
+    CP0929 for a member that is there already, CP0930 where there is nothing to share, CP0931 for a batch
+    that is no multiple, CP0932 for what a device would make; CP09xx as for other batches. CP0947 by `next`,
+    where another member was waited for too long; it may be caught, and `next` called again.
+    """
+    check_name(name)
+    schedule = _compiled(plan)
+    if phase not in [each.name for each in schedule.phases]:
+        known = ", ".join(f"`{each.name}`" for each in schedule.phases) or "none"
+        fail("CP0817", f"the plan has no phase `{phase}`", f"it has: {known}", file=schedule.file)
+    shared = schedule.phase(phase)
+    if taken_apart(schedule, shared) is None:
+        fail(
+            "CP0930",
+            f"phase `{phase}` shares nothing between members",
+            "a feed shares what is the same for all members of an ensemble: `ensemble member = ?`",
+            span=shared.span,
+            file=schedule.file,
+        )
+    return Feed(
+        name, clock_plan(schedule, phase), sources, dict(functions or {}),
+        member=member, state=state, batch=batch, timeout=timeout,
+    )  # fmt: skip
+
+
+def _compiled(plan: object) -> Schedule:
+    """The schedule of a plan with as many members as may come, where it does not say, and else one of
+    everything."""
+    if isinstance(plan, Program):
+        return plan.schedule
+    if isinstance(plan, str | Path):
+        plan = load(plan)
+    if not isinstance(plan, Plan):
+        fail("CP0928", f"a plan is a path, or what commplan.load returns, not a {type(plan).__name__}")
+    ensembles = [axis.name for axis in plan.graph.axes if axis.kind is AxisKind.ENSEMBLE]
+    axes = {
+        axis.name: (MEMBERS if axis.name in ensembles[:1] else 1)
+        for axis in plan.graph.axes
+        if axis.size is None
+    }
+    return plan.compile(axes=axes).schedule

@@ -1,0 +1,127 @@
+"""Where feeds are found: among the open files of this user's processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from commplan.diagnostics import fail
+from commplan.runtime.input.shm.segment import default_folder
+from commplan.wait import Wait, until
+
+_PREFIX = "commplan-feed-"
+_LINK = re.compile(rf"/memfd:{_PREFIX}([A-Za-z0-9_.-]+)(?: \(deleted\))?")
+_MEET_S = 60.0  # seconds for another process to come or leave, which takes milliseconds
+HAS_FEEDS = sys.platform.startswith("linux") and hasattr(os, "memfd_create")
+
+
+class Found(NamedTuple):
+    """A file of memory that a process has open. key: what tells it from others. path: opens it."""
+
+    name: str
+    key: tuple[int, int]
+    path: str
+
+
+def check_name(name: object) -> str:
+    """`name`, if a feed may be so called here. Raises CP0928."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
+        fail("CP0928", f"a feed is named with letters, digits and `-_.`, up to 100 of them, not {name!r}")
+    if not HAS_FEEDS:
+        fail(
+            "CP0928", f"feeds need Linux, and this is {sys.platform}", "run.batches shares between processes"
+        )
+    return name
+
+
+def fresh(name: str, nbytes: int) -> int:
+    """A new file of memory for the feed `name`, of `nbytes`. Raises OSError."""
+    descriptor = os.memfd_create(f"{_PREFIX}{name}", os.MFD_CLOEXEC)
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def found(name: str | None = None) -> Iterator[Found]:
+    """The memory of the feed `name` (None: of all feeds) that processes of this user have open, each once.
+
+    The files of other users' processes cannot be read, and are not looked at where they can.
+    """
+    seen: set[tuple[int, int]] = set()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid != os.getuid():
+                continue
+            for file in os.scandir(f"{entry.path}/fd"):
+                with contextlib.suppress(OSError):
+                    link = _LINK.fullmatch(str(Path(file.path).readlink()))
+                    if link is None or name not in (None, link[1]):
+                        continue
+                    status = Path(file.path).stat()
+                    key = (status.st_dev, status.st_ino)
+                    if status.st_uid == os.getuid() and key not in seen:
+                        seen.add(key)
+                        yield Found(link[1], key, file.path)
+
+
+@contextlib.contextmanager
+def meeting() -> Generator[None]:
+    """No other process of this user comes to a feed, or makes one, while this runs.
+
+    A lock on a folder that is there for so long alone; the kernel lets go of it with the process. Raises
+    CP0928 where another process holds it for a minute: it is stopped, or was interrupted there.
+    """
+
+    def late(_: float) -> NoReturn:
+        fail("CP0928", f"another process has been joining a feed for {_MEET_S:g} s", "is one stopped?")
+
+    descriptor, path = until(lambda seconds: _locked(), Wait(_MEET_S, late, slice_s=0.01))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        os.close(descriptor)
+
+
+def _locked() -> tuple[int, Path] | None:
+    """The folder, locked and still there; None where another process has it.
+
+    Nobody but this user can read it or put anything into it. Where another user has made one of its name,
+    which anybody can, the next name is taken.
+    """
+    base = default_folder() / f"commplan-{os.getuid()}"
+    for number in range(1000):
+        path = base.with_name(f"{base.name}.{number}") if number else base
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(0o700)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            continue
+        status = os.fstat(descriptor)
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            os.close(descriptor)
+            continue
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(path.stat(), status):
+                return descriptor, path
+        os.close(descriptor)
+        return None
+    return fail("CP0928", f"no folder of this user can be made in {str(base.parent)!r}")

@@ -1,0 +1,499 @@
+"""One member's batches of a feed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import msgspec
+
+from commplan.diagnostics import fail
+from commplan.input.prefetch import KEEP
+from commplan.input.rates import rates
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Op, Read, Schedule
+from commplan.recorder.blame import process_state
+from commplan.runtime.input.accounting import Meter, Summary, merged
+from commplan.runtime.input.epoch_iterator import EpochIterator
+from commplan.runtime.input.feeds.attachment import Attachment, attached, place_of
+from commplan.runtime.input.feeds.batch import Batch
+from commplan.runtime.input.feeds.facts import facts_of
+from commplan.runtime.input.feeds.handed import OneUnit, handed_out, is_one_unit
+from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
+from commplan.runtime.input.feeds.memory import ALONE, HOLDS, IDLE_S
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.iterator import (
+    block_of,
+    called_functions,
+    epoch_steps,
+    fingerprint,
+    hints,
+    orders,
+    restored,
+)
+from commplan.runtime.input.layout import Array
+from commplan.runtime.input.multirate.batches import fill
+from commplan.runtime.input.multirate.schedule import OWN, ClockPlan, batches
+from commplan.runtime.input.program import EpochCursor, host_program
+from commplan.runtime.input.shm.shm_control import LOOK_S, cores_of
+from commplan.runtime.input.shm.slots import CompletionCounter
+from commplan.runtime.input.sources import files
+from commplan.runtime.input.stages.batch_builder import BatchFactory
+from commplan.runtime.input.stages.records import stages
+from commplan.runtime.input.visit_check import Checks
+from commplan.runtime.input.wait_log import LOG, WaitReporter
+from commplan.wait import Wait, check_seconds, outcome
+
+
+class Feed(EpochIterator):
+    """What `commplan.join` returns: one member's batches, one epoch per `iter()`, as `Batch`.
+
+    Several feeds of one process share its threads, and each is driven by a thread of its own or in turn. It
+    ends with `close`, with a `with` block, when it is collected and when the interpreter exits; the others
+    no longer wait for it. `.member` is its place.
+    """
+
+    _patient = ("CP0946", "CP0947")
+
+    def __init__(
+        self, name: str, plan: ClockPlan, sources: Mapping[str, Any], functions: Mapping[str, Callable[...,
+        Any]], *, member: int | None, state: Mapping[str, int] | None, batch: int | None, timeout: float,
+    ) -> None:  # fmt: skip
+        super().__init__(plan.phase)
+        check_seconds("CP0928", "timeout", timeout)
+        schedule, phase = plan.schedule, plan.schedule.phase(plan.phase)
+        reads = [op for op in phase.ops if isinstance(op, Read)]
+        bound = files.bound(schedule, sources, list(dict.fromkeys(op.source for op in reads)))
+        most = schedule.axis(plan.clock).size
+        if member is not None and not (isinstance(member, int) and 0 <= member < most):
+            fail("CP0929", f"`{plan.clock}` has no member {member!r}", f"its members are 0 to {most - 1}")
+        self.name, self._plan, self._timeout = name, plan, timeout
+        maker = UnitMaker(plan, bound, functions, self._order_of(plan, bound))
+        unit = maker.program.flows[0].batch
+        facts = facts_of(name, plan, unit, maker, bound, sources, functions)
+        ahead, cores = hints(maker.program)
+        share = plan.share
+        readers = share.readers if share is not None and share.readers else len(cores_of())
+        first = self._first_unit(plan, bound, member or 0, batch, state, maker, unit)
+        with attached(
+            facts, plan, maker, first=first, ahead=ahead, readers=readers, cores=min(cores, len(cores_of()))
+        ) as (attachment, begun):
+            self._memory, self._maker = attachment.memory, attachment.maker
+            with attachment.memory.locked():
+                self.member = place_of(attachment, member, most)
+                try:
+                    self._enter(bound, functions, batch, state, attachment, begun)
+                except BaseException:
+                    attachment.memory.unlock_member(self.member)
+                    raise
+            attachment.members.add(self.member)
+        self._attachment = attachment
+        attachment.idle[self.member] = _weakly(self)
+        self._closing = weakref.finalize(self, _close, attachment, self.member, self._slots, os.getpid())
+
+    # --- coming ---
+
+    def _order_of(self, plan: ClockPlan, bound: Mapping[str, files.Source]) -> int:
+        units = plan.units
+        if units is None:
+            fail(
+                "CP0930",
+                f"the members of `{plan.clock}` have nothing in common in phase `{plan.phase}`",
+                "a feed shares what is the same for all members and has a size: not bytes, and nothing that"
+                " is shared `via duplicate`",
+                span=plan.schedule.phase(plan.phase).span,
+                file=plan.schedule.file,
+            )
+        program = host_program(units, plan.phase, None, apart=True)
+        return fingerprint(program, orders(program, bound))
+
+    def _first_unit(
+        self, plan: ClockPlan, bound: Mapping[str, files.Source], member: int, batch: int | None,
+        state: Mapping[str, int] | None, maker: UnitMaker, unit: int,
+    ) -> int:  # fmt: skip
+        """Where this member begins if it is the first; what is wrong with its own arguments is raised
+        here."""
+        each = units_of(plan, member, batch, unit)
+        program = host_program(of_member(plan, member, each), plan.phase, {plan.clock: (member,)}, apart=True)
+        mine = orders(program, bound)
+        steps = epoch_steps(program, mine)
+        epoch, step = restored(program, mine, state, steps, fingerprint(program, mine))
+        return epoch * maker.epoch + step * each
+
+    def _enter(
+        self, bound: Mapping[str, files.Source], functions: Mapping[str, Callable[..., Any]], batch: int |
+        None, state: Mapping[str, int] | None, attachment: Attachment, begun: bool,
+    ) -> None:  # fmt: skip
+        """Become a member (under the feed's lock)."""
+        plan, memory, member = self._plan, self._memory, self.member
+        self._each = each = units_of(plan, member, batch, memory.header.get("unit"))
+        local = {plan.clock: (member,)}
+        program = self._program = host_program(of_member(plan, member, each), plan.phase, local, apart=True)
+        self._wanted = handed_out(program)
+        mine, self._meter = orders(program, bound), Meter(plan.phase, plan.schedule.plan)
+        steps, order = epoch_steps(program, mine), fingerprint(program, mine)
+        place = restored(program, mine, state, steps, order)
+        if state is None and not begun:
+            place = self._next_place(mine, steps)
+        self._start(*place, steps=steps, order=order)
+        called = called_functions(program, functions)
+        stage_of = stages(program, bound, called, self._meter)
+        _, cores = hints(program)
+        self._factory = BatchFactory(
+            program, mine, stage_of, self._meter, block_of(program, cores), course=EpochCursor(0, 0, steps)
+        )
+        own = [op for flow in program.flows for op in flow.after]
+        self._pool = ThreadPoolExecutor(cores, f"commplan-{self.name}-own") if own else None
+        self._one_unit = OneUnit(program, mine) if is_one_unit(program, each) else None
+        self._checks = Checks(program, mine, steps, place[1], self._meter)
+        self._slots = attachment.slots()
+        process, returns = self._process, CompletionCounter(lambda upto: memory.pass_on(member, upto))
+        self._returns = returns
+
+        def returned(unit: int) -> None:  # holds nothing that holds this object
+            if os.getpid() == process:  # what a forked one drops is still shown here
+                returns.add(unit)
+
+        self._slots.returned = returned
+        words = memory.members[member]
+        values = {
+            "pid": os.getpid(), "process": memory.process + 1, "batch": program.flows[0].batch,
+            "since": time.monotonic_ns(),
+            **dict.fromkeys(("records", "waited_ns", "wanted", "alone", "armed", "idle_since"), 0),
+        }  # fmt: skip
+        for name, value in values.items():
+            words.set(name, value)
+        self._attach()
+
+    def _next_place(self, mine: Mapping[Ref, Any], steps: int) -> tuple[int, int]:
+        """Where one who comes late begins: with the next epoch; at once where an epoch may be begun
+        anywhere."""
+        next_unit, epoch = self._memory.header.get("next"), self._maker.epoch
+        if all(order.visit == "at_least_once" for order in mine.values()):
+            begun, inside = divmod(next_unit, epoch)
+            step = -(-inside // self._each)
+            return (begun, step) if step < steps else (begun + 1, 0)
+        return -(-next_unit // epoch), 0
+
+    def _attach(self) -> None:
+        """From where on units are kept for this member (under the feed's lock).
+
+        From its own place where nothing of it has gone; else from the next unit, and it reads by itself
+        what comes before, while the others wait for it as for any other member. Where it is more than an
+        epoch behind they do not.
+        """
+        memory, words = self._memory, self._memory.members[self.member]
+        place, following = self._position(self._place), memory.header.get("next")
+        kept = place if memory.is_kept(place) else following
+        self._from: int | None = kept if kept - place <= self._maker.epoch else None
+        if self._from is None:
+            words.set("position", place)
+            words.set("state", ALONE)
+            return
+        self._returns.upto = kept
+        words.set("position", kept)
+        words.set("state", HOLDS)
+        if kept > place:
+            LOG.warning(
+                "member %d of feed %r is %d records behind: it reads them by itself", self.member, self.name,
+                (kept - place) * memory.header.get("unit"),
+            )  # fmt: skip
+
+    def _position(self, place: int) -> int:
+        """The first unit of the batch at `place`."""
+        epoch, step = divmod(place, self._steps)
+        return epoch * self._maker.epoch + step * self._each
+
+    # --- taking ---
+
+    def __iter__(self) -> Feed:
+        super().__iter__()
+        if self._closing.alive:
+            self._begin()
+        return self
+
+    def __next__(self) -> Batch:
+        return self.take(self._item)
+
+    def _begin(self) -> None:
+        """The member begins an epoch, or goes on with it."""
+        memory, words = self._memory, self._memory.members[self.member]
+        armed = self._place // self._steps + 1
+        if words.get("armed") < armed:
+            words.set("armed", armed)
+            memory.ring("taken")
+        if self._from is None:
+            with memory.locked():
+                self._attach()
+        words.set("idle_since", 0)
+
+    def _item(self, batch: HostBatch) -> Batch:
+        arrays = {name: batch.values[ref][0] if per else batch.values[ref] for name, ref, per in self._wanted}
+        return Batch(arrays, batch.epoch, batch.step)
+
+    def _await_due(self) -> HostBatch:
+        if self._due is None:
+            self._attachment.drivers[self.member] = threading.get_ident()
+            words = self._memory.members[self.member]
+            if self._from is None or words.get("idle_since") or words.get("armed") <= self._armed:
+                self._begin()
+            self._due = self._taken()
+        return self._due
+
+    def _pass_on(self, place: int) -> None:
+        words, first = self._memory.members[self.member], self._position(place - 1)
+        words.set("records", words.get("records") + self._each * self._memory.header.get("unit"))
+        if self._from is not None:
+            for unit in range(max(first + self._each, self._from), self._position(place)):
+                self._returns.add(unit)  # which others take, and this member passes over
+        if place // self._steps > self._armed:
+            words.set("idle_since", time.monotonic_ns())
+
+    def _taken(self) -> HostBatch:
+        asked, (epoch, step) = time.perf_counter(), divmod(self._place, self._steps)
+        batch, ready = None, True
+        if self._one_unit is not None and self._is_kept(epoch, step):
+            views, ready = self._lent(epoch * self._maker.epoch + step)
+            batch = self._one_unit.batch(views, epoch, step, self._place) or self._composed([views])
+        if batch is None:
+            units, ready = self._units(epoch, step)
+            batch = self._composed(units)
+        self._meter.handed_out(int(ready), time.perf_counter() - asked, first=step == 0)
+        return batch
+
+    def _units(self, epoch: int, step: int) -> tuple[list[Mapping[Ref, Array]], bool]:
+        """The units of a batch, and whether all were there at once; those that have gone are made here."""
+        flow, first = self._program.flows[0], step * self._each
+        rows = self._factory.orders[flow.reads[0].result].rows(step)
+        units: list[Mapping[Ref, Array]] = []
+        ready, words = True, self._memory.members[self.member]
+        for inside in range(first, first - (-rows // (flow.batch // self._each))):
+            if self._is_kept(epoch, inside):
+                views, at_once = self._lent(epoch * self._maker.epoch + inside)
+                units.append(views)
+                ready = ready and at_once
+            else:
+                units.append(self._maker.alone(epoch, inside))
+                words.set("alone", words.get("alone") + 1)
+        return units, ready
+
+    def _is_kept(self, epoch: int, inside: int) -> bool:
+        """Whether a unit is one that others wait for this member to take."""
+        length = self._maker.epoch
+        return self._from is not None and inside < length and epoch * length + inside >= self._from
+
+    def _composed(self, units: Sequence[Mapping[Ref, Array]]) -> HostBatch:
+        """A batch from its units, and what this member does for itself."""
+        making = self._factory.batch(self._place)
+        moved = {ref for flow in self._program.flows for ref in flow.moved}
+        units = [{ref: array[0] if ref in moved else array for ref, array in unit.items()} for unit in units]
+        making.moved = {
+            ref: array
+            for state in making.states
+            if state.flow.moved
+            for ref, array in fill(state, units, state.flow.batch // self._each).items()
+        }
+        tasks = making.second()
+        if self._pool is None:
+            for task in tasks:
+                task()
+        else:
+            for future in [self._pool.submit(task) for task in tasks]:
+                outcome(future)
+        return making.finish()
+
+    def _lent(self, unit: int) -> tuple[dict[Ref, Array], bool]:
+        """Unit `unit` as it lies in its slot, and whether it was there at once."""
+        memory = self._memory
+        recalled = unit - KEEP * self._each + 1
+        for old in self._slots.lent():
+            if old < recalled:
+                self._slots.recall(old)
+        at_once = memory.is_made(unit)
+        if not at_once:
+            self._wait(unit)
+        root = self._slots.lend(unit)
+        check_unit(root, self._maker.place(unit), self.name)
+        return self._maker.layout.views(root, writable=False), at_once
+
+    # --- waiting ---
+
+    def _wait(self, unit: int) -> None:
+        memory, words = self._memory, self._memory.members[self.member]
+        lasting, begun = WaitReporter(), time.monotonic_ns()
+        words.set("wanted", unit + 1)
+
+        def look(waited: float) -> None:
+            if memory.reap():
+                return
+            self._refuse_own(unit)
+            if lasting.due(waited):
+                LOG.warning("member %d of feed %r has waited %.0f s for %s", self.member, self.name, waited,
+                            waits_for(self._attachment, unit)[0])  # fmt: skip
+
+        def late(waited: float) -> NoReturn:
+            who, state = waits_for(self._attachment, unit)
+            fail(
+                "CP0947",
+                f"member {self.member} of feed {self.name!r} waited {waited:.0f} s for {who}{state}",
+                f"{memory.slots * memory.header.get('unit')} records are kept at most",
+                "end what does not go on, or close its feed",
+                file=self._plan.schedule.file,
+            )
+
+        try:
+            memory.ring("taken")  # a unit that a dead process began is to be made anew
+            memory.wait("made", lambda: memory.is_made(unit), Wait(self._timeout, late, look, LOOK_S))
+        finally:
+            words.set("wanted", 0)
+            words.set("waited_ns", words.get("waited_ns") + time.monotonic_ns() - begun)
+
+    def _refuse_own(self, unit: int) -> None:
+        """Raise CP0946 where this wait is for a member that the calling thread drives."""
+        attachment, memory = self._attachment, self._memory
+        if memory.slot_words[unit % memory.slots].get("unit") == unit + 1:
+            return
+        slowest = slowest_of(attachment, unit)
+        thread = threading.get_ident()
+        if slowest in attachment.members and attachment.drivers.get(slowest, thread) == thread:
+            fail(
+                "CP0946",
+                f"member {self.member} of feed {self.name!r} would wait for member {slowest},"
+                " which the same thread drives",
+                f"{memory.slots * memory.header.get('unit')} records are kept at most",
+                f"drive member {slowest} first, give each member a thread of its own, or close its feed",
+                file=self._plan.schedule.file,
+            )
+
+    # --- the rest ---
+
+    def let_go_if_idle(self) -> None:
+        """Where this member has not begun its next epoch for long, the others go on without it."""
+        words = self._memory.members[self.member]
+        since = words.get("idle_since")
+        if not since or time.monotonic_ns() - since < IDLE_S * 1e9 or self._from is None:
+            return
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            if not words.get("idle_since") or not self._closing.alive:
+                return
+            for unit in self._slots.lent():
+                self._slots.recall(unit)
+            with self._memory.locked():
+                self._from = None
+                words.set("state", ALONE)
+            self._memory.ring("taken")
+            LOG.warning(
+                "member %d of feed %r has not begun its next epoch for %g s: the others go on", self.member,
+                self.name, IDLE_S,
+            )  # fmt: skip
+        finally:
+            self._turn.release()
+
+    def summary(self) -> Summary:
+        """What the input cost so far: what this process made for all, and what this member did for
+        itself."""
+        return merged(meter.summary() for meter in (self._meter, self._maker.meter))
+
+    def torch_dataset(self) -> Any:
+        """An `IterableDataset` of PyTorch: an epoch of `Batch.torch()` each time that it is iterated over.
+        It is for `DataLoader(dataset, batch_size=None)`, without workers: batches are made ahead
+        already."""
+        from commplan.runtime.input.feeds.torch_dataset import dataset  # noqa: PLC0415  needs PyTorch
+
+        return dataset(self)
+
+    def close(self) -> None:
+        """Leave. Closing twice is fine."""
+        if os.getpid() != self._process:
+            return
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._closing.alive:
+            self._due = None
+            self._closing()
+
+
+def _close(attachment: Attachment, member: int, slots: Any, process: int) -> None:
+    if os.getpid() == process:
+        with contextlib.suppress(OSError):
+            slots.close()
+        attachment.leave(member)
+
+
+def _weakly(feed: Feed) -> Callable[[], None]:
+    reference = weakref.ref(feed)
+
+    def look() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.let_go_if_idle()
+
+    return look
+
+
+def waits_for(attachment: Attachment, unit: int) -> tuple[str, str]:
+    """Whom a member that waits for `unit` waits for, and how that one is."""
+    memory = attachment.memory
+    words = memory.slot_words[unit % memory.slots]
+    if words.get("unit") == unit + 1:
+        pid = memory.processes[words.get("owner") - 1].get("pid")
+        return f"process {pid}, which makes it", f": it is {process_state(pid)}"
+    slowest = slowest_of(attachment, unit)
+    if slowest is None:
+        return "a process that has a core for it", ""
+    member = memory.members[slowest]
+    behind = (unit - member.get("position")) * memory.header.get("unit")
+    pid = member.get("pid")
+    return (
+        f"member {slowest} (process {pid}), which is {behind} records behind",
+        f": it is {process_state(pid)}",
+    )
+
+
+def slowest_of(attachment: Attachment, unit: int) -> int | None:
+    """The member that keeps `unit` from being made; None where nobody does."""
+    memory = attachment.memory
+    slowest = min(memory.holding(), key=lambda m: memory.members[m].get("position"), default=None)
+    if slowest is None or memory.members[slowest].get("position") > unit - memory.slots:
+        return None
+    return slowest
+
+
+def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:
+    """Units of a batch of `member`. Errors: CP0931 for a batch that is no multiple of the unit."""
+    own = plan.rates.batches[member] if batch is None else batch
+    if not isinstance(own, int) or own < 1 or own % unit:
+        fail(
+            "CP0931",
+            f"a batch of {own!r} records is no multiple of the feed's unit of {unit}",
+            f"such as batch={2 * unit}; a smaller batch in the plan makes a smaller unit",
+            file=plan.schedule.file,
+        )
+    return own // unit
+
+
+def of_member(plan: ClockPlan, member: int, each: int) -> Schedule:
+    """The schedule of a member whose batches are `each` units."""
+    schedule = plan.member(member)
+    given = {op.result: op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)}
+
+    def rebatched(op: Op) -> Op:
+        if not isinstance(op, Read):
+            return op
+        own = given.get(op.result) or given[op.result.removesuffix(OWN)]
+        unit = rates(batches(own, plan.clock, plan.schedule)).unit
+        return msgspec.structs.replace(op, batch=(unit * each,))
+
+    phases = tuple(
+        msgspec.structs.replace(p, ops=tuple(rebatched(op) for op in p.ops)) if p.name == plan.phase else p
+        for p in schedule.phases
+    )
+    return msgspec.structs.replace(schedule, phases=phases)

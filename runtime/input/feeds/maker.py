@@ -1,0 +1,173 @@
+"""Units: how a process makes one, in a slot or for itself, and the threads that make them ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from commplan.diagnostics import CommplanError
+from commplan.input.work_partition import division
+from commplan.ir.plan import Ref
+from commplan.runtime.input.accounting import Meter
+from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.iterator import called_functions, orders
+from commplan.runtime.input.layout import Array, aligned
+from commplan.runtime.input.multirate.schedule import ClockPlan
+from commplan.runtime.input.program import EpochCursor, HostProgram, host_program
+from commplan.runtime.input.shm import slot_status
+from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
+from commplan.runtime.input.shm.slot_status import Place, write_status
+from commplan.runtime.input.shm.slots import Slots
+from commplan.runtime.input.sources.files import Source
+from commplan.runtime.input.stages.batch_builder import BLOCK, BatchFactory
+from commplan.runtime.input.stages.records import stages
+from commplan.runtime.input.wait_log import ClosedError
+
+SEATS_S = 2.0  # seconds between two looks for a seat, where nobody says that one is free
+_WIDE = 1 << 32  # more than the units of an epoch
+
+
+@dataclass(frozen=True)
+class _UnitCursor(EpochCursor):
+    """Units by a number that says where they stand: epoch * 2**32 + step."""
+
+    def at(self, number: int) -> tuple[int, int]:
+        return divmod(number, _WIDE)
+
+
+class UnitMaker:
+    """Makes the units of a plan; the same bits in every process. epoch: units of one; order: a checksum of
+    the order of records, which the notes in slots carry."""
+
+    def __init__(
+        self, plan: ClockPlan, sources: Mapping[str, Source], functions: Mapping[str, Callable[..., Any]],
+        order: int,
+    ) -> None:  # fmt: skip
+        units = plan.units
+        if units is None:
+            raise ValueError("members that share nothing have no units")
+        self.program: HostProgram = host_program(units, plan.phase, None, apart=True)
+        self.epoch, self.order = plan.epoch(sources), order
+        self.meter = Meter(plan.phase, plan.schedule.plan)
+        called = self.called = called_functions(self.program, functions)
+        self.orders = orders(self.program, sources)
+        self._factory = BatchFactory(
+            self.program, self.orders, stages(self.program, sources, called, self.meter), self.meter, BLOCK,
+            course=_UnitCursor(0, 0, 1),
+        )  # fmt: skip
+        places = (place for place, flow in enumerate(self.program.flows) if flow.moved)
+        self.layout: SlotLayout = slot_layout(
+            self.program, {p: division("single_broadcast", (0,), 1) for p in places}
+        )
+
+    def place(self, unit: int) -> Place:
+        return Place(*divmod(unit, self.epoch), self.order)
+
+    def make(self, epoch: int, step: int, moved: Mapping[Ref, Array]) -> int:
+        """Fill `moved` with unit `step` of `epoch`, in this thread; the records in it."""
+        builder = self._factory.batch(epoch * _WIDE + step)
+        for task in builder.whole(moved):
+            task()
+        return len(builder.states[0].rows)
+
+    def alone(self, epoch: int, step: int) -> dict[Ref, Array]:
+        """A unit in memory of this process."""
+        moved = self.layout.views(aligned((self.layout.nbytes,), np.dtype(np.uint8)), writable=True)
+        self.make(epoch, step, moved)
+        return moved
+
+
+@dataclass
+class MakerThreads:
+    """The threads of a process that make units for all: one that looks for seats, and one for each seat.
+
+    gone: called when the last of them has ended. look: called every few seconds.
+    """
+
+    memory: FeedMemory
+    maker: UnitMaker
+    slots: Slots
+    name: str
+    gone: Callable[[], None]
+    look: Callable[[], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _running: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    _alive: int = 0
+
+    def start(self) -> None:
+        self._begin(self._keep, "seats")
+
+    def join(self, seconds: float) -> None:
+        """Wait for threads that end soon; a function of the user's may hang in one."""
+        for thread in list(self._running):
+            if thread is not threading.current_thread():
+                thread.join(seconds)
+
+    def _begin(self, target: Callable[[], None], suffix: str) -> None:
+        thread = threading.Thread(target=self._run, args=(target,), name=f"{self.name}-{suffix}", daemon=True)
+        with self._lock:
+            self._alive += 1
+            self._running = [other for other in self._running if other.is_alive()] + [thread]
+        thread.start()
+
+    def _run(self, target: Callable[[], None]) -> None:
+        try:
+            with contextlib.suppress(ClosedError):
+                target()
+        finally:
+            with self._lock:
+                self._alive -= 1
+                last = self._alive == 0
+            if last:
+                self.gone()
+
+    def _keep(self) -> None:
+        """Take the seats that are free and are for this process."""
+        memory = self.memory
+        while not memory.stopped:
+            seen = memory.seen("seats")
+            seat = memory.take_seat()
+            if seat is None:
+                memory.sleep("seats", seen, SEATS_S)
+                self.look()
+            else:
+                self._begin(lambda seat=seat: self._make_at(seat), f"maker-{seat}")
+
+    def _make_at(self, seat: int) -> None:
+        """Make units as long as the seat is for this process."""
+        memory = self.memory
+        try:
+            while not memory.stopped and memory.is_seat_fair():
+                seen = memory.seen("taken")
+                unit = memory.claim()
+                if unit is None:
+                    memory.sleep("taken", seen)
+                else:
+                    self._make(unit)
+        finally:
+            memory.leave_seat(seat)
+
+    def _make(self, unit: int) -> None:
+        root, place, records, error = self.slots.memory(unit), self.maker.place(unit), 0, None
+        try:
+            records = self.maker.make(place.epoch, place.step, self.maker.layout.views(root, writable=True))
+        except Exception as raised:  # noqa: BLE001  told to all who come to this unit
+            error = raised
+        write_status(root, 0, place, error)
+        self.memory.made(unit, records)
+
+
+def check_unit(root: Any, mine: Place, name: str) -> None:
+    """Raise what the making of a unit raised. root: its slot."""
+    seen = memoryview(root)
+    if seen[: slot_status.HEAD_NBYTES].tobytes() == slot_status.head(mine):
+        return
+    _, errors, why = slot_status.read_status(bytes(seen[: slot_status.ROOM]))
+    if errors:
+        raise CommplanError(*errors)
+    raise RuntimeError(f"a unit of feed {name!r} cannot be made: {why}")

@@ -1,0 +1,391 @@
+"""The memory of a feed: who is there, how far each has come, and which unit lies in which slot.
+
+    header | members | processes | slots' words | facts (JSON) | the slots themselves
+
+Words of 8 bytes, each written whole. A member's are written by its process alone, but for `state`, which
+whoever finds it dead clears; those of slots by who holds the feed's lock, `made` by who made the unit. Who
+is alive is told by the kernel's record locks, a byte each. What is done under the feed's lock leaves the
+words fit for use at every point of it, since its holder may die there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import msgspec
+
+from commplan.diagnostics import fail
+from commplan.runtime.input.shm import futex
+from commplan.runtime.input.shm.segment import is_locked, lock_byte, lock_holder, unlock_byte
+from commplan.runtime.input.shm.shm_control import LOOK_S, fence
+from commplan.runtime.input.shm.slots import mapped, owner_of
+from commplan.runtime.input.wait_log import ClosedError
+from commplan.wait import Wait, until
+
+MEMBERS, PROCESSES, MOST_SLOTS, MOST_CORES = 64, 64, 64, 512
+ABSENT, HOLDS, ALONE = 0, 1, 2  # of a member: units are kept for it; it reads for itself
+IDLE_S = 60.0  # how long a member that has ended an epoch is waited for to begin the next
+_LOCK_S = 30.0
+_MAGIC = int.from_bytes(b"cmpfeed1", "little")
+_EACH = 256
+_MEMBERS_AT, _PROCESSES_AT = 4096, 4096 + MEMBERS * _EACH
+_SLOTS_AT = _PROCESSES_AT + PROCESSES * 64
+_FACTS_AT, _FACTS_NBYTES = _SLOTS_AT + MOST_SLOTS * 64, 1 << 14
+NBYTES = _FACTS_AT + _FACTS_NBYTES
+_BELLS = {"made": 1024, "taken": 1088, "seats": 1152}
+_HEADER = ("magic", "cores", "slots", "slot_nbytes", "next", "epoch", "unit", "readers", "facts")
+_MEMBER = (
+    "state", "position", "wanted", "records", "pid", "idle_since", "since", "waited_ns", "armed", "batch",
+    "alone", "process",
+)  # fmt: skip
+_PROCESS = ("pid", "units", "records")
+_SLOT = ("unit", "owner", "made")
+# The bytes that are locked.
+_FEED, _MEMBER_LOCK, _PROCESS_LOCK, _SEAT_LOCK = 0, 16, 16 + MEMBERS, 16 + MEMBERS + PROCESSES
+
+Words = Any  # a ctypes array of 64-bit words
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What all members must have alike. sources: length and key; functions: a digest of their source."""
+
+    name: str
+    plan: str
+    digest: str
+    phase: str
+    unit: int
+    sources: dict[str, tuple[int, str]]
+    functions: dict[str, str]
+
+
+@dataclass(eq=False)
+class FeedMemory:
+    """This process's side of the memory. key: of the file. own: the members of this process, with locks of
+    theirs, about which the kernel would say nothing here."""
+
+    descriptor: int
+    key: tuple[int, int]
+    facts: Facts
+    own: set[int] = field(default_factory=set[int])
+    process: int = -1
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        # Not by Python's `mmap`, which opens the file once more: closing that lets go of all locks.
+        self._root = owner_of(mapped(NBYTES, mmap.MAP_SHARED, self.descriptor, 0), NBYTES)
+        self.header = _Record(self._words(0, len(_HEADER)), _HEADER)
+        self.members = [
+            _Record(self._words(_MEMBERS_AT + i * _EACH, len(_MEMBER)), _MEMBER) for i in range(MEMBERS)
+        ]
+        self.processes = [
+            _Record(self._words(_PROCESSES_AT + i * 64, len(_PROCESS)), _PROCESS) for i in range(PROCESSES)
+        ]
+        self.slot_words = [
+            _Record(self._words(_SLOTS_AT + i * 64, len(_SLOT)), _SLOT) for i in range(MOST_SLOTS)
+        ]
+        self._bells = {name: ctypes.c_uint32.from_buffer(self._root, at) for name, at in _BELLS.items()}
+        self._lock = threading.RLock()
+        self._seats: set[int] = set()
+
+    def _words(self, offset: int, count: int) -> Words:
+        return (ctypes.c_uint64 * count).from_buffer(self._root, offset)
+
+    # --- making and finding ---
+
+    def lay_out(
+        self, *, cores: int, slots: int, slot_nbytes: int, epoch: int, readers: int, first: int
+    ) -> None:
+        """Of a new feed, whose first unit is number `first`."""
+        data = msgspec.json.encode(self.facts)
+        if len(data) > _FACTS_NBYTES:
+            fail(
+                "CP0928", f"the names and digests of the feed take {len(data)} bytes, {_FACTS_NBYTES} at most"
+            )
+        ctypes.memmove(ctypes.addressof(self._root) + _FACTS_AT, data, len(data))
+        values = {
+            "cores": min(cores, MOST_CORES), "slots": slots, "slot_nbytes": slot_nbytes, "next": first,
+            "epoch": epoch, "unit": self.facts.unit, "readers": readers, "facts": len(data), "magic": _MAGIC,
+        }  # fmt: skip
+        for name, value in values.items():
+            self.header.set(name, value)
+
+    @classmethod
+    def opened(cls, path: str, key: tuple[int, int]) -> FeedMemory | None:
+        """The feed in the file at `path`; None where it is none, or nobody is left in it."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(descriptor)
+            head = os.pread(descriptor, 8 * len(_HEADER), 0)
+            words = (
+                dict(zip(_HEADER, memoryview(head).cast("Q"), strict=True))
+                if len(head) == 8 * len(_HEADER)
+                else {}
+            )
+            alive = any(is_locked(descriptor, _MEMBER_LOCK + member) for member in range(MEMBERS))
+            if (status.st_dev, status.st_ino) == key and words.get("magic") == _MAGIC and alive:
+                facts = os.pread(descriptor, words["facts"], _FACTS_AT)
+                memory = cls(descriptor, key, msgspec.json.decode(facts, type=Facts))
+                descriptor = -1
+                return memory
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return None
+
+    def close(self) -> None:
+        """Let go of all locks. The memory goes with the last array that shows it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    # --- locks ---
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """Nobody else claims a unit, comes or goes while this runs. Errors: CP0921 where a process holds
+        the lock for too long: it is stopped."""
+
+        def late(waited: float) -> NoReturn:
+            holder = lock_holder(self.descriptor, _FEED)
+            fail(
+                "CP0921",
+                f"process {holder} holds feed {self.facts.name!r} for {waited:.0f} s",
+                "is it stopped?",
+            )
+
+        def attempt(seconds: float) -> bool:
+            if self.descriptor < 0:
+                raise ClosedError
+            return lock_byte(self.descriptor, _FEED) or bool(time.sleep(min(seconds, 0.0005)))
+
+        with self._lock:
+            _ = until(attempt, Wait(_LOCK_S, late))
+            try:
+                yield
+            finally:
+                if self.descriptor >= 0:
+                    unlock_byte(self.descriptor, _FEED)
+
+    def lock_process(self) -> None:
+        """Take a place among the processes (under the feed's lock). Raises CP0928 where there is none
+        left."""
+        for place in range(PROCESSES):
+            if lock_byte(self.descriptor, _PROCESS_LOCK + place):
+                self.process = place
+                for words in self.slot_words:  # what one that died in this place began is to be made anew
+                    if words.get("owner") == place + 1:
+                        words.set("owner", 0)
+                self.processes[place].set("units", 0)
+                self.processes[place].set("records", 0)
+                self.processes[place].set("pid", os.getpid())
+                return
+        fail("CP0928", f"feed {self.facts.name!r} has {PROCESSES} processes already")
+
+    def lock_member(self, member: int) -> bool:
+        """Become `member`; False where that is there already."""
+        if member in self.own or not lock_byte(self.descriptor, _MEMBER_LOCK + member):
+            return False
+        self.own.add(member)
+        return True
+
+    def unlock_member(self, member: int) -> None:
+        if member in self.own and self.descriptor >= 0:
+            unlock_byte(self.descriptor, _MEMBER_LOCK + member)
+        self.own.discard(member)
+
+    def lives(self, member: int) -> bool:
+        return member in self.own or (
+            self.descriptor >= 0 and is_locked(self.descriptor, _MEMBER_LOCK + member)
+        )
+
+    def process_lives(self, place: int) -> bool:
+        return place == self.process or (
+            self.descriptor >= 0 and is_locked(self.descriptor, _PROCESS_LOCK + place)
+        )
+
+    # --- seats: as many as cores, held by threads that make units ---
+
+    def take_seat(self) -> int | None:
+        """Become one of those that make units; None where that is for others."""
+        with self._lock:
+            if self.descriptor < 0 or len(self._seats) >= self._fair():
+                return None
+            if not self._seats and self._readers() >= self.header.get("readers"):
+                return None
+            for seat in range(self.header.get("cores")):
+                if seat not in self._seats and lock_byte(self.descriptor, _SEAT_LOCK + seat):
+                    self._seats.add(seat)
+                    return seat
+        return None
+
+    def _readers(self) -> int:
+        """Other processes that make units."""
+        cores = range(self.header.get("cores"))
+        return len(
+            {lock_holder(self.descriptor, _SEAT_LOCK + seat) for seat in cores if seat not in self._seats}
+            - {0}
+        )
+
+    def is_seat_fair(self) -> bool:
+        """Whether this process has no more seats than others could have."""
+        return len(self._seats) <= self._fair()
+
+    def _fair(self) -> int:
+        processes = len({self.members[m].get("process") for m in self.present()})
+        return -(-self.header.get("cores") // max(1, min(processes, self.header.get("readers"))))
+
+    def leave_seat(self, seat: int) -> None:
+        with self._lock:
+            self._seats.discard(seat)
+            if self.descriptor >= 0:
+                unlock_byte(self.descriptor, _SEAT_LOCK + seat)
+        self.ring("seats")
+
+    # --- who is there ---
+
+    def present(self) -> list[int]:
+        """Members that have not left; some may be dead."""
+        return [member for member, words in enumerate(self.members) if words.get("state")]
+
+    def holding(self) -> list[int]:
+        """Members that units are kept for."""
+        return [member for member, words in enumerate(self.members) if words.get("state") == HOLDS]
+
+    def reap(self) -> bool:
+        """Clear the words of members that are dead; whether there were any."""
+        dead = [member for member in self.present() if not self.lives(member)]
+        if not dead:
+            return False
+        with self.locked():
+            for member in dead:
+                if not self.lives(member):
+                    self.members[member].set("state", ABSENT)
+        self.ring("taken", "made", "seats")
+        return True
+
+    # --- units ---
+
+    @property
+    def slots(self) -> int:
+        return self.header.get("slots")
+
+    def least(self) -> int | None:
+        """The first unit that is kept for a member; None where there is no member that holds any."""
+        return min([self.members[member].get("position") for member in self.holding()], default=None)
+
+    def claim(self) -> int | None:
+        """The next unit to make, which is now this process's; None where there is none, for now."""
+        with self.locked():
+            least = self.least()
+            if least is None:
+                return None
+            slots, first = self.slots, self.header.get("next")
+            for unit in range(max(least, first - slots), first):
+                words = self.slot_words[unit % slots]
+                if words.get("unit") == unit + 1 and words.get("made") != unit + 1:
+                    owner = words.get("owner") - 1
+                    if owner < 0 or not self.process_lives(owner):
+                        words.set("owner", self.process + 1)
+                        return unit
+            unit = max(first, least)
+            armed = max(words.get("armed") for words in self.members if words.get("state"))
+            if unit >= least + slots or unit >= armed * self.header.get("epoch"):
+                return None
+            words = self.slot_words[unit % slots]
+            words.set("made", 0)
+            words.set("owner", self.process + 1)
+            words.set("unit", unit + 1)
+            self.header.set("next", unit + 1)
+            return unit
+
+    def made(self, unit: int, records: int) -> None:
+        """Unit `unit` lies in its slot."""
+        own = self.processes[self.process]
+        own.set("units", own.get("units") + 1)
+        own.set("records", own.get("records") + records)
+        fence()
+        self.slot_words[unit % self.slots].set("made", unit + 1)
+        self.ring("made")
+
+    def is_made(self, unit: int) -> bool:
+        return self.slot_words[unit % self.slots].get("made") == unit + 1
+
+    def is_kept(self, unit: int) -> bool:
+        """Whether a member that begins to hold `unit` now will find it (under the feed's lock)."""
+        first = self.header.get("next")
+        if unit >= first:
+            return True
+        kept = range(unit, first)
+        return len(kept) <= self.slots and all(
+            self.slot_words[u % self.slots].get("unit") == u + 1 for u in kept
+        )
+
+    def pass_on(self, member: int, upto: int) -> None:
+        """`member` has let go of units before `upto`."""
+        words = self.members[member]
+        before = words.get("position")
+        fence()
+        words.set("position", upto)
+        fence()
+        if all(other.get("position") > before for other in self.members if other.get("state") == HOLDS):
+            self.ring("taken")
+
+    # --- waiting ---
+
+    def ring(self, *names: str) -> None:
+        """Wake all who wait for one of `names`."""
+        for name in names:
+            bell = self._bells[name]
+            bell.value = (bell.value + 1) & 0xFFFFFFFF
+            futex.wake(bell)
+
+    def seen(self, name: str) -> int:
+        return self._bells[name].value
+
+    def sleep(self, name: str, seen: int, seconds: float = LOOK_S) -> None:
+        """Until `name` has been rung since `seen`, or for so long."""
+        futex.wait(self._bells[name], seen, seconds)
+
+    def wait(self, name: str, enough: Callable[[], bool], wait: Wait) -> None:
+        """Until `enough`. Raises ClosedError once stopped."""
+
+        def attempt(seconds: float) -> bool:
+            if self.stopped:
+                raise ClosedError
+            seen = self.seen(name)
+            fence()
+            if enough():
+                fence()
+                return True
+            if seconds:
+                self.sleep(name, seen, seconds)
+            return False
+
+        if not attempt(0.0):
+            _ = until(attempt, wait)
+
+
+class _Record:
+    """Some words by name."""
+
+    __slots__ = ("_at", "_words")
+
+    def __init__(self, words: Words, names: tuple[str, ...]) -> None:
+        self._words, self._at = words, {name: place for place, name in enumerate(names)}
+
+    def get(self, name: str) -> int:
+        return self._words[self._at[name]]
+
+    def set(self, name: str, value: int) -> None:
+        self._words[self._at[name]] = value

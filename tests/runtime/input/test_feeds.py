@@ -1,0 +1,378 @@
+"""Feeds: programs that come, go and die as they like, and what each of them is given."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from pathlib import Path
+from typing import Any, ClassVar
+
+import feed_process
+import numpy as np
+import pytest
+from feed_process import DEFAULTS, decode, noise, records, text, told
+from multirate_plans import code
+
+import commplan
+from commplan.diagnostics import CommplanError
+from commplan.runtime.input.feeds import directory
+from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.iterator import PhaseBatches
+
+FUNCTIONS = {"decode": decode, "noise": noise}
+SCRIPT = Path(feed_process.__file__)
+
+
+class Member:
+    """A process that takes part in a feed."""
+
+    started: ClassVar[list[Member]] = []
+
+    def __init__(self, name: str, **orders: Any) -> None:
+        words = [sys.executable, "-W", "error", str(SCRIPT), json.dumps({"name": name, **orders})]
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  as long as the process
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+        self.started.append(self)
+        self.lines: list[dict[str, Any]] = []
+
+    def until(self, key: str) -> Any:
+        """What it says under `key`, once it does."""
+        for line in self.process.stdout or ():
+            self.lines.append(json.loads(line))
+            if key in self.lines[-1]:
+                return self.lines[-1][key]
+        self.errors.seek(0)
+        raise AssertionError(f"it never said {key!r}: {self.errors.read()}")
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.finish(-signal.SIGKILL)
+
+    def finish(self, expected: int = 0) -> str:
+        """Its stderr, after its end."""
+        self.lines += [json.loads(line) for line in self.process.stdout or ()]
+        self.process.wait(60)
+        self.errors.seek(0)
+        errors = self.errors.read()
+        assert self.process.returncode == expected, errors
+        return errors
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for file in (self.process.stdin, self.process.stdout, self.errors):
+            if file is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    file.close()
+
+    @property
+    def batches(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if "sums" in line]
+
+    def check_epochs(self, epochs: range, count: int = 26) -> None:
+        """It was given each of `epochs` once, every record in it once."""
+        for epoch in epochs:
+            given = [number for b in self.batches if b["epoch"] == epoch for number in b["records"]]
+            assert sorted(given) == list(range(count)), (epoch, given)
+
+
+def decode_otherwise(number: Any) -> Any:
+    return decode(number + 0)
+
+
+@pytest.fixture
+def name() -> str:
+    """A feed that no other test has; nothing of it is left in the end."""
+    name = f"test-{uuid.uuid4().hex}"
+    yield name
+    while Member.started:
+        Member.started.pop().close()
+    gc.collect()
+    assert [f for f in directory.found(name) if FeedMemory.opened(f.path, f.key)] == []
+
+
+def joined(name: str, plan: str = "", count: int = 26, **options: Any) -> Any:
+    functions = options.pop("functions", FUNCTIONS)
+    source = options.pop("source", records(count))
+    options = {"timeout": 30.0, **options}
+    return commplan.join(
+        name, commplan.loads(plan or text()), sources={"numbers": source}, functions=functions, **options
+    )
+
+
+def expected(member: int, batch: int = 4, epochs: int = 1, **options: Any) -> list[dict[str, Any]]:
+    """What a member that reads everything itself is given."""
+    plan = commplan.loads(text(batch=batch, **options)).compile(axes={"member": 64}).schedule
+    local = {"member": (member,)}
+    with PhaseBatches(plan, "step", {"numbers": records(26)}, FUNCTIONS, local=local) as batches:
+        names = {b.name: b.value for b in plan.phase("step").outputs}
+        items = []
+        for _ in range(epochs):
+            for item in batches:
+                values = {n: item.values[ref] for n, ref in names.items()}
+                items.append({n: v[0] if n == "mine" else v for n, v in values.items()})
+    return items
+
+
+def check_same(given: list[Any], whole: list[dict[str, Any]]) -> None:
+    for batch, other in zip(given, whole, strict=True):
+        assert batch.keys() == other.keys()
+        for name, array in other.items():
+            np.testing.assert_array_equal(batch[name], array)
+
+
+@pytest.mark.parametrize("tail", ["", "tail short"])
+def test_members_of_one_process_are_given_what_each_would_read_alone(name: str, tail: str) -> None:
+    feed_process._STATE["decoded"] = 0
+    with joined(name, text(tail=tail)) as one, joined(name, text(tail=tail)) as two:
+        assert (one.member, two.member, one.steps) == (0, 1, 7)
+        pairs = [list(zip(one, two, strict=True)) for _ in range(2)]
+        assert feed_process._STATE["decoded"] == 2 * (26 if tail else 28)
+        assert one.state() == two.state() and one.state()["epoch"] == 2
+        for member in range(2):
+            check_same(
+                [pair[member] for epoch in pairs for pair in epoch], expected(member, epochs=2, tail=tail)
+            )
+        first, second = pairs[1][-1]
+        assert not first["pixels"].flags.writeable
+        assert (first["mine"] != second["mine"]).any()
+
+
+def test_a_batch_shows_the_memory_that_all_see(name: str) -> None:
+    plan = text().replace("mine           = map noise(pixels) per member", "").replace(" mine,", "")
+    with joined(name, plan) as feed:
+        batches = [next(feed) for _ in range(3)]
+        kept = [batch["pixels"].copy() for batch in batches]
+        assert all(batch["pixels"].ctypes.data % 64 == 0 for batch in batches)
+        rest = list(feed)
+        for batch, copy in zip(batches, kept, strict=True):  # longer than its slot lasts
+            np.testing.assert_array_equal(batch["pixels"], copy)
+        assert len(rest) == 4
+        arrays = rest[-1].jax()
+        np.testing.assert_array_equal(arrays["pixels"], rest[-1]["pixels"])
+
+
+def test_tensors_of_pytorch(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    with joined(name) as feed:
+        loader = torch.utils.data.DataLoader(feed.torch_dataset(), batch_size=None)
+        tensors = list(loader)
+        assert len(tensors) == len(loader) == 7
+        assert tensors[0]["pixels"].dtype == torch.uint8
+        for batch, other in zip(tensors, expected(0), strict=True):
+            np.testing.assert_array_equal(batch["labels"].numpy(), other["labels"])
+
+
+@pytest.mark.parametrize("tail", ["", "tail short"])
+def test_a_batch_of_its_own_is_several_units(name: str, tail: str) -> None:
+    plan = text(tail=tail)
+    with joined(name, plan) as small, joined(name, plan, batch=12) as large:
+        assert (small.steps, large.steps) == (7, 3)
+        given: dict[int, list[Any]] = {0: [], 1: []}
+        for _ in range(2):
+            threads = [
+                threading.Thread(target=lambda f=f, m=m: given[m].extend(f))
+                for m, f in enumerate((small, large))
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        for batch in given[1]:
+            assert len(batch["labels"]) == 12 or tail
+        whole = expected(1, batch=12, epochs=2, tail=tail)
+        for batch, other in zip(given[1], whole, strict=True):
+            np.testing.assert_array_equal(batch["labels"], other["labels"])
+            np.testing.assert_array_equal(batch["n"], other["n"])
+        with pytest.raises(CommplanError) as error:
+            joined(name, plan, batch=6)
+        assert code(error) == "CP0931"
+
+
+def test_who_comes_late_begins_with_the_next_epoch_and_a_state_goes_on(name: str) -> None:
+    with joined(name) as one:
+        for _ in range(3):
+            next(one)
+        late = joined(name)
+        assert late.state()["epoch"] == 1 and late.state()["step"] == 0
+        rest = list(one)
+        assert len(rest) == 4
+        state = one.state()
+        pairs = list(zip(one, late, strict=True))
+        check_same([pair[1] for pair in pairs], expected(1, epochs=2)[7:])
+        late.close()
+        back = joined(name, member=1, state={**state, "step": 2})
+        assert back.state()["step"] == 2
+        check_same(list(back), expected(1, epochs=2)[9:])
+        back.close()
+
+
+def test_where_any_record_may_come_again_one_begins_at_once(name: str) -> None:
+    plan = text(visit="at_least_once")
+    with joined(name, plan, 100) as one:
+        for _ in range(3):
+            next(one)
+        with joined(name, plan, 100) as late:
+            assert late.state()["epoch"] == 0 and late.state()["step"] > 0
+            for _ in range(late.state()["step"] - 3):
+                next(one)
+            pairs = list(zip(one, late, strict=True))
+            assert pairs and all(first.step == second.step for first, second in pairs)
+
+
+@pytest.mark.parametrize(
+    ("other", "note"),
+    [
+        ({"count": 27}, "source `numbers`: 27 records here, 26 records there"),
+        ({"functions": {"decode": decode_otherwise, "noise": noise}}, "function `decode`: source "),
+        ({"plan": text(batch=8)}, "the plan: fed "),
+    ],
+)
+def test_others_must_bring_the_same(name: str, other: dict[str, Any], note: str) -> None:
+    with joined(name) as one:
+        with pytest.raises(CommplanError) as error:
+            joined(name, **other)
+        assert code(error) == "CP0922" and note in str(error.value)
+        assert len(list(one)) == 7
+
+
+def test_sources_are_told_apart_by_their_keys(name: str) -> None:
+    class Keyed(list[int]):
+        key = "v1"
+
+    first, second = Keyed(range(26)), Keyed(range(26))
+    second.key = "v2"
+    with joined(name, source=first), pytest.raises(CommplanError) as error:
+        joined(name, source=second)
+    assert "26 records, key v2 here, 26 records, key v1 there" in str(error.value)
+
+
+def test_a_place_is_taken_once(name: str) -> None:
+    with joined(name, member=3) as three, joined(name) as first:
+        assert (three.member, first.member) == (3, 0)
+        with pytest.raises(CommplanError) as error:
+            joined(name, member=3)
+        assert code(error) == "CP0929" and str(os.getpid()) in str(error.value)
+    for member, name_given in ((64, name), (None, "a/b")):
+        with pytest.raises(CommplanError) as error:
+            joined(name_given, member=member)
+        assert code(error) in ("CP0929", "CP0928")
+
+
+def test_plans_that_share_nothing_or_need_a_device_are_refused(name: str) -> None:
+    bare = (
+        "plan p\nensemble member = ?\nsource numbers : i64\n{fn}"
+        "each step {{ x = load numbers batch 4 visit exactly_once seed 1\n{rest} }}"
+    )
+    for fn, rest, expected_code in (
+        ("", "x = share x over member via duplicate\n output x", "CP0930"),
+        ("fn half(i64) -> f32 on device\n", "y = map half(x)\n output y, x", "CP0932"),
+    ):
+        with pytest.raises(CommplanError) as error:
+            joined(name, bare.format(fn=fn, rest=rest), functions={"half": float})
+        assert code(error) == expected_code
+
+
+def test_one_thread_is_told_which_member_to_drive(name: str) -> None:
+    with joined(name) as one, joined(name) as two:
+        with pytest.raises(CommplanError) as error:
+            for _ in one:
+                pass
+        assert code(error) == "CP0946" and "would wait for member 1" in str(error.value)
+        while one.state()["epoch"] == 0:  # nothing is lost: it goes on once the other has
+            next(two)
+            next(one)
+        assert one.state()["epoch"] == 1
+
+
+def test_a_feed_that_is_forgotten_holds_nobody(name: str) -> None:
+    with joined(name) as one:
+        forgotten = joined(name)
+        next(iter(forgotten))
+        del forgotten
+        gc.collect()
+        assert len(list(one)) == 7
+
+
+def test_a_record_that_fails_is_told_to_all(name: str) -> None:
+    feed_process._STATE["bad"] = 11
+    try:
+        with joined(name) as one, joined(name) as two:
+            for feed in (one, two):
+                with pytest.raises(CommplanError) as error:
+                    list(feed)
+                assert "truncated" in str(error.value) and "record 11" in str(error.value)
+    finally:
+        feed_process._STATE["bad"] = -1
+
+
+def test_members_come_die_and_come_back(name: str) -> None:
+    """The one that makes units is killed inside its function; the others make its unit anew."""
+    first = Member(name, epochs=9, die_at=34, stop_at=0)
+    second = Member(name, epochs=5, wait=True, pace=0.01)
+    assert first.until("joined") == 0
+    first.until("saved")
+    second.until("ready")
+    second.go_on()
+    assert second.until("joined") == 1
+    for _ in range(9):
+        first.go_on()
+    first.finish(-signal.SIGKILL)
+    third = Member(name, epochs=1, member=0)
+    third.until("joined")
+    for member in (second, third):
+        member.finish()
+    begun = second.batches[0]["epoch"]
+    second.check_epochs(range(begun, begun + 5))
+    third.check_epochs(range(third.batches[0]["epoch"], third.batches[0]["epoch"] + 1))
+    sums: dict[tuple[int, int], Any] = {}
+    for batch in (*first.batches, *second.batches, *third.batches):
+        shared = {key: batch["sums"][key] for key in ("pixels", "labels")}
+        assert sums.setdefault((batch["epoch"], batch["step"]), shared) == shared
+
+
+def test_the_slow_one_is_named_and_nothing_is_left_of_any(name: str) -> None:
+    slow = Member(name, epochs=1, stop_at=1, records=200)
+    assert slow.until("joined") == 0
+    slow.until("saved")
+    fast = Member(name, epochs=1, member=5, state={**saved_of(slow), "step": 2}, records=200, timeout=1.5)
+    errors = fast.finish(1)
+    assert f"member 5 of feed {name!r} has waited" in errors
+    assert f"for member 0 (process {slow.process.pid})" in errors and "records behind" in errors
+    assert "CP0947" in errors
+    slow.kill()
+    assert list(directory.found(name)) == []
+
+
+def saved_of(member: Member) -> dict[str, int]:
+    return next(line["saved"] for line in member.lines if "saved" in line)
+
+
+def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made the folder's name first, nobody is kept from meeting."""
+    monkeypatch.setattr(directory, "default_folder", lambda: tmp_path)
+    squatted = tmp_path / f"commplan-{os.getuid()}"
+    squatted.mkdir(0o755)
+    with directory.meeting():
+        (own,) = set(tmp_path.iterdir()) - {squatted}
+        assert own.name == f"{squatted.name}.1" and own.stat().st_mode & 0o077 == 0
+    assert set(tmp_path.iterdir()) == {squatted}
+
+
+def test_words_of_the_defaults_are_those_of_the_plan() -> None:
+    assert set(DEFAULTS) == {"batch", "visit", "tail", "hints"} and callable(told)
