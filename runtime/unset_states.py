@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
@@ -35,14 +35,15 @@ class UnsetStates:
                 key = id(leaf)
                 self._made[key] = weakref.ref(leaf, lambda _, key=key: self._made.pop(key, None))
 
-    def among(self, state: Any) -> set[str]:
+    def among(self, state: object) -> set[str]:
         """The names of states in `state` that nothing has set."""
         if not self._made or not isinstance(state, Mapping):
             return set()
+        held = cast("Mapping[str, Any]", state)
         return {
             name
-            for name in self._set.intersection(state)
-            if any(self._is_made(leaf) for leaf in jax.tree_util.tree_leaves(state[name]))
+            for name in self._set.intersection(held)
+            if any(self._is_made(leaf) for leaf in _leaves(held[name]))
         }
 
     def _is_made(self, leaf: Any) -> bool:
@@ -50,7 +51,7 @@ class UnsetStates:
         return known is not None and known() is leaf
 
     @contextmanager
-    def entered(self, state: Mapping[str, Any], unset: set[str], used: dict[str, str]) -> Iterator[None]:
+    def entered(self, state: Mapping[str, Any], unset: set[str], used: dict[str, str]) -> Generator[None]:
         """While a step is traced, `state` is what it was called with, of which `unset` are not set.
 
         used: is told the first phase that uses a state as it came in, by the state's name.

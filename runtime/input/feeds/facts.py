@@ -54,9 +54,8 @@ def source_digest(function: object) -> str:
         pass
     if isinstance(code, CodeType):
         return _digest(code.co_code.hex(), repr([c for c in code.co_consts if not isinstance(c, CodeType)]))
-    return _digest(
-        getattr(subject, "__module__", "") or "", getattr(subject, "__qualname__", repr(type(subject)))
-    )
+    names = [getattr(subject, attribute, "") for attribute in ("__module__", "__qualname__")]
+    return _digest(*(str(name) for name in names))
 
 
 def _digest(*texts: str) -> str:

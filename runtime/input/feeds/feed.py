@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 
@@ -71,7 +71,7 @@ class Feed(EpochIterator):
         reads = [op for op in phase.ops if isinstance(op, Read)]
         bound = files.bound(schedule, sources, list(dict.fromkeys(op.source for op in reads)))
         most = schedule.axis(plan.clock).size
-        if member is not None and not (isinstance(member, int) and 0 <= member < most):
+        if member is not None and member not in range(most):
             fail("CP0929", f"`{plan.clock}` has no member {member!r}", f"its members are 0 to {most - 1}")
         self.name, self._plan, self._timeout = name, plan, timeout
         maker = UnitMaker(plan, bound, functions, self._order_of(plan, bound))
@@ -218,7 +218,7 @@ class Feed(EpochIterator):
             self._begin()
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.take(self._item)
 
     def _begin(self) -> None:
@@ -408,7 +408,7 @@ class Feed(EpochIterator):
         already."""
         from commplan.runtime.input.feeds.torch_dataset import dataset  # noqa: PLC0415  needs PyTorch
 
-        return dataset(self)
+        return dataset(cast("Feed", self))
 
     def close(self) -> None:
         """Leave. Closing twice is fine."""
@@ -470,7 +470,7 @@ def slowest_of(attachment: Attachment, unit: int) -> int | None:
 def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:
     """Units of a batch of `member`. Errors: CP0931 for a batch that is no multiple of the unit."""
     own = plan.rates.batches[member] if batch is None else batch
-    if not isinstance(own, int) or own < 1 or own % unit:
+    if own < 1 or own % unit:
         fail(
             "CP0931",
             f"a batch of {own!r} records is no multiple of the feed's unit of {unit}",

@@ -61,7 +61,7 @@ class ClockPlan:
     def share(self) -> Share | None:
         """The first stage that shares, and how; None where nothing is shared."""
         ops = self.shared.ops if self.shared is not None else ()
-        return next((op for op in ops if _shares(op, self.clock)), None)
+        return next((op for op in ops if isinstance(op, Share) and _shares(op, self.clock)), None)
 
     def member(self, place: int, *, alone: bool = False) -> Schedule:
         """The schedule of member `place`, with its own batch size. alone: it reads everything itself."""
