@@ -6,7 +6,7 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -116,7 +116,8 @@ def program_of(
         own = levels(op.algorithm, op.axes, sizes, spread)
         if any(level.algorithm == NATIVE for level in own):
             return None
-        return program_named(op.algorithm.name, op.kind, ranks, op.root or 0, nbytes, op.hints.chunk, own)
+        kind = cast("Kind", op.kind)  # one that has no programs is refused there
+        return program_named(op.algorithm.name, kind, ranks, op.root or 0, nbytes, op.hints.chunk, own)
 
 
 def program_at(level: Level, kind: Kind, op: Collective, nbytes: int, file: str = "") -> Program:

@@ -26,6 +26,7 @@ from commplan.passes.pipeline.manager import Pipeline
 PACKED_NBYTES = 1 << 20  # of a whole leaf: a larger one travels as it lies, which saves a copy on both sides
 PREFETCH = 1  # layers ahead, where the plan does not say
 Stages = tuple[graph.Gather | graph.Scatter | graph.Reduce, ...]
+_Kinds = tuple[type[graph.Gather] | type[graph.Scatter] | type[graph.Reduce], ...]
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,12 @@ def sharded_stages(schedule: Schedule, phase: str, weights: str | None, grads: s
     return ShardedStages(schedule, own, gather, scatter)
 
 
-def _chain(phase: graph.Phase, ref: graph.Ref, kinds: tuple[type, ...]) -> Stages:
+def _chain(phase: graph.Phase, ref: graph.Ref, kinds: _Kinds) -> Stages:
     """The stages of `kinds` that take `ref`, and each what the one before makes."""
-    stages: list[Any] = []
+    stages: list[graph.Gather | graph.Scatter | graph.Reduce] = []
     while True:
-        readers = [stage for stage in phase.stages if isinstance(stage, kinds) and stage.operand == ref]
+        own = (stage for stage in phase.stages if isinstance(stage, kinds))
+        readers = [stage for stage in own if stage.operand == ref]
         if len(readers) != 1:
             return tuple(stages)
         stages += readers

@@ -63,14 +63,14 @@ class ShardedWeights:
         """
         self._inside("run.layers")
         stages = self._stages(phase, weights, grads)
-        bodies = list(body) if isinstance(body, Sequence) else [body] * len(shards)
+        bodies = [body] * len(shards) if callable(body) else list(body)
         if not shards or len(bodies) != len(shards) or (shapes is not None and len(shapes) != len(shards)):
             counts = f"{len(shards)} layers, {len(bodies)} functions"
             self._misfit(
                 f"{counts}, {len(shapes)} shapes" if shapes is not None else counts, "one each is needed"
             )
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
-        types, layers, given = tuple(map(jax.typeof, flat_x)), list[Layer](), list[tuple[Any, ...]]()
+        types, layers, given = _types(flat_x), list[Layer](), list[tuple[Any, ...]]()
         known: dict[Any, LayerVjp] = {}
         for number, (own, tree) in enumerate(zip(bodies, shards, strict=True)):
             flat, exchange = self._exchange(stages, tree, shapes and shapes[number], stacked=False)
@@ -101,7 +101,7 @@ class ShardedWeights:
         whole = tuple(_gathered(exchange, [leaf[0] for leaf in flat.leaves]))
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
         while True:
-            types = tuple(map(jax.typeof, flat_x))
+            types = _types(flat_x)
             vjp = layer_vjp(_kept_as(body, types), flat.like(whole).build(), Tree(types, structure).build())
             if vjp.structure != structure or [(t.shape, t.dtype) for t in vjp.types] != [
                 (t.shape, t.dtype) for t in types
@@ -221,9 +221,14 @@ def _layers_like(own: Sequence[Leaf], value: Value, ways: Sequence[int]) -> list
     return candidates
 
 
+def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    types: list[Any] = [jax.typeof(x) for x in arrays]
+    return tuple(types)
+
+
 def _gathered(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:
     """The types of the whole leaves."""
-    return _compat.traced(lambda *own: exchange.gather(own), *map(jax.typeof, shards)).types
+    return _compat.traced(lambda *own: exchange.gather(own), *_types(shards)).types
 
 
 def _kept_as(body: Body, types: Sequence[Any]) -> Body:

@@ -95,7 +95,11 @@ def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp
 
     def linearized(*arrays: Array) -> list[Array]:
         parts = list(arrays[:first]), list(arrays[first:second]), list(arrays[second:])
-        results, vjp = jax.vjp(lambda c, w, x: plain(*c, *w, *x), *parts)
+
+        def run(consts: Arrays, weights: Arrays, x: Arrays) -> list[Array]:
+            return plain(*consts, *weights, *x)
+
+        results, vjp = jax.vjp(run, *parts)
         residuals, structure = jax.tree_util.tree_flatten(vjp)
         vjps.append(structure)
         return [*results, *residuals]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -254,7 +254,7 @@ class Lowered:
                 pairs = zip(env[op.operand].leaves, env[op.delta].leaves, strict=True)
                 env[op.result] = env[op.operand].like([x + delta for x, delta in pairs])
             case ir.Map():
-                env |= apply_function(op, self, env, rng)
+                env |= apply_function(op, cast("Any", self), env, rng)
             case ir.Share():
                 env[op.result] = env[op.operand]
             case ir.Put() | ir.Get():

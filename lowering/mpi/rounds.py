@@ -117,6 +117,8 @@ def native(x: Array, spec: Spec, rank: int, comm: Any) -> Array:
             whole = _carried(mpi4jax.bcast, flat, root=spec.root, comm=comm)
             own = whole.shape[0] // ranks
             return whole[rank * own : (rank + 1) * own]
+        case "shift":
+            raise AssertionError("a shift is a program of its own")
 
 
 def _carried(move: Any, x: Array, **how: Any) -> Array:

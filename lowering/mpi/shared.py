@@ -83,11 +83,11 @@ def _hear(comm: Any, rank: int, name: str) -> bytes:
         message.Recv([word, MPI.BYTE])
         return word.tobytes()
 
-    late = Wait(
-        TIMEOUT_S, lambda waited: refuse(f"it has not begun to within {waited:.0f} s"), slice_s=_LOOK_S
-    )
+    def refuse_late(waited: float) -> NoReturn:
+        refuse(f"it has not begun to within {waited:.0f} s")
+
     try:
-        return until(heard, late)
+        return until(heard, Wait(TIMEOUT_S, refuse_late, slice_s=_LOOK_S))
     except MPI.Exception as error:
         refuse(error)
 

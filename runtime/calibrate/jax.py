@@ -91,7 +91,10 @@ def device_gamma(nbytes: int = 2**28, times: int = 20) -> float:
 
     @jax.jit
     def added(a: Any, b: Any, count: Any) -> Any:
-        return lax.fori_loop(0, count, lambda _, total: total + b, a)
+        def add(_: Any, total: Any) -> Any:
+            return total + b
+
+        return lax.fori_loop(0, count, add, a)
 
     def took(count: int) -> float:
         start = time.perf_counter()

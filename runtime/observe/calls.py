@@ -69,7 +69,8 @@ class Calls:
         self.places: list[str] = []
         self.moved, self.waits, self.number = time.monotonic(), 0, 0
         self._pairs = itertools.count()
-        self._inside, self._result, self._open = False, None, _NOTHING
+        self._inside, self._open = False, _NOTHING
+        self._result: Any = None
         self._seen = (0, False, True)
 
     def counted(self, function: Callable[..., Any], name: str) -> tuple[Callable[..., Any], int]:

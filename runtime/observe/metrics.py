@@ -217,7 +217,7 @@ def _served(host: str, port: int, summaries: Callable[[], Sequence[Summary]]) ->
 def _client() -> Any:
     """The module of Prometheus. Raises CP0962 where it is not installed."""
     try:
-        import prometheus_client.core  # noqa: PLC0415  an extra
+        import prometheus_client.core  # noqa: PLC0415  # pyright: ignore[reportUnusedImport]  an extra
     except ImportError:
         fail("CP0962", "metrics need prometheus-client", "install it: pip install 'commplan[metrics]'")
     return prometheus_client

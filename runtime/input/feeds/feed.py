@@ -408,7 +408,7 @@ class Feed(EpochIterator):
         already."""
         from commplan.runtime.input.feeds.torch_dataset import dataset  # noqa: PLC0415  needs PyTorch
 
-        return dataset(cast("Feed", self))
+        return dataset(cast("Any", self))
 
     def close(self) -> None:
         """Leave. Closing twice is fine."""
