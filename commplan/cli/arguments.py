@@ -305,7 +305,13 @@ def _trace(verb: Any) -> None:
 
 
 _JSON = ("json",)
+
+
 # Of each verb its summary, what else its help says, the formats besides `human`, and what adds its arguments.
+def _feeds(verb: Any) -> None:
+    _switch(verb, "--watch", "show them live, until Ctrl-C")
+
+
 _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     "check": (
         "report what is wrong with plans, and what is hardly meant",
@@ -402,6 +408,12 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         'For bash: eval "$(commplan completion bash)".',
         (),
         _completion,
+    ),
+    "feeds": (
+        "list the feeds that run on this host, and who waits for whom",
+        "A feed is what programs share their input by that call commplan.join with one name.",
+        _JSON,
+        _feeds,
     ),
 }
 

@@ -102,6 +102,11 @@ def attached(
         attachment.threads.start()
 
 
+def own(key: tuple[int, int]) -> FeedMemory | None:
+    """The memory that this process has open: to open and close it again would let go of its locks."""
+    return next((a.memory for a in list(_OPEN.values()) if a.memory.key == key), None)
+
+
 def _found(name: str) -> FeedMemory | None:
     for candidate in directory.found(name):
         memory = FeedMemory.opened(candidate.path, candidate.key)

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 
@@ -408,8 +408,7 @@ class Feed(EpochIterator):
         already."""
         from commplan.runtime.input.feeds.torch_dataset import dataset  # noqa: PLC0415  needs PyTorch
 
-        feed: Feed = self
-        return dataset(feed)
+        return dataset(cast("Feed", self))
 
     def close(self) -> None:
         """Leave. Closing twice is fine."""

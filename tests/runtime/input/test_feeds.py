@@ -23,7 +23,7 @@ from multirate_plans import code
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.feeds import directory
+from commplan.runtime.input.feeds import directory, status
 from commplan.runtime.input.feeds.memory import FeedMemory
 from commplan.runtime.input.iterator import PhaseBatches
 
@@ -298,6 +298,20 @@ def test_one_thread_is_told_which_member_to_drive(name: str) -> None:
             next(two)
             next(one)
         assert one.state()["epoch"] == 1
+
+
+def test_the_command_lists_who_is_there(name: str) -> None:
+    with joined(name) as one, joined(name, member=4):
+        next(one)
+        command = [sys.executable, "-m", "commplan", "feeds", "--format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        (feed,) = [feed for feed in json.loads(done.stdout)["feeds"] if feed["name"] == name]
+        assert [member["member"] for member in feed["members"]] == [0, 4]
+        assert feed["members"][0]["records"] == 4 and feed["members"][0]["pid"] == os.getpid()
+        assert [each.name for each in status.feeds() if each.name == name] == [name]
+        assert feed["nbytes"] > 0
+        with pytest.raises(CommplanError):  # the locks are held as before
+            joined(name, member=4)
 
 
 def test_a_feed_that_is_forgotten_holds_nobody(name: str) -> None:

@@ -1,0 +1,97 @@
+"""What runs on this host: the feeds of this user, as their own words say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from commplan.runtime.input.feeds import directory
+from commplan.runtime.input.feeds.attachment import own
+from commplan.runtime.input.feeds.memory import HOLDS, NBYTES, FeedMemory
+
+
+class MemberStatus(msgspec.Struct, frozen=True):
+    """One member. place: records from the first of epoch 0. rate: records a second since it came. waits_for:
+    whom it waits for now, in words; empty where it waits for nobody. alone: units that it read by itself.
+    is_held: whether units are kept for it."""
+
+    member: int
+    pid: int
+    batch: int
+    epoch: int
+    place: int
+    records: int
+    rate: float
+    waited_s: float
+    waits_for: str
+    alone: int
+    is_held: bool
+
+
+class FeedStatus(msgspec.Struct, frozen=True):
+    """One feed. nbytes: of its memory. made: units that each process has made, by its number."""
+
+    name: str
+    plan: str
+    phase: str
+    unit: int
+    slots: int
+    nbytes: int
+    made: dict[int, int]
+    members: tuple[MemberStatus, ...]
+
+
+def feeds() -> list[FeedStatus]:
+    """The feeds in which somebody lives, by name."""
+    statuses: list[FeedStatus] = []
+    for candidate in directory.found():
+        mine = own(candidate.key)
+        if mine is not None:
+            statuses.append(_status(mine))
+            continue
+        memory = FeedMemory.opened(candidate.path, candidate.key)
+        if memory is not None:
+            try:
+                statuses.append(_status(memory))
+            finally:
+                memory.close()
+    return sorted(statuses, key=lambda status: status.name)
+
+
+def _status(memory: FeedMemory) -> FeedStatus:
+    header, facts = memory.header, memory.facts
+    alive = [member for member in memory.present() if memory.lives(member)]
+    processes = {memory.members[member].get("process") - 1 for member in alive}
+    units = {memory.processes[p].get("pid"): memory.processes[p].get("units") for p in sorted(processes)}
+    nbytes = NBYTES + header.get("slots") * header.get("slot_nbytes")
+    members = tuple(_member(memory, member, alive) for member in alive)
+    slots = header.get("slots")
+    return FeedStatus(facts.name, facts.plan, facts.phase, facts.unit, slots, nbytes, units, members)
+
+
+def _member(memory: FeedMemory, member: int, alive: Sequence[int]) -> MemberStatus:
+    words, unit = memory.members[member], memory.header.get("unit")
+    lasted = max(1e-9, (time.monotonic_ns() - words.get("since")) / 1e9)
+    position = words.get("position")
+    return MemberStatus(
+        member, words.get("pid"), words.get("batch"), position // memory.header.get("epoch"), position * unit,
+        words.get("records"), words.get("records") / lasted, words.get("waited_ns") / 1e9,
+        _waits_for(memory, member, alive), words.get("alone"), words.get("state") == HOLDS,
+    )  # fmt: skip
+
+
+def _waits_for(memory: FeedMemory, member: int, alive: Sequence[int]) -> str:
+    wanted = memory.members[member].get("wanted") - 1
+    if wanted < 0:
+        return ""
+    slot = memory.slot_words[wanted % memory.slots]
+    if slot.get("unit") == wanted + 1:
+        return f"process {memory.processes[slot.get('owner') - 1].get('pid')}, which makes the next unit"
+    held = [other for other in alive if memory.members[other].get("state") == HOLDS]
+    slowest = min(held, key=lambda other: memory.members[other].get("position"), default=member)
+    behind = (wanted - memory.members[slowest].get("position")) * memory.header.get("unit")
+    if slowest == member or behind < memory.slots * memory.header.get("unit"):
+        return "a process with a core for the next unit"
+    return f"member {slowest}, {behind} records behind"
