@@ -64,11 +64,11 @@ def _status(memory: FeedMemory) -> FeedStatus:
     header, facts = memory.header, memory.facts
     alive = [member for member in memory.present() if memory.lives(member)]
     processes = {memory.members[member].get("process") - 1 for member in alive}
-    made = {memory.processes[p].get("pid"): memory.processes[p].get("units") for p in sorted(processes)}
+    units = {memory.processes[p].get("pid"): memory.processes[p].get("units") for p in sorted(processes)}
     nbytes = NBYTES + header.get("slots") * header.get("slot_nbytes")
     members = tuple(_member(memory, member, alive) for member in alive)
     slots = header.get("slots")
-    return FeedStatus(facts.name, facts.plan, facts.phase, facts.unit, slots, nbytes, made, members)
+    return FeedStatus(facts.name, facts.plan, facts.phase, facts.unit, slots, nbytes, units, members)
 
 
 def _member(memory: FeedMemory, member: int, alive: Sequence[int]) -> MemberStatus:
