@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import inspect
 import os
 import signal
+import stat
+import struct
 import sys
+import termios
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +29,9 @@ from commplan.ir import schedule as ir
 from commplan.lowering.mpi.job.engine_errors import TOLD, once
 from commplan.lowering.mpi.job.interruption import interruption
 from commplan.sidecar import leave
+from commplan.wait import Wait, until
+
+READ_S = 1.0  # that what was said may lie unread when a rank aborts
 
 _hooks: list[Any] = []  # what `sys.excepthook` was
 _ends: list[Callable[[BaseException, int], None]] = []
@@ -130,7 +138,31 @@ def _abort(error: BaseException, status: int) -> None:
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
         leave()
+        with contextlib.suppress(TimeoutError):
+            until(_is_read, Wait(READ_S, _unread_too_long))
         MPI.COMM_WORLD.Abort(status)
+
+
+def _is_read(seconds: float) -> bool:
+    """Whether the launcher has read what this process said; it ends when a rank aborts, and loses the rest."""
+    if not any(map(unread, (1, 2))):
+        return True
+    time.sleep(min(seconds, 0.005))
+    return False
+
+
+def _unread_too_long(waited: float) -> NoReturn:
+    raise TimeoutError(f"nobody has read what was said for {waited:.1f} s")
+
+
+def unread(descriptor: int) -> int:
+    """Bytes that lie in the pipe `descriptor`; 0 where it is none."""
+    try:
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
+    except OSError:
+        pass
+    return 0
 
 
 def hold_aborts() -> None:

@@ -130,6 +130,8 @@ class Library:
 
     def commplan_channel_close(self, channel: int) -> None: ...
 
+    def commplan_signals(self, *functions: Any) -> None: ...
+
     def commplan_channel_busy(self, channel: int) -> int:
         return 0
 
