@@ -18,7 +18,7 @@ from commplan.wait import Wait, until
 
 _PREFIX = "commplan-feed-"
 _LINK = re.compile(rf"/memfd:{_PREFIX}([A-Za-z0-9_.-]+)(?: \(deleted\))?")
-_MEET_S = 60.0  # seconds for another process to come or leave, which takes milliseconds
+MEET_S = 60.0  # seconds for another process to come or leave, which takes milliseconds
 HAS_FEEDS = sys.platform.startswith("linux") and hasattr(os, "memfd_create")
 
 
@@ -86,9 +86,9 @@ def meeting() -> Generator[None]:
     """
 
     def late(_: float) -> NoReturn:
-        fail("CP0928", f"another process has been joining a feed for {_MEET_S:g} s", "is one stopped?")
+        fail("CP0928", f"another process has been joining a feed for {MEET_S:g} s", "is one stopped?")
 
-    descriptor, path = until(lambda seconds: _locked(), Wait(_MEET_S, late, slice_s=0.01))
+    descriptor, path = until(lambda seconds: _locked(), Wait(MEET_S, late, slice_s=0.01))
     try:
         yield
     finally:
