@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from commplan import __version__
+from commplan.cli import argument_types
 
 EMITS = ("schedule", "plan", "jaxpr", "hlo", "dot", "mermaid")
 BACKENDS = ("jax", "mpi")
 SHELLS = ("bash", "zsh", "fish")
-MEASURES = ("slower", "bytes", "memory", "rounds")  # of `diff --fail-on`
-_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-_SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _PLAN = "a .plan file, or - for stdin"
 
 
@@ -81,7 +79,7 @@ def _check(verb: Any) -> None:
     _switch(verb, "--watch", "check again whenever a file changes, until Ctrl-C")
     _switch(verb, "--strict", "exit with 1 for warnings too")
     records = "how many records a source has: for what `tail drop` loses (repeatable)"
-    _repeatable(verb, "--records", "NAME=N", records, _size)
+    _repeatable(verb, "--records", "NAME=N", records, argument_types.size)
     program = "a program that runs the plans: for outputs that it does not take (repeatable)"
     _repeatable(verb, "--program", "TRAIN.py", program, str)
     _binding(verb)
@@ -100,9 +98,9 @@ def _binding(verb: Any) -> None:
     shapes = 'shapes of trees: name -> nested objects with leaves {"shape": [..], "dtype": ".."}'
     _flag(group, "--shapes", "S.json", shapes)
     _flag(group, "--topology", "T.toml", "the machine, as levels")
-    _repeatable(group, "--axis", "NAME=N", "the size of an axis (repeatable)", _size)
+    _repeatable(group, "--axis", "NAME=N", "the size of an axis (repeatable)", argument_types.size)
     level = "the level of the topology that an axis lies on (repeatable)"
-    _repeatable(group, "--map", "AXIS=LEVEL", level, _pair)
+    _repeatable(group, "--map", "AXIS=LEVEL", level, argument_types.pair)
     _switch(group, "--oversubscribe", "allow more ranks than the topology has places")
     whose = "whose collectives the plan uses: XLA's own (NCCL, Gloo), or MPI (default: jax)"
     _choice(group, "--backend", BACKENDS, whose)
@@ -136,11 +134,11 @@ def _verify(verb: Any) -> None:
     group = verb.add_argument_group("one algorithm instead of a file")
     _flag(group, "--algorithm", "NAME", 'such as ring, or "hierarchical(gpu = ring, node = chain)"')
     _flag(group, "--collective", "KIND", "such as all_reduce or broadcast")
-    _flag(group, "--ranks", "N|LEVEL=N,..", "how many ranks, or how many at each level", _ranks)
+    _flag(group, "--ranks", "N|LEVEL=N,..", "how many ranks, or how many at each level", argument_types.ranks)
     _switch(group, "--protocol", "the protocol of servers, in every order of messages")
     _switch(group, "--whole", "with --protocol: up to four workers and two servers (minutes)")
-    _flag(group, "--root", "R", "the rank that has or gets all", _place)
-    _flag(group, "--slices", "N", "parts of every chunk, pipelined (default: 1)", _count, 1)
+    _flag(group, "--root", "R", "the rank that has or gets all", argument_types.place)
+    _flag(group, "--slices", "N", "parts of every chunk, pipelined (default: 1)", argument_types.count, 1)
     _binding(verb)
 
 
@@ -183,9 +181,9 @@ def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 def _simulated(verb: Any) -> None:
     """What is simulated, and what is known of its costs."""
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
-    _flag(verb, "--ranks", "N", "as many ranks: the first axis of the plan is resized", _count)
+    _flag(verb, "--ranks", "N", "as many ranks: the first axis of the plan is resized", argument_types.count)
     cost = "what one call of a function or one read of a source takes, such as decode=3ms (repeatable)"
-    _repeatable(verb, "--cost", "NAME=TIME", cost, _seconds)
+    _repeatable(verb, "--cost", "NAME=TIME", cost, argument_types.named_seconds)
     _binding(verb)
 
 
@@ -201,7 +199,7 @@ def _report(verb: Any) -> None:
 def _simulate(verb: Any) -> None:
     _simulated(verb)
     step = "what a training step takes without communication, such as 120ms: for elastic averaging's share"
-    _flag(verb, "--step-seconds", "TIME", step, _duration)
+    _flag(verb, "--step-seconds", "TIME", step, argument_types.duration)
     _flag(verb, "--trace", "OUT.json", "write a trace that Perfetto opens")
 
 
@@ -224,7 +222,7 @@ def _diff(verb: Any) -> None:
     verb.add_argument("a", metavar="A", help="a .plan file or a saved schedule, or - for stdin")
     verb.add_argument("b", metavar="B", help="what is compared with it")
     limit = "exit with 1 where B is worse by more: slower, bytes, memory or rounds (repeatable)"
-    _repeatable(verb, "--fail-on", "MEASURE:N%", limit, _limit)
+    _repeatable(verb, "--fail-on", "MEASURE:N%", limit, argument_types.limit)
     _binding(verb)
 
 
@@ -233,28 +231,34 @@ def _calibrate(verb: Any) -> None:
     verb.add_argument("-o", "--output", metavar="OUT", required=True, help="write NAME.calibration.toml here")
     _flag(verb, "--topology", "T.toml", "the machine, as levels (default: hosts and ranks)")
     verb.add_argument("--backend", choices=BACKENDS, help="default: mpi under mpirun, else jax")
-    _flag(verb, "--devices", "N", "CPU devices of one JAX process", _count)
-    _flag(verb, "--largest", "SIZE", "the largest buffer (default: 64MiB)", _nbytes, 64 * 2**20)
-    _flag(verb, "--seconds", "N", "about how long to measure (default: 120, and 20 for the input)", _count)
+    _flag(verb, "--devices", "N", "CPU devices of one JAX process", argument_types.count)
+    _flag(verb, "--largest", "SIZE", "the largest buffer (default: 64MiB)", argument_types.nbytes, 64 * 2**20)
+    _flag(
+        verb,
+        "--seconds",
+        "N",
+        "about how long to measure (default: 120, and 20 for the input)",
+        argument_types.count,
+    )
     given = verb.add_argument_group("the input of a plan")
     source = "a source: a folder (its files are the records) or a .npy file (repeatable)"
-    _repeatable(given, "--source", "NAME=PATH", source, _pair)
+    _repeatable(given, "--source", "NAME=PATH", source, argument_types.pair)
     _functions(given, "a host function of the plan (repeatable)")
     axis = "the size of an axis that the batch is split along (repeatable)"
-    _repeatable(given, "--axis", "NAME=N", axis, _size)
+    _repeatable(given, "--axis", "NAME=N", axis, argument_types.size)
     step = given.add_mutually_exclusive_group()
     consumer = "a jitted step: it is called with one batch of a member, {name: array}, and timed"
     _flag(step, "--consumer", "MODULE:FUNCTION", consumer)
     seconds = "what a step takes without its input, such as 12ms, where it is known"
-    _flag(step, "--step-seconds", "TIME", seconds, _duration)
+    _flag(step, "--step-seconds", "TIME", seconds, argument_types.duration)
 
 
 def _run(verb: Any) -> None:
     verb.add_argument("file", metavar="FILE", help=_PLAN)
     source = "a source: a folder (its files are the records) or a .npy file (its rows are; repeatable)"
-    _repeatable(verb, "--source", "NAME=PATH", source, _pair)
+    _repeatable(verb, "--source", "NAME=PATH", source, argument_types.pair)
     _functions(verb, "a function of the plan (repeatable)")
-    _flag(verb, "--steps", "N", "steps to run (default: 10)", _count, 10)
+    _flag(verb, "--steps", "N", "steps to run (default: 10)", argument_types.count, 10)
     _flag(verb, "--seed", "N", "of the random inputs (default: 0)", int, 0)
     metrics = "keep what the input costs here, in the text format of Prometheus: `{rank}` is the rank"
     _flag(verb, "--metrics", "FILE", metrics)
@@ -262,7 +266,7 @@ def _run(verb: Any) -> None:
 
 
 def _functions(group: Any, summary: str) -> None:
-    _repeatable(group, "--fn", "NAME=MODULE:FUNCTION", summary, _pair)
+    _repeatable(group, "--fn", "NAME=MODULE:FUNCTION", summary, argument_types.pair)
 
 
 def _new(verb: Any) -> None:
@@ -427,79 +431,3 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         _feeds,
     ),
 }
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
-    return name, value
-
-
-def _is_number(text: str) -> bool:
-    """Whether it is written in the digits 0 to 9, and not too many of them."""
-    return text.isascii() and text.isdecimal() and len(text) < 20
-
-
-def _whole(text: str, least: int, expected: str, shown: str) -> int:
-    if not _is_number(text) or not least <= int(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"expected {expected}, found {shown!r}")
-    return int(text)
-
-
-def _size(text: str) -> tuple[str, int]:
-    name, value = _pair(text)
-    return name, _whole(value, 1, "NAME=N with a positive whole number", text)
-
-
-def _ranks(text: str) -> int | tuple[tuple[str, int], ...]:
-    """`13`, or `gpu=8,node=4`."""
-    return tuple(_size(part) for part in text.split(",")) if "=" in text else _count(text)
-
-
-def _place(text: str) -> int:
-    return _whole(text, 0, "a rank: a whole number from 0 on", text)
-
-
-def _count(text: str) -> int:
-    return _whole(text, 1, "a positive whole number", text)
-
-
-def _time(text: str, bare: str = "") -> float | None:
-    """Seconds, `bare` being the unit where none is written; None where it is no time."""
-    number = text.rstrip("nums")
-    unit = text[len(number) :] or bare
-    known = unit in _TIMES and _is_number(number.replace(".", "", 1))
-    return float(number) * _TIMES[unit] if known else None
-
-
-def _seconds(text: str) -> tuple[str, float]:
-    name, value = _pair(text)
-    seconds = _time(value)
-    if seconds is None:
-        raise argparse.ArgumentTypeError(f"expected NAME=TIME such as decode=3ms, found {text!r}")
-    return name, seconds
-
-
-def _duration(text: str) -> float:
-    seconds = _time(text, "s")
-    if not seconds:
-        raise argparse.ArgumentTypeError(f"expected a time such as 12ms, found {text!r}")
-    return seconds
-
-
-def _limit(text: str) -> tuple[str, float]:
-    measure, _, share = text.partition(":")
-    number = share.removesuffix("%")
-    if measure not in MEASURES or number == share or not _is_number(number.replace(".", "", 1)):
-        expected = f"{', '.join(f'{name}:N%' for name in MEASURES)}"
-        raise argparse.ArgumentTypeError(f"expected one of {expected}, found {text!r}")
-    return measure, float(number) / 100
-
-
-def _nbytes(text: str) -> int:
-    number = text.rstrip("KMGiB")
-    unit = text[len(number) :]
-    if unit not in _SIZES or not _is_number(number) or not int(number):
-        raise argparse.ArgumentTypeError(f"expected a size such as 64MiB, found {text!r}")
-    return int(number) * _SIZES[unit]

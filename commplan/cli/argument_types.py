@@ -1,0 +1,85 @@
+"""What the values of arguments are read as. Each raises ArgumentTypeError for what it is not."""
+
+from __future__ import annotations
+
+import argparse
+
+MEASURES = ("slower", "bytes", "memory", "rounds")  # of `diff --fail-on`
+_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
+    return name, value
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is written in the digits 0 to 9, and not too many of them."""
+    return text.isascii() and text.isdecimal() and len(text) < 20
+
+
+def _whole(text: str, least: int, expected: str, shown: str) -> int:
+    if not _is_number(text) or not least <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"expected {expected}, found {shown!r}")
+    return int(text)
+
+
+def size(text: str) -> tuple[str, int]:
+    name, value = pair(text)
+    return name, _whole(value, 1, "NAME=N with a positive whole number", text)
+
+
+def ranks(text: str) -> int | tuple[tuple[str, int], ...]:
+    """`13`, or `gpu=8,node=4`."""
+    return tuple(size(part) for part in text.split(",")) if "=" in text else count(text)
+
+
+def place(text: str) -> int:
+    return _whole(text, 0, "a rank: a whole number from 0 on", text)
+
+
+def count(text: str) -> int:
+    return _whole(text, 1, "a positive whole number", text)
+
+
+def _time(text: str, bare: str = "") -> float | None:
+    """Seconds, `bare` being the unit where none is written; None where it is no time."""
+    number = text.rstrip("nums")
+    unit = text[len(number) :] or bare
+    known = unit in _TIMES and _is_number(number.replace(".", "", 1))
+    return float(number) * _TIMES[unit] if known else None
+
+
+def named_seconds(text: str) -> tuple[str, float]:
+    name, value = pair(text)
+    seconds = _time(value)
+    if seconds is None:
+        raise argparse.ArgumentTypeError(f"expected NAME=TIME such as decode=3ms, found {text!r}")
+    return name, seconds
+
+
+def duration(text: str) -> float:
+    seconds = _time(text, "s")
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"expected a time such as 12ms, found {text!r}")
+    return seconds
+
+
+def limit(text: str) -> tuple[str, float]:
+    measure, _, share = text.partition(":")
+    number = share.removesuffix("%")
+    if measure not in MEASURES or number == share or not _is_number(number.replace(".", "", 1)):
+        expected = f"{', '.join(f'{name}:N%' for name in MEASURES)}"
+        raise argparse.ArgumentTypeError(f"expected one of {expected}, found {text!r}")
+    return measure, float(number) / 100
+
+
+def nbytes(text: str) -> int:
+    number = text.rstrip("KMGiB")
+    unit = text[len(number) :]
+    if unit not in _SIZES or not _is_number(number) or not int(number):
+        raise argparse.ArgumentTypeError(f"expected a size such as 64MiB, found {text!r}")
+    return int(number) * _SIZES[unit]
