@@ -22,8 +22,8 @@ from feed_process import DEFAULTS, decode, noise, records, text, told
 from multirate_plans import code
 
 import commplan
-from commplan.diagnostics import CommplanError
-from commplan.runtime.input.feeds import attachment, directory, status
+from commplan.diagnostics import CommplanError, fail
+from commplan.runtime.input.feeds import attachment, directory, maker, status
 from commplan.runtime.input.feeds.feed import Feed
 from commplan.runtime.input.feeds.memory import FeedMemory
 from commplan.runtime.input.iterator import PhaseBatches
@@ -401,6 +401,30 @@ def test_a_member_that_is_forgotten_leaves_while_another_comes(
     monkeypatch.setattr(Feed, "_enter", entered)
     with joined(name) as second:
         assert len(list(second)) == 7
+
+
+def test_threads_go_on_where_a_process_holds_the_feed_for_long(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks, claims, claim = threading.Semaphore(0), [1], FeedMemory.claim
+
+    def look() -> None:
+        looks.release()
+        fail("CP0921", "held")
+
+    def claimed(memory: FeedMemory) -> int | None:
+        if claims:
+            claims.pop()
+            fail("CP0921", "process 7 holds it")
+        return claim(memory)
+
+    monkeypatch.setattr(maker, "SEATS_S", 0.01)
+    monkeypatch.setattr(FeedMemory, "claim", claimed)
+    with joined(name) as one:
+        one._attachment.idle[99] = look
+        assert len(list(one)) == 7
+        assert looks.acquire(timeout=20) and looks.acquire(timeout=20)
+    assert "process 7 holds it" in caplog.text
 
 
 def test_a_feed_that_is_forgotten_holds_nobody(name: str) -> None:
