@@ -18,7 +18,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 SOCKET = "sidecar-1"  # the number is that of what is said over it
-LOCK_S = 10.0  # seconds to start or end a sidecar in, which takes milliseconds
+LOCK_S = 5.0  # seconds to start or end a sidecar in, which takes milliseconds
 _POLL_S = 0.005
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _lines: list[socket.socket] = []  # to the sidecar, while there is one

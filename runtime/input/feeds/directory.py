@@ -103,7 +103,7 @@ def _locked() -> tuple[int, Path] | None:
     Nobody but this user can read it or put anything into it. Where another user has made one of its name,
     which anybody can, the next name is taken.
     """
-    base = default_folder() / f"commplan-{os.getuid()}"
+    base = default_folder() / f"commplan-feeds-{os.getuid()}"  # the sidecar has a folder of its own
     for number in range(1000):
         path = base.with_name(f"{base.name}.{number}") if number else base
         with contextlib.suppress(FileExistsError):

@@ -493,7 +493,7 @@ def saved_of(member: Member) -> dict[str, int]:
 def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever made the folder's name first, nobody is kept from meeting."""
     monkeypatch.setattr(directory, "default_folder", lambda: tmp_path)
-    squatted = tmp_path / f"commplan-{os.getuid()}"
+    squatted = tmp_path / f"commplan-feeds-{os.getuid()}"
     squatted.mkdir(0o755)
     with directory.meeting():
         (own,) = set(tmp_path.iterdir()) - {squatted}
