@@ -1,4 +1,4 @@
-"""What the words behind flags are read as; each raises `argparse.ArgumentTypeError` where it cannot."""
+"""What the values of arguments are read as. Each raises ArgumentTypeError for what it is not."""
 
 from __future__ import annotations
 

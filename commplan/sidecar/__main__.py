@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -22,6 +23,7 @@ from commplan.sidecar.attend import SOCKET, locked, peer
 from commplan.sidecar.ending import described, kills_for_memory, status
 
 _LONGEST = 65536  # bytes of a message
+_READ_MS = 1000  # to wait for who reads what is said
 _QUIET_S = 0.1  # without another end, until it is said what those before mean
 
 
@@ -90,20 +92,25 @@ class Sidecar:
         """Until the last one has gone."""
         self.accept()
         while True:
-            if not self.running and not self.news:
-                with locked() as place:
-                    self.accept()
-                    if not self.running:
-                        (place / SOCKET).unlink(missing_ok=True)
-                        place.rmdir()
-                        return
-            events = self.selector.select(_QUIET_S if self.news else None)
+            if not self.running and not self.news and self.has_ended():
+                return
+            events = self.selector.select(None if self.running and not self.news else _QUIET_S)
             for key, _ in events:
                 key.data()
             if not events:
                 for process in self.news:
                     self.weigh(process)
                 self.news.clear()
+
+    def has_ended(self) -> bool:
+        """Remove the socket, where nobody has come meanwhile."""
+        with contextlib.suppress(TimeoutError), locked() as place:
+            self.accept()
+            if not self.running:
+                (place / SOCKET).unlink(missing_ok=True)
+                place.rmdir()
+                return True
+        return False
 
     def accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -163,8 +170,16 @@ class Sidecar:
         ends = [Ended(each.number, each.who, each.ended, each.seconds, tuple(each.records)) for each in gone]
         text = judgement(ends, kills_for_memory() - self.killed)
         if text:
-            with contextlib.suppress(OSError):
-                os.write(last.errors, text.encode())
+            say(last.errors, text)
+
+
+def say(descriptor: int, text: str) -> None:
+    """Write `text` to the standard error of a process that has died, unless nobody reads that."""
+    data, poll = memoryview(text.encode()), select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    with contextlib.suppress(OSError):
+        while data and poll.poll(_READ_MS):
+            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # so much does not block
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import atexit
 import contextlib
 import fcntl
@@ -14,10 +13,13 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 
 SOCKET = "sidecar-1"  # the number is that of what is said over it
+LOCK_S = 5.0  # seconds to start or end a sidecar in, which takes milliseconds
+_POLL_S = 0.005
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _lines: list[socket.socket] = []  # to the sidecar, while there is one
 _exempt: list[bool] = []  # this process says nothing more of itself
@@ -32,17 +34,19 @@ def attend(record: Path, who: str) -> None:
     """
     if _exempt or os.environ.get("COMMPLAN_SIDECAR") == "0" or not hasattr(os, "pidfd_open"):
         return
+    message = json.dumps({"record": str(record), "who": who}).encode()
     with contextlib.suppress(OSError):
-        message, given = json.dumps({"record": str(record), "who": who}).encode(), list[int]()
-        if not _lines:
-            _lines.append(_connected())
-            atexit.register(leave)
-            # A sidecar that comes up when this process has died already knows of both what they were.
-            given = [os.pidfd_open(os.getpid()), 2]
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", given))] if given else []
-        _lines[0].sendmsg([message], rights)
-        for descriptor in given[:1]:
-            os.close(descriptor)
+        if _lines:
+            _lines[0].send(message)
+            return
+        _lines.append(_connected())
+        atexit.register(leave)
+        # A sidecar that comes up when this process has died already knows of both what they were.
+        own = os.pidfd_open(os.getpid())
+        try:
+            _ = socket.send_fds(_lines[0], [message], [own, 2])
+        finally:
+            os.close(own)
 
 
 def leave() -> None:
@@ -71,23 +75,39 @@ def folder() -> Path:
 @contextlib.contextmanager
 def locked() -> Generator[Path]:
     """While this runs no other process of this user starts or ends a sidecar. Raises OSError for a folder
-    that others could have made."""
-    place = folder()
-    while True:
-        with contextlib.suppress(FileExistsError):
-            place.mkdir(mode=0o700)
+    that others could have made, and TimeoutError where another process keeps it."""
+    place, end = folder(), time.monotonic() + LOCK_S
+    while (descriptor := _opened(place)) is None:
+        if time.monotonic() > end:
+            raise TimeoutError(f"another process has had {place} for {LOCK_S:g} s")
+        time.sleep(_POLL_S)
+    try:
+        yield place
+    finally:
+        os.close(descriptor)
+
+
+def _opened(place: Path) -> int | None:
+    """The folder, made, locked and still there; None where another process has it or has just removed it."""
+    with contextlib.suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    try:
         descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            status = os.fstat(descriptor)
-            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-                raise PermissionError(f"{place} is of another user, or open to others")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(place.stat(), status):  # else its last sidecar has just removed it
-                    yield place
-                    return
-        finally:
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise PermissionError(f"{place} is of another user, or open to others")
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(place.stat(), status):
+                kept, descriptor = descriptor, -1
+                return kept
+    finally:
+        if descriptor >= 0:
             os.close(descriptor)
+    return None
 
 
 def _connected() -> socket.socket:

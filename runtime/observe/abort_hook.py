@@ -144,7 +144,7 @@ def _abort(error: BaseException, status: int) -> None:
 
 
 def _is_read(seconds: float) -> bool:
-    """Whether the launcher has read what this process said; it ends when a rank aborts, and loses the rest."""
+    """Whether the launcher has read what this process said, which is lost where it ends first."""
     if not any(map(unread, (1, 2))):
         return True
     time.sleep(min(seconds, 0.005))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import stat
@@ -18,7 +19,8 @@ from support import mpirun
 
 from commplan.cli import main
 from commplan.recorder import blame, read_records
-from commplan.sidecar.attend import SOCKET
+from commplan.sidecar import __main__ as sidecar
+from commplan.sidecar.attend import SOCKET, attend, locked
 
 # A process of a job of three ranks, in an operation: it says when it is there, then does what it is told.
 PROGRAM = """
@@ -115,14 +117,39 @@ def test_only_its_user_may_enter(place: Path) -> None:
 def test_what_a_killed_sidecar_left_is_taken_over(place: Path) -> None:
     started = process(0, "")
     found = [path for path in Path("/proc").glob("[0-9]*") if str(place / "s") in _environment(path)]
-    (sidecar,) = (
-        int(path.name) for path in found if "-m\0commplan.sidecar" in (path / "cmdline").read_text()
-    )
-    os.kill(sidecar, signal.SIGKILL)
+    (number,) = (int(path.name) for path in found if "-m\0commplan.sidecar" in (path / "cmdline").read_text())
+    os.kill(number, signal.SIGKILL)
     other = process(1, "os.kill(os.getpid(), 9)")
     assert "was killed (SIGKILL)" in ended(other)
     ended(started)
     left(place)
+
+
+def test_a_folder_that_another_process_keeps_is_waited_for_with_a_bound(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["commplan.sidecar.attend"], "LOCK_S", 0.05)
+    with locked() as folder:
+        assert folder == place / "s"
+        with pytest.raises(TimeoutError), locked():
+            pass
+        attend(place / "a.rec", "rank 0")  # keeps no program from anything
+    with pytest.raises(FileNotFoundError, match="of its own"), locked():
+        raise FileNotFoundError("of its own")
+
+
+def test_an_error_that_nobody_reads_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar, "_READ_MS", 10)
+    read, write = os.pipe()
+    try:
+        sidecar.say(write, "x" * 10_000)
+        assert os.read(read, 20_000) == b"x" * 10_000
+        while select.select([], [write], [], 0)[1]:
+            os.write(write, b"y" * select.PIPE_BUF)
+        sidecar.say(write, "nobody reads this")
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def _environment(path: Path) -> str:

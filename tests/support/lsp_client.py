@@ -11,7 +11,7 @@ from typing import Any
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
-URI = "file:///work/p.plan"
+URI = "file:///plans/p.plan"
 WAIT_S = 120.0  # for what a loaded machine does late; nothing waits as long as it does
 
 

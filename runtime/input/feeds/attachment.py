@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from commplan.diagnostics import fail
 from commplan.input.prefetch import KEEP
@@ -17,10 +19,14 @@ from commplan.runtime.input.feeds.maker import MakerThreads, UnitMaker
 from commplan.runtime.input.feeds.memory import MEMBERS, MOST_SLOTS, NBYTES, Facts, FeedMemory
 from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.shm.slots import Slots
+from commplan.wait import Wait, until
 
 _END_S = 1.0  # seconds for threads to end in
 _COMING = threading.RLock()  # held by who joins or leaves a feed in this process
 _OPEN: dict[tuple[int, str], Attachment] = {}  # by process (a forked one has none of them) and name
+_LEFT: list[FeedMemory] = []  # that threads which have yet to end have open
+_COMER = -1  # among the members of an attachment, while one comes
+os.register_at_fork(after_in_child=_LEFT.clear)
 
 
 @dataclass(eq=False)
@@ -38,7 +44,7 @@ class Attachment:
     def __post_init__(self) -> None:
         name = self.memory.facts.name
         self.threads = MakerThreads(
-            self.memory, self.maker, self.slots(), f"commplan-{name}", self.memory.close, self._look_after
+            self.memory, self.maker, self.slots(), f"commplan-{name}", self._close, self._look_after
         )
 
     def slots(self) -> Slots:
@@ -49,6 +55,32 @@ class Attachment:
     def _look_after(self) -> None:
         for look in list(self.idle.values()):
             look()
+
+    def _close(self) -> None:
+        self.memory.close()
+        with contextlib.suppress(ValueError):
+            _LEFT.remove(self.memory)
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """It does not end while this runs, whoever leaves: a collector may find a member anywhere."""
+        self.members.add(_COMER)
+        try:
+            yield
+        finally:
+            self.members.discard(_COMER)
+            if not self.members:
+                self._end()
+
+    def _end(self) -> None:
+        """The last member of this process has left."""
+        memory = self.memory
+        _OPEN.pop((os.getpid(), memory.facts.name), None)
+        _LEFT.append(memory)
+        memory.stopped = True
+        memory.ring("taken", "made", "seats")
+        if memory.descriptor < 0:  # its threads have ended before, of an error
+            self._close()
 
     def leave(self, member: int) -> None:
         """`member` is there no more; with the last one of this process its part in the feed ends."""
@@ -63,9 +95,7 @@ class Attachment:
             memory.ring("taken", "made", "seats")
             if self.members:
                 return
-            _OPEN.pop((os.getpid(), memory.facts.name), None)
-            memory.stopped = True
-            memory.ring("taken", "made", "seats")
+            self._end()
         self.threads.join(_END_S)  # the last of them closes the file: until then nobody makes its unit anew
 
 
@@ -76,11 +106,12 @@ def attached(
     """The feed that is called as `facts` say, and whether it was begun just now, with unit `first`; nobody
     else comes or goes meanwhile. Errors: CP0922 for other facts, CP0923 no memory, CP0928."""
     name = facts.name
-    with _COMING, directory.meeting():
+    with _coming(name), directory.meeting():
         attachment = _OPEN.get((os.getpid(), name))
         if attachment is not None:
             refuse_unlike(facts, attachment.memory.facts, plan)
-            yield attachment, False
+            with attachment.held():
+                yield attachment, False
             return
         memory = _found(name)
         begun = memory is None
@@ -102,9 +133,54 @@ def attached(
         attachment.threads.start()
 
 
-def own(key: tuple[int, int]) -> FeedMemory | None:
-    """The memory that this process has open: to open and close it again would let go of its locks."""
-    return next((a.memory for a in list(_OPEN.values()) if a.memory.key == key), None)
+@contextlib.contextmanager
+def _coming(name: str) -> Generator[None]:
+    """Nobody else in this process joins or leaves a feed, and no thread from before has feed `name` open:
+    when it closes the file, this process would lose all its locks.
+
+    Errors: CP0928 where such a thread does not end for a minute.
+    """
+
+    def late(waited: float) -> NoReturn:
+        fail(
+            "CP0928",
+            f"this process has left feed {name!r}, and a thread of it has made a unit for {waited:.0f} s",
+            "does a function of the plan, or a source, hang?",
+        )
+
+    def has_ended(seconds: float) -> bool:
+        return not _open_still(name) or bool(time.sleep(min(seconds, 0.01)))
+
+    while True:
+        _ = until(has_ended, Wait(directory.MEET_S, late))
+        with _COMING:
+            if not _open_still(name):  # else another thread has just left it
+                yield
+                return
+
+
+def _open_still(name: str) -> bool:
+    return any(memory.facts.name == name for memory in list(_LEFT))
+
+
+@contextlib.contextmanager
+def looked_at(candidate: directory.Found) -> Generator[FeedMemory | None]:
+    """The memory of a feed, which nobody in this process joins or leaves meanwhile; None where it is none.
+
+    Where this process has it open that is it: to open it and close it again would let go of its locks.
+    """
+    with _COMING:
+        mine = [*(attachment.memory for attachment in _OPEN.values()), *_LEFT]
+        memory = next((each for each in mine if each.key == candidate.key), None)
+        if memory is not None:
+            yield memory
+            return
+        memory = FeedMemory.opened(candidate.path, candidate.key)
+        try:
+            yield memory
+        finally:
+            if memory is not None:
+                memory.close()
 
 
 def _found(name: str) -> FeedMemory | None:

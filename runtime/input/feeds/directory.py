@@ -18,7 +18,7 @@ from commplan.wait import Wait, until
 
 _PREFIX = "commplan-feed-"
 _LINK = re.compile(rf"/memfd:{_PREFIX}([A-Za-z0-9_.-]+)(?: \(deleted\))?")
-_MEET_S = 60.0  # seconds for another process to come or leave, which takes milliseconds
+MEET_S = 60.0  # seconds for another process to come or leave, which takes milliseconds
 HAS_FEEDS = sys.platform.startswith("linux") and hasattr(os, "memfd_create")
 
 
@@ -86,9 +86,9 @@ def meeting() -> Generator[None]:
     """
 
     def late(_: float) -> NoReturn:
-        fail("CP0928", f"another process has been joining a feed for {_MEET_S:g} s", "is one stopped?")
+        fail("CP0928", f"another process has been joining a feed for {MEET_S:g} s", "is one stopped?")
 
-    descriptor, path = until(lambda seconds: _locked(), Wait(_MEET_S, late, slice_s=0.01))
+    descriptor, path = until(lambda seconds: _locked(), Wait(MEET_S, late, slice_s=0.01))
     try:
         yield
     finally:
@@ -103,7 +103,7 @@ def _locked() -> tuple[int, Path] | None:
     Nobody but this user can read it or put anything into it. Where another user has made one of its name,
     which anybody can, the next name is taken.
     """
-    base = default_folder() / f"commplan-{os.getuid()}"
+    base = default_folder() / f"commplan-feeds-{os.getuid()}"  # the sidecar has a folder of its own
     for number in range(1000):
         path = base.with_name(f"{base.name}.{number}") if number else base
         with contextlib.suppress(FileExistsError):

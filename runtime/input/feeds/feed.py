@@ -18,7 +18,6 @@ from commplan.input.prefetch import KEEP
 from commplan.input.rates import rates
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Op, Read, Schedule
-from commplan.recorder.blame import process_state
 from commplan.runtime.input.accounting import Meter, Summary, merged
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.feeds.attachment import Attachment, attached, place_of
@@ -27,6 +26,7 @@ from commplan.runtime.input.feeds.facts import facts_of
 from commplan.runtime.input.feeds.handed import OneUnit, handed_out, is_one_unit
 from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
 from commplan.runtime.input.feeds.memory import ALONE, HOLDS, IDLE_S
+from commplan.runtime.input.feeds.waiting import slowest_of, waits_for
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import (
     block_of,
@@ -47,7 +47,7 @@ from commplan.runtime.input.sources import files
 from commplan.runtime.input.stages.batch_builder import BatchFactory
 from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.visit_check import Checks
-from commplan.runtime.input.wait_log import LOG, WaitReporter
+from commplan.runtime.input.wait_log import LOG, ClosedError, WaitReporter
 from commplan.wait import Wait, check_seconds, outcome
 
 
@@ -335,10 +335,10 @@ class Feed(EpochIterator):
             self._refuse_own(unit)
             if lasting.due(waited):
                 LOG.warning("member %d of feed %r has waited %.0f s for %s", self.member, self.name, waited,
-                            waits_for(self._attachment, unit)[0])  # fmt: skip
+                            waits_for(memory, unit)[0])  # fmt: skip
 
         def late(waited: float) -> NoReturn:
-            who, state = waits_for(self._attachment, unit)
+            who, state = waits_for(memory, unit)
             fail(
                 "CP0947",
                 f"member {self.member} of feed {self.name!r} waited {waited:.0f} s for {who}{state}",
@@ -347,9 +347,14 @@ class Feed(EpochIterator):
                 file=self._plan.schedule.file,
             )
 
+        def is_there() -> bool:
+            if not self._closing.alive:  # while others of this process go on
+                raise ClosedError
+            return memory.is_made(unit)
+
         try:
             memory.ring("taken")  # a unit that a dead process began is to be made anew
-            memory.wait("made", lambda: memory.is_made(unit), Wait(self._timeout, late, look, LOOK_S))
+            memory.wait("made", is_there, Wait(self._timeout, late, look, LOOK_S))
         finally:
             words.set("wanted", 0)
             words.set("waited_ns", words.get("waited_ns") + time.monotonic_ns() - begun)
@@ -359,7 +364,7 @@ class Feed(EpochIterator):
         attachment, memory = self._attachment, self._memory
         if memory.slot_words[unit % memory.slots].get("unit") == unit + 1:
             return
-        slowest = slowest_of(attachment, unit)
+        slowest = slowest_of(memory, unit)
         thread = threading.get_ident()
         if slowest in attachment.members and attachment.drivers.get(slowest, thread) == thread:
             fail(
@@ -437,34 +442,6 @@ def _weakly(feed: Feed) -> Callable[[], None]:
             alive.let_go_if_idle()
 
     return look
-
-
-def waits_for(attachment: Attachment, unit: int) -> tuple[str, str]:
-    """Whom a member that waits for `unit` waits for, and how that one is."""
-    memory = attachment.memory
-    words = memory.slot_words[unit % memory.slots]
-    if words.get("unit") == unit + 1:
-        pid = memory.processes[words.get("owner") - 1].get("pid")
-        return f"process {pid}, which makes it", f": it is {process_state(pid)}"
-    slowest = slowest_of(attachment, unit)
-    if slowest is None:
-        return "a process that has a core for it", ""
-    member = memory.members[slowest]
-    behind = (unit - member.get("position")) * memory.header.get("unit")
-    pid = member.get("pid")
-    return (
-        f"member {slowest} (process {pid}), which is {behind} records behind",
-        f": it is {process_state(pid)}",
-    )
-
-
-def slowest_of(attachment: Attachment, unit: int) -> int | None:
-    """The member that keeps `unit` from being made; None where nobody does."""
-    memory = attachment.memory
-    slowest = min(memory.holding(), key=lambda m: memory.members[m].get("position"), default=None)
-    if slowest is None or memory.members[slowest].get("position") > unit - memory.slots:
-        return None
-    return slowest
 
 
 def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:

@@ -26,7 +26,7 @@ from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.sources.files import Source
 from commplan.runtime.input.stages.batch_builder import BLOCK, BatchFactory
 from commplan.runtime.input.stages.records import stages
-from commplan.runtime.input.wait_log import ClosedError
+from commplan.runtime.input.wait_log import LOG, ClosedError
 
 SEATS_S = 2.0  # seconds between two looks for a seat, where nobody says that one is free
 _WIDE = 1 << 32  # more than the units of an epoch
@@ -117,8 +117,11 @@ class MakerThreads:
 
     def _run(self, target: Callable[[], None]) -> None:
         try:
-            with contextlib.suppress(ClosedError):
-                target()
+            target()
+        except ClosedError:
+            pass
+        except CommplanError as error:  # a process holds the feed for long: it is tried again
+            LOG.warning("%s", error.diagnostics[0].message)
         finally:
             with self._lock:
                 self._alive -= 1
@@ -134,7 +137,8 @@ class MakerThreads:
             seat = memory.take_seat()
             if seat is None:
                 memory.sleep("seats", seen, SEATS_S)
-                self.look()
+                with contextlib.suppress(CommplanError, OSError):  # it looks again
+                    self.look()
             else:
                 self._begin(lambda seat=seat: self._make_at(seat), f"maker-{seat}")
 

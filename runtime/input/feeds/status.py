@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from commplan.runtime.input.feeds import directory
-from commplan.runtime.input.feeds.attachment import own
+from commplan.runtime.input.feeds.attachment import looked_at
 from commplan.runtime.input.feeds.memory import HOLDS, NBYTES, FeedMemory
 
 
@@ -47,17 +47,10 @@ def feeds() -> list[FeedStatus]:
     """The feeds in which somebody lives, by name."""
     statuses: list[FeedStatus] = []
     for candidate in directory.found():
-        mine = own(candidate.key)
-        if mine is not None:
-            statuses.append(_status(mine))
-            continue
-        memory = FeedMemory.opened(candidate.path, candidate.key)
-        if memory is not None:
-            try:
+        with looked_at(candidate) as memory:
+            if memory is not None:
                 statuses.append(_status(memory))
-            finally:
-                memory.close()
-    return sorted(statuses, key=lambda status: status.name)
+    return sorted((status for status in statuses if status.members), key=lambda status: status.name)
 
 
 def _status(memory: FeedMemory) -> FeedStatus:
@@ -87,8 +80,9 @@ def _waits_for(memory: FeedMemory, member: int, alive: Sequence[int]) -> str:
     if wanted < 0:
         return ""
     slot = memory.slot_words[wanted % memory.slots]
-    if slot.get("unit") == wanted + 1:
-        return f"process {memory.processes[slot.get('owner') - 1].get('pid')}, which makes the next unit"
+    owner = slot.get("owner") - 1  # less than 0 while one that has died is followed by another
+    if slot.get("unit") == wanted + 1 and owner >= 0:
+        return f"process {memory.processes[owner].get('pid')}, which makes the next unit"
     held = [other for other in alive if memory.members[other].get("state") == HOLDS]
     slowest = min(held, key=lambda other: memory.members[other].get("position"), default=member)
     behind = (wanted - memory.members[slowest].get("position")) * memory.header.get("unit")

@@ -22,8 +22,9 @@ from feed_process import DEFAULTS, decode, noise, records, text, told
 from multirate_plans import code
 
 import commplan
-from commplan.diagnostics import CommplanError
-from commplan.runtime.input.feeds import directory, status
+from commplan.diagnostics import CommplanError, fail
+from commplan.runtime.input.feeds import attachment, directory, maker, status
+from commplan.runtime.input.feeds.feed import Feed
 from commplan.runtime.input.feeds.memory import FeedMemory
 from commplan.runtime.input.iterator import PhaseBatches
 
@@ -314,6 +315,118 @@ def test_the_command_lists_who_is_there(name: str) -> None:
             joined(name, member=4)
 
 
+def test_a_lock_that_is_taken_twice_is_held_to_the_end(name: str) -> None:
+    look = "import os, sys; from commplan.runtime.input.shm.segment import is_locked\n"
+    look += "print(is_locked(os.open(sys.argv[1], os.O_RDWR), 0))"
+    with joined(name) as one:
+        memory = one._memory
+        path = f"/proc/{os.getpid()}/fd/{memory.descriptor}"
+        with memory.locked():
+            with memory.locked():
+                pass
+            done = subprocess.run(
+                [sys.executable, "-c", look, path], capture_output=True, text=True, check=True
+            )
+        assert done.stdout == "True\n"
+
+
+def test_the_last_member_may_leave_while_a_unit_is_claimed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with joined(name) as one:
+        memory = one._memory
+        monkeypatch.setattr(memory, "least", lambda: 0)
+        memory.members[0].set("state", 0)
+        assert memory.claim() is None
+
+
+def test_a_member_that_is_closed_waits_no_longer(name: str) -> None:
+    with joined(name, count=200) as one, joined(name, count=200) as two:
+        said: list[str] = []
+
+        def drive() -> None:
+            with pytest.raises(CommplanError) as error:
+                list(one)
+            said.append(code(error))
+
+        next(two)
+        thread = threading.Thread(target=drive)
+        thread.start()
+        while thread.is_alive() and not one._memory.members[0].get("wanted"):
+            thread.join(0.01)
+        one.close()
+        thread.join(20)
+        assert said == ["CP0916"]
+        assert len(list(two)) == 49
+
+
+def test_who_joins_again_waits_for_what_its_threads_still_make(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They close the file at their end, and the kernel lets go of all locks of the process then."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(number: Any) -> Any:
+        begun.set()
+        go_on.wait()
+        return decode(number)
+
+    functions = {"decode": held, "noise": noise}
+    monkeypatch.setattr(attachment, "_END_S", 0.05)
+    monkeypatch.setattr(directory, "MEET_S", 0.05)
+    first = joined(name, functions=functions)
+    iter(first)
+    assert begun.wait(20)
+    first.close()
+    assert name not in [feed.name for feed in status.feeds()]
+    with pytest.raises(CommplanError) as error:
+        joined(name, functions=functions)
+    assert code(error) == "CP0928" and "this process has left feed" in str(error.value)
+    monkeypatch.setattr(directory, "MEET_S", 20.0)
+    go_on.set()
+    with joined(name, functions=functions) as again:
+        assert again.state()["epoch"] == 0 and len(list(again)) == 7
+
+
+def test_a_member_that_is_forgotten_leaves_while_another_comes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = joined(name)
+    enter = Feed._enter
+
+    def entered(feed: Feed, *given: Any) -> None:
+        enter(feed, *given)
+        first.close()
+
+    monkeypatch.setattr(Feed, "_enter", entered)
+    with joined(name) as second:
+        assert len(list(second)) == 7
+
+
+def test_threads_go_on_where_a_process_holds_the_feed_for_long(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks, claims, claim = threading.Semaphore(0), [1], FeedMemory.claim
+
+    def look() -> None:
+        looks.release()
+        fail("CP0921", "held")
+
+    def claimed(memory: FeedMemory) -> int | None:
+        if claims:
+            claims.pop()
+            fail("CP0921", "process 7 holds it")
+        return claim(memory)
+
+    monkeypatch.setattr(maker, "SEATS_S", 0.01)
+    monkeypatch.setattr(FeedMemory, "claim", claimed)
+    with joined(name) as one:
+        one._attachment.idle[99] = look
+        assert len(list(one)) == 7
+        assert looks.acquire(timeout=20) and looks.acquire(timeout=20)
+    assert "process 7 holds it" in caplog.text
+
+
 def test_a_feed_that_is_forgotten_holds_nobody(name: str) -> None:
     with joined(name) as one:
         forgotten = joined(name)
@@ -380,7 +493,7 @@ def saved_of(member: Member) -> dict[str, int]:
 def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever made the folder's name first, nobody is kept from meeting."""
     monkeypatch.setattr(directory, "default_folder", lambda: tmp_path)
-    squatted = tmp_path / f"commplan-{os.getuid()}"
+    squatted = tmp_path / f"commplan-feeds-{os.getuid()}"
     squatted.mkdir(0o755)
     with directory.meeting():
         (own,) = set(tmp_path.iterdir()) - {squatted}

@@ -1,0 +1,33 @@
+"""Whom a member of a feed waits for."""
+
+from __future__ import annotations
+
+from commplan.recorder.blame import process_state
+from commplan.runtime.input.feeds.memory import FeedMemory
+
+
+def waits_for(memory: FeedMemory, unit: int) -> tuple[str, str]:
+    """Whom a member that waits for `unit` waits for, and how that one is."""
+    words = memory.slot_words[unit % memory.slots]
+    owner = words.get("owner") - 1  # less than 0 while one that has died is followed by another
+    if words.get("unit") == unit + 1 and owner >= 0:
+        pid = memory.processes[owner].get("pid")
+        return f"process {pid}, which makes it", f": it is {process_state(pid)}"
+    slowest = slowest_of(memory, unit)
+    if slowest is None:
+        return "a process that has a core for it", ""
+    member = memory.members[slowest]
+    behind = (unit - member.get("position")) * memory.header.get("unit")
+    pid = member.get("pid")
+    return (
+        f"member {slowest} (process {pid}), which is {behind} records behind",
+        f": it is {process_state(pid)}",
+    )
+
+
+def slowest_of(memory: FeedMemory, unit: int) -> int | None:
+    """The member that keeps `unit` from being made; None where nobody does."""
+    slowest = min(memory.holding(), key=lambda m: memory.members[m].get("position"), default=None)
+    if slowest is None or memory.members[slowest].get("position") > unit - memory.slots:
+        return None
+    return slowest
