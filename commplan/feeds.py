@@ -15,8 +15,10 @@ from commplan.runtime.input.feeds.feed import Feed
 from commplan.runtime.input.feeds.memory import MEMBERS
 from commplan.runtime.input.multirate.schedule import clock_plan, taken_apart
 from commplan.runtime.input.wait_log import PATIENCE_S
+from commplan.tracebacks import ends_at_caller
 
 
+@ends_at_caller
 def join(
     name: str,
     plan: str | Path | Plan | Program,

@@ -87,7 +87,8 @@ def load_topology(path: str | Path) -> Topology:
     try:
         text = io.read(place).decode("utf-8")
     except (OSError, ValueError) as error:
-        fail("CP0712", f"topology {place} cannot be read: {error}", file=str(place))
+        why = getattr(error, "strerror", None) or error
+        fail("CP0712", f"topology {place} cannot be read: {why}", file=str(place))
     return parse_topology(text, str(place))
 
 

@@ -12,6 +12,7 @@ from commplan.cli.console import STDIN, Console, fold_table
 from commplan.cli.records import run_in, totals
 from commplan.cli.verb_simulate import schedule_of, simulated, size, time
 from commplan.cost import Simulation, load_calibration
+from commplan.diagnostics import plural
 from commplan.ir.schedule import Schedule
 from commplan.recorder import Run, Summary, trace
 from commplan.recorder.collectives import step_of
@@ -32,7 +33,8 @@ def run(args: Namespace, console: Console) -> int:
     console.write(args.output, trace(recorded))
     ranks, events = len(recorded.records), sum(len(record.events) for record in recorded.records)
     if args.output != STDIN:
-        console.note(f"wrote {args.output}: {ranks} ranks, {events} events; open it at ui.perfetto.dev")
+        found = f"{plural(ranks, 'rank')}, {plural(events, 'event')}"
+        console.note(f"wrote {args.output}: {found}; open it at ui.perfetto.dev")
         _remark(recorded, console)
         if not console.human:
             console.document(output=args.output, ranks=ranks, events=events, lost=recorded.lost)

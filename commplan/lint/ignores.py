@@ -77,7 +77,9 @@ def _codes(
 
     if match["word"] != "ignore":
         mistake(
-            f"there is no `{match['word']}` for commplan to do", comment.span, "`# commplan: ignore CP1201`"
+            f"a comment to commplan begins with `ignore`, found `{match['word']}`",
+            comment.span,
+            "write codes behind it: `# commplan: ignore CP1201`",
         )
         return codes, wrong
     for code, start, end in _written(match):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,11 @@ _KINDS: Mapping[ItemKind, types.CompletionItemKind] = {
     "constant": types.CompletionItemKind.Constant,
 }
 _FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.commplan"
+
+
+def is_fault(record: logging.LogRecord) -> bool:
+    """Whether it is no request that was refused: that is an answer, and the editor shows it."""
+    return not (record.exc_info and isinstance(record.exc_info[1], JsonRpcInvalidParams))
 
 
 class PlanServer(LanguageServer):

@@ -64,6 +64,7 @@ def test_calls_of_the_public_face_are_the_last_line():
         "loads": lambda: commplan.loads("plan p\nnonsense"),
         "load": lambda: commplan.load("/no/such/file.plan"),
         "folder": lambda: commplan.folder("/no/such/folder"),
+        "join": lambda: commplan.join("tracebacks", plan, sources={}, phase="no such phase"),
         "topology": lambda: commplan.load_topology("/no/such/file.toml"),
         "compile": lambda: plan.compile(axes={"dta": 3}),
         "program": lambda: commplan.Program.load("/no/such/program.json"),

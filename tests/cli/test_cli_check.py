@@ -56,6 +56,9 @@ def test_what_is_known_beside_the_plan(plan: Path, tmp_path: Path, capsys: Captu
     check = ["check", str(plan), "--format", "json"]
     assert main([*check, "--records", "s=100", "--program", str(program)]) == 0
     assert codes(capsys) == ["CP1206", "CP1201", "CP1202"]
+    assert main([*check, "--records", "t=100"]) == 1
+    (unknown,) = json.loads(capsys.readouterr().out)["diagnostics"]
+    assert (unknown["code"], unknown["notes"][0]["text"]) == ("CP1108", "it declares: s")
     assert main([*check, "--shapes", str(shapes), "--topology", TWO_RACK, "--backend", "mpi"]) == 0
     assert codes(capsys) == ["CP1201", "CP1203", "CP1204"]
     shapes.write_text("{}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 
 import pytest
 from lsprotocol import types
-from pygls.exceptions import JsonRpcException
+from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from support.lsp_client import URI, Client, applied, connected, position
 
 from commplan.cli import main
+from commplan.lsp.server import is_fault
 
 TEXT = """# 𐍈 in front moves columns in UTF-16
 plan p
@@ -102,6 +104,16 @@ async def _repaired(client: Client) -> None:
     (action,) = actions or ()
     assert isinstance(action, types.CodeAction) and action.edit and action.edit.changes
     assert applied(client.text, action.edit.changes[URI]) == client.text.replace("x, n =", "x =")
+
+
+def test_a_refused_request_is_no_fault_in_the_log():
+    def logged(error: Exception) -> bool:
+        found = (type(error), error, None)
+        return is_fault(logging.LogRecord("pygls", logging.ERROR, __file__, 1, "failed", None, found))
+
+    assert not logged(JsonRpcInvalidParams("CP1117"))
+    assert logged(ValueError("a mistake of the server"))
+    assert is_fault(logging.LogRecord("pygls", logging.ERROR, __file__, 1, "failed", None, None))
 
 
 def test_a_hover_shows_what_the_compiler_chose():

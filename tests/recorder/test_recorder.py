@@ -218,6 +218,7 @@ def test_the_command_reads_what_is_there(place: Path, capsys: pytest.CaptureFixt
     (found,) = json.loads(capsys.readouterr().out)["runs"]
     assert found["plan"] == PLAN and len(found["ranks"]) == 2 and found["holders"] == []
     assert main(["trace", "-o", str(place / "out.json")]) == 0
+    assert ": 2 ranks, 0 events; open it at" in capsys.readouterr().err
     Recording("6f0c", PLAN, 0, 2)
     assert main(["trace", "-o", str(place / "out.json")]) == 1
     assert "2 runs" in capsys.readouterr().err
