@@ -67,7 +67,7 @@ def stubs(plans: Sequence[graph.Plan], module: str) -> str:
 
     Raises CP1126 where two plans have one name, and what compiling raises.
     """
-    names = [_camel(plan.name) for plan in plans]
+    names = [_class_of(plan.name) for plan in plans]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         fail("CP1126", f"two plans would have the face `{twice}`", "write them into files of their own")
@@ -228,6 +228,12 @@ def _class(name: str, phase: _Phase) -> str:
 
 def _called(phase: _Phase) -> str:
     return f"every[{phase.period}]" if phase.period else phase.name
+
+
+def _class_of(plan: str) -> str:
+    """The name of a plan in CamelCase, or as it is with `_` behind it where Python has no such name."""
+    name = _camel(plan)
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"{plan}_"
 
 
 def _camel(name: str) -> str:
