@@ -53,6 +53,11 @@ _FEED, _MEMBER_LOCK, _PROCESS_LOCK, _SEAT_LOCK = 0, 16, 16 + MEMBERS, 16 + MEMBE
 
 Words = Any  # a ctypes array of 64-bit words
 
+# What this process has open of a feed, by process (a forked one has none of it) and key. The kernel lets go
+# of all locks that a process has on a file when it closes one descriptor of it: so the last closes them all.
+_HERE: dict[tuple[int, tuple[int, int]], list[FeedMemory]] = {}
+_HERE_LOCK = threading.Lock()
+
 
 class Facts(msgspec.Struct, frozen=True):
     """What all members must have alike. sources: length and key; functions: a digest of their source."""
@@ -77,6 +82,7 @@ class FeedMemory:
     own: set[int] = field(default_factory=set[int])
     process: int = -1
     stopped: bool = False
+    left: list[int] = field(default_factory=list[int])  # descriptors of others here that have closed theirs
 
     def __post_init__(self) -> None:
         # Not by Python's `mmap`, which opens the file once more: closing that lets go of all locks.
@@ -92,8 +98,11 @@ class FeedMemory:
             _Record(self._words(_SLOTS_AT + i * 64, len(_SLOT)), _SLOT) for i in range(MOST_SLOTS)
         ]
         self._bells = {name: ctypes.c_uint32.from_buffer(self._root, at) for name, at in _BELLS.items()}
-        self._lock = threading.RLock()
         self._seats: set[int] = set()
+        with _HERE_LOCK:
+            here = _HERE.setdefault((os.getpid(), self.key), [])
+            self._lock: threading.RLock = here[0]._lock if here else threading.RLock()
+            here.append(self)
 
     def _words(self, offset: int, count: int) -> Words:
         return (ctypes.c_uint64 * count).from_buffer(self._root, offset)
@@ -140,14 +149,31 @@ class FeedMemory:
                 return memory
         finally:
             if descriptor >= 0:
-                os.close(descriptor)
+                with _HERE_LOCK:
+                    _closed([descriptor], key)
         return None
 
     def close(self) -> None:
         """Let go of all locks. The memory goes with the last array that shows it."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
+        with _HERE_LOCK:
+            if self.descriptor < 0:
+                return
+            here = _HERE.get((os.getpid(), self.key), [])
+            if self in here:
+                here.remove(self)
+                kept = {seat for other in here for seat in other._seats}
+                locks = [_MEMBER_LOCK + member for member in self.own]
+                locks += [_SEAT_LOCK + seat for seat in self._seats - kept]
+                locks += [_PROCESS_LOCK + self.process] if self.process >= 0 else []
+                for byte in locks:
+                    unlock_byte(self.descriptor, byte)
+            _closed([*self.left, self.descriptor], self.key)
             self.descriptor = -1
+
+    def _others(self) -> list[FeedMemory]:
+        """What else this process has open of this feed: of members that have left, while a thread of theirs
+        ends."""
+        return [other for other in _HERE.get((os.getpid(), self.key), []) if other is not self]
 
     # --- locks ---
 
@@ -180,8 +206,9 @@ class FeedMemory:
     def lock_process(self) -> None:
         """Take a place among the processes (under the feed's lock). Raises CP0928 where there is none
         left."""
+        taken = {other.process for other in self._others()}
         for place in range(PROCESSES):
-            if lock_byte(self.descriptor, _PROCESS_LOCK + place):
+            if place not in taken and lock_byte(self.descriptor, _PROCESS_LOCK + place):
                 self.process = place
                 for words in self.slot_words:  # what one that died in this place began is to be made anew
                     if words.get("owner") == place + 1:
@@ -194,7 +221,7 @@ class FeedMemory:
 
     def lock_member(self, member: int) -> bool:
         """Become `member`; False where that is there already."""
-        if member in self.own or not lock_byte(self.descriptor, _MEMBER_LOCK + member):
+        if self._is_own(member) or not lock_byte(self.descriptor, _MEMBER_LOCK + member):
             return False
         self.own.add(member)
         return True
@@ -205,12 +232,15 @@ class FeedMemory:
         self.own.discard(member)
 
     def lives(self, member: int) -> bool:
-        return member in self.own or (
+        return self._is_own(member) or (
             self.descriptor >= 0 and is_locked(self.descriptor, _MEMBER_LOCK + member)
         )
 
+    def _is_own(self, member: int) -> bool:
+        return member in self.own or any(member in other.own for other in self._others())
+
     def process_lives(self, place: int) -> bool:
-        return place == self.process or (
+        return place in (self.process, *(other.process for other in self._others())) or (
             self.descriptor >= 0 and is_locked(self.descriptor, _PROCESS_LOCK + place)
         )
 
@@ -374,6 +404,17 @@ class FeedMemory:
 
         if not attempt(0.0):
             _ = until(attempt, wait)
+
+
+def _closed(descriptors: list[int], key: tuple[int, int]) -> None:
+    """Close descriptors of the file `key`, now or with the last one of this process (under `_HERE_LOCK`)."""
+    here = _HERE.get((os.getpid(), key))
+    if here:
+        here[0].left += descriptors
+        return
+    _HERE.pop((os.getpid(), key), None)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class _Record:

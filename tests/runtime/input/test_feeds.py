@@ -388,5 +388,76 @@ def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: py
     assert set(tmp_path.iterdir()) == {squatted}
 
 
+@pytest.mark.parametrize(
+    ("mistake", "expected_code"),
+    [
+        ({"sources": None}, "CP0900"),
+        ({"sources": [1, 2]}, "CP0900"),
+        ({"functions": [decode]}, "CP0908"),
+        ({"member": 1.0}, "CP0929"),
+        ({"member": "0"}, "CP0929"),
+        ({"batch": "4"}, "CP0931"),
+        ({"batch": 4.0}, "CP0931"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(
+    name: str, mistake: dict[str, Any], expected_code: str
+) -> None:
+    given = {"sources": {"numbers": records(26)}, "functions": FUNCTIONS, **mistake}
+    with pytest.raises(CommplanError) as error:
+        commplan.join(name, commplan.loads(text()), **given)
+    assert code(error) == expected_code
+
+
+@pytest.mark.parametrize("error_type", [SystemExit, KeyboardInterrupt])
+def test_a_function_that_would_end_the_process_is_told_to_all(
+    name: str, error_type: type[BaseException]
+) -> None:
+    def leaving(number: Any) -> Any:
+        if number == 11:
+            raise error_type(3)
+        return decode(number)
+
+    functions = {**FUNCTIONS, "decode": leaving}
+    with joined(name, functions=functions) as one, joined(name, functions=functions) as two:
+        for feed in (one, two):
+            with pytest.raises(CommplanError) as error:
+                list(feed)
+            assert code(error) == "CP0920" and f"{error_type.__name__}: 3" in str(error.value)
+
+
+def test_who_comes_back_while_its_last_unit_is_made_is_alive(name: str) -> None:
+    """A thread that ends late closes nothing that the new member needs, and keeps its unit."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            begun.set()
+            assert go_on.wait(60)
+            return super().__getitem__(index)
+
+    feed = joined(name, source=Slow(range(26)))
+    iter(feed)
+    assert begun.wait(60)
+    other = Member(name, stop_at=0)
+    assert other.until("joined") == 1
+    attachment = feed._attachment
+    feed.close()
+    other.until("saved")
+    with joined(name) as again:
+        assert again._memory.process != attachment.memory.process
+        assert again._memory.process_lives(attachment.memory.process)
+        go_on.set()
+        attachment.threads.join(60)
+        assert attachment.memory.descriptor < 0
+        command = [sys.executable, "-m", "commplan", "feeds", "--format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        (seen,) = [each for each in json.loads(done.stdout)["feeds"] if each["name"] == name]
+        assert [member["member"] for member in seen["members"]] == [again.member, 1]
+        other.go_on()
+        assert len(list(again)) == 7
+    other.finish()
+
+
 def test_words_of_the_defaults_are_those_of_the_plan() -> None:
     assert set(DEFAULTS) == {"batch", "visit", "tail", "hints"} and callable(told)
