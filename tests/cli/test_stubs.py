@@ -120,3 +120,19 @@ def test_a_plan_is_never_written_over(tmp_path: Path):
         )  # fmt: skip
         assert done.returncode == 1 and "CP1101" in done.stderr
     assert plan.read_text() == (TYPED / "linear.plan").read_text()
+
+
+def test_names_that_are_keywords_are_given_and_read_by_name():
+    text = """plan p
+axis data = 1
+input import : tree partial data
+input other : tree partial data
+each step {
+    None = reduce import over data by mean
+    x    = reduce other over data by mean
+    output None, x
+}
+"""
+    faces = stubs([commplan.loads(text).graph], "plans")
+    compile(faces, "plans.pyi", "exec")
+    assert "*, other: Any, **others: Any)" in faces and 'Literal["None"]' in faces and "def None" not in faces
