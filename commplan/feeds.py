@@ -47,12 +47,20 @@ def join(
     plan. batch: records of a step of this member, a multiple of the plan's. timeout: seconds to wait for
     another member, or for who makes a unit, before that is an error that names it.
 
-    Errors: CP0922 for a plan, sources or functions that are not those of the feed; CP0928 for a name,
-    CP0929 for a member that is there already, CP0930 where there is nothing to share, CP0931 for a batch
-    that is no multiple, CP0932 for what a device would make; CP09xx as for other batches. CP0947 by `next`,
-    where another member was waited for too long; it may be caught, and `next` called again.
+    Errors: CP0900 and CP0908 for sources and functions that are not given by name; CP0922 for a plan, sources
+    or functions that are not those of the feed; CP0928 for a name, CP0929 for a member that is there already,
+    CP0930 where there is nothing to share, CP0931 for a batch that is no multiple, CP0932 for what a device
+    would make; CP09xx as for other batches. CP0947 by `next`, where another member was waited for too long;
+    it may be caught, and `next` called again.
     """
     check_name(name)
+    for code, kind, given in (("CP0900", "sources", sources), ("CP0908", "functions", functions or {})):
+        if not isinstance(given, Mapping):
+            fail(
+                code,
+                f"{kind} are given by the plan's names, not as a {type(given).__name__}",
+                f"{kind}={{NAME: ..}}",
+            )
     schedule = _compiled(plan)
     if phase not in [each.name for each in schedule.phases]:
         known = ", ".join(f"`{each.name}`" for each in schedule.phases) or "none"

@@ -67,7 +67,7 @@ def stubs(plans: Sequence[graph.Plan], module: str) -> str:
 
     Raises CP1126 where two plans have one name, and what compiling raises.
     """
-    names = [_camel(plan.name) for plan in plans]
+    names = [_class_of(plan.name) for plan in plans]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         fail("CP1126", f"two plans would have the face `{twice}`", "write them into files of their own")
@@ -130,6 +130,8 @@ def _outputs(name: str, phase: _Phase) -> str:
     lines = ["", "", f"class {_class(name, phase)}Outputs:"]
     lines.append(f'    """What `run.{_called(phase)}` returns beside the state."""')
     for own in phase.gives:
+        if keyword.iskeyword(own.name):  # which is read by name alone
+            continue
         lines += [
             "",
             "    @property",
@@ -153,8 +155,13 @@ def _callable(name: str, phase: _Phase) -> str:
     own = _class(name, phase)
     lines = ["", "", _typed_dict(f"{own}State", phase.reads)]
     lines += ["", f"class {own}:", f'    """`{phase.title}`."""', "", "    name: str"]
-    takes = "".join(f", {argument.name}: {argument.type}" for argument in phase.takes)
-    takes = f", *{takes}" if takes else ""
+    takes = "".join(
+        f", {argument.name}: {argument.type}"
+        for argument in phase.takes
+        if not keyword.iskeyword(argument.name)
+    )
+    others = any(keyword.iskeyword(argument.name) for argument in phase.takes)  # given as `**{"import": ..}`
+    takes = (f", *{takes}" if takes else "") + (", **others: Any" if others else "")
     lines.append(f"    def __call__(self, state: {own}State, /{takes}) -> tuple[{own}Outputs, {name}State]:")
     remarks = "; ".join(f"{argument.name}: {argument.remark}" for argument in phase.takes)
     lines.append(f'        """{remarks or "It takes nothing but the state."}"""')
@@ -228,6 +235,12 @@ def _class(name: str, phase: _Phase) -> str:
 
 def _called(phase: _Phase) -> str:
     return f"every[{phase.period}]" if phase.period else phase.name
+
+
+def _class_of(plan: str) -> str:
+    """The name of a plan in CamelCase, or as it is with `_` behind it where Python has no such name."""
+    name = _camel(plan)
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"{plan}_"
 
 
 def _camel(name: str) -> str:

@@ -30,7 +30,10 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _finished(lambda console: code, Console())
     verb = import_module(f"commplan.cli.{args.verb}")
     given = [getattr(args, name, None) for name in ("file", "shapes", "topology", "calibration")]
-    inputs = [path for path in (*given, *(getattr(args, "records", None) or ())) if path]
+    given += getattr(args, "records", None) or ()
+    if getattr(args, "output", None):  # else files may be those that are rewritten
+        given += getattr(args, "files", None) or ()
+    inputs = [path for path in given if path]
     return _finished(lambda console: verb.run(args, console), Console(args.color, args.format, inputs))
 
 

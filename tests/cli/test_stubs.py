@@ -99,3 +99,40 @@ def test_phases_and_outputs_complete():
     out, _ = run.start({}, params={"w": jax.numpy.ones((2, 3))})
     assert dir(out) == ["center"]
     assert run.every._ipython_key_completions_() == [4, 16]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("true", "true_"), ("_", "__"), ("_1", "_1_"), ("a_b", "AB")])
+def test_faces_are_named_as_python_can(name: str, expected: str):
+    text = (TYPED / "linear.plan").read_text().replace("plan linear", f"plan {name}")
+    faces = stubs([commplan.loads(text).graph], "plans")
+    assert f"class {expected}:" in faces or f"class {expected}(" in faces
+    compile(faces, "plans.pyi", "exec")
+
+
+def test_a_plan_is_never_written_over(tmp_path: Path):
+    plan, link = tmp_path / "linear.plan", tmp_path / "link.pyi"
+    plan.write_text((TYPED / "linear.plan").read_text())
+    link.symlink_to(plan)
+    for output in (plan, link):
+        done = subprocess.run(
+            [sys.executable, "-m", "commplan", "stubs", str(plan), "-o", str(output)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1 and "CP1101" in done.stderr
+    assert plan.read_text() == (TYPED / "linear.plan").read_text()
+
+
+def test_names_that_are_keywords_are_given_and_read_by_name():
+    text = """plan p
+axis data = 1
+input import : tree partial data
+input other : tree partial data
+each step {
+    None = reduce import over data by mean
+    x    = reduce other over data by mean
+    output None, x
+}
+"""
+    faces = stubs([commplan.loads(text).graph], "plans")
+    compile(faces, "plans.pyi", "exec")
+    assert "*, other: Any, **others: Any)" in faces and 'Literal["None"]' in faces and "def None" not in faces

@@ -71,7 +71,7 @@ class Feed(EpochIterator):
         reads = [op for op in phase.ops if isinstance(op, Read)]
         bound = files.bound(schedule, sources, list(dict.fromkeys(op.source for op in reads)))
         most = schedule.axis(plan.clock).size
-        if member is not None and member not in range(most):
+        if member is not None and not (hasattr(member, "__index__") and member in range(most)):
             fail("CP0929", f"`{plan.clock}` has no member {member!r}", f"its members are 0 to {most - 1}")
         self.name, self._plan, self._timeout = name, plan, timeout
         maker = UnitMaker(plan, bound, functions, self._order_of(plan, bound))
@@ -447,7 +447,7 @@ def _weakly(feed: Feed) -> Callable[[], None]:
 def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:
     """Units of a batch of `member`. Errors: CP0931 for a batch that is no multiple of the unit."""
     own = plan.rates.batches[member] if batch is None else batch
-    if own < 1 or own % unit:
+    if not hasattr(own, "__index__") or own < 1 or own % unit:
         fail(
             "CP0931",
             f"a batch of {own!r} records is no multiple of the feed's unit of {unit}",

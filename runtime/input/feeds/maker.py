@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import CommplanError, fail
 from commplan.input.work_partition import division
 from commplan.ir.plan import Ref
 from commplan.runtime.input.accounting import Meter
@@ -160,18 +160,22 @@ class MakerThreads:
         root, place, records, error = self.slots.memory(unit), self.maker.place(unit), 0, None
         try:
             records = self.maker.make(place.epoch, place.step, self.maker.layout.views(root, writable=True))
-        except Exception as raised:  # noqa: BLE001  told to all who come to this unit
+        except BaseException as raised:  # noqa: BLE001  told to all who come to this unit
             error = raised
         write_status(root, 0, place, error)
         self.memory.made(unit, records)
 
 
 def check_unit(root: Any, mine: Place, name: str) -> None:
-    """Raise what the making of a unit raised. root: its slot."""
+    """Raise what the making of a unit raised, CP0920 where that was no error of a record. root: its slot."""
     seen = memoryview(root)
     if seen[: slot_status.HEAD_NBYTES].tobytes() == slot_status.head(mine):
         return
     _, errors, why = slot_status.read_status(bytes(seen[: slot_status.ROOM]))
     if errors:
         raise CommplanError(*errors)
-    raise RuntimeError(f"a unit of feed {name!r} cannot be made: {why}")
+    fail(
+        "CP0920",
+        f"a unit of feed {name!r} cannot be made: {why}",
+        "a function or source tried to end its process",
+    )

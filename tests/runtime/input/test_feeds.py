@@ -501,5 +501,43 @@ def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: py
     assert set(tmp_path.iterdir()) == {squatted}
 
 
+@pytest.mark.parametrize(
+    ("mistake", "expected_code"),
+    [
+        ({"sources": None}, "CP0900"),
+        ({"sources": [1, 2]}, "CP0900"),
+        ({"functions": [decode]}, "CP0908"),
+        ({"member": 1.0}, "CP0929"),
+        ({"member": "0"}, "CP0929"),
+        ({"batch": "4"}, "CP0931"),
+        ({"batch": 4.0}, "CP0931"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(
+    name: str, mistake: dict[str, Any], expected_code: str
+) -> None:
+    given = {"sources": {"numbers": records(26)}, "functions": FUNCTIONS, **mistake}
+    with pytest.raises(CommplanError) as error:
+        commplan.join(name, commplan.loads(text()), **given)
+    assert code(error) == expected_code
+
+
+@pytest.mark.parametrize("error_type", [SystemExit, KeyboardInterrupt])
+def test_a_function_that_would_end_the_process_is_told_to_all(
+    name: str, error_type: type[BaseException]
+) -> None:
+    def leaving(number: Any) -> Any:
+        if number == 11:
+            raise error_type(3)
+        return decode(number)
+
+    functions = {**FUNCTIONS, "decode": leaving}
+    with joined(name, functions=functions) as one, joined(name, functions=functions) as two:
+        for feed in (one, two):
+            with pytest.raises(CommplanError) as error:
+                list(feed)
+            assert code(error) == "CP0920" and f"{error_type.__name__}: 3" in str(error.value)
+
+
 def test_words_of_the_defaults_are_those_of_the_plan() -> None:
     assert set(DEFAULTS) == {"batch", "visit", "tail", "hints"} and callable(told)
