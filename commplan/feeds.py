@@ -54,7 +54,11 @@ def join(
     it may be caught, and `next` called again.
     """
     check_name(name)
-    for code, kind, given in (("CP0900", "sources", sources), ("CP0908", "functions", functions or {})):
+    by_name: list[tuple[str, str, object]] = [
+        ("CP0900", "sources", sources),
+        ("CP0908", "functions", functions or {}),
+    ]
+    for code, kind, given in by_name:
         if not isinstance(given, Mapping):
             fail(
                 code,

@@ -33,8 +33,8 @@ def run(args: Namespace, console: Console) -> int:
     console.write(args.output, trace(recorded))
     ranks, events = len(recorded.records), sum(len(record.events) for record in recorded.records)
     if args.output != STDIN:
-        found = f"{plural(ranks, 'rank')}, {plural(events, 'event')}"
-        console.note(f"wrote {args.output}: {found}; open it at ui.perfetto.dev")
+        counts = f"{plural(ranks, 'rank')}, {plural(events, 'event')}"
+        console.note(f"wrote {args.output}: {counts}; open it at ui.perfetto.dev")
         _remark(recorded, console)
         if not console.human:
             console.document(output=args.output, ranks=ranks, events=events, lost=recorded.lost)

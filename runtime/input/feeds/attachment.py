@@ -78,6 +78,7 @@ class Attachment:
         _OPEN.pop((os.getpid(), memory.facts.name), None)
         _LEFT.append(memory)
         memory.stopped = True
+        memory.leave_seats()
         memory.ring("taken", "made", "seats")
         if memory.descriptor < 0:  # its threads have ended before, of an error
             self._close()

@@ -59,13 +59,13 @@ def found(name: str | None = None) -> Iterator[Found]:
     The files of other users' processes cannot be read, and are not looked at where they can.
     """
     seen: set[tuple[int, int]] = set()
-    for entry in os.scandir("/proc"):
+    for entry in list(os.scandir("/proc")):
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
             if entry.stat().st_uid != os.getuid():
                 continue
-            for file in os.scandir(f"{entry.path}/fd"):
+            for file in list(os.scandir(f"{entry.path}/fd")):
                 with contextlib.suppress(OSError):
                     link = _LINK.fullmatch(str(Path(file.path).readlink()))
                     if link is None or name not in (None, link[1]):

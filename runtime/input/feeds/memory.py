@@ -224,7 +224,7 @@ class FeedMemory:
     def take_seat(self) -> int | None:
         """Become one of those that make units; None where that is for others."""
         with self._lock:
-            if self.descriptor < 0 or len(self._seats) >= self._fair():
+            if self.descriptor < 0 or self.stopped or len(self._seats) >= self._fair():
                 return None
             if not self._seats and self._readers() >= self.header.get("readers"):
                 return None
@@ -252,10 +252,17 @@ class FeedMemory:
 
     def leave_seat(self, seat: int) -> None:
         with self._lock:
+            if seat not in self._seats:
+                return
             self._seats.discard(seat)
             if self.descriptor >= 0:
                 unlock_byte(self.descriptor, _SEAT_LOCK + seat)
         self.ring("seats")
+
+    def leave_seats(self) -> None:
+        """Others make units, while a thread of this process may still be in its last one."""
+        for seat in list(self._seats):
+            self.leave_seat(seat)
 
     # --- who is there ---
 
@@ -298,21 +305,26 @@ class FeedMemory:
             slots, first = self.slots, self.header.get("next")
             for unit in range(max(least, first - slots), first):
                 words = self.slot_words[unit % slots]
-                if words.get("unit") == unit + 1 and words.get("made") != unit + 1:
-                    owner = words.get("owner") - 1
-                    if owner < 0 or not self.process_lives(owner):
-                        words.set("owner", self.process + 1)
-                        return unit
+                lacks = words.get("unit") == unit + 1 and words.get("made") != unit + 1
+                if lacks and not self._is_being_made(words):
+                    words.set("owner", self.process + 1)
+                    return unit
             unit = max(first, least)
             armed = max((words.get("armed") for words in self.members if words.get("state")), default=0)
             if unit >= least + slots or unit >= armed * self.header.get("epoch"):
                 return None
             words = self.slot_words[unit % slots]
+            if self._is_being_made(words):  # for members that have left: that thread still writes there
+                return None
             words.set("made", 0)
             words.set("owner", self.process + 1)
             words.set("unit", unit + 1)
             self.header.set("next", unit + 1)
             return unit
+
+    def _is_being_made(self, words: _Record) -> bool:
+        owner = words.get("owner") - 1
+        return words.get("made") != words.get("unit") and owner >= 0 and self.process_lives(owner)
 
     def made(self, unit: int, records: int) -> None:
         """Unit `unit` lies in its slot."""
