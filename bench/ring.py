@@ -3,12 +3,12 @@
     python -m bench.ring [--members 12] [--makers 1] [--records 512] [--rounds 7] [--systems ring,feed,group]
         [--cores 2] [--out FILE.json]
 
-Members are processes of their own on one host: of a feed (`commplan.join`), of a group as under a launcher, or
-of the ring (`bench.input.hand_ring`). Batches of 32 come from two loads, JPEGs (500 x 375, decoded with Pillow
-to 224 x 224 u8) and their numbers, and a random function changes the pictures. All systems are started, read an
-epoch to get warm and then take turns, epoch by epoch; each round begins with another one. Members note the
-numbers and some cells of every picture of every batch, and after each round the checksums are compared with
-what the plan says.
+Members are processes of their own on one host: of a feed (`commplan.join`), of a group as under a launcher,
+or of the ring (`bench.input.hand_ring`). Batches of 32 come from two loads, JPEGs (500 x 375, decoded with
+Pillow to 224 x 224 u8) and their numbers, and a random function changes the pictures. All systems are
+started, read an epoch to get warm and then take turns, epoch by epoch; each round begins with another one.
+Members note the numbers and some cells of every picture of every batch, and after each round the checksums
+are compared with what the plan says.
 
 CPU is user and system time of all processes of a system, by record and member. Memory is measured before, of
 each system by itself: all pages of its processes, those that several of them share counted once (PSS)."""
@@ -39,7 +39,8 @@ MOST_CPU, MOST_MEMORY = 1.05, 1.2  # of the ring
 
 class Figure(msgspec.Struct, frozen=True):
     """One system. cpu_s, wall_s: per record and member, one for each round. memory, private: bytes of all
-    its processes, shared pages counted once, and not at all. wrong: members and epochs with other contents."""
+    its processes, shared pages counted once, and not at all. wrong: members and epochs with other
+    contents."""
 
     system: str
     cpu_s: list[float]
@@ -98,9 +99,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
 
 
 @contextlib.contextmanager
-def started(
-    system: str, options: argparse.Namespace, folder: Path, records: Path
-) -> Generator[Team]:
+def started(system: str, options: argparse.Namespace, folder: Path, records: Path) -> Generator[Team]:
     """The processes of a system, which have yet to read their first batch."""
     run_id = f"bench-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     where = folder / run_id
@@ -129,10 +128,9 @@ def _words(*words: Any) -> list[str]:
 def table(figures: Sequence[Figure]) -> str:
     """All systems; ratios to the ring, round by round: their median, and their quartiles."""
     base = next((figure for figure in figures if figure.system == "ring"), figures[0])
-    lines = [
-        f"{'':<8}{'CPU ms':>9}{'x ring':>8}{'quartiles':>15}{'wall ms':>10}{'memory':>10}{'x ring':>8}"
-        f"{'own':>10}  contents"
-    ]
+    titles = (("", 1), ("CPU ms", 16), ("x ring", 8), ("quartiles", 15), ("wall ms", 10), ("memory", 10),
+              ("x ring", 8), ("own", 10))  # fmt: skip
+    lines = ["".join(f"{title:>{width}}" for title, width in titles) + "  contents"]
     for figure in figures:
         ratios = [own / theirs for own, theirs in zip(figure.cpu_s, base.cpu_s, strict=True)]
         low, middle, high = _quartiles(ratios)
@@ -160,12 +158,12 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--members", type=int, default=12)
-    parser.add_argument("--makers", type=int, default=1, help="threads that make batches, of commplan's systems")
+    parser.add_argument("--makers", type=int, default=1, help="processes of commplan's that make batches")
     parser.add_argument("--records", type=int, default=512, help=f"a multiple of {BATCH}")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--systems", type=lambda text: text.split(","), default=list(SYSTEMS))
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds until a silent system is given up")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for a system to answer")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     options = parser.parse_args(argv)
     if options.records % BATCH:

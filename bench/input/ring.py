@@ -1,6 +1,7 @@
 """The processes of `bench.ring`: members of a feed, of a host's group, and of a ring written by hand.
 
-    python -m bench.input.ring SYSTEM --plan FILE --records FILE --members N --place I --memory PATH --run-id ID
+    python -m bench.input.ring SYSTEM --plan FILE --records FILE --members N --place I --memory PATH
+        --run-id ID
 
 All hand out the same batches in the same order: a picture, decoded and then changed at random, and the number
 of its record, by a load of its own. A member notes the numbers, and a few cells of every picture."""
@@ -13,7 +14,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +70,8 @@ class Notes:
 
     def add(self, batch: Batch) -> None:
         pixels, ids = batch["pixels"], batch["ids"]
-        cells = np.ascontiguousarray(pixels.reshape(len(ids), -1)[:, ::APART])
-        self.checksum = zlib.crc32(cells, zlib.crc32(np.ascontiguousarray(ids), self.checksum))
+        cells = pixels.reshape(len(ids), -1)[:, ::APART].tobytes()
+        self.checksum = zlib.crc32(cells, zlib.crc32(ids.tobytes(), self.checksum))
         self.records += len(ids)
 
 
@@ -130,7 +131,7 @@ def feed_batches(options: Any, records: Packed) -> Callable[[], Iterator[Batch]]
         options.run_id, options.plan, sources={"images": records, "numbers": Numbers(len(records))},
         functions={"decode": decode, "augment": augment}, member=options.place, timeout=120.0,
     )  # fmt: skip
-    return lambda: iter(feed)
+    return lambda: cast("Iterator[Batch]", iter(feed))
 
 
 def group_batches(options: Any, records: Packed) -> Callable[[], Iterator[Batch]]:
