@@ -1,4 +1,4 @@
-"""What tests of feeds share."""
+"""What the tests of the input share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commplan.runtime.input.feeds import directory
 from commplan.runtime.input.feeds.memory import FeedMemory
 
 
-@pytest.fixture(name="name")
+@pytest.fixture
 def feed_name() -> Iterator[str]:
     """A feed that no other test has; nothing of it is left in the end."""
     name = f"test-{uuid.uuid4().hex}"
@@ -21,4 +21,4 @@ def feed_name() -> Iterator[str]:
     while Member.started:
         Member.started.pop().close()
     gc.collect()
-    assert [f for f in directory.found(name) if FeedMemory.opened(f.path, f.key)] == []
+    assert [feed for feed in directory.found(name) if FeedMemory.opened(feed.path, feed.key)] == []

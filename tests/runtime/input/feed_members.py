@@ -1,4 +1,4 @@
-"""Members of feeds, in processes of their own and in this one, and what each is to be given."""
+"""Members of feeds, in this process and in others, and what each should be given."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def expected(member: int, batch: int = 4, epochs: int = 1, **options: Any) -> li
     local = {"member": (member,)}
     with PhaseBatches(plan, "step", {"numbers": records(26)}, FUNCTIONS, local=local) as batches:
         names = {b.name: b.value for b in plan.phase("step").outputs}
-        items = []
+        items: list[dict[str, Any]] = []
         for _ in range(epochs):
             for item in batches:
                 values = {n: item.values[ref] for n, ref in names.items()}

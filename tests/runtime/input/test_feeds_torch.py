@@ -36,10 +36,10 @@ def plainly_joined(name: str) -> Any:
     return joined(name, PLAIN, functions={"decode": decode_plainly})
 
 
-def test_tensors_are_what_arrays_are(name: str) -> None:
+def test_tensors_are_what_arrays_are(feed_name: str) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("ml_dtypes")
-    with plainly_joined(name) as feed:
+    with plainly_joined(feed_name) as feed:
         batches = [(batch, batch.torch()) for batch in feed]
     assert len(batches) == 7
     types = {name: tensor.dtype for name, tensor in batches[0][1].items()}
@@ -55,9 +55,9 @@ def test_tensors_are_what_arrays_are(name: str) -> None:
         assert int(batch["n"]) in (2, 4)
 
 
-def test_a_data_set_of_pytorch_gives_one_epoch_at_a_time(name: str) -> None:
+def test_a_data_set_of_pytorch_gives_one_epoch_at_a_time(feed_name: str) -> None:
     torch = pytest.importorskip("torch")
-    with joined(name) as feed:
+    with joined(feed_name) as feed:
         loader = torch.utils.data.DataLoader(feed.torch_dataset(), batch_size=None)
         epochs = [list(loader) for _ in range(2)]
         assert len(loader) == 7 and feed.state()["epoch"] == 2
@@ -68,11 +68,13 @@ def test_a_data_set_of_pytorch_gives_one_epoch_at_a_time(name: str) -> None:
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_of_a_loader_are_refused(name: str, monkeypatch: pytest.MonkeyPatch, context: str) -> None:
+def test_workers_of_a_loader_are_refused(
+    feed_name: str, monkeypatch: pytest.MonkeyPatch, context: str
+) -> None:
     torch = pytest.importorskip("torch")
     # PyTorch waits so many seconds for each worker that has failed, in vain.
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
-    with joined(name) as feed:
+    with joined(feed_name) as feed:
         loader = torch.utils.data.DataLoader(
             feed.torch_dataset(), batch_size=None, num_workers=2, multiprocessing_context=context
         )
@@ -84,10 +86,10 @@ def test_workers_of_a_loader_are_refused(name: str, monkeypatch: pytest.MonkeyPa
         assert len(list(feed)) == 7
 
 
-def test_programs_with_pytorch_and_without_share_one_feed(name: str) -> None:
+def test_programs_with_pytorch_and_without_share_one_feed(feed_name: str) -> None:
     """Each is a process of its own, in which JAX cannot be imported."""
     pytest.importorskip("torch")
-    members = [Member(name, epochs=2, wait=True, torch=number > 0) for number in range(2)]
+    members = [Member(feed_name, epochs=2, wait=True, torch=number > 0) for number in range(2)]
     for member in members:
         member.until("ready")
     for member in members:  # so that none is late
@@ -108,12 +110,12 @@ def test_programs_with_pytorch_and_without_share_one_feed(name: str) -> None:
     ],
 )
 def test_a_package_that_is_missing_is_named(
-    name: str, monkeypatch: pytest.MonkeyPatch, missing: str, call: Any
+    feed_name: str, monkeypatch: pytest.MonkeyPatch, missing: str, call: Any
 ) -> None:
     for module in [module for module in sys.modules if module.split(".")[0] == missing]:
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, missing, None)
-    with joined(name) as feed:
+    with joined(feed_name) as feed:
         with pytest.raises(CommplanError) as error:
             call(feed)
         assert error.value.diagnostics[0].code == "CP0918"
