@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from commplan.diagnostics import fail
 from commplan.input.prefetch import CARRIED, KEEP, device_prefetch, slots
 from commplan.ir.schedule import Schedule
+from commplan.recorder.file import Call
 from commplan.runtime.input.accounting import Meter, Queue, Summary
+from commplan.runtime.input.batch_record import batch_record
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
@@ -155,9 +157,16 @@ class PhaseBatches(EpochIterator):
         overdue = OverdueCalls(timeout if group is None else group.timeout, schedule.file)
         if crew is not None:
             overdue.in_worker, overdue.ask_worker = crew.call_in, crew.ask_stack
-        self._ring = Prefetcher(self._cursor.start, ahead, cores, name, exchange, crew, direct, overdue)
+        record = batch_record(program, course, group if exchange is not None else None)
+        self._ring = Prefetcher(
+            self._cursor.start, ahead, cores, name, exchange, crew, direct, overdue, record
+        )
+        if record is not None:
+            record.watch(_overdue_call(self._ring, overdue), _awaited(exchange))
         if exchange is not None:
             exchange.overdue = self._ring.overdue
+            if record is not None:
+                exchange.told.doing = record.doing
         self._closing = weakref.finalize(self, _end, self._ring, self._formed, pinning, self._process)
 
     @property
@@ -252,6 +261,28 @@ def _end(ring: Prefetcher, formed: dict[int, Any], pinning: Pinning | None, proc
     if os.getpid() == process:  # the copies of a process that forked are its own
         _drop(formed, pinning)
     ring.end()
+
+
+def _overdue_call(ring: Prefetcher, calls: OverdueCalls) -> Callable[[], Call | None]:
+    """What has `ring` asked for the call that does not return; it is not kept for that."""
+    ring_of = weakref.ref(ring)
+    own = OverdueCalls(calls.bound_s, calls.file, calls.in_worker)
+
+    def call() -> Call | None:
+        ring = ring_of()
+        return None if ring is None else own.oldest(ring.makers())
+
+    return call
+
+
+def _awaited(exchange: SharedRing | None) -> Callable[[], int]:
+    exchange_of = None if exchange is None else weakref.ref(exchange)
+
+    def awaited() -> int:
+        exchange = exchange_of and exchange_of()
+        return -1 if exchange is None else exchange.awaited()
+
+    return awaited
 
 
 def _crew(
