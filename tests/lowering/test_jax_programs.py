@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from support.embedding import mesh_of
+from support.oracle.programs import execute
 
 from commplan.collectives import registry
 from commplan.collectives.program import KINDS, REDUCING, ROOTED, Program
 from commplan.lowering import permutes
 from commplan.lowering.jax import _compat, programs
-from commplan.lowering.oracle.programs import execute
 
 Op = Literal["sum", "max", "min"]
 

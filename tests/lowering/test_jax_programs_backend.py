@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from support.embedding import bind, mesh_of
+from support.oracle import Oracle
 from support.under_jax import UnderJax
 
 import commplan
@@ -22,7 +23,6 @@ from commplan.ir.plan import Algorithm, Arg, Hints
 from commplan.ir.types import DType
 from commplan.lowering import programs
 from commplan.lowering.jax.collectives import LaxBackend
-from commplan.lowering.oracle import Oracle
 
 SPAN = Span(7, 5, 7, 20)
 

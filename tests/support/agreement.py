@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from support.oracle import Oracle
 
 import commplan
 from commplan.ir import schedule as ir
-from commplan.lowering.oracle import Oracle
 from commplan.pytree import flatten
 
 from .meaning import Array, Judge, Meaning, is_float

@@ -13,10 +13,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from support.oracle import numbers, ops, programs, run
 
 import commplan
 from commplan.ir import plan as graph
-from commplan.lowering.oracle import numbers, ops, programs, run
 from commplan.pytree import flatten
 
 from . import terms

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
+from support.oracle import Oracle, numbers
+from support.oracle import ops as oracle_ops
+from support.oracle import programs as oracle_programs
+from support.oracle import run as oracle_run
+from support.oracle.layout import Held, Rank, global_shape
 
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.ir.types import DType
-from commplan.lowering.oracle import Oracle, numbers
-from commplan.lowering.oracle import ops as oracle_ops
-from commplan.lowering.oracle import programs as oracle_programs
-from commplan.lowering.oracle import run as oracle_run
-from commplan.lowering.oracle.layout import Held, Rank, global_shape
 from commplan.pytree import nest
 
 Array = np.ndarray[Any, Any]

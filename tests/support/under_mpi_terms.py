@@ -10,6 +10,7 @@ from unittest import mock
 import jax
 import numpy as np
 from msgspec.structs import replace
+from support.oracle.layout import Grid, spread
 
 from commplan.ir.plan import name_of
 from commplan.lowering.jax.phase import Lowered
@@ -17,7 +18,6 @@ from commplan.lowering.jax.pytree import flatten as flatten_jax
 from commplan.lowering.mpi import backend as mpi_backend
 from commplan.lowering.mpi import build, collectives
 from commplan.lowering.mpi.job.groups import Groups
-from commplan.lowering.oracle.layout import Grid, spread
 from commplan.lowering.programs import spreads
 from commplan.pytree import flatten, nest
 

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from support.oracle.layout import Grid, spread
 
 import commplan
 import commplan.optax
-from commplan.lowering.oracle.layout import Grid, spread
 from commplan.pytree import flatten
 
 PLAN = """
