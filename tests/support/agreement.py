@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from support.oracle import Oracle
 
 import commplan
 from commplan.ir import schedule as ir
 from commplan.pytree import flatten
 
 from .meaning import Array, Judge, Meaning, is_float
+from .oracle import Oracle
 from .random_case import Case
 from .random_machine import make_machine
 from .random_stages import Tree

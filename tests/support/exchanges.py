@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from support.oracle import Oracle
+
+from .oracle import Oracle
 
 Tree = Any
 SHAPES: dict[str, tuple[int, ...]] = {"a": (5, 3), "b": (7,), "c": (1, 2, 2), "scale": ()}

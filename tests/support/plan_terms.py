@@ -13,7 +13,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support.oracle import numbers, ops, programs, run
 
 import commplan
 from commplan.ir import plan as graph
@@ -23,6 +22,7 @@ from . import terms
 from .agreement import Ways, lay_out
 from .jaxpr_terms import opaque, unknown
 from .meaning import Judge, Meaning
+from .oracle import numbers, ops, programs, run
 from .random_case import Case
 from .terms import Array
 

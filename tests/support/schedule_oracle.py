@@ -18,16 +18,17 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
-from support.oracle import Oracle, numbers
-from support.oracle import ops as oracle_ops
-from support.oracle import programs as oracle_programs
-from support.oracle import run as oracle_run
-from support.oracle.layout import Held, Rank, global_shape
 
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.ir.types import DType
 from commplan.pytree import nest
+
+from .oracle import Oracle, numbers
+from .oracle import ops as oracle_ops
+from .oracle import programs as oracle_programs
+from .oracle import run as oracle_run
+from .oracle.layout import Held, Rank, global_shape
 
 Array = np.ndarray[Any, Any]
 MANTISSA = {DType.F64: 52, DType.F32: 23, DType.F16: 10, DType.BF16: 7}

@@ -10,7 +10,6 @@ from unittest import mock
 import jax
 import numpy as np
 from msgspec.structs import replace
-from support.oracle.layout import Grid, spread
 
 from commplan.ir.plan import name_of
 from commplan.lowering.jax.phase import Lowered
@@ -24,6 +23,7 @@ from commplan.pytree import flatten, nest
 from .agreement import inputs_of
 from .engine_terms import Comm, Library, World
 from .jaxpr_terms import Walker, in_step
+from .oracle.layout import Grid, spread
 from .plan_terms import InTerms
 from .terms import Array, lift
 

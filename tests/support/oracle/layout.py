@@ -12,11 +12,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from support.oracle.numbers import Array
 
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Axis, Leaf, Schedule, Value
 from commplan.lowering.programs import spreads
+
+from .numbers import Array
 
 Rank = tuple[int, ...]  # one coordinate per axis of the grid
 Held = dict[Rank, tuple[Array, ...]]  # what every rank holds of one value, leaf by leaf

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
-from support.oracle.layout import Grid, Held, Rank, cut, join, pad_rows
-from support.oracle.numbers import Array, combine, convert, divide, multiply, storage
-from support.oracle.programs import execute
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType
 from commplan.lowering.programs import program_of
+
+from .layout import Grid, Held, Rank, cut, join, pad_rows
+from .numbers import Array, combine, convert, divide, multiply, storage
+from .programs import execute
 
 Values = Mapping[str, ir.Value]
 Env = Mapping[str, Held]

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from support.oracle.numbers import Array, combine
 
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import Ints, Program, Send
 from commplan.ir.types import DType
+
+from .numbers import Array, combine
 
 ReduceOp = Literal["sum", "max", "min"]
 

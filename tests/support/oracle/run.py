@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from support.oracle import ops
-from support.oracle.layout import Grid, Held, Rank, collect, global_shape, spread
-from support.oracle.numbers import Array, convert, storage
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.pytree import flatten, nest
+
+from . import ops
+from .layout import Grid, Held, Rank, collect, global_shape, spread
+from .numbers import Array, convert, storage
 
 Tree = Any
 State = dict[str, Tree]
