@@ -35,12 +35,11 @@ VALUES = (TYPES, ALGORITHMS, OPS, MODES, VISITS, TAILS, FLAGS, PLACES)
 
 
 class Sample(NamedTuple):
-    """A plan of `examples/plans`, and what its timeline is made with. costs: seconds by name."""
+    """A plan of `examples/plans`, and what its timeline is made with."""
 
     name: str
     topology: str
     shapes: str = ""
-    costs: tuple[tuple[str, float], ...] = ()
 
 
 SAMPLES = (
@@ -115,9 +114,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
         )
     topology = load_topology(ROOT / "examples" / "topologies" / f"{sample.topology}.toml")
     schedule = plan.compile(shapes=shapes, topology=topology).schedule
-    simulation = simulate(
-        schedule, Predictor(topology, schedule.axes, backend=schedule.backend), sample.costs
-    )
+    simulation = simulate(schedule, Predictor(topology, schedule.axes, backend=schedule.backend))
     titles = {phase.name: phase_title(phase) for phase in plan.graph.phases}
     timed = phases(simulation.phases, titles)
     lines = tuple(enumerate(text.splitlines(), 1))

@@ -36,7 +36,7 @@ def collective(kind: ir.CollectiveKind, algorithm: Algorithm, axes: tuple[str, .
     return ir.Collective(kind, "y.1", "x.1", axes, DType.F32, 0, SPAN, algorithm=algorithm, **how)
 
 
-def on_ranks(sizes: dict[str, int], backend: LaxBackend, do: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def on_ranks(sizes: dict[str, int], backend: LaxBackend, do: Callable[[Any], Any]) -> Any:
     """`do` on each rank's row of an array [ranks, ...], rows of results beside each other."""
     axes = tuple(sizes)
     mapped = jax.shard_map(

@@ -382,7 +382,7 @@ class Exactly(Oracle):
             sums: list[Array] = []
             for at, leaf in enumerate(gradient.leaves):
                 sent = [self._sent(op, leaf, env[op.gradient][rank][at]) for rank in group]
-                sums.append(share * sum(weight * each for weight, each in zip(weights, sent, strict=True)))
+                sums.append(np.multiply(share, sum(w * each for w, each in zip(weights, sent, strict=True))))
             for rank in group:
                 given = [Operand(values[ref], env[ref][rank]) for ref in op.states]
                 given.append(Operand(gradient, sums))

@@ -127,4 +127,5 @@ def main(seed: int, wanted: int, least: int, forms: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(*(int(word) for word in sys.argv[1:4]), sys.argv[4:] or ["usual"])
+    seed, wanted, least = map(int, sys.argv[1:4])
+    main(seed, wanted, least, sys.argv[4:] or ["usual"])

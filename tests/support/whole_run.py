@@ -111,7 +111,7 @@ def functions(decoded: list[int]) -> dict[str, Any]:
 
 
 def bind(where: Any, axes: dict[str, int] | None = None) -> tuple[Any, list[int]]:
-    trees = dict.fromkeys(("params", "grads", "center", "shard", "noise"), TREE)
+    trees: dict[str, Any] = dict.fromkeys(("params", "grads", "center", "shard", "noise"), TREE)
     program = commplan.loads(PLAN).compile(where, shapes=trees, axes=axes)
     decoded: list[int] = []
     sources = {"images": RECORDS, "labels": LABELS}
