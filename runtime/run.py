@@ -30,7 +30,7 @@ from commplan.runtime.input.group import Group
 from commplan.runtime.input.multirate.run_batches import ClockedPhases
 from commplan.runtime.input.multirate.schedule import taken_apart
 from commplan.runtime.input.sources.files import bound
-from commplan.runtime.input.stages.records import checked_functions
+from commplan.runtime.input.stages.functions import checked_functions
 from commplan.runtime.layers import ShardedWeights
 from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.machines.machine import Binding

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.embedding import bind, code_of, mesh_of
+from support.embedding import bind, code_of, mesh_of, refused
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.group import group
@@ -189,12 +189,6 @@ def test_members_train_on_their_own_meshes():
     np.testing.assert_allclose(joined["w"], params["w"] + np.array([[1.5], [2.0]]))
     out, _ = run.merge({}, params=joined)
     np.testing.assert_allclose(out.total["w"], np.asarray(joined["w"]).sum(0))
-
-
-def refused(call: Any) -> tuple[str, str]:
-    with pytest.raises(CommplanError) as error:
-        call()
-    return code_of(error), str(error.value)
 
 
 def test_members_that_are_not_there():

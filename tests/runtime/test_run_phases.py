@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support.embedding import bind, code_of, mesh_of
+from support.embedding import bind, code_of, mesh_of, refused
 
 import commplan
 from commplan.diagnostics import CommplanError
@@ -165,12 +165,6 @@ each step {
     np.testing.assert_allclose(jax.grad(total)(w, x), x.mean(0), rtol=1e-6)
 
 
-def refused(call: Any) -> tuple[str, str]:
-    with pytest.raises(CommplanError) as error:
-        call()
-    return code_of(error), str(error.value)
-
-
 def test_inputs_are_checked_by_name():
     run = elastic()
     code, text = refused(lambda: run.start(run.init()))
@@ -266,8 +260,9 @@ def test_functions_and_sources_are_those_of_the_plan():
     program = commplan.load("examples/plans/sharded_update.plan").compile(
         mesh, shapes={"params": tree, "grads": tree, "adam": tree}
     )
+    functions: dict[str, Any] = {"adam_init": 3, "adamupdate": abs}
     with pytest.raises(CommplanError) as error:
-        program.bind(mesh, functions={"adam_init": 3, "adamupdate": abs}, sources={"images": []})
+        program.bind(mesh, functions=functions, sources={"images": []})
     found = [(d.code, d.message) for d in error.value.diagnostics]
     assert {code for code, _ in found} == {"CP0803"}
     assert [message for _, message in found] == [

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType
 
 import commplan
@@ -37,3 +38,10 @@ def code_of(error: Any) -> str:
     raised: CommplanError = error.value
     assert len(raised.diagnostics) == 1
     return raised.diagnostics[0].code
+
+
+def refused(call: Callable[[], Any]) -> tuple[str, str]:
+    """The code and the words of the one error of `call`."""
+    with pytest.raises(CommplanError) as error:
+        call()
+    return code_of(error), str(error.value)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from commplan.recorder.file import Recording, start_recording
+from commplan.recorder.lane import activity
 from commplan.sidecar import attend
 
 BOUND_S = 10.0
@@ -119,11 +120,11 @@ def expected_late() -> Generator[None]:
 
 
 def main_stack() -> str:
-    """What the main thread does, innermost first."""
+    """What the main thread does, innermost first, and what this process does that lasts."""
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
     frame = frames.get(threading.main_thread().ident or 0)
     lines = [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in traceback.extract_stack(frame)]
-    return ", from ".join(lines[: -_FRAMES - 1 : -1])
+    return "; ".join(filter(None, (", from ".join(lines[: -_FRAMES - 1 : -1]), activity())))
 
 
 @_WRITER

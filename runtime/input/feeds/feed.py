@@ -28,23 +28,16 @@ from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
 from commplan.runtime.input.feeds.memory import ALONE, HOLDS, IDLE_S
 from commplan.runtime.input.feeds.waiting import slowest_of, waits_for
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.iterator import (
-    block_of,
-    called_functions,
-    epoch_steps,
-    fingerprint,
-    hints,
-    orders,
-    restored,
-)
 from commplan.runtime.input.layout import Array
-from commplan.runtime.input.multirate.batches import fill
 from commplan.runtime.input.multirate.schedule import OWN, ClockPlan, batches
+from commplan.runtime.input.multirate.units import fill
+from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders, restored
 from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.shm.shm_control import LOOK_S, cores_of
 from commplan.runtime.input.shm.slots import CompletionCounter
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.stages.batch_builder import BatchFactory
+from commplan.runtime.input.stages.functions import called_functions
 from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.visit_check import Checks
 from commplan.runtime.input.wait_log import LOG, ClosedError, WaitReporter

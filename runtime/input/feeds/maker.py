@@ -15,16 +15,17 @@ from commplan.input.work_partition import division
 from commplan.ir.plan import Ref
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.feeds.memory import FeedMemory
-from commplan.runtime.input.iterator import called_functions, orders
 from commplan.runtime.input.layout import Array, aligned
 from commplan.runtime.input.multirate.schedule import ClockPlan
+from commplan.runtime.input.phase_order import BLOCK, orders
 from commplan.runtime.input.program import EpochCursor, HostProgram, host_program
 from commplan.runtime.input.shm import slot_status
 from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
 from commplan.runtime.input.shm.slot_status import Place, write_status
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.sources.files import Source
-from commplan.runtime.input.stages.batch_builder import BLOCK, BatchFactory
+from commplan.runtime.input.stages.batch_builder import BatchFactory
+from commplan.runtime.input.stages.functions import called_functions
 from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.wait_log import LOG, ClosedError
 

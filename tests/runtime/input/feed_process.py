@@ -38,7 +38,7 @@ each step {{
 }}
 """
 DEFAULTS = {"batch": 4, "visit": "exactly_once", "tail": "", "hints": ""}
-_STATE = {"decoded": 0, "die_at": 0, "bad": -1}
+STATE = {"decoded": 0, "die_at": 0, "bad": -1}
 
 
 def text(**options: Any) -> str:
@@ -50,10 +50,10 @@ def records(count: int) -> Any:
 
 
 def decode(number: Any) -> tuple[Any, Any]:
-    _STATE["decoded"] += 1
-    if _STATE["decoded"] == _STATE["die_at"]:
+    STATE["decoded"] += 1
+    if STATE["decoded"] == STATE["die_at"]:
         os.kill(os.getpid(), 9)
-    if number == _STATE["bad"]:
+    if number == STATE["bad"]:
         raise ValueError("truncated")
     return np.full((12, 12), number % 200, np.uint8), np.int64(number)
 
@@ -66,7 +66,7 @@ def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
-def told(batch: Any, member: int) -> None:
+def report(batch: Any, member: int) -> None:
     sums = {name: zlib.crc32(np.ascontiguousarray(array).tobytes()) for name, array in batch.items()}
     counted = batch["labels"][: int(batch["n"])].tolist()
     say(member=member, epoch=batch.epoch, step=batch.step, sums=sums, records=counted)
@@ -75,7 +75,7 @@ def told(batch: Any, member: int) -> None:
 def main(orders: dict[str, Any]) -> None:
     logging.basicConfig(format="%(message)s")
     wait_log.TELL_S = 0.3
-    _STATE.update(die_at=orders.get("die_at", 0), bad=orders.get("bad", -1))
+    STATE.update(die_at=orders.get("die_at", 0), bad=orders.get("bad", -1))
     plan = commplan.loads(text(**orders.get("plan", {})))
     keys = ("member", "state", "batch", "timeout")
     options = {key: orders[key] for key in keys if key in orders}
@@ -90,12 +90,12 @@ def main(orders: dict[str, Any]) -> None:
         say(joined=feed.member, state=feed.state(), steps=feed.steps)
         for _ in range(orders.get("epochs", 1)):
             for number, batch in enumerate(feed):
-                told(batch, feed.member)
+                report(batch, feed.member)
                 if number == orders.get("stop_at", -1):
                     say(saved=feed.state())
                     sys.stdin.readline()
                 time.sleep(orders.get("pace", 0.0))
-        say(ended=feed.state(), decoded=_STATE["decoded"])
+        say(ended=feed.state(), decoded=STATE["decoded"])
 
 
 if __name__ == "__main__":

@@ -1,149 +1,37 @@
-"""Feeds: programs that come, go and die as they like, and what each of them is given."""
+"""Feeds: what programs that join one are given, and what they may not bring."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import uuid
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import feed_process
 import numpy as np
 import pytest
-from feed_process import DEFAULTS, decode, noise, records, text, told
+from feed_members import FUNCTIONS, check_same, expected, joined
+from feed_process import decode, noise, records, text
 from multirate_plans import code
 
 import commplan
-from commplan.diagnostics import CommplanError, fail
-from commplan.runtime.input.feeds import attachment, directory, maker, status
-from commplan.runtime.input.feeds.feed import Feed
-from commplan.runtime.input.feeds.memory import FeedMemory
-from commplan.runtime.input.iterator import PhaseBatches
-
-FUNCTIONS = {"decode": decode, "noise": noise}
-SCRIPT = Path(feed_process.__file__)
-
-
-class Member:
-    """A process that takes part in a feed."""
-
-    started: ClassVar[list[Member]] = []
-
-    def __init__(self, name: str, **orders: Any) -> None:
-        words = [sys.executable, "-W", "error", str(SCRIPT), json.dumps({"name": name, **orders})]
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  as long as the process
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
-        self.started.append(self)
-        self.lines: list[dict[str, Any]] = []
-
-    def until(self, key: str) -> Any:
-        """What it says under `key`, once it does."""
-        for line in self.process.stdout or ():
-            self.lines.append(json.loads(line))
-            if key in self.lines[-1]:
-                return self.lines[-1][key]
-        self.errors.seek(0)
-        raise AssertionError(f"it never said {key!r}: {self.errors.read()}")
-
-    def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.finish(-signal.SIGKILL)
-
-    def finish(self, expected: int = 0) -> str:
-        """Its stderr, after its end."""
-        self.lines += [json.loads(line) for line in self.process.stdout or ()]
-        self.process.wait(60)
-        self.errors.seek(0)
-        errors = self.errors.read()
-        assert self.process.returncode == expected, errors
-        return errors
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for file in (self.process.stdin, self.process.stdout, self.errors):
-            if file is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    file.close()
-
-    @property
-    def batches(self) -> list[dict[str, Any]]:
-        return [line for line in self.lines if "sums" in line]
-
-    def check_epochs(self, epochs: range, count: int = 26) -> None:
-        """It was given each of `epochs` once, every record in it once."""
-        for epoch in epochs:
-            given = [number for b in self.batches if b["epoch"] == epoch for number in b["records"]]
-            assert sorted(given) == list(range(count)), (epoch, given)
+from commplan.diagnostics import CommplanError
+from commplan.runtime.input.feeds import status
 
 
 def decode_otherwise(number: Any) -> Any:
     return decode(number + 0)
 
 
-@pytest.fixture
-def name() -> str:
-    """A feed that no other test has; nothing of it is left in the end."""
-    name = f"test-{uuid.uuid4().hex}"
-    yield name
-    while Member.started:
-        Member.started.pop().close()
-    gc.collect()
-    assert [f for f in directory.found(name) if FeedMemory.opened(f.path, f.key)] == []
-
-
-def joined(name: str, plan: str = "", count: int = 26, **options: Any) -> Any:
-    functions = options.pop("functions", FUNCTIONS)
-    source = options.pop("source", records(count))
-    options = {"timeout": 30.0, **options}
-    return commplan.join(
-        name, commplan.loads(plan or text()), sources={"numbers": source}, functions=functions, **options
-    )
-
-
-def expected(member: int, batch: int = 4, epochs: int = 1, **options: Any) -> list[dict[str, Any]]:
-    """What a member that reads everything itself is given."""
-    plan = commplan.loads(text(batch=batch, **options)).compile(axes={"member": 64}).schedule
-    local = {"member": (member,)}
-    with PhaseBatches(plan, "step", {"numbers": records(26)}, FUNCTIONS, local=local) as batches:
-        names = {b.name: b.value for b in plan.phase("step").outputs}
-        items = []
-        for _ in range(epochs):
-            for item in batches:
-                values = {n: item.values[ref] for n, ref in names.items()}
-                items.append({n: v[0] if n == "mine" else v for n, v in values.items()})
-    return items
-
-
-def check_same(given: list[Any], whole: list[dict[str, Any]]) -> None:
-    for batch, other in zip(given, whole, strict=True):
-        assert batch.keys() == other.keys()
-        for name, array in other.items():
-            np.testing.assert_array_equal(batch[name], array)
-
-
 @pytest.mark.parametrize("tail", ["", "tail short"])
-def test_members_of_one_process_are_given_what_each_would_read_alone(name: str, tail: str) -> None:
-    feed_process._STATE["decoded"] = 0
-    with joined(name, text(tail=tail)) as one, joined(name, text(tail=tail)) as two:
+def test_members_of_one_process_are_given_what_each_would_read_alone(feed_name: str, tail: str) -> None:
+    feed_process.STATE["decoded"] = 0
+    with joined(feed_name, text(tail=tail)) as one, joined(feed_name, text(tail=tail)) as two:
         assert (one.member, two.member, one.steps) == (0, 1, 7)
         pairs = [list(zip(one, two, strict=True)) for _ in range(2)]
-        assert feed_process._STATE["decoded"] == 2 * (26 if tail else 28)
+        assert feed_process.STATE["decoded"] == 2 * (26 if tail else 28)
         assert one.state() == two.state() and one.state()["epoch"] == 2
         for member in range(2):
             check_same(
@@ -154,23 +42,23 @@ def test_members_of_one_process_are_given_what_each_would_read_alone(name: str, 
         assert (first["mine"] != second["mine"]).any()
 
 
-def test_a_batch_shows_the_memory_that_all_see(name: str) -> None:
+def test_a_batch_shows_the_memory_that_all_see(feed_name: str) -> None:
     plan = text().replace("mine           = map noise(pixels) per member", "").replace(" mine,", "")
-    with joined(name, plan) as feed:
+    with joined(feed_name, plan) as feed:
         batches = [next(feed) for _ in range(3)]
         kept = [batch["pixels"].copy() for batch in batches]
         assert all(batch["pixels"].ctypes.data % 64 == 0 for batch in batches)
-        rest = list(feed)
+        others = list(feed)
         for batch, copy in zip(batches, kept, strict=True):  # longer than its slot lasts
             np.testing.assert_array_equal(batch["pixels"], copy)
-        assert len(rest) == 4
-        arrays = rest[-1].jax()
-        np.testing.assert_array_equal(arrays["pixels"], rest[-1]["pixels"])
+        assert len(others) == 4
+        arrays = others[-1].jax()
+        np.testing.assert_array_equal(arrays["pixels"], others[-1]["pixels"])
 
 
-def test_tensors_of_pytorch(name: str) -> None:
+def test_tensors_of_pytorch(feed_name: str) -> None:
     torch = pytest.importorskip("torch")
-    with joined(name) as feed:
+    with joined(feed_name) as feed:
         loader = torch.utils.data.DataLoader(feed.torch_dataset(), batch_size=None)
         tensors = list(loader)
         assert len(tensors) == len(loader) == 7
@@ -180,15 +68,15 @@ def test_tensors_of_pytorch(name: str) -> None:
 
 
 @pytest.mark.parametrize("tail", ["", "tail short"])
-def test_a_batch_of_its_own_is_several_units(name: str, tail: str) -> None:
+def test_a_batch_of_its_own_is_several_units(feed_name: str, tail: str) -> None:
     plan = text(tail=tail)
-    with joined(name, plan) as small, joined(name, plan, batch=12) as large:
+    with joined(feed_name, plan) as small, joined(feed_name, plan, batch=12) as large:
         assert (small.steps, large.steps) == (7, 3)
         given: dict[int, list[Any]] = {0: [], 1: []}
         for _ in range(2):
             threads = [
-                threading.Thread(target=lambda f=f, m=m: given[m].extend(f))
-                for m, f in enumerate((small, large))
+                threading.Thread(target=given[member].extend, args=(feed,))
+                for member, feed in enumerate((small, large))
             ]
             for thread in threads:
                 thread.start()
@@ -201,34 +89,34 @@ def test_a_batch_of_its_own_is_several_units(name: str, tail: str) -> None:
             np.testing.assert_array_equal(batch["labels"], other["labels"])
             np.testing.assert_array_equal(batch["n"], other["n"])
         with pytest.raises(CommplanError) as error:
-            joined(name, plan, batch=6)
+            joined(feed_name, plan, batch=6)
         assert code(error) == "CP0931"
 
 
-def test_who_comes_late_begins_with_the_next_epoch_and_a_state_goes_on(name: str) -> None:
-    with joined(name) as one:
+def test_who_comes_late_begins_with_the_next_epoch_and_a_state_goes_on(feed_name: str) -> None:
+    with joined(feed_name) as one:
         for _ in range(3):
             next(one)
-        late = joined(name)
+        late = joined(feed_name)
         assert late.state()["epoch"] == 1 and late.state()["step"] == 0
-        rest = list(one)
-        assert len(rest) == 4
+        others = list(one)
+        assert len(others) == 4
         state = one.state()
         pairs = list(zip(one, late, strict=True))
         check_same([pair[1] for pair in pairs], expected(1, epochs=2)[7:])
         late.close()
-        back = joined(name, member=1, state={**state, "step": 2})
+        back = joined(feed_name, member=1, state={**state, "step": 2})
         assert back.state()["step"] == 2
         check_same(list(back), expected(1, epochs=2)[9:])
         back.close()
 
 
-def test_where_any_record_may_come_again_one_begins_at_once(name: str) -> None:
+def test_where_any_record_may_come_again_one_begins_at_once(feed_name: str) -> None:
     plan = text(visit="at_least_once")
-    with joined(name, plan, 100) as one:
+    with joined(feed_name, plan, 100) as one:
         for _ in range(3):
             next(one)
-        with joined(name, plan, 100) as late:
+        with joined(feed_name, plan, 100) as late:
             assert late.state()["epoch"] == 0 and late.state()["step"] > 0
             for _ in range(late.state()["step"] - 3):
                 next(one)
@@ -244,38 +132,38 @@ def test_where_any_record_may_come_again_one_begins_at_once(name: str) -> None:
         ({"plan": text(batch=8)}, "the plan: fed "),
     ],
 )
-def test_others_must_bring_the_same(name: str, other: dict[str, Any], note: str) -> None:
-    with joined(name) as one:
+def test_others_must_bring_the_same(feed_name: str, other: dict[str, Any], note: str) -> None:
+    with joined(feed_name) as one:
         with pytest.raises(CommplanError) as error:
-            joined(name, **other)
+            joined(feed_name, **other)
         assert code(error) == "CP0922" and note in str(error.value)
         assert len(list(one)) == 7
 
 
-def test_sources_are_told_apart_by_their_keys(name: str) -> None:
+def test_sources_are_told_apart_by_their_keys(feed_name: str) -> None:
     class Keyed(list[int]):
         key = "v1"
 
     first, second = Keyed(range(26)), Keyed(range(26))
     second.key = "v2"
-    with joined(name, source=first), pytest.raises(CommplanError) as error:
-        joined(name, source=second)
+    with joined(feed_name, source=first), pytest.raises(CommplanError) as error:
+        joined(feed_name, source=second)
     assert "26 records, key v2 here, 26 records, key v1 there" in str(error.value)
 
 
-def test_a_place_is_taken_once(name: str) -> None:
-    with joined(name, member=3) as three, joined(name) as first:
+def test_a_place_is_taken_once(feed_name: str) -> None:
+    with joined(feed_name, member=3) as three, joined(feed_name) as first:
         assert (three.member, first.member) == (3, 0)
         with pytest.raises(CommplanError) as error:
-            joined(name, member=3)
+            joined(feed_name, member=3)
         assert code(error) == "CP0929" and str(os.getpid()) in str(error.value)
-    for member, name_given in ((64, name), (None, "a/b")):
+    for member, wrong_name in ((64, feed_name), (None, "a/b")):
         with pytest.raises(CommplanError) as error:
-            joined(name_given, member=member)
+            joined(wrong_name, member=member)
         assert code(error) in ("CP0929", "CP0928")
 
 
-def test_plans_that_share_nothing_or_need_a_device_are_refused(name: str) -> None:
+def test_plans_that_share_nothing_or_need_a_device_are_refused(feed_name: str) -> None:
     bare = (
         "plan p\nensemble member = ?\nsource numbers : i64\n{fn}"
         "each step {{ x = load numbers batch 4 visit exactly_once seed 1\n{rest} }}"
@@ -285,12 +173,12 @@ def test_plans_that_share_nothing_or_need_a_device_are_refused(name: str) -> Non
         ("fn half(i64) -> f32 on device\n", "y = map half(x)\n output y, x", "CP0932"),
     ):
         with pytest.raises(CommplanError) as error:
-            joined(name, bare.format(fn=fn, rest=rest), functions={"half": float})
+            joined(feed_name, bare.format(fn=fn, rest=rest), functions={"half": float})
         assert code(error) == expected_code
 
 
-def test_one_thread_is_told_which_member_to_drive(name: str) -> None:
-    with joined(name) as one, joined(name) as two:
+def test_one_thread_is_told_which_member_to_drive(feed_name: str) -> None:
+    with joined(feed_name) as one, joined(feed_name) as two:
         with pytest.raises(CommplanError) as error:
             for _ in one:
                 pass
@@ -301,204 +189,18 @@ def test_one_thread_is_told_which_member_to_drive(name: str) -> None:
         assert one.state()["epoch"] == 1
 
 
-def test_the_command_lists_who_is_there(name: str) -> None:
-    with joined(name) as one, joined(name, member=4):
+def test_the_command_lists_who_is_there(feed_name: str) -> None:
+    with joined(feed_name) as one, joined(feed_name, member=4):
         next(one)
         command = [sys.executable, "-m", "commplan", "feeds", "--format", "json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        (feed,) = [feed for feed in json.loads(done.stdout)["feeds"] if feed["name"] == name]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        (feed,) = [feed for feed in json.loads(result.stdout)["feeds"] if feed["name"] == feed_name]
         assert [member["member"] for member in feed["members"]] == [0, 4]
         assert feed["members"][0]["records"] == 4 and feed["members"][0]["pid"] == os.getpid()
-        assert [each.name for each in status.feeds() if each.name == name] == [name]
+        assert [each.name for each in status.feeds() if each.name == feed_name] == [feed_name]
         assert feed["nbytes"] > 0
         with pytest.raises(CommplanError):  # the locks are held as before
-            joined(name, member=4)
-
-
-def test_a_lock_that_is_taken_twice_is_held_to_the_end(name: str) -> None:
-    look = "import os, sys; from commplan.runtime.input.shm.segment import is_locked\n"
-    look += "print(is_locked(os.open(sys.argv[1], os.O_RDWR), 0))"
-    with joined(name) as one:
-        memory = one._memory
-        path = f"/proc/{os.getpid()}/fd/{memory.descriptor}"
-        with memory.locked():
-            with memory.locked():
-                pass
-            done = subprocess.run(
-                [sys.executable, "-c", look, path], capture_output=True, text=True, check=True
-            )
-        assert done.stdout == "True\n"
-
-
-def test_the_last_member_may_leave_while_a_unit_is_claimed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with joined(name) as one:
-        memory = one._memory
-        monkeypatch.setattr(memory, "least", lambda: 0)
-        memory.members[0].set("state", 0)
-        assert memory.claim() is None
-
-
-def test_a_member_that_is_closed_waits_no_longer(name: str) -> None:
-    with joined(name, count=200) as one, joined(name, count=200) as two:
-        said: list[str] = []
-
-        def drive() -> None:
-            with pytest.raises(CommplanError) as error:
-                list(one)
-            said.append(code(error))
-
-        next(two)
-        thread = threading.Thread(target=drive)
-        thread.start()
-        while thread.is_alive() and not one._memory.members[0].get("wanted"):
-            thread.join(0.01)
-        one.close()
-        thread.join(20)
-        assert said == ["CP0916"]
-        assert len(list(two)) == 49
-
-
-def test_who_joins_again_waits_for_what_its_threads_still_make(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They close the file at their end, and the kernel lets go of all locks of the process then."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    def held(number: Any) -> Any:
-        begun.set()
-        go_on.wait()
-        return decode(number)
-
-    functions = {"decode": held, "noise": noise}
-    monkeypatch.setattr(attachment, "_END_S", 0.05)
-    monkeypatch.setattr(directory, "MEET_S", 0.05)
-    first = joined(name, functions=functions)
-    iter(first)
-    assert begun.wait(20)
-    first.close()
-    assert name not in [feed.name for feed in status.feeds()]
-    with pytest.raises(CommplanError) as error:
-        joined(name, functions=functions)
-    assert code(error) == "CP0928" and "this process has left feed" in str(error.value)
-    monkeypatch.setattr(directory, "MEET_S", 20.0)
-    go_on.set()
-    with joined(name, functions=functions) as again:
-        assert again.state()["epoch"] == 0 and len(list(again)) == 7
-
-
-def test_a_member_that_is_forgotten_leaves_while_another_comes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = joined(name)
-    enter = Feed._enter
-
-    def entered(feed: Feed, *given: Any) -> None:
-        enter(feed, *given)
-        first.close()
-
-    monkeypatch.setattr(Feed, "_enter", entered)
-    with joined(name) as second:
-        assert len(list(second)) == 7
-
-
-def test_threads_go_on_where_a_process_holds_the_feed_for_long(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    looks, claims, claim = threading.Semaphore(0), [1], FeedMemory.claim
-
-    def look() -> None:
-        looks.release()
-        fail("CP0921", "held")
-
-    def claimed(memory: FeedMemory) -> int | None:
-        if claims:
-            claims.pop()
-            fail("CP0921", "process 7 holds it")
-        return claim(memory)
-
-    monkeypatch.setattr(maker, "SEATS_S", 0.01)
-    monkeypatch.setattr(FeedMemory, "claim", claimed)
-    with joined(name) as one:
-        one._attachment.idle[99] = look
-        assert len(list(one)) == 7
-        assert looks.acquire(timeout=20) and looks.acquire(timeout=20)
-    assert "process 7 holds it" in caplog.text
-
-
-def test_a_feed_that_is_forgotten_holds_nobody(name: str) -> None:
-    with joined(name) as one:
-        forgotten = joined(name)
-        next(iter(forgotten))
-        del forgotten
-        gc.collect()
-        assert len(list(one)) == 7
-
-
-def test_a_record_that_fails_is_told_to_all(name: str) -> None:
-    feed_process._STATE["bad"] = 11
-    try:
-        with joined(name) as one, joined(name) as two:
-            for feed in (one, two):
-                with pytest.raises(CommplanError) as error:
-                    list(feed)
-                assert "truncated" in str(error.value) and "record 11" in str(error.value)
-    finally:
-        feed_process._STATE["bad"] = -1
-
-
-def test_members_come_die_and_come_back(name: str) -> None:
-    """The one that makes units is killed inside its function; the others make its unit anew."""
-    first = Member(name, epochs=9, die_at=34, stop_at=0)
-    second = Member(name, epochs=5, wait=True, pace=0.01)
-    assert first.until("joined") == 0
-    first.until("saved")
-    second.until("ready")
-    second.go_on()
-    assert second.until("joined") == 1
-    for _ in range(9):
-        first.go_on()
-    first.finish(-signal.SIGKILL)
-    third = Member(name, epochs=1, member=0)
-    third.until("joined")
-    for member in (second, third):
-        member.finish()
-    begun = second.batches[0]["epoch"]
-    second.check_epochs(range(begun, begun + 5))
-    third.check_epochs(range(third.batches[0]["epoch"], third.batches[0]["epoch"] + 1))
-    sums: dict[tuple[int, int], Any] = {}
-    for batch in (*first.batches, *second.batches, *third.batches):
-        shared = {key: batch["sums"][key] for key in ("pixels", "labels")}
-        assert sums.setdefault((batch["epoch"], batch["step"]), shared) == shared
-
-
-def test_the_slow_one_is_named_and_nothing_is_left_of_any(name: str) -> None:
-    slow = Member(name, epochs=1, stop_at=1, records=200)
-    assert slow.until("joined") == 0
-    slow.until("saved")
-    fast = Member(name, epochs=1, member=5, state={**saved_of(slow), "step": 2}, records=200, timeout=1.5)
-    errors = fast.finish(1)
-    assert f"member 5 of feed {name!r} has waited" in errors
-    assert f"for member 0 (process {slow.process.pid})" in errors and "records behind" in errors
-    assert "CP0947" in errors
-    slow.kill()
-    assert list(directory.found(name)) == []
-
-
-def saved_of(member: Member) -> dict[str, int]:
-    return next(line["saved"] for line in member.lines if "saved" in line)
-
-
-def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever made the folder's name first, nobody is kept from meeting."""
-    monkeypatch.setattr(directory, "default_folder", lambda: tmp_path)
-    squatted = tmp_path / f"commplan-feeds-{os.getuid()}"
-    squatted.mkdir(0o755)
-    with directory.meeting():
-        (own,) = set(tmp_path.iterdir()) - {squatted}
-        assert own.name == f"{squatted.name}.1" and own.stat().st_mode & 0o077 == 0
-    assert set(tmp_path.iterdir()) == {squatted}
+            joined(feed_name, member=4)
 
 
 @pytest.mark.parametrize(
@@ -514,30 +216,9 @@ def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_arguments_of_another_kind_are_refused(
-    name: str, mistake: dict[str, Any], expected_code: str
+    feed_name: str, mistake: dict[str, Any], expected_code: str
 ) -> None:
-    given = {"sources": {"numbers": records(26)}, "functions": FUNCTIONS, **mistake}
+    given: dict[str, Any] = {"sources": {"numbers": records(26)}, "functions": FUNCTIONS, **mistake}
     with pytest.raises(CommplanError) as error:
-        commplan.join(name, commplan.loads(text()), **given)
+        commplan.join(feed_name, commplan.loads(text()), **given)
     assert code(error) == expected_code
-
-
-@pytest.mark.parametrize("error_type", [SystemExit, KeyboardInterrupt])
-def test_a_function_that_would_end_the_process_is_told_to_all(
-    name: str, error_type: type[BaseException]
-) -> None:
-    def leaving(number: Any) -> Any:
-        if number == 11:
-            raise error_type(3)
-        return decode(number)
-
-    functions = {**FUNCTIONS, "decode": leaving}
-    with joined(name, functions=functions) as one, joined(name, functions=functions) as two:
-        for feed in (one, two):
-            with pytest.raises(CommplanError) as error:
-                list(feed)
-            assert code(error) == "CP0920" and f"{error_type.__name__}: 3" in str(error.value)
-
-
-def test_words_of_the_defaults_are_those_of_the_plan() -> None:
-    assert set(DEFAULTS) == {"batch", "visit", "tail", "hints"} and callable(told)

@@ -1,0 +1,24 @@
+"""What the tests of the input share."""
+
+from __future__ import annotations
+
+import gc
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from feed_members import Member
+
+from commplan.runtime.input.feeds import directory
+from commplan.runtime.input.feeds.memory import FeedMemory
+
+
+@pytest.fixture
+def feed_name() -> Iterator[str]:
+    """A feed that no other test has; nothing of it is left in the end."""
+    name = f"test-{uuid.uuid4().hex}"
+    yield name
+    while Member.started:
+        Member.started.pop().close()
+    gc.collect()
+    assert [feed for feed in directory.found(name) if FeedMemory.opened(feed.path, feed.key)] == []
