@@ -203,12 +203,16 @@ class Bound(ShardedWeights):
         """
         return sharding(self.context, name)
 
+    save_anything_except_tapped = staticmethod(tap.save_anything_except_tapped)
+
     def tap(self, tree: Any, *, like: str | None = None, phase: str = "step") -> Any:
         """`tree` itself, but its gradient is reduced where the backward pass makes it.
 
         For parameters of layers under `lax.scan`, in the body of the scan: there the reduction runs under
         the layers that are still to come. The gradient is reduced as phase `phase` reduces its input
-        `like` (by default its only partial input), so it must not be passed to the phase again.
+        `like` (by default its only partial input), so it must not be passed to the phase again. Scan
+        `jax.checkpoint(body, policy=run.save_anything_except_tapped, prevent_cse=False)`, or the backward
+        pass has a copy of all layers.
 
         tree: parameters as they are, not `run.varying(...)` of them, in dtypes that `like` was compiled
         for. Raises CP0815 where the plan's reduction cannot run inside the backward pass, CP0816 outside
