@@ -65,7 +65,7 @@ format:  ## rewrite the sources as ruff formats them
 
 grammars:  ## write the grammars of editors/ anew, from the lists of the language
 	@$(SET) $(VENV) test constraints.txt
-	$(PY) -m commplan.highlight .
+	$(PY) -m editors.grammars .
 
 tokenizer:  ## install VS Code's tokenizer, with which the tests look at its grammar (needs npm)
 	npm install --silent --fetch-retries 1 --fetch-timeout 60000 --no-save --no-package-lock --ignore-scripts --prefix .make/tokenizer $(TOKENIZER)

@@ -66,9 +66,6 @@ def join(
                 f"{kind}={{NAME: ..}}",
             )
     schedule = _compiled(plan)
-    if phase not in [each.name for each in schedule.phases]:
-        known = ", ".join(f"`{each.name}`" for each in schedule.phases) or "none"
-        fail("CP0817", f"the plan has no phase `{phase}`", f"it has: {known}", file=schedule.file)
     shared = schedule.phase(phase)
     if taken_apart(schedule, shared) is None:
         fail(
