@@ -26,7 +26,16 @@ from commplan.runtime.input.feeds.batch import Batch
 from commplan.runtime.input.feeds.facts import facts_of
 from commplan.runtime.input.feeds.handed import OneUnit, handed_out, is_one_unit
 from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
-from commplan.runtime.input.feeds.memory import ALONE, HOLDS, IDLE_S
+from commplan.runtime.input.feeds.memory import (
+    ALONE,
+    ARMED,
+    HOLDS,
+    IDLE_S,
+    IDLE_SINCE,
+    RECORDS,
+    WAITED_NS,
+    WANTED,
+)
 from commplan.runtime.input.feeds.waiting import slowest_of, waits_for
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import Array
@@ -145,7 +154,10 @@ class Feed(EpochIterator):
         declared(program, self._meter)
         own = [op for flow in program.flows for op in flow.after]
         self._pool = _threads(cores, f"commplan-{self.name}-own") if own else None
-        self._one_unit = OneUnit(program, mine) if is_one_unit(program, each) else None
+        is_one = is_one_unit(program, each)
+        self._one_unit = OneUnit(program, mine, self._maker.layout, steps) if is_one else None
+        self._is_dense = each == 1 and steps == self._maker.epoch  # it takes all units
+        self._records_each, self._words = each * memory.header.get("unit"), memory.members[member].words
         self._checks = Checks(program, mine, steps, place[1], self._meter)
         self._slots = attachment.slots()
         process, returns = self._process, CompletionCounter(lambda upto: memory.pass_on(member, upto))
@@ -247,27 +259,32 @@ class Feed(EpochIterator):
     def _await_due(self) -> HostBatch:
         if self._due is None:
             self._attachment.drivers[self.member] = threading.get_ident()
-            words = self._memory.members[self.member]
-            if self._from is None or words.get("idle_since") or words.get("armed") <= self._armed:
+            words = self._words
+            if self._from is None or words[IDLE_SINCE] or words[ARMED] <= self._armed:
                 self._begin()
             self._due = self._taken()
         return self._due
 
     def _pass_on(self, place: int) -> None:
-        words, first = self._memory.members[self.member], self._position(place - 1)
-        words.set("records", words.get("records") + self._each * self._memory.header.get("unit"))
-        if self._from is not None:
+        words = self._words
+        words[RECORDS] += self._records_each
+        if self._from is not None and not self._is_dense:
+            first = self._position(place - 1)
             for unit in range(max(first + self._each, self._from), self._position(place)):
                 self._returns.add(unit)  # which others take, and this member passes over
         if place // self._steps > self._armed:
-            words.set("idle_since", time.monotonic_ns())
+            words[IDLE_SINCE] = time.monotonic_ns()
 
     def _taken(self) -> HostBatch:
         asked, (epoch, step) = time.perf_counter(), divmod(self._place, self._steps)
         batch, ready = None, True
         if self._one_unit is not None and self._is_kept(epoch, step):
-            views, ready = self._lent(epoch * self._maker.epoch + step)
-            batch = self._one_unit.batch(views, epoch, step, self._place) or self._composed([views])
+            unit = epoch * self._maker.epoch + step
+            root, ready = self._lent(unit)
+            if self._memory.is_spoiled(unit):
+                batch = self._composed([self._maker.layout.views(root, writable=False)])
+            else:
+                batch = self._one_unit.batch(root, epoch, step, self._place)
         if batch is None:
             units, ready = self._units(epoch, step)
             batch = self._composed(units)
@@ -282,8 +299,8 @@ class Feed(EpochIterator):
         ready, words = True, self._memory.members[self.member]
         for inside in range(first, first - (-rows // (flow.batch // self._each))):
             if self._is_kept(epoch, inside):
-                views, at_once = self._lent(epoch * self._maker.epoch + inside)
-                units.append(views)
+                root, at_once = self._lent(epoch * self._maker.epoch + inside)
+                units.append(self._maker.layout.views(root, writable=False))
                 ready = ready and at_once
             else:
                 units.append(self._maker.alone(epoch, inside))
@@ -315,26 +332,33 @@ class Feed(EpochIterator):
                 outcome(future)
         return making.finish()
 
-    def _lent(self, unit: int) -> tuple[dict[Ref, Array], bool]:
+    def _lent(self, unit: int) -> tuple[Any, bool]:
         """Unit `unit` as it lies in its slot, and whether it was there at once."""
         memory = self._memory
-        recalled = unit - KEEP * self._each + 1
-        for old in self._slots.lent():
-            if old < recalled:
-                self._slots.recall(old)
+        self._slots.recall_before(unit - KEEP * self._each + 1)
         at_once = memory.is_made(unit)
         if not at_once:
             self._wait(unit)
         root = self._slots.lend(unit)
-        check_unit(root, self._maker.place(unit), self.name)
-        return self._maker.layout.views(root, writable=False), at_once
+        if memory.is_spoiled(unit):
+            check_unit(root, self._maker.place(unit), self.name)
+        return root, at_once
 
     # --- waiting ---
 
     def _wait(self, unit: int) -> None:
-        memory, words = self._memory, self._memory.members[self.member]
-        lasting, begun = WaitReporter(), time.monotonic_ns()
-        words.set("wanted", unit + 1)
+        words, begun = self._words, time.monotonic_ns()
+        words[WANTED] = unit + 1
+        try:
+            if not self._memory.await_made(unit, min(LOOK_S, self._timeout)):
+                self._wait_on(unit)
+        finally:
+            words[WANTED] = 0
+            words[WAITED_NS] += time.monotonic_ns() - begun
+
+    def _wait_on(self, unit: int) -> None:
+        """Wait for longer, and look who keeps it from being made."""
+        memory, lasting = self._memory, WaitReporter()
 
         def look(waited: float) -> None:
             if memory.reap():
@@ -359,12 +383,8 @@ class Feed(EpochIterator):
                 raise ClosedError
             return memory.is_made(unit)
 
-        try:
-            memory.ring("taken")  # a unit that a dead process began is to be made anew
-            memory.wait("made", is_there, Wait(self._timeout, late, look, LOOK_S))
-        finally:
-            words.set("wanted", 0)
-            words.set("waited_ns", words.get("waited_ns") + time.monotonic_ns() - begun)
+        memory.ring("taken")  # a unit that a dead process began is to be made anew
+        memory.wait("made", is_there, Wait(self._timeout, late, look, LOOK_S))
 
     def _refuse_own(self, unit: int) -> None:
         """Raise CP0946 where this wait is for a member that the calling thread drives."""

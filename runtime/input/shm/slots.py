@@ -139,6 +139,13 @@ class Slots:
         self._loans[number] = loan
         return root
 
+    def recall_before(self, number: int) -> None:
+        """Take back the slots of all batches before `number`."""
+        if min(self._loans, default=number) < number:
+            for old in self.lent():
+                if old < number:
+                    self.recall(old)
+
     def lent(self) -> list[int]:
         """Batches that are lent now."""
         return sorted(self._loans)

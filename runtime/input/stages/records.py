@@ -25,6 +25,7 @@ from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched
 from commplan.runtime.input.sources.record_convert import Element, UnlikeError, numpy_dtype, plain
+from commplan.runtime.input.stages.chained import SkippedError, chained_cpu
 from commplan.runtime.input.stages.declared import declared
 
 _FRAMES = 6  # of a stack, the innermost ones
@@ -138,9 +139,13 @@ class Stage:
         for row, record in enumerate(records):
             if not valid[row]:
                 continue
-            given = [fetched.pop(record)] if record in fetched else [column[row] for column in operands]
             try:
-                out = self._one(place, record, given)
+                given = [fetched.pop(record)] if record in fetched else [column[row] for column in operands]
+            except SkippedError:
+                valid[row] = False
+                continue
+            try:
+                out = self.one(place, record, given)
             except CommplanError:
                 if not self.skip:
                     raise
@@ -157,7 +162,7 @@ class Stage:
             for column in columns:
                 if isinstance(column, np.ndarray):
                     column[~valid] = 0  # no batch shows stale memory
-        cpu = thread_cpu() - start
+        cpu = thread_cpu() - start - chained_cpu(operands)
         self.meter.add(
             self.key, cpu_s=cpu.both_s, system_s=cpu.system_s, records=done, nbytes=moved, skipped=skipped
         )
@@ -199,7 +204,8 @@ class Stage:
         message = f"`__getitems__` of source `{source}` fails, and its records are fetched one by one"
         warnings.warn(f"{message}: {failure}", RuntimeWarning, stacklevel=2)
 
-    def _one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
+    def one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
+        """The results for one record, checked."""
         out = self._called(place, record, arguments)
         if len(self.elements) == 1:
             return (self._checked(record, 0, out),)
