@@ -18,6 +18,7 @@ from commplan.input.prefetch import KEEP
 from commplan.input.rates import rates
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Op, Read, Schedule
+from commplan.runtime.input import this_process
 from commplan.runtime.input.accounting import Meter, Summary, merged
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.feeds import compiled
@@ -164,7 +165,7 @@ class Feed(EpochIterator):
         self._returns = returns
 
         def returned(unit: int) -> None:  # holds nothing that holds this object
-            if os.getpid() == process:  # what a forked one drops is still shown here
+            if this_process.number() == process:  # what a forked one drops is still shown here
                 returns.add(unit)
 
         self._slots.returned = returned

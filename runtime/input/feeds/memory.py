@@ -25,7 +25,7 @@ import msgspec
 
 from commplan.diagnostics import fail
 from commplan.runtime.input.shm import futex
-from commplan.runtime.input.shm.segment import is_locked, lock_byte, lock_holder, unlock_byte
+from commplan.runtime.input.shm.locks import is_locked, lock_byte, lock_holder, unlock_byte
 from commplan.runtime.input.shm.shm_control import LOOK_S, fence
 from commplan.runtime.input.shm.slots import mapped, owner_of
 from commplan.runtime.input.wait_log import ClosedError

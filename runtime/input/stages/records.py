@@ -56,6 +56,10 @@ def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Rec
     hold it. Read-only, because a value may be the operand of several stages and members. Raises
     UnlikeError.
     """
+    if type(value) is np.ndarray and isinstance(element, ArrayType):  # mostly
+        array = cast("np.ndarray[Any, Any]", value)
+        if array.dtype == dtype and array.shape == element.shape:
+            return read_only(array)
     if isinstance(element, BytesType):
         if isinstance(value, bytes):
             return value
@@ -71,9 +75,7 @@ def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Rec
     array = np.asarray(value)
     if array.shape != element.shape or array.dtype != dtype:
         raise UnlikeError(_described(array))
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    return read_only(array)
 
 
 def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Record:

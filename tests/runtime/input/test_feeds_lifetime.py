@@ -164,7 +164,7 @@ def saved_of(member: Member) -> dict[str, int]:
 
 
 def test_a_lock_that_is_taken_twice_is_held_to_the_end(feed_name: str) -> None:
-    look = "import os, sys; from commplan.runtime.input.shm.segment import is_locked\n"
+    look = "import os, sys; from commplan.runtime.input.shm.locks import is_locked\n"
     look += "print(is_locked(os.open(sys.argv[1], os.O_RDWR), 0))"
     with joined(feed_name) as one:
         memory = one._memory
