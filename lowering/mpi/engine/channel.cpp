@@ -120,8 +120,10 @@ Channel::Channel(MPI_Comm comm, bool together) : comm(comm), together_(together)
   if (tags_ >= kEnough) span_ = tags_ / kLabels;
   MPI_Comm_size(comm, &size);
   MPI_Comm_rank(comm, &own_);
-  for (auto* each : {&sent_, &received_, &begun_, &said_}) each->resize(size);
+  for (auto* each : {&sent_, &received_, &begun_}) each->resize(size);
+  said_.resize(size);
   lasts_.resize(size, kHere);
+  causes_.resize(size);
 }
 
 Channel::~Channel() = default;
@@ -193,37 +195,17 @@ void Channel::uses(MPI_Comm other) {
   others_.push_back(other);
 }
 
-std::string Channel::explain(int code, const char* call, const std::string& where, int rank, const std::string& name) {
+std::string Channel::explain(int code, const char* call, const std::string& where, const std::string& name) {
   std::string line = where.empty() ? "" : "; " + where;
-  if (!lost(code)) {
-    char text[MPI_MAX_ERROR_STRING] = {};
-    int length = 0;
-    MPI_Error_string(code, text, &length);
-    std::string with = name.empty() ? "" : " with " + name;
-    int kind = code;
-    MPI_Error_class(code, &kind);
-    std::string note = kind == MPI_ERR_TRUNCATE ? "\nnote: another rank has begun another collective there" : "";
-    return std::string(call) + with + " failed: " + std::string(text, length) + note + line;
-  }
-  if (!name.empty()) return name + " has died" + line;
-  if (together_) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    revoke(comm);
-    for (MPI_Comm other : others_) revoke(other);
-  }
-  // Who waited for the living learns from them that someone died, and only then who.
-  constexpr int64_t kNews = 3'000'000'000, kLook = 10'000'000;
-  std::vector<int> ranks = dead(comm);
-  for (int64_t until = now() + kNews; ranks.empty() && now() < until; ranks = dead(comm)) {
-    std::string judged = verdict();  // nobody has died: a watch has revoked it
-    if (!judged.empty()) return judged + line;
-    sleep_ns(kLook);
-  }
-  if (ranks.empty() && rank >= 0) ranks.push_back(rank);
-  if (ranks.empty()) return "another rank found that one has died" + line;
-  std::string named = ranks.size() > 1 ? "ranks " : "rank ";
-  for (size_t i = 0; i < ranks.size(); ++i) named += (i ? ", " : "") + std::to_string(ranks[i]);
-  return named + (ranks.size() > 1 ? " have died" : " has died") + line;
+  if (lost(code)) return name + " has died" + line;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  std::string with = name.empty() ? "" : " with " + name;
+  int kind = code;
+  MPI_Error_class(code, &kind);
+  std::string note = kind == MPI_ERR_TRUNCATE ? "\nnote: another rank has begun another collective there" : "";
+  return std::string(call) + with + " failed: " + std::string(text, length) + note + line;
 }
 
 std::string Channel::enter() {

@@ -164,6 +164,13 @@ struct Progress {
   }
 };
 
+// What a rank says when it leaves: the last operation that it has begun with who hears it, or see `Channel`; and where one
+// has failed what the first failure was, as far as it knows.
+struct Parting {
+  int64_t last = 0;
+  char cause[120] = {};
+};
+
 // One thing to be driven until it is done. Once destroyed, nothing writes to its buffers any more.
 class Operation {
  public:
@@ -306,7 +313,8 @@ class Channel {
   void uses(MPI_Comm other);  // a communicator that goes down with this one
   std::string missing(const Operation& operation);   // which rank has left without it, or empty
   std::vector<int32_t> others(MPI_Comm comm) const;  // the ranks there, but for this one
-  std::string explain(int code, const char* call, const std::string& where, int rank, const std::string& name);
+  std::string explain(int code, const char* call, const std::string& where, const std::string& name);
+  std::string loss(const Operation& operation, int rank);  // why MPI has ended it: who died, or who broke it off
 
   const MPI_Comm comm;
   std::mutex order;  // held while an operation begins
@@ -318,6 +326,8 @@ class Channel {
   void run_beside();  // the progress thread, where there is none yet
   void fail(const std::string& error);
   void leave();        // tells the other ranks
+  void note_cause(const std::string& why);
+  void revoke_all();
   bool parted();
   bool listen();       // takes in which of them have left; false where MPI fails
   void break_off(Operation& operation);  // where it would never end
@@ -347,7 +357,9 @@ class Channel {
   int own_ = 0;  // this rank
   std::mutex leaving_;
   std::vector<int64_t> lasts_;  // by rank that has left: the last operation that it began with this one
-  std::vector<int64_t> said_;   // and what this rank has said to it
+  std::vector<std::string> causes_;  // and the first failure, where it knows of one
+  std::vector<Parting> said_;        // and what this rank has said to it
+  std::string cause_;                // the first failure that this rank knows of, without the line that waits here
   std::vector<MPI_Request> saying_;
 };
 

@@ -33,11 +33,14 @@ void Channel::leave() {
   std::lock_guard<std::mutex> lock(leaving_);
   if (!together_ || left_) return;
   left_ = true;
+  if (cause_.empty()) cause_ = "an operation failed on rank " + std::to_string(own_);
   for (int rank = 0; rank < static_cast<int>(said_.size()); ++rank) {
     if (rank == own_) continue;
-    said_[rank] = !fails() ? begun_[rank] : !verdict().empty() ? kJudged : kFailed;
+    Parting& said = said_[rank];
+    said.last = !fails() ? begun_[rank] : !verdict().empty() ? kJudged : kFailed;
+    if (fails()) std::snprintf(said.cause, sizeof said.cause, "%s", cause_.c_str());
     MPI_Request request;
-    int code = MPI_Isend(&said_[rank], 1, MPI_INT64_T, rank, static_cast<int>(tags_), comm, &request);
+    int code = MPI_Isend(&said, sizeof said, MPI_BYTE, rank, static_cast<int>(tags_), comm, &request);
     if (code == MPI_SUCCESS) saying_.push_back(request);  // else it has died, or is told by the revocation
   }
 }
@@ -51,10 +54,11 @@ bool Channel::listen() {
     int code = MPI_Improbe(MPI_ANY_SOURCE, static_cast<int>(tags_), comm, &flag, &message, &status);
     if (code != MPI_SUCCESS) return false;
     if (!flag) return true;
-    int64_t last = kFailed;
-    MPI_Mrecv(&last, 1, MPI_INT64_T, &message, MPI_STATUS_IGNORE);
-    lasts_[status.MPI_SOURCE] = last;
-    if (watch_) watch_->has_left(status.MPI_SOURCE, last);
+    Parting heard;
+    MPI_Mrecv(&heard, sizeof heard, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+    lasts_[status.MPI_SOURCE] = heard.last;
+    causes_[status.MPI_SOURCE] = heard.cause;
+    if (watch_) watch_->has_left(status.MPI_SOURCE, heard.last);
   }
 }
 
@@ -70,17 +74,60 @@ void Channel::interrupt(Operation& operation) {
   operation.break_off("interrupted" + line);
 }
 
+// A rank whose program has ended is named before those that have failed, which may be for that reason.
 std::string Channel::missing(const Operation& operation) {
   listen();
-  std::lock_guard<std::mutex> lock(leaving_);
-  for (const Partner& partner : operation.partners()) {
-    if (partner.number <= lasts_[partner.rank]) continue;
-    if (lasts_[partner.rank] == kJudged && watch_) continue;  // the verdict itself is on its way
-    std::string why = lasts_[partner.rank] < 0 ? "an operation failed on rank " : "the program has ended on rank ";
-    std::string line = operation.where().empty() ? "" : "; " + operation.where();
-    return why + std::to_string(partner.rank) + line;
+  std::string why;
+  {
+    std::lock_guard<std::mutex> lock(leaving_);
+    for (const Partner& partner : operation.partners()) {
+      int64_t last = lasts_[partner.rank];
+      if (partner.number <= last) continue;
+      if (last == kJudged && watch_) continue;  // the verdict itself is on its way
+      if (last >= 0) {
+        why = "the program has ended on rank " + std::to_string(partner.rank);
+        break;
+      }
+      if (why.empty()) why = causes_[partner.rank];
+    }
   }
-  return {};
+  if (why.empty()) return {};
+  note_cause(why);
+  return operation.where().empty() ? why : why + "; " + operation.where();
+}
+
+void Channel::note_cause(const std::string& why) {
+  std::lock_guard<std::mutex> lock(leaving_);
+  if (cause_.empty()) cause_ = why;
+}
+
+void Channel::revoke_all() {
+  if (!together_) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  revoke(comm);
+  for (MPI_Comm other : others_) revoke(other);
+}
+
+// Who has waited for the living learns from them, a moment later, who died, or why they have broken it off.
+std::string Channel::loss(const Operation& operation, int rank) {
+  std::string line = operation.where().empty() ? "" : "; " + operation.where();
+  constexpr int64_t kNews = 3'000'000'000, kPause = 10'000'000;
+  std::vector<int> ranks = dead(comm);
+  for (int64_t until = now() + kNews; ranks.empty() && now() < until; ranks = dead(comm)) {
+    std::string told = missing(operation);
+    if (!told.empty()) return told;
+    std::string judged = verdict();  // nobody has died: a watch has revoked it
+    if (!judged.empty()) return judged + line;
+    sleep_ns(kPause);
+  }
+  revoke_all();
+  if (ranks.empty() && rank >= 0) ranks.push_back(rank);
+  if (ranks.empty()) return "another rank found that one has died" + line;
+  std::string named = ranks.size() > 1 ? "ranks " : "rank ";
+  for (size_t i = 0; i < ranks.size(); ++i) named += (i ? ", " : "") + std::to_string(ranks[i]);
+  named += ranks.size() > 1 ? " have died" : " has died";
+  note_cause(named);
+  return named + line;
 }
 
 void Channel::close(const std::string& why) {
@@ -145,33 +192,6 @@ void Watch::serve(const Served& served) {
   for (int32_t rank : served.awaited) awaited_.push_back({rank, INT64_MAX});
   for (int32_t rank : served.gone) left_[rank] = 0;
   announced_ = true;  // those that are alive ask when they like
-}
-
-// Whether those that this rank waits for at its end will ever come there: who is alive may still have work to do.
-void Watch::conclude_parting() {
-  std::vector<int> silent_ranks;
-  std::vector<int64_t> left = all_left();
-  for (int rank = 0; rank < size_; ++rank) {
-    if (left[rank] != Channel::kHere || !asks_[rank]) continue;
-    if (!reports_[rank]) {
-      silent_ranks.push_back(rank);
-      continue;
-    }
-    if (reports_[rank]->waited < 0 && now() - parting_ > first_ && !announced_) {
-      announced_ = true;
-      std::string text = "this process has ended and waits for rank " + std::to_string(rank);
-      text += described(rank, *reports_[rank]);
-      std::fprintf(stderr, "commplan: %s\n", text.c_str());
-    }
-    return;
-  }
-  if (silent_ranks.empty()) return;
-  std::string text;
-  for (int rank : silent_ranks) {
-    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + silent(rank);
-  }
-  abandoned_ = true;
-  judge(text + ", and all others have ended", "");
 }
 
 void end_job(const std::string& why) {

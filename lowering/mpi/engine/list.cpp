@@ -308,8 +308,7 @@ class ListRun final : public Operation {
 
 bool Operation::check(int code, const char* call, int rank, const std::string& name) {
   if (code == MPI_SUCCESS) return true;
-  if (lost(code)) error_ = channel_.missing(*this);  // revoked by who has seen that a rank has left
-  if (error_.empty()) error_ = channel_.explain(code, call, where_, rank, name);
+  error_ = lost(code) && name.empty() ? channel_.loss(*this, rank) : channel_.explain(code, call, where_, name);
   done_ = true;
   return false;
 }

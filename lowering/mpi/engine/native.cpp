@@ -186,12 +186,17 @@ class NativeCall final : public Operation {
   bool blocks() const override { return true; }
 
   bool step() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      inside_ = true;
+    }
     int code = call_.next(nullptr);
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (code != MPI_SUCCESS && !why_.empty()) {
-      error_ = why_;
-      done_ = true;
-    } else if (check(code, "MPI's collective")) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      inside_ = false;
+      if (code != MPI_SUCCESS && !why_.empty()) error_ = why_, done_ = true;
+    }
+    if (!done_ && check(code, "MPI's collective")) {
       done_ = !call_.more();
     }
     return true;
@@ -199,6 +204,7 @@ class NativeCall final : public Operation {
 
   void break_off(const std::string& why) override {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (!inside_) return;
     if (why_.empty()) {
       why_ = why;
       since_ = now();
@@ -215,6 +221,7 @@ class NativeCall final : public Operation {
   int64_t since_ = 0;
   std::mutex mutex_;
   std::string why_;
+  bool inside_ = false;  // a call of MPI
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The watchdog: where nothing has moved for too long, a rank asks the others how far they are, and says who holds
-// them all. A thread of its own asks and answers, on a communicator of its own, so that a rank answers whatever its
-// program does; who does not answer is stopped, dead, or cut off.
+// them all (verdict.cpp). A thread of its own asks and answers, on a communicator of its own, so that a rank answers
+// whatever its program does; who does not answer is stopped, dead, or cut off.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -14,7 +14,6 @@ namespace commplan {
 namespace {
 
 constexpr int64_t kTick = 50'000'000, kGrace = 2'000'000'000, kAgain = 1'000'000'000;  // nanoseconds
-constexpr int64_t kSettle = 200'000'000;  // until the others have heard a verdict
 constexpr int64_t kStack = 500'000'000;   // that Python may take to say what it does
 constexpr size_t kLongest = 2048;         // bytes of a stack
 constexpr int kFew = 3, kIntervals = 16;  // runs before a median is known, and of which it is one
@@ -43,29 +42,6 @@ std::string told(const Progress& progress) {
                                                std::to_string(progress.rounds) + ", "
                                          : std::string();
   return text + "for rank " + std::to_string(progress.rank) + (progress.sends ? " to take what it sends" : "");
-}
-
-std::string seconds(int64_t nanoseconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(nanoseconds) * 1e-9);
-  return text;
-}
-
-std::string listed(const std::vector<int>& ranks) {
-  std::string text = ranks.size() > 1 ? "ranks " : "rank ";
-  constexpr size_t kShown = 8;
-  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return ranks.size() > kShown ? text + " and " + std::to_string(ranks.size() - kShown) + " more" : text;
-}
-
-std::string first_line(const char* path) {
-  char text[256] = {};
-  int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return {};
-  ssize_t many = read(file, text, sizeof text - 1);
-  close(file);
-  std::string line(text, std::max<ssize_t>(many, 0));
-  return line.substr(0, line.find('\n'));
 }
 
 // What Python's main thread does, or nothing where the interpreter does not come to say so: its lock is held.
@@ -135,6 +111,16 @@ struct Watch::Watches {
 Watch::Watches& Watch::all() {
   static auto* watches = new Watches;
   return *watches;
+}
+
+std::string first_line(const char* path) {
+  char text[256] = {};
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return {};
+  ssize_t many = read(file, text, sizeof text - 1);
+  close(file);
+  std::string line(text, std::max<ssize_t>(many, 0));
+  return line.substr(0, line.find('\n'));
 }
 
 void set_stack_writer(StackWriter writer) { stack_writer = writer; }
@@ -397,112 +383,9 @@ void Watch::look() {
   asked_ = at;
 }
 
-std::string Watch::silent(int rank) const {
-  const Process& process = processes_[rank];
-  const Process& mine = processes_[own_];
-  if (std::strcmp(process.machine, mine.machine) != 0) {
-    return "does not answer: it is stopped or dead, or host " + std::string(process.host) + " cannot be reached";
-  }
-  std::string path = "/proc/" + std::to_string(process.pid) + "/stat";
-  std::string line = first_line(path.c_str());
-  size_t at = line.rfind(')');
-  char state = at == std::string::npos || at + 2 >= line.size() ? 0 : line[at + 2];
-  if (state == 0 || state == 'Z' || state == 'X') return "has died";
-  if (state == 'T' || state == 't') return "is stopped (SIGSTOP, or a debugger)";
-  if (state == 'D') return "is stuck in the kernel (a disk or a file system that does not answer)";
-  bool near = std::strcmp(process.host, mine.host) == 0;  // else it may have a network of its own
-  return "does not answer: its process lives, and its threads do not run" +
-         (near ? std::string() : ", or " + std::string(process.host) + " cannot be reached");
-}
-
-std::string Watch::described(int rank, const Report& report) const {
-  std::string text = "\nnote: rank " + std::to_string(rank) + " (process " + std::to_string(processes_[rank].pid) +
-                     " on " + processes_[rank].host + ") is alive, in no collective for " + seconds(report.idle);
-  if (!report.last.empty()) {
-    text += "; it last finished " + report.last + ", " + std::to_string(report.runs) + " times so far";
-  }
-  return report.stack.empty() ? text : text + "\nnote: its Python: " + report.stack;
-}
-
-// Who holds the others: who does not answer; else who has not come to an operation that others wait in, and waits in
-// none itself; else all wait for one another.
-void Watch::conclude() {
-  reports_[own_] = std::make_unique<Report>(own_report());
-  const Report& mine = *reports_[own_];
-  if (mine.waited < 0 || mine.idle < bound_) return;
-  std::vector<int> silent_ranks, late, waiting{own_};
-  std::vector<char> reached(size_, 0);
-  reached[own_] = 1;
-  int64_t least = mine.idle;
-  std::vector<int64_t> left = all_left();
-  for (size_t next = 0; next < waiting.size(); ++next) {
-    int rank = waiting[next];
-    for (const Partner& partner : reports_[rank]->partners) {
-      int other = partner.rank;
-      // Who waits for what a rank has not begun that has left is told so by its channel.
-      if (rank == own_ && left[other] < partner.number) return;
-      if (reached[other] || left[other] != Channel::kHere) continue;
-      if (!reports_[other]) {
-        reached[other] = 1;
-        silent_ranks.push_back(other);
-        continue;
-      }
-      const Report& report = *reports_[other];
-      bool late_here = report.begun[rank] < partner.number;
-      if (!late_here && report.waited < 0) continue;
-      reached[other] = 1;
-      if (report.waited >= 0) {
-        waiting.push_back(other);
-        least = std::min(least, report.idle);
-      } else {
-        late.push_back(other);
-      }
-    }
-  }
-  std::string waited = seconds(mine.waited), text;
-  std::sort(waiting.begin(), waiting.end());
-  if (!silent_ranks.empty()) {
-    for (int rank : silent_ranks) {
-      text += (text.empty() ? "rank " : "\nnote: rank ") + std::to_string(rank) + " " + silent(rank);
-    }
-    text += "\nnote: nothing has moved for " + seconds(mine.idle) + "; " + listed(waiting) +
-            (waiting.size() > 1 ? " wait" : " waits");
-    for (size_t i = 0; i < std::min<size_t>(waiting.size(), 4); ++i) {
-      const std::string& at = reports_[waiting[i]]->at;
-      if (!at.empty()) text += "\nnote: rank " + std::to_string(waiting[i]) + " waits " + at;
-    }
-  } else if (!late.empty()) {
-    bool excused = std::any_of(late.begin(), late.end(), [&](int rank) { return reports_[rank]->busy > 0; });
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (excused || active_.empty() || mine.idle < patience(*active_.front().operation, true)) return;
-    text = listed(late) + (late.size() > 1 ? " have" : " has") + " not come within " + waited;
-    for (size_t i = 0; i < std::min<size_t>(late.size(), 4); ++i) text += described(late[i], *reports_[late[i]]);
-  } else {
-    if (least < bound_) return;
-    bool same = true;
-    for (int rank : waiting) same &= reports_[rank]->where == mine.where;
-    text = same ? "all ranks have come, and nothing has moved for " + seconds(least)
-                : "the ranks wait for one another since " + seconds(least) + ", in another order of collectives";
-    for (size_t i = 0; i < std::min<size_t>(waiting.size(), 4); ++i) {
-      const Report& report = *reports_[waiting[i]];
-      text += "\nnote: rank " + std::to_string(waiting[i]) + " waits in " + report.where;
-      if (!report.at.empty()) text += ", " + report.at;
-    }
-  }
-  judge(text, mine.where);
-}
-
-void Watch::judge(const std::string& text, const std::string& line) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!verdict_.empty()) return;
-    verdict_ = text;
-    line_ = line;
-    effective_ = now() + kSettle;
-    recorder_.add(Recorder::kVerdict, text.substr(0, text.find('\n')), 0, 0, 0);
-  }
+void Watch::tell(const std::string& verdict, const std::string& line) {
   Writer writer;
-  writer.put(text);
+  writer.put(verdict);
   writer.put(line);
   for (int rank = 0; rank < size_; ++rank) {
     if (rank != own_) send(rank, kVerdict, writer.bytes());

@@ -1,4 +1,4 @@
-// What watches the operations of a channel (watch.cpp).
+// What watches the operations of a channel (watch.cpp, verdict.cpp).
 #pragma once
 
 #include <unordered_map>
@@ -11,6 +11,7 @@ namespace commplan {
 using StackWriter = void (*)(char* text, int64_t most);
 void set_stack_writer(StackWriter writer);
 void add_busy(int change);  // this process says itself that it will come later
+std::string first_line(const char* path);
 
 // What a rank began and ended (recorder.cpp). base: a file's memory, or null; it stays mapped.
 class Recorder {
@@ -84,6 +85,7 @@ class Watch {
   void conclude();
   void conclude_parting();
   void judge(const std::string& text, const std::string& line);
+  void tell(const std::string& verdict, const std::string& line);
   void send(int rank, int tag, const std::string& bytes);
   int64_t patience(const Operation& operation, bool alive);
   Report own_report();

@@ -1,0 +1,162 @@
+// Who holds the others: what the ranks have said of themselves is weighed, and all are told.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "watch.h"
+
+namespace commplan {
+namespace {
+
+constexpr int64_t kSettle = 200'000'000;  // nanoseconds until the others have heard a verdict
+
+std::string seconds(int64_t nanoseconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(nanoseconds) * 1e-9);
+  return text;
+}
+
+std::string listed(const std::vector<int>& ranks) {
+  std::string text = ranks.size() > 1 ? "ranks " : "rank ";
+  constexpr size_t kShown = 8;
+  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return ranks.size() > kShown ? text + " and " + std::to_string(ranks.size() - kShown) + " more" : text;
+}
+
+}  // namespace
+
+std::string Watch::silent(int rank) const {
+  const Process& process = processes_[rank];
+  const Process& mine = processes_[own_];
+  if (std::strcmp(process.machine, mine.machine) != 0) {
+    return "does not answer: it is stopped or dead, or host " + std::string(process.host) + " cannot be reached";
+  }
+  std::string path = "/proc/" + std::to_string(process.pid) + "/stat";
+  std::string line = first_line(path.c_str());
+  size_t at = line.rfind(')');
+  char state = at == std::string::npos || at + 2 >= line.size() ? 0 : line[at + 2];
+  if (state == 0 || state == 'Z' || state == 'X') return "has died";
+  if (state == 'T' || state == 't') return "is stopped (SIGSTOP, or a debugger)";
+  if (state == 'D') return "is stuck in the kernel (a disk or a file system that does not answer)";
+  bool near = std::strcmp(process.host, mine.host) == 0;  // else it may have a network of its own
+  return "does not answer: its process lives, and its threads do not run" +
+         (near ? std::string() : ", or " + std::string(process.host) + " cannot be reached");
+}
+
+std::string Watch::described(int rank, const Report& report) const {
+  std::string text = "\nnote: rank " + std::to_string(rank) + " (process " + std::to_string(processes_[rank].pid) +
+                     " on " + processes_[rank].host + ") is alive, in no collective for " + seconds(report.idle);
+  if (!report.last.empty()) {
+    text += "; it last finished " + report.last + ", " + std::to_string(report.runs) + " times so far";
+  }
+  return report.stack.empty() ? text : text + "\nnote: its Python: " + report.stack;
+}
+
+// Who holds the others: who does not answer; else who has not come to an operation that others wait in, and waits in
+// none itself; else all wait for one another.
+void Watch::conclude() {
+  reports_[own_] = std::make_unique<Report>(own_report());
+  const Report& mine = *reports_[own_];
+  if (mine.waited < 0 || mine.idle < bound_) return;
+  std::vector<int> silent_ranks, late, waiting{own_};
+  std::vector<char> reached(size_, 0);
+  reached[own_] = 1;
+  int64_t least = mine.idle;
+  std::vector<int64_t> left = all_left();
+  for (size_t next = 0; next < waiting.size(); ++next) {
+    int rank = waiting[next];
+    for (const Partner& partner : reports_[rank]->partners) {
+      int other = partner.rank;
+      // Who waits for what a rank has not begun that has left is told so by its channel.
+      if (rank == own_ && left[other] < partner.number) return;
+      if (reached[other] || left[other] != Channel::kHere) continue;
+      if (!reports_[other]) {
+        reached[other] = 1;
+        silent_ranks.push_back(other);
+        continue;
+      }
+      const Report& report = *reports_[other];
+      bool late_here = report.begun[rank] < partner.number;
+      if (!late_here && report.waited < 0) continue;
+      reached[other] = 1;
+      if (report.waited >= 0) {
+        waiting.push_back(other);
+        least = std::min(least, report.idle);
+      } else {
+        late.push_back(other);
+      }
+    }
+  }
+  std::string waited = seconds(mine.waited), text;
+  std::sort(waiting.begin(), waiting.end());
+  if (!silent_ranks.empty()) {
+    for (int rank : silent_ranks) {
+      text += (text.empty() ? "rank " : "\nnote: rank ") + std::to_string(rank) + " " + silent(rank);
+    }
+    text += "\nnote: nothing has moved for " + seconds(mine.idle) + "; " + listed(waiting) +
+            (waiting.size() > 1 ? " wait" : " waits");
+    for (size_t i = 0; i < std::min<size_t>(waiting.size(), 4); ++i) {
+      const std::string& at = reports_[waiting[i]]->at;
+      if (!at.empty()) text += "\nnote: rank " + std::to_string(waiting[i]) + " waits " + at;
+    }
+  } else if (!late.empty()) {
+    bool excused = std::any_of(late.begin(), late.end(), [&](int rank) { return reports_[rank]->busy > 0; });
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (excused || active_.empty() || mine.idle < patience(*active_.front().operation, true)) return;
+    text = listed(late) + (late.size() > 1 ? " have" : " has") + " not come within " + waited;
+    for (size_t i = 0; i < std::min<size_t>(late.size(), 4); ++i) text += described(late[i], *reports_[late[i]]);
+  } else {
+    if (least < bound_) return;
+    bool same = true;
+    for (int rank : waiting) same &= reports_[rank]->where == mine.where;
+    text = same ? "all ranks have come, and nothing has moved for " + seconds(least)
+                : "the ranks wait for one another since " + seconds(least) + ", in another order of collectives";
+    for (size_t i = 0; i < std::min<size_t>(waiting.size(), 4); ++i) {
+      const Report& report = *reports_[waiting[i]];
+      text += "\nnote: rank " + std::to_string(waiting[i]) + " waits in " + report.where;
+      if (!report.at.empty()) text += ", " + report.at;
+    }
+  }
+  judge(text, mine.where);
+}
+
+void Watch::judge(const std::string& text, const std::string& line) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!verdict_.empty()) return;
+    verdict_ = text;
+    line_ = line;
+    effective_ = now() + kSettle;
+    recorder_.add(Recorder::kVerdict, text.substr(0, text.find('\n')), 0, 0, 0);
+  }
+  tell(text, line);
+}
+
+// Whether those that this rank waits for at its end will ever come there: who is alive may still have work to do.
+void Watch::conclude_parting() {
+  std::vector<int> silent_ranks;
+  std::vector<int64_t> left = all_left();
+  for (int rank = 0; rank < size_; ++rank) {
+    if (left[rank] != Channel::kHere || !asks_[rank]) continue;
+    if (!reports_[rank]) {
+      silent_ranks.push_back(rank);
+      continue;
+    }
+    if (reports_[rank]->waited < 0 && now() - parting_ > first_ && !announced_) {
+      announced_ = true;
+      std::string text = "this process has ended and waits for rank " + std::to_string(rank);
+      text += described(rank, *reports_[rank]);
+      std::fprintf(stderr, "commplan: %s\n", text.c_str());
+    }
+    return;
+  }
+  if (silent_ranks.empty()) return;
+  std::string text;
+  for (int rank : silent_ranks) {
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + silent(rank);
+  }
+  abandoned_ = true;
+  judge(text + ", and all others have ended", "");
+}
+
+}  // namespace commplan
