@@ -40,10 +40,10 @@ def compiled_wheel(wheel: Path) -> Path:
         objects = build.compile_objects(build.compiler(), [f"-march={level}"] if level else [], Path(folder))
         build.link([*_LINKER, *objects, str(build.mpi_library())], inside / ENGINE.name)
         (inside / DESCRIPTION.name).write_bytes(msgspec.json.encode(description))
-        (about,) = tree.glob("*.dist-info/WHEEL")
-        text = about.read_text(encoding="utf-8").replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
+        (metadata,) = tree.glob("*.dist-info/WHEEL")
+        text = metadata.read_text(encoding="utf-8").replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        about.write_text(text.replace("Tag: py3-none-any", f"Tag: py3-none-{system}"), encoding="utf-8")
+        metadata.write_text(text.replace("Tag: py3-none-any", f"Tag: py3-none-{system}"), encoding="utf-8")
         tag = f"1{vendor.lower().replace(' ', '')}{'.'.join(map(str, numbers))}"
         _wheel("pack", str(tree), "--build-number", tag, "--dest-dir", str(wheel.parent))
         return wheel.parent / f"{tree.name}-{tag}-py3-none-{system}.whl"
