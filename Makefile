@@ -9,6 +9,8 @@ TESTS   ?=
 OLDEST  ?= tests/lowering tests/runtime/test_run_*.py tests/runtime/input/test_transport_jax.py tests/runtime/input/test_slots.py \
 	tests/runtime/input/test_same_bits.py
 
+TORCH   ?= tests/runtime/input/test_feeds_torch.py tests/runtime/input/test_sources_libraries.py
+
 NEWEST  ?= $(OLDEST) tests/api tests/audit
 
 TOKENIZER := vscode-textmate@9.3.2 vscode-oniguruma@2.0.1
@@ -18,7 +20,7 @@ SET := PYTHON='$(PYTHON)' sh .ci/venv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit oldest newest build packages clean
+.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit torch oldest newest build wheels packages clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -63,7 +65,7 @@ format:  ## rewrite the sources as ruff formats them
 
 grammars:  ## write the grammars of editors/ anew, from the lists of the language
 	@$(SET) $(VENV) test constraints.txt
-	$(PY) -m commplan.highlight .
+	$(PY) -m editors.grammars .
 
 tokenizer:  ## install VS Code's tokenizer, with which the tests look at its grammar (needs npm)
 	npm install --silent --fetch-retries 1 --fetch-timeout 60000 --no-save --no-package-lock --ignore-scripts --prefix .make/tokenizer $(TOKENIZER)
@@ -71,6 +73,11 @@ tokenizer:  ## install VS Code's tokenizer, with which the tests look at its gra
 audit:  ## compile the plans ahead of time for 4 x 8 H100 and read the result (no GPU needed; 230 MB of wheels)
 	@$(SET) .venv-audit audit constraints.txt
 	JAX_PLATFORMS=cpu COMMPLAN_AUDIT=1 .venv-audit/bin/python -m pytest tests/audit/h100 -q
+
+torch:  ## the tests of feeds for PyTorch, where there is no JAX; not where PyTorch's build for CPUs is not to be had
+	@if $(SET) .venv-torch torch constraints.txt; then \
+	    .venv-torch/bin/python -m pytest $(TORCH) -q; \
+	else echo "make torch: not run, for the reason above"; fi
 
 oldest:  ## the tests that JAX has a part in, on the oldest supported one; OLDEST="tests/runtime/test_run_*.py" runs some
 	@$(SET) .venv-oldest oldest constraints-oldest.txt
@@ -87,10 +94,13 @@ build:  ## wheel and sdist into dist/
 	@rm -rf build
 	$(PY) -m build --outdir dist .
 
+wheels: build  ## the wheel for the MPI in use as well, with its engine compiled in
+	$(PY) -m commplan.lowering.mpi.prebuilt.wheel dist/commplan-*-none-any.whl
+
 packages: build  ## install the sources, the wheel and the sdist into empty environments and run the command there
 	sh .ci/packages $(PY)
 
 clean:  ## remove what make and the tools left behind, the virtual environments included
-	rm -rf .venv .venv-audit .venv-oldest .venv-newest .make build dist site *.egg-info .coverage .coverage.* htmlcov
+	rm -rf .venv .venv-audit .venv-torch .venv-oldest .venv-newest .make build dist site *.egg-info .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

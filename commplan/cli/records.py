@@ -23,7 +23,7 @@ def run_in(paths: list[str], schedule: Schedule | None = None, simulation: Simul
             "CP1114", f"these are records of {1 + len(others)} runs: {named}", "name those of one: JOB.*.rec"
         )
     for before, record in pairwise(records):
-        if before.rank == record.rank:
+        if (before.rank, before.lane) == (record.rank, record.lane):
             fail(
                 "CP1114",
                 f"{before.path} and {record.path} are both of rank {record.rank}",
@@ -35,8 +35,8 @@ def run_in(paths: list[str], schedule: Schedule | None = None, simulation: Simul
 
 
 def totals(run: Run) -> Summary:
-    """A run in numbers. Raises CP1114 where it has not come to a collective."""
-    if not run.collectives:
+    """A run in numbers. Raises CP1114 where it has not come to a collective, a batch or a request."""
+    if not run.collectives and not run.tasks:
         where = ", ".join(record.path for record in run.records[:3])
         fail("CP1114", f"there is no collective in {where}", "the run has not come to its first one yet")
     return summary(run)

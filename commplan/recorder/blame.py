@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Event, Record, machine
+from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Call, Event, Record, machine
 
+_NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
 
 
@@ -26,11 +28,26 @@ class Progress(NamedTuple):
         return f"{text}waiting for rank {self.rank}{' to take a message' if self.sends else ''}"
 
 
+class Activity(NamedTuple):
+    """What a rank does beside its collectives. lane: see `Record`. last: the last that it finished; waits:
+    the first of all that it waits for, or has been asked and not answered; makes: the first batch that it has
+    begun and not made; None of each where there is none. progress: of `waits`. call: that takes long."""
+
+    lane: str
+    last: Event | None
+    waits: Event | None
+    makes: Event | None = None
+    progress: Progress | None = None
+    call: Call | None = None
+
+
 class Rank(NamedTuple):
-    """What is known of one rank. state: `alive`, `stopped`, `stuck in the kernel`, `dead`, or `unknown` of
-    another machine. last: the last that it finished; waits: what it began first of all that it has not
-    finished; None of either where there is none. begun: by name how often it began it. end: how it died,
-    where the sidecar of its host has seen that. progress: of `waits`, where that is known."""
+    """What is known of one rank. state: `alive`, `stopped`, `stuck in the kernel`, `dead`, `ended` where it
+    left by itself, or `unknown` of another machine. last: the last collective that it finished; waits: what
+    it began first of all that it has not finished; None of either where there is none. begun: by name how
+    often it began it. end: how it died, where the sidecar of its host has seen that, or how it left.
+    progress: of `waits`, where that is known. activities: what else it does. collective: whether it records
+    collectives; a server does not."""
 
     rank: int
     process: int
@@ -41,6 +58,8 @@ class Rank(NamedTuple):
     begun: dict[str, int]
     end: str = ""
     progress: Progress | None = None
+    activities: tuple[Activity, ...] = ()
+    collective: bool = True
 
 
 class Blame(NamedTuple):
@@ -59,33 +78,59 @@ class Blame(NamedTuple):
 
 def blame(records: Sequence[Record]) -> Blame:
     """The records of one run, at least one."""
-    ranks = tuple(map(_rank, records))
-    alive = any(rank.state not in ("dead", "unknown") for rank in ranks)
+    ordered = sorted(records, key=lambda record: (record.rank, record.lane))
+    ranks = tuple(_rank(list(own)) for _, own in groupby(ordered, lambda record: record.rank))
+    alive = any(rank.state not in ("dead", "ended", "unknown") for rank in ranks)
     latest = max((event.seconds for record in records for event in record.events), default=0.0)
     present = {rank.rank for rank in ranks}
-    missing = tuple(rank for rank in range(records[0].ranks) if rank not in present)
+    many = max(record.ranks for record in records)
+    missing = tuple(rank for rank in range(many) if rank not in present)
     verdicts = {
         record.rank: event.name for record in records for event in record.events if event.kind == VERDICT
     }
     when = time.time() if alive else latest
     judged = any(event.kind in (VERDICT, FAILED) for record in records for event in record.events)
-    holders = _holders(ranks, judged=judged)
-    return Blame(records[0].plan, ranks, missing, holders, verdicts, records[0].started, when)
+    holders = _followed(_holders(ranks, judged=judged), ranks, when)
+    return Blame(ordered[0].plan, ranks, missing, holders, verdicts, ordered[0].started, when)
 
 
-def _rank(record: Record) -> Rank:
+def _rank(records: Sequence[Record]) -> Rank:
+    """records: of one rank, its collectives first if it has any."""
+    first = records[0]
+    main = first if not first.lane else first._replace(events=())
+    unfinished = _unfinished(main)
+    last = next((event for event in reversed(main.events) if event.kind == END), None)
+    begun: dict[str, int] = {}
+    for event in (event for event in main.events if event.kind == BEGIN):
+        begun[event.name] = max(begun.get(event.name, 0), event.runs)
+    waits = min(unfinished, default=None)
+    died = next((e.name for record in records for e in record.events if e.kind == GONE), "")
+    known = "dead" if died else state(first)
+    if first.ended and known in ("dead", "unknown") and not died:
+        known = "ended"
+    activities = tuple(_activity(record) for record in records if record.lane)
+    return Rank(
+        first.rank, first.process, first.host, known, last, waits, begun, died or first.ended,
+        _progress(main, waits), activities, not first.lane,
+    )  # fmt: skip
+
+
+def _unfinished(record: Record) -> list[Event]:
+    """What has begun and not ended well."""
     unfinished = {event.operation: event for event in record.events if event.kind == BEGIN}
     for event in record.events:
         if event.kind == END:
             unfinished.pop(event.operation, None)
+    return list(unfinished.values())
+
+
+def _activity(record: Record) -> Activity:
+    unfinished = _unfinished(record)
+    makes = [event for event in unfinished if event.details is not None and event.details.kind == "make"]
+    waits = min((event for event in unfinished if event not in makes), default=None)
     last = next((event for event in reversed(record.events) if event.kind == END), None)
-    begun: dict[str, int] = {}
-    for event in (event for event in record.events if event.kind == BEGIN):
-        begun[event.name] = max(begun.get(event.name, 0), event.runs)
-    waits = min(unfinished.values(), default=None)
-    end = next((event.name for event in record.events if event.kind == GONE), "")
-    known, progress = "dead" if end else state(record), _progress(record, waits)
-    return Rank(record.rank, record.process, record.host, known, last, waits, begun, end, progress)
+    progress = _progress(record, waits)
+    return Activity(record.lane, last, waits, min(makes, default=None), progress, record.call)
 
 
 def _progress(record: Record, waits: Event | None) -> Progress | None:
@@ -95,6 +140,12 @@ def _progress(record: Record, waits: Event | None) -> Progress | None:
                 event.runs >> 32, event.runs & 0xFFFFFFFF, event.nbytes >> 1, bool(event.nbytes & 1)
             )
     return None
+
+
+def described(event: Event) -> str:
+    """`batch 7 of line 9`, `request 3 of line 14`, `line 6, run 2`."""
+    noun = _NOUNS.get(event.details.kind) if event.details is not None else None
+    return f"{noun} {event.runs} of {event.name}" if noun else f"{event.name}, run {event.runs}"
 
 
 def state(record: Record) -> str:
@@ -111,6 +162,76 @@ def process_state(number: int) -> str:
     return _STATES.get(fields.rpartition(")")[2].split()[0], "alive")
 
 
+def _followed(holders: Mapping[int, str], ranks: Sequence[Rank], when: float) -> dict[int, str]:
+    """The holders, of ranks in collectives, and those that ranks wait for beside them. Who holds others
+    because it waits itself for another one, for its part of a batch or its answer, does so for no fault of
+    its own: that one is named, and so on."""
+    known = {rank.rank: rank for rank in ranks}
+    down = _down(ranks)
+    followed: dict[int, str] = {}
+    for rank in ranks:
+        if rank.rank in holders or _awaited(rank, known) is not None:
+            end, why = _end(rank, holders.get(rank.rank, ""), known, down)
+            call = next((activity.call for activity in end.activities if activity.call is not None), None)
+            if call is not None and end.rank not in down:
+                why = f"{why}: it is {call.sentence(when)}"
+            if why:
+                followed.setdefault(end.rank, why)
+    return followed
+
+
+def _down(ranks: Sequence[Rank]) -> dict[int, str]:
+    """The ranks that can do nothing, and how they are, but for those that left waiting; where all are gone,
+    not those that a launcher ended, either."""
+    gone = {
+        rank.rank: rank
+        for rank in ranks
+        if rank.state not in ("alive", "unknown") and (rank.state != "ended" or not _left_waiting(rank))
+    }
+    if all(rank.state not in ("alive", "unknown") for rank in ranks):
+        gone = {
+            number: rank for number, rank in gone.items() if rank.end and not rank.end.startswith("was ended")
+        }
+    return {number: f"it {rank.end or f'is {rank.state}'}" for number, rank in gone.items()}
+
+
+def _left_waiting(rank: Rank) -> bool:
+    return rank.waits is not None or any(activity.waits is not None for activity in rank.activities)
+
+
+def _end(rank: Rank, reason: str, known: Mapping[int, Rank], down: Mapping[int, str]) -> tuple[Rank, str]:
+    """The last of those that wait each for the next one, from `rank` on, and why that one holds them."""
+    seen = {rank.rank}
+    while rank.rank not in down and (link := _awaited(rank, known)) is not None:
+        activity, rank = link
+        reason = down.get(rank.rank) or _owed(activity)
+        if rank.rank in seen:
+            break
+        seen.add(rank.rank)
+    return rank, reason
+
+
+def _awaited(rank: Rank, known: Mapping[int, Rank]) -> tuple[Activity, Rank] | None:
+    """What it does in which it waits for another rank, and that one."""
+    for activity in rank.activities:
+        progress = activity.progress
+        if progress is not None and progress.rank in known and progress.rank != rank.rank:
+            return activity, known[progress.rank]
+    return None
+
+
+def _owed(activity: Activity) -> str:
+    """What the one that is waited for has not done."""
+    waits = activity.waits
+    if waits is None:
+        return "it is waited for"
+    if activity.lane == "input":
+        return f"it has not made its part of {described(waits)}"
+    if activity.lane == "requests":
+        return f"it has not answered {described(waits)}"
+    return f"it has not come to {waits.name}"
+
+
 def _holders(ranks: Sequence[Rank], *, judged: bool) -> dict[int, str]:
     """Stopped and dead ranks that others wait for; where all are dead, those that no launcher ended, if that
     is known and they had not been told to end; else those that have not come to what others wait in, and
@@ -119,16 +240,9 @@ def _holders(ranks: Sequence[Rank], *, judged: bool) -> dict[int, str]:
     awaited = {rank.waits.name: rank.waits.runs for rank in waiting if rank.waits is not None}
     if not awaited:
         return {}
-    down = {
-        rank.rank: f"it {rank.end or f'is {rank.state}'}"
-        for rank in ranks
-        if rank.state not in ("alive", "unknown")
-    }
-    if len(down) < len(ranks) and down:
+    down = _down(ranks)
+    if down and not (judged and all(rank.state not in ("alive", "unknown") for rank in ranks)):
         return down
-    died = {rank.rank: down[rank.rank] for rank in ranks if rank.end and not rank.end.startswith("was ended")}
-    if died and not judged:
-        return died
     late = {
         rank.rank: f"it has not come to {name}"
         for rank in ranks

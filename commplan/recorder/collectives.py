@@ -12,6 +12,7 @@ from typing import NamedTuple
 from commplan.ir.axes import coordinates
 from commplan.recorder.clocks import Bounds, Clock, aligned, bounds
 from commplan.recorder.file import BEGIN, END, FAILED, WAITED, Details, Event, Record
+from commplan.recorder.tasks import Task, tasks_of
 
 _LINE = re.compile(r"line (\d+)")
 _UUID = 36  # characters of a machine's number since it booted, which all of its processes share
@@ -66,8 +67,9 @@ class Slice(NamedTuple):
 
 
 class Run(NamedTuple):
-    """collectives: the slices of each, in the order in which they began. clocks: of its machines, which obey
-    `synchronised` of the collectives. lost: events that the rings have dropped."""
+    """records: of each rank the first, which is that of its collectives if it has any. collectives: the
+    slices of each, in the order in which they began. clocks: of its machines, which obey `synchronised` of
+    the collectives. lost: events that the rings have dropped. tasks: what the ranks did besides."""
 
     plan: str
     records: tuple[Record, ...]
@@ -75,6 +77,12 @@ class Run(NamedTuple):
     clocks: tuple[Clock, ...]
     synchronised: int
     lost: int
+    tasks: tuple[Task, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Of the run, servers included."""
+        return max(record.ranks for record in self.records)
 
     @property
     def slices(self) -> list[Slice]:
@@ -88,26 +96,29 @@ def read_run(records: Sequence[Record], predicted: Predicted | None = None) -> R
     number = {record.rank: order.index(record.machine[:_UUID]) for record in records}
     matched: dict[tuple[object, ...], list[Slice]] = {}
     # One clock for each machine, whatever each of its processes saw.
-    shifts = {record.rank: machines[record.machine[:_UUID]].clock - record.clock for record in records}
-    for record in records:
-        for key, each in _keyed(record, _slices(record, shifts[record.rank], predicted or {})):
+    shifts = {record.path: machines[record.machine[:_UUID]].clock - record.clock for record in records}
+    collective = [record for record in records if not record.lane]
+    for record in collective:
+        for key, each in _keyed(record, _slices(record, shifts[record.path], predicted or {})):
             matched.setdefault(key, []).append(each)
     groups = list(matched.values())
-    clocks, used = _clocks(groups, number, [machines[machine].host for machine in order], records[0])
-    latest = (
-        max(
-            record.events[-1].seconds + shifts[record.rank] + clocks[number[record.rank]].offset
-            for record in records
-            if record.events
-        )
-        if matched
-        else 0.0
+    first = next(iter(collective), records[0])
+    clocks, used = _clocks(groups, number, [machines[machine].host for machine in order], first)
+
+    def shift(record: Record) -> float:
+        return shifts[record.path] + clocks[number[record.rank]].offset
+
+    latest = max(
+        (record.events[-1].seconds + shift(record) for record in records if record.events), default=0.0
     )
     moved = [_moved(group, number, clocks, latest) for group in groups]
-    collectives = [_judged(group, number, clocks, records[0]) for group in moved]
+    collectives = [_judged(group, number, clocks, first) for group in moved]
     collectives.sort(key=lambda collective: min(each.begin for each in collective))
-    lost = sum(record.lost for record in records)
-    return Run(records[0].plan, tuple(records), tuple(collectives), tuple(clocks), used, lost)
+    own = {record.rank: record for record in reversed(records)}
+    return Run(
+        records[0].plan, tuple(own[rank] for rank in sorted(own)), tuple(collectives), tuple(clocks), used,
+        sum(record.lost for record in records), tuple(tasks_of(records, shift, latest)),
+    )  # fmt: skip
 
 
 def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slice]:

@@ -9,6 +9,7 @@ import mmap
 import os
 import socket
 import struct
+import sys
 import tempfile
 import time
 import warnings
@@ -18,24 +19,30 @@ from typing import NamedTuple
 
 from commplan.diagnostics import fail
 
-MAGIC, VERSION = b"commplan", 1
+MAGIC, VERSION = b"commplan", 2
 # Magic, version, process, rank, ranks, time of the start since 1970 and since boot (ns), places in the ring,
 # events written, names, whether an operation failed, host, machine, plan. Behind the zero byte that ends a
-# text comes what belongs to it: to the plan its axes (`data=4,node=2`), to a name its `Details`.
+# text comes what belongs to it: to the host the lane, to the plan its axes (`data=4,node=2`), to a name its
+# `Details`. Behind the ring stand two texts: how the process ended, and since when (ns since boot) it is in
+# which call of the user's code.
 _HEADER = struct.Struct("<8s 10q 64s 128s 128s")
 _NAME, MOST_NAMES, CAPACITY = 128, 512, 8192
 EVENT = struct.Struct("<6q")  # nanoseconds since boot, kind, name, operation, runs, nbytes
 EVENTS = _HEADER.size + _NAME * MOST_NAMES  # where the ring begins
-SIZE = EVENTS + EVENT.size * CAPACITY
+_ENDING = EVENTS + EVENT.size * CAPACITY
+_CALL = _ENDING + 512
+SIZE = _CALL + 3584
 HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
 BEGIN, END, FAILED, VERDICT, WAITED, GONE, ROUND = 1, 2, 3, 4, 5, 6, 7
 _RANKS = 2**24  # no job has more
 _KEPT_S = 7 * 86400.0
+_SINCE = struct.Struct("<q")
 
 
 class Details(NamedTuple):
     """What a collective is. nbytes: of the whole buffer. root: counted along `axes`. opens: the phase whose
-    first collective it is, or nothing: its runs count the runs of the phase."""
+    first collective it is, or nothing: its runs count the runs of the phase. What a lane records is no
+    collective: see `lane.Kind`; algorithm: a name that those have in common who share it."""
 
     kind: str
     algorithm: str
@@ -56,7 +63,7 @@ class Event(NamedTuple):
     the job; WAITED: the program has waited `nbytes` nanoseconds for what it had begun before; GONE: the
     process has died, and the name says how, which the sidecar of its host has written; or ROUND, see
     `blame.Progress`. operation: its number on this rank. runs: of what has this name, this one included.
-    nbytes: that it moves here."""
+    nbytes: that it moves here; in a lane, see `lane.Lane.begin`."""
 
     seconds: float
     kind: int
@@ -67,10 +74,26 @@ class Event(NamedTuple):
     details: Details | None = None
 
 
+class Call(NamedTuple):
+    """A call of the user's code that has not returned. text: which. seconds: when that was first seen, since
+    1970. stack: its Python, innermost first, where that is known."""
+
+    text: str
+    seconds: float
+    stack: str = ""
+
+    def sentence(self, now: float) -> str:
+        """How what is said of its process goes on."""
+        python = f"; its Python: {self.stack}" if self.stack else ""
+        return f"in {self.text}, for {now - self.seconds:.1f} s{python}"
+
+
 class Record(NamedTuple):
     """What one rank recorded, events in order. started: seconds since 1970. lost: of the first events, which
     the ring has dropped. clock: seconds since 1970 at which its machine's clock was 0, as this process saw
-    it. axes: their sizes, on whose grid the ranks lie row-major."""
+    it. axes: their sizes, on whose grid the ranks lie row-major. lane: `input`, `requests` or `server` of
+    what is recorded beside collectives. ended: how the process left, in words, where it did so by itself.
+    call: that takes long, if one does."""
 
     path: str
     plan: str
@@ -85,6 +108,9 @@ class Record(NamedTuple):
     events: tuple[Event, ...]
     clock: float = 0.0
     axes: Mapping[str, int] = {}
+    lane: str = ""
+    ended: str = ""
+    call: Call | None = None
 
 
 def folder() -> Path:
@@ -108,12 +134,23 @@ def machine() -> str:
 
 
 class Recording:
-    """A new file of this process's own, mapped. Raises OSError where it cannot be made."""
+    """A new file of this process's own, mapped. lane: what of the process is recorded, see `Record`.
+
+    Raises OSError where it cannot be made.
+    """
 
     def __init__(
-        self, job: str, plan: str, rank: int, ranks: int, axes: Mapping[str, int] | None = None
+        self,
+        job: str,
+        plan: str,
+        rank: int,
+        ranks: int,
+        axes: Mapping[str, int] | None = None,
+        lane: str = "",
     ) -> None:
-        self.path = folder() / f"{prefix()}{job}.{rank}.rec"
+        self.job, self.plan, self.rank, self.ranks = job, plan, rank, ranks
+        self.path = path_of(job, rank, lane)
+        self._lanes: dict[str, Recording] = {}
         _drop_stale(self.path.parent)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -129,15 +166,51 @@ class Recording:
         name, sizes = plan.encode()[:127], ",".join(f"{axis}={size}" for axis, size in (axes or {}).items())
         if len(name) + len(sizes) < 127:
             name += b"\0" + sizes.encode()
-        texts = (socket.gethostname().encode()[:63], machine().encode()[:127], name)
+        host = socket.gethostname().encode()[: 62 - len(lane)] + b"\0" + lane.encode()
         numbers = (VERSION, os.getpid(), rank, ranks, time.time_ns(), time.monotonic_ns(), CAPACITY, 0, 0, 0)
-        _HEADER.pack_into(self.memory, 0, MAGIC, *numbers, *texts)
+        _HEADER.pack_into(self.memory, 0, MAGIC, *numbers, host, machine().encode()[:127], name)
+
+    def lane(self, name: str) -> Recording:
+        """The file of this lane beside this one, which is kept or removed with it. Raises OSError."""
+        if name not in self._lanes:
+            self._lanes[name] = Recording(self.job, self.plan, self.rank, self.ranks, lane=name)
+        return self._lanes[name]
+
+    def put_call(self, call: Call | None) -> None:
+        """Say in which call of the user's code this process is, its seconds on `time.monotonic`; None: it is
+        in none for long."""
+        _SINCE.pack_into(self.memory, _CALL, int(call.seconds * 1e9) if call else 0)
+        text = f"{call.text}\0{call.stack}" if call else ""
+        _put_text(self.memory, _CALL + _SINCE.size, SIZE, text)
 
     def remove(self) -> None:
-        """At a clean end. What failed is kept, and all where $COMMPLAN_KEEP_RECORDS says so."""
-        failed = _HEADER.unpack_from(self.memory, 0)[10]
-        if not failed and not is_kept():
-            self.path.unlink(missing_ok=True)
+        """At the end of the process, or of a run that ended well. What failed is kept, with how the process
+        ended, and what else it recorded of the job; all is where $COMMPLAN_KEEP_RECORDS says so."""
+        own = (self, *self._lanes.values())
+        if self in _recordings:
+            _recordings.remove(self)
+        others = [recording for recording in _recordings if recording.job == self.job]
+        failed = any(_HEADER.unpack_from(recording.memory)[10] for recording in (*own, *others))
+        if failed or is_kept():
+            for recording in own:
+                _put_text(recording.memory, _ENDING, _CALL, _ending())
+            for recording in others if failed else ():
+                struct.pack_into("<q", recording.memory, FAILURES, 1)
+            return
+        for recording in own:
+            recording.path.unlink(missing_ok=True)
+
+
+def _ending() -> str:
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, BaseException):
+        return "has ended"
+    return f"has ended with {f'{type(error).__name__}: {error}'.splitlines()[0]}"
+
+
+def path_of(job: str, rank: int, lane: str = "") -> Path:
+    """Where the record of a rank of a job lies, or a lane of it."""
+    return folder() / f"{prefix()}{job}.{rank}{'.' if lane else ''}{lane}.rec"
 
 
 def is_kept() -> bool:
@@ -146,17 +219,27 @@ def is_kept() -> bool:
 
 
 def start_recording(
-    job: str, plan: str, rank: int, ranks: int, axes: Mapping[str, int] | None = None
+    job: str, plan: str, rank: int, ranks: int, axes: Mapping[str, int] | None = None, lane: str = ""
 ) -> Recording | None:
     """A new record, which is removed where this process ends well; None, with a warning, where none can be
     made."""
     try:
-        recording = Recording(job, plan, rank, ranks, axes)
+        recording = Recording(job, plan, rank, ranks, axes, lane)
     except OSError as error:
         warnings.warn(f"this run is not recorded: {error}", RuntimeWarning, 3)
         return None
+    _recordings.append(recording)
     atexit.register(recording.remove)
     return recording
+
+
+def recording_of(plan: str) -> Recording | None:
+    """The first record of this process that a run of `plan` writes now; None where none does."""
+    return next((recording for recording in _recordings if recording.plan == plan), None)
+
+
+_recordings: list[Recording] = []
+os.register_at_fork(after_in_child=_recordings.clear)
 
 
 def put_name(memory: mmap.mmap | bytearray, index: int, text: str) -> None:
@@ -165,6 +248,12 @@ def put_name(memory: mmap.mmap | bytearray, index: int, text: str) -> None:
     name = text.encode()[: _NAME - 1].ljust(_NAME, b"\0")
     memory[_HEADER.size + index * _NAME : _HEADER.size + (index + 1) * _NAME] = name
     struct.pack_into("<q", memory, NAMES, max(index + 1, struct.unpack_from("<q", memory, NAMES)[0]))
+
+
+def _put_text(memory: mmap.mmap, begin: int, end: int, text: str) -> None:
+    """Write a text that ends with a zero byte between `begin` and `end`, and cut it where it is too long."""
+    data = text.encode(errors="replace")[: end - begin - 2] + b"\0\0"
+    memory[begin : begin + len(data)] = data
 
 
 def append_end(memory: mmap.mmap, text: str) -> None:
@@ -188,11 +277,12 @@ def _drop_stale(where: Path) -> None:
 
 
 def read_records(paths: Iterable[str]) -> list[Record]:
-    """The records in files, and in folders of them, by rank. Raises CP1114 for a file that is none."""
+    """The records in files, and in folders of them, by rank and lane. Raises CP1114 for a file that is
+    none."""
     files: list[Path] = []
     for place in map(Path, paths):
         files += sorted(place.glob(f"{prefix()}*.rec")) if place.is_dir() else [place]
-    return sorted((_read(path) for path in files), key=lambda record: (record.plan, record.rank))
+    return sorted((_read(path) for path in files), key=lambda record: (record.plan, record.rank, record.lane))
 
 
 def _read(path: Path) -> Record:
@@ -215,15 +305,32 @@ def _read(path: Path) -> Record:
         )
     if not 0 <= rank < ranks <= _RANKS:
         fail("CP1114", f"{path} is a damaged record: it is of rank {rank} of {ranks}", file=str(path))
-    (host, _), (space, _), (plan, sizes) = map(_texts, texts)
+    (host, lane), (space, _), (plan, sizes) = map(_texts, texts)
     # What was overwritten while this was read has been lost; so has the place that is written next.
     written = _HEADER.unpack_from(after)[8]
     lost = max(0, head - CAPACITY, written - CAPACITY + (written > head))
     events = sorted(_events(data, lost, head, count, unix_ns - boot_ns), key=lambda event: event.seconds)
     return Record(
         str(path), plan, rank, ranks, host, space, process, unix_ns / 1e9, bool(failed), lost, tuple(events),
-        (unix_ns - boot_ns) / 1e9, _sizes(sizes, ranks),
+        (unix_ns - boot_ns) / 1e9, _sizes(sizes, ranks), lane, _texts(data[_ENDING:_CALL])[0],
+        _call(data[_CALL:], unix_ns - boot_ns),
     )  # fmt: skip
+
+
+def read_call(path: Path) -> Call | None:
+    """The call in the record of a process of this machine that may still run; its seconds are those of
+    `time.monotonic`."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(_CALL)
+        return _call(file.read(SIZE - _CALL), 0)
+    return None
+
+
+def _call(data: bytes, offset_ns: int) -> Call | None:
+    if len(data) < _SINCE.size:
+        return None
+    text, stack = _texts(data[_SINCE.size :])
+    return Call(text, (_SINCE.unpack_from(data)[0] + offset_ns) / 1e9, stack) if text else None
 
 
 def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> Iterator[Event]:

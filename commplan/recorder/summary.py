@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
 import msgspec
 
 from commplan.recorder.collectives import Run, Slice, by_rank
+from commplan.recorder.tasks import Task, last_makes
 
 
 class Steps(msgspec.Struct, frozen=True):
@@ -62,6 +63,27 @@ class Line(msgspec.Struct, frozen=True):
         return self.transfer / self.predicted if self.predicted else None
 
 
+class Waits(msgspec.Struct, frozen=True):
+    """The waits for the batches of a plan line, or its requests to servers.
+
+    count: of them on all ranks; unfinished: of these. seconds, p95: of one. share: of a rank's time, from the
+    end of its first one to the end of its last, the median over ranks. making: seconds in which a rank makes
+    its part of a batch, or a server answers, the median. last: how often a rank was waited for because it
+    made the last part, the most frequent first.
+    """
+
+    lane: str
+    line: int
+    name: str
+    count: int
+    unfinished: int
+    seconds: float
+    p95: float
+    share: float
+    making: float
+    last: tuple[tuple[int, int], ...]
+
+
 class Summary(msgspec.Struct, frozen=True):
     """A run. seconds: from the first begin to the last end."""
 
@@ -72,11 +94,13 @@ class Summary(msgspec.Struct, frozen=True):
     lost: int
     steps: tuple[Steps, ...]
     lines: tuple[Line, ...]
+    waits: tuple[Waits, ...] = ()
 
 
 def summary(run: Run) -> Summary:
     """What `run` says, in the order of the plan's lines."""
-    begins, ends = [each.begin for each in run.slices], [each.end for each in run.slices]
+    everything = (*run.slices, *run.tasks)
+    begins, ends = [each.begin for each in everything], [each.end for each in everything]
     alike: dict[tuple[int, str, str, str, int], list[tuple[Slice, ...]]] = {}
     for collective in run.collectives:
         each, known = collective[0], collective[0].details
@@ -87,13 +111,42 @@ def summary(run: Run) -> Summary:
     steps = [_steps(run, phase) for phase in phases]
     return Summary(
         run.plan,
-        run.records[0].ranks,
+        run.ranks,
         len(run.records),
         max(ends, default=0.0) - min(begins, default=0.0),
         run.lost,
         tuple(each for each in steps if each is not None),
         tuple(_line(*key, collectives) for key, collectives in sorted(alike.items())),
+        tuple(_waits(run.tasks)),
     )
+
+
+def _waits(tasks: Sequence[Task]) -> Iterator[Waits]:
+    alike: dict[tuple[int, str, str], list[Task]] = {}
+    for task in tasks:
+        alike.setdefault((task.line, task.name, "input" if task.lane == "input" else "requests"), []).append(
+            task
+        )
+    for (line, name, lane), own in sorted(alike.items()):
+        waits = [task for task in own if task.kind in ("wait", "request")]
+        making = [task.end - task.begin for task in own if task.kind in ("make", "serve") and not task.state]
+        seconds = [task.end - task.begin for task in waits]
+        last = Counter(make.rank for _, make in last_makes(own))
+        yield Waits(
+            lane, line, name, len(waits), sum(bool(task.state) for task in waits), _middle(seconds),
+            percentile(seconds, 0.95), _middle(_shares(waits)), _middle(making), tuple(last.most_common()),
+        )  # fmt: skip
+
+
+def _shares(waits: Iterable[Task]) -> Iterator[float]:
+    """Of each rank's time: the first wait ends before it begins."""
+    by_rank: dict[int, list[Task]] = {}
+    for task in waits:
+        by_rank.setdefault(task.rank, []).append(task)
+    for own in by_rank.values():
+        window = min(task.end for task in own), max(task.end for task in own)
+        if window[1] > window[0]:
+            yield covered(((task.begin, task.end) for task in own), window) / (window[1] - window[0])
 
 
 def _line(

@@ -14,8 +14,12 @@ import msgspec
 
 from commplan.recorder.collectives import Run, Slice, by_rank
 from commplan.recorder.file import VERDICT
+from commplan.recorder.tasks import Link, Task, links
 
-_BLOCKED = 1000  # the track of the program's waits; those of collectives count from 1
+# Tracks: those of collectives count from 1, then the program's waits for them, then what it does besides.
+_BLOCKED = 1000
+_TASKS = {"wait": (2000, "input: waits"), "make": (3000, "input: makes"), "request": (4000, "requests"),
+          "serve": (5000, "serves")}  # fmt: skip
 _BOUND = (
     "no rank ends what depends on another before that one has begun: the least end - begin between two hosts "
     "over all collectives bounds how far their clocks differ; an offset is the middle of what is left"
@@ -25,7 +29,7 @@ _Json = dict[str, Any]
 
 def trace(run: Run) -> bytes:
     """The trace as JSON; times count from the first begin. What is unfinished ends with the last event."""
-    first = min((each.begin for each in run.slices), default=0.0)
+    first = min((each.begin for each in (*run.slices, *run.tasks)), default=0.0)
     slices, place = by_rank(run.slices), dict[tuple[int, float], int]()
     names, events = list[_Json](), list[_Json]()
     for record in run.records:
@@ -46,7 +50,9 @@ def trace(run: Run) -> bytes:
              "ts": max(0.0, event.seconds - first) * 1e6}
             for event in verdicts
         ]  # fmt: skip
-    arrows = (arrow for collective in run.collectives for arrow in _arrows(collective, place, first))
+    tasks, lanes, came = _tasks(run, first)
+    names, events = names + lanes, events + tasks
+    arrows = [arrow for collective in run.collectives for arrow in _arrows(collective, place, first)] + came
     events += [end | {"id": number} for number, arrow in enumerate(arrows, 1) for end in arrow]
     events.sort(key=lambda event: event["ts"])
     document = {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": head(run)}
@@ -62,7 +68,7 @@ def head(run: Run) -> _Json:
         }
         for clock in run.clocks
     ]  # fmt: skip
-    ranks = run.records[0].ranks
+    ranks = run.ranks
     missing = sorted(set(range(ranks)) - {record.rank for record in run.records}) if ranks <= 2**16 else []
     aligned = {"hosts": clocks, "collectives": run.synchronised, "bound": _BOUND}
     return {"plan": run.plan, "ranks": ranks, "lost": run.lost, "missing": missing, "clocks": aligned}
@@ -72,7 +78,7 @@ def _named(kind: str, rank: int, track: int, name: str) -> _Json:
     return {"ph": "M", "name": f"{kind}_name", "pid": rank, "tid": track, "args": {"name": name}}
 
 
-def tracks(slices: Sequence[Slice]) -> list[int]:
+def tracks(slices: Sequence[Slice] | Sequence[Task]) -> list[int]:
     """A track for each slice of a rank, in order of their begin: the first that is free by then."""
     ends: list[float] = []
     placed: list[int] = []
@@ -110,6 +116,47 @@ def _wait(each: Slice, first: float) -> _Json:
         "ph": "X", "name": each.title, "cat": "wait", "pid": each.rank, "tid": _BLOCKED,
         "args": {"line": each.line} if each.line else {}, **_times(*each.blocked, first),
     }  # fmt: skip
+
+
+def _tasks(run: Run, first: float) -> tuple[list[_Json], list[_Json], list[tuple[_Json, _Json]]]:
+    """Slices of what ranks do beside collectives, the names of their tracks, and arrows between them."""
+    own: dict[tuple[int, str], list[Task]] = {}
+    for task in run.tasks:
+        own.setdefault((task.rank, task.kind), []).append(task)
+    place: dict[Task, int] = {}
+    names: list[_Json] = []
+    for (rank, kind), tasks in own.items():
+        start, label = _TASKS[kind]
+        placed = [start + track for track in tracks(tasks)]
+        place |= dict(zip(tasks, placed, strict=True))
+        for track in sorted(set(placed)):
+            names.append(
+                _named("thread", rank, track, label if track == start + 1 else f"{label} {track - start}")
+            )
+    slices = [_task(task, track, first) for task, track in place.items()]
+    return slices, names, [_came(link, place, first) for link in links(run.tasks)]
+
+
+def _task(task: Task, track: int, first: float) -> _Json:
+    details: _Json = {"line": task.line} if task.line else {}
+    if task.kind in ("make", "wait"):
+        details |= {"epoch": task.detail >> 32, "step": task.detail & 0xFFFFFFFF}
+    elif task.kind == "serve":
+        details["worker"] = task.detail
+    if task.state:
+        details["state"] = task.state
+    return {
+        "ph": "X", "name": task.title, "cat": task.lane, "pid": task.rank, "tid": track, "args": details,
+        **_times(task.begin, task.end, first),
+    }  # fmt: skip
+
+
+def _came(link: Link, place: dict[Task, int], first: float) -> tuple[_Json, _Json]:
+    source, target = link.source, link.target
+    arrow = {"name": "made" if source.kind == "make" else source.kind, "cat": source.lane}
+    tail = {"pid": source.rank, "tid": place[source], "ts": (link.left - first) * 1e6}
+    point = {"pid": target.rank, "tid": place[target], "ts": (link.arrived - first) * 1e6, "bp": "e"}
+    return {"ph": "s"} | arrow | tail, {"ph": "f"} | arrow | point
 
 
 def _times(begin: float, end: float, first: float) -> _Json:

@@ -1,14 +1,35 @@
 """Input: sources, order of records, host functions, work ahead, sharing between members and processes."""
 
-from commplan.runtime.input.accounting import LineUsage as LineUsage
-from commplan.runtime.input.accounting import Summary as Summary
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from commplan.runtime.input.group import Group as Group
-from commplan.runtime.input.group import group as group
-from commplan.runtime.input.host_batch import HostBatch as HostBatch
-from commplan.runtime.input.iterator import PhaseBatches as PhaseBatches
-from commplan.runtime.input.sources.adapters import column as column
-from commplan.runtime.input.sources.adapters import serial as serial
-from commplan.runtime.input.sources.files import Files as Files
-from commplan.runtime.input.sources.files import Source as Source
-from commplan.runtime.input.sources.files import folder as folder
-from commplan.runtime.input.sources.files import paths as paths
+from commplan.runtime.input.group import group as group  # here, for its module is called like it
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.accounting import LineUsage as LineUsage
+    from commplan.runtime.input.accounting import Summary as Summary
+    from commplan.runtime.input.host_batch import HostBatch as HostBatch
+    from commplan.runtime.input.iterator import PhaseBatches as PhaseBatches
+    from commplan.runtime.input.sources.adapters import column as column
+    from commplan.runtime.input.sources.adapters import serial as serial
+    from commplan.runtime.input.sources.files import Files as Files
+    from commplan.runtime.input.sources.files import Source as Source
+    from commplan.runtime.input.sources.files import folder as folder
+    from commplan.runtime.input.sources.files import paths as paths
+
+# Loaded when it is first asked for: a member of a feed needs a part of it.
+_NAMES = {
+    "accounting": ("LineUsage", "Summary"),
+    "host_batch": ("HostBatch",),
+    "iterator": ("PhaseBatches",),
+    "sources.adapters": ("column", "serial"),
+    "sources.files": ("Files", "Source", "folder", "paths"),
+}
+_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

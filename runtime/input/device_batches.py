@@ -231,9 +231,10 @@ def carried_group(
     partition = division(design, peers.hosts, readers)
     carrier = machine.carrier(peers, partition, blame=blame, on_failure=on_failure, timeout=timeout)
     run_id, count = f"commplan-{peers.run_id}", len(peers.hosts)
-    return group(
+    among = group(
         run_id, peers.index, count, timeout=timeout, hosts=peers.hosts, carrier=carrier, readers=readers
     )
+    return dataclasses.replace(among, ranks=peers.ranks)
 
 
 def this_host() -> str:

@@ -26,6 +26,11 @@ class Group:
     hosts: tuple[int, ...]
     carrier: Carrier | None = None
     readers: int | None = None
+    ranks: tuple[int, ...] = ()
+
+    def rank(self, process: int) -> int:
+        """Its number on the job."""
+        return self.ranks[process] if self.ranks else process
 
     @property
     def host(self) -> int:

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import os
 import weakref
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from commplan.diagnostics import fail
-from commplan.input.order import Order, phase_steps
-from commplan.input.prefetch import CARRIED, KEEP, device_prefetch, slots, threads
-from commplan.input.prefetch import prefetch as prefetched
-from commplan.ir.plan import Ref
-from commplan.ir.schedule import Map, Op, Schedule
+from commplan.input.prefetch import CARRIED, KEEP, device_prefetch, slots
+from commplan.ir.schedule import Schedule
+from commplan.recorder.file import Call
 from commplan.runtime.input.accounting import Meter, Queue, Summary
+from commplan.runtime.input.batch_record import batch_record
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import aligned
+from commplan.runtime.input.phase_order import (
+    block_of,
+    epoch_steps,
+    fingerprint,
+    hints,
+    ops_of,
+    orders,
+    restored,
+)
 from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.prefetch.prefetch import Prefetcher
 from commplan.runtime.input.program import EpochCursor, HostProgram, Pace, host_program
 from commplan.runtime.input.shm.arena import Arena
 from commplan.runtime.input.shm.rendezvous import join
 from commplan.runtime.input.shm.shm_channel import SharedRing
-from commplan.runtime.input.shm.shm_control import cores_of
 from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
-from commplan.runtime.input.stages.batch_builder import BLOCK, BatchBuilder, BatchFactory
-from commplan.runtime.input.stages.records import checked_functions, stages
+from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
+from commplan.runtime.input.stages.functions import called_functions
+from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.stages.worker_pool import Workers
 from commplan.runtime.input.visit_check import Checks
 from commplan.runtime.input.wait_log import PATIENCE_S, ClosedError
@@ -116,7 +123,7 @@ class PhaseBatches(EpochIterator):
         prefetch, cores = hints(program)
         prefetch = prefetch if pace is None else pace.slots
         block = block_of(program, cores)
-        self.on_devices = 0 if pace is not None else device_prefetch(_ops(program))
+        self.on_devices = 0 if pace is not None else device_prefetch(ops_of(program))
         self.pinning = pinning = pinning if self.on_devices else None
         crew = _crew(workers, cores, program, bound_sources, chosen, block, self._meter, pinning)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
@@ -150,9 +157,16 @@ class PhaseBatches(EpochIterator):
         overdue = OverdueCalls(timeout if group is None else group.timeout, schedule.file)
         if crew is not None:
             overdue.in_worker, overdue.ask_worker = crew.call_in, crew.ask_stack
-        self._ring = Prefetcher(self._cursor.start, ahead, cores, name, exchange, crew, direct, overdue)
+        record = batch_record(program, course, group if exchange is not None else None)
+        self._ring = Prefetcher(
+            self._cursor.start, ahead, cores, name, exchange, crew, direct, overdue, record
+        )
+        if record is not None:
+            record.watch(_overdue_call(self._ring, overdue), _awaited(exchange))
         if exchange is not None:
             exchange.overdue = self._ring.overdue
+            if record is not None:
+                exchange.told.doing = record.doing
         self._closing = weakref.finalize(self, _end, self._ring, self._formed, pinning, self._process)
 
     @property
@@ -236,49 +250,6 @@ class PhaseBatches(EpochIterator):
             self._ring.close()
 
 
-def fingerprint(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
-    """A checksum of what the order of records depends on."""
-    facts = [
-        (read.source, order.length, order.batch, order.seed, order.visit, order.tail, read.per)
-        for flow in program.flows
-        for read in flow.reads
-        for order in (orders[read.result],)
-    ]
-    return zlib.crc32(repr(facts).encode())
-
-
-def restored(
-    program: HostProgram, orders: Mapping[Ref, Order], state: Mapping[str, int] | None, steps: int, order: int
-) -> tuple[int, int]:
-    """Epoch and step of `state`; the start where it is None. Errors: CP0910 for what is no state of these."""
-    if state is None:
-        return 0, 0
-    phase = program.phase
-    keys = ("epoch", "step", "order")
-    if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        actual, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
-        fail("CP0910", "this is no state of batches", actual, fix, span=phase.span)
-    if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
-        fail("CP0910", "this is no state of batches", f"found: {dict(state)}", span=phase.span)
-    if state["order"] != order or state["step"] >= steps:
-        reads = [
-            f"`{read.source}`: {order.length} records, batch {order.batch}, {order.visit}, "
-            f"tail {order.tail}, seed {order.seed}"
-            for flow in program.flows
-            for read in flow.reads
-            for order in (orders[read.result],)
-        ]
-        fail(
-            "CP0910",
-            f"the state belongs to another order of records than phase `{phase.name}` has now",
-            *(f"now {line}" for line in reads),
-            "restore it with the source, batch size, visit, seed and tail that it was saved with",
-            span=phase.span,
-            file=program.schedule.file,
-        )
-    return state["epoch"], state["step"]
-
-
 def _drop(formed: dict[int, Any], pinning: Pinning | None) -> None:
     """Let go of what was made ahead, once devices copy from the memory of the host no more."""
     if pinning is not None:
@@ -290,6 +261,28 @@ def _end(ring: Prefetcher, formed: dict[int, Any], pinning: Pinning | None, proc
     if os.getpid() == process:  # the copies of a process that forked are its own
         _drop(formed, pinning)
     ring.end()
+
+
+def _overdue_call(ring: Prefetcher, calls: OverdueCalls) -> Callable[[], Call | None]:
+    """What has `ring` asked for the call that does not return; it is not kept for that."""
+    ring_of = weakref.ref(ring)
+    own = OverdueCalls(calls.bound_s, calls.file, calls.in_worker)
+
+    def call() -> Call | None:
+        ring = ring_of()
+        return None if ring is None else own.oldest(ring.makers())
+
+    return call
+
+
+def _awaited(exchange: SharedRing | None) -> Callable[[], int]:
+    exchange_of = None if exchange is None else weakref.ref(exchange)
+
+    def awaited() -> int:
+        exchange = exchange_of and exchange_of()
+        return -1 if exchange is None else exchange.awaited()
+
+    return awaited
 
 
 def _crew(
@@ -312,38 +305,6 @@ def _crew(
     return Workers(program, sources, functions, block, cores, meter, pinning)
 
 
-def called_functions(
-    program: HostProgram, functions: Mapping[str, Callable[..., Any]]
-) -> dict[str, Callable[..., Any]]:
-    """The host functions that `program` calls. Errors: CP0908."""
-    names = [op.fn for flow in program.flows for op in flow.ops if isinstance(op, Map)]
-    return checked_functions(program.schedule, functions, names)
-
-
-def block_of(program: HostProgram, cores: int) -> int:
-    """The records of one task: a batch has work for all `cores`."""
-    rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
-    return max(1, min(BLOCK, -(-rows // cores)))
-
-
-def orders(program: HostProgram, sources: Mapping[str, _sources.Source]) -> dict[Ref, Order]:
-    return {
-        read.result: Order(len(sources[read.source]), read.batch[0], read.seed, read.visit, read.tail)
-        for flow in program.flows
-        for read in flow.reads
-    }
-
-
-def hints(program: HostProgram) -> tuple[int, int]:
-    """Batches ahead, and worker threads."""
-    ops = _ops(program)
-    return prefetched(ops), threads(ops, len(cores_of()))
-
-
-def _ops(program: HostProgram) -> list[Op]:
-    return [op for flow in program.flows for op in flow.ops]
-
-
 def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
     """Whether batches are handed over as they lie in the slots, and nobody waits for this process's
     thread."""
@@ -355,54 +316,3 @@ def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
 def _lies_ready(program: HostProgram) -> bool:
     """Whether members do nothing of their own to what is shared: then it is handed over as it is."""
     return CAN_LEND and all(flow.moved and not flow.after for flow in program.flows)
-
-
-def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
-    """Batches of one epoch of the phase, on which all its loads must agree (see `phase_steps`).
-
-    Errors: CP0903 for an epoch without a batch, CP0909 where loads do not agree.
-    """
-    phase, file = program.phase, program.schedule.file
-    if not orders:
-        fail(
-            "CP0917",
-            f"phase `{phase.name}` has no output that depends on sources alone, so it has no batches",
-            span=phase.span,
-            file=file,
-        )
-    reads = [read for flow in program.flows for read in flow.reads]
-    for read in reads:
-        if orders[read.result].steps == 0:
-            fail(
-                "CP0903",
-                f"an epoch of `{read.source}` has no batch: {orders[read.result].length} records do not fill "
-                f"a batch of {read.batch[0]}, and `tail drop` drops what does not",
-                span=read.span,
-                file=file,
-            )
-    by_visit = {
-        visit: [orders[read.result].steps for read in reads if read.visit == visit]
-        for visit in ("exactly_once", "at_least_once", "at_most_once")
-    }
-    exact, least, most = by_visit.values()
-    steps = phase_steps([orders[read.result] for read in reads])
-    agree = set(exact) <= {steps} and max(least, default=steps) <= steps <= min(most, default=steps)
-    same_rows = all(
-        len({orders[read.result].rows(step) for read in flow.reads}) == 1
-        for flow in program.flows
-        for step in (0, steps - 1)
-    )
-    if not agree or not same_rows:
-        fail(
-            "CP0909",
-            f"the loads of phase `{phase.name}` do not end together",
-            *(
-                f"line {read.span.line}: `{read.source}` has {orders[read.result].steps} batches an epoch "
-                f"({orders[read.result].length} records, {read.visit}, tail {read.tail})"
-                for read in reads
-            ),
-            "let the shorter go round with `visit at_least_once`, or put the loads in phases of their own",
-            span=reads[-1].span,
-            file=file,
-        )
-    return steps

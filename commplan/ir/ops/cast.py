@@ -3,8 +3,7 @@ from collections.abc import Mapping
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
-from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.symbolic.terms import Term
+from commplan.ir.symbolic.deferred import Interpretation, Term
 from commplan.ir.transfer import Results, ValueTypes
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Value

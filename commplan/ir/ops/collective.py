@@ -9,9 +9,7 @@ from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.shard_shapes import cut_all
 from commplan.ir.stages import rules
-from commplan.ir.symbolic import moves, steps
-from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.symbolic.values import SymbolicValue
+from commplan.ir.symbolic.deferred import Interpretation, SymbolicValue, moves, steps, values
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
 from commplan.ir.types import DType, Over
 from commplan.ir.values import Value
@@ -163,7 +161,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 where = [(symbol, place[1]) for symbol, place in env.root(self.axes, self.root or 0).items()]
                 return held.like(value, lambda term, _: algebra.only(term, where))
             case "all_reduce":
-                return SymbolicValue(value, held.uniform, () if held.uniform else held.blocks)
+                return values.SymbolicValue(value, held.uniform, () if held.uniform else held.blocks)
 
     @property
     def title(self) -> str:

@@ -5,8 +5,7 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.roles import Ref
-from commplan.ir.symbolic import steps
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.types import Over
 from commplan.ir.values import Value

@@ -7,7 +7,7 @@ from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.roles import Ref
 from commplan.ir.stages import rules
 from commplan.ir.stages.exchange import ServerStep
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
 from commplan.ir.values import Value
 

@@ -6,7 +6,7 @@ from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.remark import Design
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages import rules
-from commplan.ir.symbolic.interpretation import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
 from commplan.ir.types import AxisKind, Over
 from commplan.ir.values import Value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
+import numpy as np
+
 from commplan.runtime.input.layout import Array
+from commplan.runtime.input.packages import package
 
 
 class Batch(dict[str, Array]):
@@ -20,20 +22,24 @@ class Batch(dict[str, Array]):
 
     def torch(self) -> dict[str, Any]:
         """The same memory as tensors of PyTorch, which do not know that others read it: do not write to
-        them."""
-        torch: Any = importlib.import_module("torch")
-        return {name: torch.from_numpy(_writable(array)) for name, array in self.items()}
+        them. Errors: CP0918 where PyTorch is not installed."""
+        torch: Any = package("torch", "tensors of PyTorch", "torch")
+        return {name: _tensor(torch, array) for name, array in self.items()}
 
     def jax(self, device: Any = None) -> dict[str, Any]:
         """As arrays of JAX, on `device`: on a CPU the same memory, where it starts at a multiple of 64
-        bytes."""
-        jax: Any = importlib.import_module("jax")
+        bytes. Errors: CP0918 where JAX is not installed."""
+        jax: Any = package("jax", "arrays of JAX", "'commplan[jax]'")
         return {name: jax.device_put(array, device, may_alias=True) for name, array in self.items()}
 
 
-def _writable(array: Array) -> Array:
-    """`array` without its mark, of which PyTorch would warn."""
+def _tensor(torch: Any, array: Array) -> Any:
+    """PyTorch warns of arrays that are marked as read-only, and does not know NumPy's bfloat16."""
     view = array.view()
-    if not view.flags.writeable:
+    try:
         view.flags.writeable = True
-    return view
+    except ValueError:  # a number beside the batch, which is not in the memory of the feed
+        view = array.copy()
+    if view.dtype.name == "bfloat16":
+        return torch.from_numpy(view.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(view)

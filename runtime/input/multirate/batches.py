@@ -10,20 +10,18 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-
 from commplan.diagnostics import CommplanError
-from commplan.ir.plan import Ref
 from commplan.runtime.input.accounting import Meter, Summary, merged
 from commplan.runtime.input.epoch_iterator import EpochIterator
-from commplan.runtime.input.host_batch import FlowState, HostBatch
-from commplan.runtime.input.iterator import PhaseBatches, block_of, called_functions, hints, orders
-from commplan.runtime.input.layout import Array, aligned, read_only
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.schedule import OWN
 from commplan.runtime.input.multirate.stream import MultirateStream, StreamOptions, close_on_gc
-from commplan.runtime.input.program import EpochCursor, host_program, identity
+from commplan.runtime.input.multirate.units import fill
+from commplan.runtime.input.phase_order import block_of, hints, orders
+from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
+from commplan.runtime.input.stages.functions import called_functions
 from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.visit_check import Checks
 from commplan.wait import outcome
@@ -209,47 +207,3 @@ class ClockedBatches(EpochIterator):
             return making, []
         pool = self._clocks.pool(self._threads)
         return making, [pool.submit(task) for task in todo]
-
-
-def fill(state: FlowState, units: Sequence[Mapping[Ref, Array]], each: int) -> dict[Ref, Array]:
-    """What a batch takes from units of `each` rows, by id, [1, rows, ...]; what lies in one unit is shown.
-
-    units: what was made of them, with validity and the numbers of the records where those are known.
-    """
-    flow = state.flow
-    runs = _runs(state.rows, each)
-    for read in flow.reads:
-        flags = [unit.get(f"{read.result}?") for unit in units]
-        for own, unit, theirs in runs:
-            valid = flags[unit]
-            if valid is not None:
-                state.valid[:, own] &= valid[0, theirs].astype(bool)
-    moved = {ref: _join(runs, [unit[ref] for unit in units]) for ref in flow.moved}
-    for read in flow.reads:
-        if all(identity(read) in unit for unit in units):
-            numbers = _join(runs, [unit[identity(read)][0] for unit in units])
-            state.records[read.result, ()] = numbers[0]  # as those who made the rows say
-    return moved
-
-
-def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slice]]:
-    """Rows of a batch, ascending, as runs inside units of `each` rows: where they go, the unit, its rows."""
-    if not len(rows):
-        return []
-    ends = np.flatnonzero((np.diff(rows) != 1) | (rows[1:] % each == 0)) + 1
-    starts = [0, *ends.tolist()]
-    return [
-        (slice(a, b), int(rows[a]) // each, slice(int(rows[a]) % each, int(rows[a]) % each + b - a))
-        for a, b in zip(starts, [*ends.tolist(), len(rows)], strict=True)
-    ]
-
-
-def _join(runs: Sequence[tuple[slice, int, slice]], parts: Sequence[Array]) -> Array:
-    """[1, rows, ...]: rows of units, without a copy where they lie in one."""
-    if len(runs) == 1:
-        (_, unit, theirs), *_ = runs
-        return read_only(parts[unit][theirs])[None]
-    joined = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
-    for own, unit, theirs in runs:
-        joined[own] = parts[unit][theirs]
-    return joined[None]

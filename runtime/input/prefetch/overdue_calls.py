@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.schedule import Read
+from commplan.recorder import file as recorder
 from commplan.recorder.blame import process_state
 from commplan.runtime.input.stages.records import Call, call_in
 from commplan.runtime.input.wait_log import LOG, START_S, WaitReporter
@@ -41,7 +42,25 @@ class OverdueCalls:
     def look(self, threads: Sequence[threading.Thread]) -> None:
         """Raise CP0926 where one of `threads` has been in the same call for `bound_s` seconds, as far as was
         looked."""
-        now, frames = time.monotonic(), _frames(threads)
+        now = time.monotonic()
+        call, begun = self._oldest(threads, now)
+        if call is None:
+            return
+        if now - begun >= self.bound_s:
+            self._fail(call, now - begun)
+        if self._reporter.due(now - begun):
+            LOG.warning("%s", self._described(call, now - begun))
+
+    def oldest(self, threads: Sequence[threading.Thread]) -> recorder.Call | None:
+        """The call that one of `threads` is in for the longest time, as far as was looked."""
+        call, begun = self._oldest(threads, time.monotonic())
+        if call is None:
+            return None
+        worker = f" of worker process {call.worker}" if call.worker else ""
+        return recorder.Call(f"{_code(call)}{worker}{_record(call)}", begun, call.stack)
+
+    def _oldest(self, threads: Sequence[threading.Thread], now: float) -> tuple[Call | None, float]:
+        frames = _frames(threads)
         seen: dict[int, tuple[Call, float]] = {}
         for thread in threads:
             number = thread.ident or 0
@@ -52,13 +71,7 @@ class OverdueCalls:
             same = before is not None and before[0][:3] == call[:3]
             seen[number] = call, before[1] if before is not None and same else now
         self._since = seen
-        call, begun = min(seen.values(), key=lambda entry: entry[1], default=(None, now))
-        if call is None:
-            return
-        if now - begun >= self.bound_s:
-            self._fail(call, now - begun)
-        if self._reporter.due(now - begun):
-            LOG.warning("%s", self._described(call, now - begun))
+        return min(seen.values(), key=lambda entry: entry[1], default=(None, now))
 
     def fail(self, threads: Sequence[threading.Thread], waited: float) -> NoReturn:
         """Raise CP0926 for the first of `threads` that is in a call: this process's part of a batch has been
@@ -91,13 +104,19 @@ class OverdueCalls:
 
     @staticmethod
     def _described(call: Call, waited: float) -> str:
-        name = f"source `{call.op.source}`" if isinstance(call.op, Read) else f"host function `{call.op.fn}`"
-        text = f"{name} has not returned for {waited:.1f} s"
-        text += f", on record {call.record}" if call.record >= 0 else ""
+        text = f"{_code(call)} has not returned for {waited:.1f} s{_record(call)}"
         state = process_state(call.worker) if call.worker else "alive"
         if state != "alive":
             return f"{text}: worker process {call.worker} is {state}"
         return f"{text}, in worker process {call.worker}" if call.worker else text
+
+
+def _code(call: Call) -> str:
+    return f"source `{call.op.source}`" if isinstance(call.op, Read) else f"host function `{call.op.fn}`"
+
+
+def _record(call: Call) -> str:
+    return f", on record {call.record}" if call.record >= 0 else ""
 
 
 def _frames(threads: Sequence[threading.Thread]) -> dict[int, FrameType]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from commplan.diagnostics import CommplanError
+from commplan.runtime.input.batch_record import BatchRecord
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, Task
@@ -40,6 +41,7 @@ _Result = TypeVar("_Result")
 class _Entry:
     making: BatchBuilder
     todo: int = 0
+    operation: int = 0  # in the record, while a stage is carried out
     error: BaseException | None = None
     error_at: int = 0
     is_made: bool = False  # here, and not yet completed
@@ -54,7 +56,7 @@ class Prefetcher:
 
     depth: batches admitted and not yet handed out, at most. threads: how many work. peers: None in one
     process. workers: what the threads leave their work to; None: they do it. direct: see above. calls: those
-    of the user's code that do not return.
+    of the user's code that do not return. record: what happens is written there.
     """
 
     start: Callable[[int], BatchBuilder | None]
@@ -65,6 +67,7 @@ class Prefetcher:
     workers: Workers | None = None
     direct: bool = False
     calls: OverdueCalls | None = None
+    record: BatchRecord | None = None
     # Entered as the lock itself and waited on as the condition: a condition is entered by a Python function,
     # in which Ctrl-C may strike after the lock is taken and before anything will give it back.
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -109,11 +112,24 @@ class Prefetcher:
         """Batch `number` (None: the next one), how many lay ready, and the seconds waited. Raises what its
         making raised. The batch stays until `pass_on` says that it has come: a caller that was interrupted on
         the way asks again."""
+        number = self._handed if number is None else number
         try:
-            return self._take(self._handed if number is None else number)
+            return self._take(number) if self.record is None else self._recorded(self.record, number)
         except KeyboardInterrupt:
             self._interrupted = True
             raise
+
+    def _recorded(self, record: BatchRecord, number: int) -> tuple[HostBatch, int, float]:
+        operation, failure = record.begin("wait", number), None
+        try:
+            return self._take(number)
+        except ClosedError:
+            raise
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            record.end(operation, failure)
 
     def _take(self, number: int) -> tuple[HostBatch, int, float]:
         if number >= self._admitted:  # else as many as there is room for were admitted with the last
@@ -162,6 +178,10 @@ class Prefetcher:
         """Raise CP0926: this process's own part of a batch has been waited for so long."""
         self._interrupted = True
         (self.calls or OverdueCalls(waited, "")).fail(self._running, waited)
+
+    def makers(self) -> list[threading.Thread]:
+        """The threads that call the user's code: those that make batches, and the program's."""
+        return [*self._running, threading.main_thread()]
 
     def pass_on(self, number: int) -> None:
         """All batches before `number` have come; what there is room for now is started."""
@@ -241,6 +261,8 @@ class Prefetcher:
         with self._lock:
             self._entries.clear()
             peers, self.peers = self.peers, None
+        if self.record is not None:
+            self.record.close()
         if self.workers is not None:
             self.workers.close()
         if peers is not None:
@@ -390,6 +412,8 @@ class Prefetcher:
 
     def _enter(self, number: int, entry: _Entry, stage: int, tasks: Sequence[Task]) -> None:
         """Queue the tasks of a stage."""
+        if self.record is not None and tasks:
+            entry.operation = self.record.begin("make", number)
         with self._lock:
             entry.todo = len(tasks)
             for key, task in enumerate(tasks, stage):
@@ -418,6 +442,8 @@ class Prefetcher:
         self._stage_over(number, entry, key)
 
     def _stage_over(self, number: int, entry: _Entry, key: int) -> None:
+        if key < _SECOND:
+            self._record_end(entry)  # before others hear of it
         try:
             if key < _SECOND:
                 entry.making.publish(entry.error)
@@ -426,10 +452,16 @@ class Prefetcher:
         except BaseException as raised:  # noqa: BLE001  carried to the caller
             entry.error = raised
             key = _SECOND
+        self._record_end(entry)
         with self._lock:
             entry.is_made, entry.done = key < _SECOND, key >= _SECOND
             if not self.direct:
                 self._changed.notify_all()
+
+    def _record_end(self, entry: _Entry) -> None:
+        if self.record is not None and entry.operation:
+            self.record.end(entry.operation, entry.error)
+            entry.operation = 0
 
     def _fail(self, number: int, error: BaseException) -> None:
         """No batch from `number` on can be made."""

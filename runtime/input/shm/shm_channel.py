@@ -74,6 +74,7 @@ class SharedRing:
     _duties: dict[int, int] = field(default_factory=dict[int, int])  # process -> first batch made as planned
     _begun: int = 0
     _failed: tuple[int, BaseException] | None = None
+    _awaited: dict[_control.Bell, int] = field(default_factory=dict[_control.Bell, int])  # in waits that last
     _done: dict[int, CompletionCounter] = field(default_factory=dict[int, CompletionCounter])
     _returns: CompletionCounter = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -150,6 +151,7 @@ class SharedRing:
         def look(_: float) -> None:
             for process in behind():
                 self._look_after(process, name, beyond)
+                self._awaited[name] = process
 
         def late(waited: float) -> NoReturn:
             names = behind()
@@ -159,6 +161,12 @@ class SharedRing:
 
         bound_s = self.group.timeout
         self.control.wait(name, enough, Wait(bound_s, late, look, LOOK_S))
+        self._awaited.pop(name, None)
+
+    def awaited(self) -> int:
+        """The process that a wait which lasts waits for, -1 for none."""
+        waits: tuple[_control.Bell, ...] = ("filled", "carried", "taken")
+        return next((self._awaited[name] for name in waits if name in self._awaited), -1)
 
     def _silent(self, process: int, seconds: float) -> NoReturn:
         number = self.control.memory.holder(process)
@@ -204,6 +212,7 @@ class SharedRing:
 
     def _await_carried(self, number: int) -> None:
         def look(_: float) -> None:
+            self._awaited["carried"] = self._leader
             self._adopt(number)
             for process in self._makers:  # their parts are asked for by the leader; a dead one's may be mine
                 if process != self.index and self.goes_on and not self.control.alive(process):
@@ -226,6 +235,7 @@ class SharedRing:
             self._silent(self.control.give_up(self._leader), bound_s)
 
         self.control.wait("carried", carried, Wait(bound_s, late, look, LOOK_S))
+        self._awaited.pop("carried", None)
         if self._carried_so_far() <= number:
             self._carry(number)
 

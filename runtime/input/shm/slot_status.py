@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -84,12 +84,14 @@ def read_status(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str]:
     return Place(epoch, step, order), trouble.errors, trouble.other
 
 
-@dataclass(frozen=True)
+@dataclass
 class PeerErrors:
-    """Errors of process `group.index` about its peers. blame: the line that shares."""
+    """Errors of process `group.index` about its peers. blame: the line that shares. doing: in which call of
+    the user's code a process is, where that is known."""
 
     group: Group
     blame: Blame
+    doing: Callable[[int], str] = lambda process: ""
 
     def lost(self, process: int, how: str) -> NoReturn:
         """Raise CP0920: `process` is not there any more."""
@@ -98,14 +100,17 @@ class PeerErrors:
     def silent(self, process: int, seconds: float, state: str = "alive") -> NoReturn:
         """Raise CP0921: `process` does not come. state: of it, as `recorder.blame.process_state` says."""
         name = f"process {process} of {self.group.count}"
+        doing = self.doing(process)
+        notes = [f"process {process} is {doing}"] if doing else []
         if state in ("alive", "dead"):  # what the kernel lets go of now is not seen as dead yet
-            self.fail("CP0921", f"{name} lives, but was silent for {seconds:g} s")
-        self.fail("CP0921", f"{name} is {state}, and was silent for {seconds:g} s")
+            self.fail("CP0921", f"{name} lives, but was silent for {seconds:g} s", *notes)
+        self.fail("CP0921", f"{name} is {state}, and was silent for {seconds:g} s", *notes)
 
-    def fail(self, code: str, message: str) -> NoReturn:
+    def fail(self, code: str, message: str, *notes: str) -> NoReturn:
         self.blame.fail(
             code,
             f"{message}; line {self.blame.span.line} waits for its part of each batch",
+            *notes,
             f"this is process {self.group.index} of run {self.group.run_id!r}",
         )
 

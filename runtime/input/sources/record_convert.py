@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from commplan.ir.types import ArrayType, BytesType, DType, TreeType
+from commplan.runtime.input.packages import package
 
 Element = ArrayType | BytesType | TreeType
 
@@ -27,13 +28,12 @@ class UnlikeError(Exception):
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """The NumPy dtype of `dtype`; bf16 is known to NumPy once ml_dtypes (a part of JAX) is imported."""
+    """The NumPy dtype of `dtype`; bf16 is known to NumPy once ml_dtypes (a part of JAX) is imported.
+    Raises CP0918 where it is not installed."""
     try:
         return np.dtype(dtype.numpy_name)
     except TypeError:
-        import ml_dtypes  # noqa: PLC0415  (optional: only plans with bf16 records need it)
-
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(package("ml_dtypes", "records of type bf16", "ml_dtypes").bfloat16)
 
 
 def described(value: object) -> str:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from commplan.runtime.input.stages.worker_pool import Workers
 
 Task = Callable[[], None]
-BLOCK = 16  # records of one task, at most: small enough that threads share a batch evenly
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@ record."""
 
 from __future__ import annotations
 
-import inspect
 import threading
 import traceback
 import warnings
@@ -18,7 +17,7 @@ import numpy as np
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.order import generator
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import FnType, Map, Read, Schedule, Share, results
+from commplan.ir.schedule import Map, Read, Share, results
 from commplan.ir.types import ArrayType, BytesType, DType
 from commplan.runtime.input.accounting import Meter, thread_cpu
 from commplan.runtime.input.layout import read_only
@@ -26,6 +25,7 @@ from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched
 from commplan.runtime.input.sources.record_convert import Element, UnlikeError, numpy_dtype, plain
+from commplan.runtime.input.stages.declared import declared
 
 _FRAMES = 6  # of a stack, the innermost ones
 Record = Any  # an array, a NumPy or Python scalar, or bytes
@@ -86,55 +86,6 @@ def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Record:
     if not fits:
         raise UnlikeError(f"{value!r}, a {type(value).__name__}")
     return dtype.type(value)
-
-
-def checked_functions(
-    schedule: Schedule, functions: Mapping[str, object], names: Sequence[str] | None = None
-) -> dict[str, Callable[..., Any]]:
-    """The host functions of `schedule` (those in `names`, or all), checked.
-
-    Errors, all in one: CP0908 a function that is missing, cannot be called, or takes other arguments than
-    its operands, and `rng` as a keyword where it is random.
-    """
-    problems: list[Diagnostic] = []
-    chosen: dict[str, Callable[..., Any]] = {}
-    spans = {op.fn: op.span for phase in schedule.phases for op in phase.ops if isinstance(op, Map)}
-    for fn in schedule.fns:
-        if fn.where != "host" or fn.name not in (spans if names is None else names):
-            continue
-        function = functions.get(fn.name)
-        problem = _function_problem(fn, function)
-        if problem:
-            notes = (Note(f"expected: {_call(fn)}"),)
-            problems.append(Diagnostic("CP0908", problem, spans.get(fn.name), notes, file=schedule.file))
-        else:
-            chosen[fn.name] = cast("Callable[..., Any]", function)
-    if problems:
-        raise CommplanError(*problems)
-    return chosen
-
-
-def _call(fn: FnType) -> str:
-    arguments = [f"<{operand}>" for operand in fn.operands]
-    arguments += ["rng=<numpy.random.Generator>"] if fn.random else []
-    return f"{fn.name}({', '.join(arguments)})"
-
-
-def _function_problem(fn: FnType, function: object) -> str | None:
-    if function is None:
-        return f"host function `{fn.name}` is not bound"
-    if not callable(function):
-        return f"`{fn.name}` is a {type(function).__name__}, which cannot be called"
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return None  # some builtins tell nothing; a wrong call will
-    keywords: dict[str, object] = {"rng": None} if fn.random else {}
-    try:
-        signature.bind(*[None] * len(fn.operands), **keywords)
-    except TypeError as error:
-        return f"host function `{fn.name}{signature}` cannot be called as the plan does: {error}"
-    return None
 
 
 _warning = threading.Lock()
@@ -397,36 +348,18 @@ def stages(
     Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip.
     """
     stage_of: dict[Ref, Stage] = {}
-    numbers = _numbers(program)
-    file = program.schedule.file
+    numbers, skips = _numbers(program), declared(program, meter)
     for flow in program.flows:
-        skips = any(read.hints.on_error == "skip" for read in flow.reads)
-        alike = all(read.per == flow.per for read in flow.reads)
-        members = {*flow.per, *(read.clock for read in flow.reads)}  # each goes on without what it skips
         for op in flow.ops:
-            key = results(op)[0]
             if isinstance(op, Share):
-                meter.line(key, f"share {key.rpartition('.')[0]} via {op.design}", op.span)
                 continue
-            own = op.hints.on_error
-            may = alike and members.issuperset(program.per(key))
-            if own == "skip" and not may:
-                fail(
-                    "CP0914",
-                    "a record cannot be skipped where members differ: the others have it already",
-                    "put `on_error = skip` on the load, or on a map before the first `per`",
-                    span=op.span,
-                    file=file,
-                )
+            key = results(op)[0]
             names = [ref for ref in results(op) if ref in program.elements]
             elements = tuple(program.elements[ref] for ref in names)
             dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
             call = bound[op.source].__getitem__ if isinstance(op, Read) else functions[op.fn]
-            label = f"load {op.source}" if isinstance(op, Read) else f"map {op.fn}"
-            meter.line(key, label, op.span)
             stage_of[key] = Stage(
-                op, numbers.get(key, 0), elements, dtypes, call, flow.reads[0].seed, file, meter,
-                (own == "skip" or (own is None and skips)) and may,
-                batched(bound[op.source]) if isinstance(op, Read) else None,
+                op, numbers.get(key, 0), elements, dtypes, call, flow.reads[0].seed, program.schedule.file,
+                meter, skips[key], batched(bound[op.source]) if isinstance(op, Read) else None,
             )  # fmt: skip
     return stage_of

@@ -7,6 +7,7 @@ It has no JAX: importing it fails.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ import numpy as np
 
 import commplan
 from commplan.runtime.input import wait_log
+from commplan.runtime.input.feeds.batch import Batch
 
 PLAN = """
 plan fed
@@ -72,6 +74,17 @@ def report(batch: Any, member: int) -> None:
     say(member=member, epoch=batch.epoch, step=batch.step, sums=sums, records=counted)
 
 
+def batches_of(feed: Any, torch: bool) -> Any:
+    """An epoch, through PyTorch if it is asked for."""
+    if not torch:
+        yield from feed
+        return
+    data: Any = importlib.import_module("torch.utils.data")
+    for tensors in data.DataLoader(feed.torch_dataset(), batch_size=None):
+        place = feed.state()["epoch"] * feed.steps + feed.state()["step"] - 1
+        yield Batch({name: tensor.numpy() for name, tensor in tensors.items()}, *divmod(place, feed.steps))
+
+
 def main(orders: dict[str, Any]) -> None:
     logging.basicConfig(format="%(message)s")
     wait_log.TELL_S = 0.3
@@ -89,7 +102,7 @@ def main(orders: dict[str, Any]) -> None:
     ) as feed:
         say(joined=feed.member, state=feed.state(), steps=feed.steps)
         for _ in range(orders.get("epochs", 1)):
-            for number, batch in enumerate(feed):
+            for number, batch in enumerate(batches_of(feed, orders.get("torch", False))):
                 report(batch, feed.member)
                 if number == orders.get("stop_at", -1):
                     say(saved=feed.state())

@@ -56,17 +56,6 @@ def test_a_batch_shows_the_memory_that_all_see(feed_name: str) -> None:
         np.testing.assert_array_equal(arrays["pixels"], others[-1]["pixels"])
 
 
-def test_tensors_of_pytorch(feed_name: str) -> None:
-    torch = pytest.importorskip("torch")
-    with joined(feed_name) as feed:
-        loader = torch.utils.data.DataLoader(feed.torch_dataset(), batch_size=None)
-        tensors = list(loader)
-        assert len(tensors) == len(loader) == 7
-        assert tensors[0]["pixels"].dtype == torch.uint8
-        for batch, other in zip(tensors, expected(0), strict=True):
-            np.testing.assert_array_equal(batch["labels"].numpy(), other["labels"])
-
-
 @pytest.mark.parametrize("tail", ["", "tail short"])
 def test_a_batch_of_its_own_is_several_units(feed_name: str, tail: str) -> None:
     plan = text(tail=tail)

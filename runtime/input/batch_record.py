@@ -1,0 +1,150 @@
+"""What the batches of a process do, in the record of its run: made, awaited, given."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from commplan.recorder.file import Call, path_of, read_call
+from commplan.recorder.lane import Lane, lane_of, on_activity
+from commplan.runtime.input.group import Group
+from commplan.runtime.input.program import EpochCursor, HostProgram
+
+TICK_S = 0.5
+_LASTS_S = 1.0  # a wait, or a call of the user's code, that lasts so long is looked into
+
+
+class Open(NamedTuple):
+    """An operation that has not ended. since: on `time.monotonic`."""
+
+    name: int
+    number: int
+    runs: int
+    since: float
+
+
+class BatchRecord:
+    """Of one phase's batches in this process. Any number of threads write it.
+
+    lane: where it goes. where: the plan's line. group: the processes that share what is loaded; None: this
+    one is alone. A thread looks now and then at what lasts.
+    """
+
+    def __init__(self, lane: Lane, where: str, course: EpochCursor, group: Group | None) -> None:
+        shared = group.run_id if group is not None else "-"
+        self.lane, self.where, self.course, self.group = lane, where, course, group
+        self._make, self._wait = (lane.name(where, kind, shared) for kind in ("make", "wait"))
+        self._open: dict[int, Open] = {}
+        self._call: Callable[[], Call | None] = lambda: None
+        self._awaited: Callable[[], int] = lambda: -1
+        self._known: tuple[int, int] = (0, -1)  # the wait, and the rank that it waits for, as recorded last
+        self._called: Call | None = None
+
+    def watch(self, call: Callable[[], Call | None], awaited: Callable[[], int]) -> None:
+        """From now on a thread looks at what lasts. call: gives the call of the user's code that has not
+        returned, its seconds on `time.monotonic`. awaited: the process of the group whose part is waited for,
+        -1 for nobody's."""
+        self._call, self._awaited = call, awaited
+        _watched.add(self)
+        if not _threads:
+            _threads.append(threading.Thread(target=_look, name="commplan-input-record", daemon=True))
+            _threads[0].start()
+
+    def close(self) -> None:
+        """Nothing more is made. What was begun, and nobody asks for any more, has ended."""
+        _watched.discard(self)
+        for operation in list(self._open):
+            self.end(operation)
+
+    def begin(self, kind: Literal["make", "wait"], number: int) -> int:
+        """Batch `number` is begun, or asked for; the number of this operation, which is not 0."""
+        epoch, step = self.course.at(number)
+        name, runs = self._make if kind == "make" else self._wait, epoch * self.course.steps + step + 1
+        operation = self.lane.begin(name, runs, epoch << 32 | step)
+        self._open[operation] = Open(name, number, runs, time.monotonic())
+        return operation
+
+    def end(self, operation: int, error: BaseException | None = None) -> None:
+        """It is made, or given; error: why it is not, where that ends the batches."""
+        entry = self._open.pop(operation, None)  # None: it was closed meanwhile
+        if entry is not None:
+            self.lane.end(entry.name, operation, entry.runs, failed=error is not None)
+
+    def rank(self, process: int) -> int:
+        """The number on the job of a process of the group."""
+        return self.group.rank(process) if self.group is not None else process
+
+    def doing(self, process: int) -> str:
+        """In which call of the user's code a process of the group is, as its own record says; empty where it
+        is in none for long, or keeps no record on this host."""
+        recording = self.lane.recording
+        call = read_call(path_of(recording.job, self.rank(process), "input"))
+        return call.sentence(time.monotonic()) if call else ""
+
+    def look(self) -> None:
+        """Record who is waited for, and what does not return. Called again and again, by one thread."""
+        call = self._call()
+        if call is not None and time.monotonic() - call.seconds < _LASTS_S:
+            call = None
+        if call != self._called:
+            self.lane.recording.put_call(call)
+            self._called = call
+        operation, wait = self._oldest()
+        if wait is not None and time.monotonic() - wait.since >= _LASTS_S:
+            process = self._awaited()
+            known = operation, self.rank(process) if process >= 0 else -1
+            if known[1] >= 0 and known != self._known:
+                self._known = known
+                self.lane.awaits(wait.name, *known)
+
+    def activity(self) -> str:
+        """For who waits for this process: which batch it waits for, and for whom; empty while it does not."""
+        _, wait = self._oldest()
+        if wait is None or (waited := time.monotonic() - wait.since) < _LASTS_S:
+            return ""
+        text = f"for {waited:.1f} s it waits for batch {wait.runs} of {self.where}"
+        process = self._awaited()
+        if process >= 0:
+            doing = self.doing(process)
+            text += f", for the part of rank {self.rank(process)}"
+            return f"{text}, which is {doing}" if doing else text
+        call = self._call()
+        return f"{text}, {call.sentence(time.monotonic())}" if call else text
+
+    def _oldest(self) -> tuple[int, Open | None]:
+        waits = [(key, entry) for key, entry in list(self._open.items()) if entry.name == self._wait]
+        return min(waits, key=lambda entry: entry[1].since, default=(0, None))
+
+
+def batch_record(program: HostProgram, course: EpochCursor, group: Group | None) -> BatchRecord | None:
+    """Of a phase whose batches begin here; None where this process keeps no record."""
+    reads = [read for flow in program.flows for read in flow.reads]
+    lane = lane_of(program.schedule.plan, "input") if reads else None
+    if lane is None:
+        return None
+    shared = [flow.shared for flow in program.flows if flow.shared is not None]
+    line = (shared if group is not None and shared else reads)[0].span.line
+    return BatchRecord(lane, f"line {line} of {program.schedule.file or 'the plan'}", course, group)
+
+
+_watched: weakref.WeakSet[BatchRecord] = weakref.WeakSet()
+_threads: list[threading.Thread] = []
+os.register_at_fork(after_in_child=_threads.clear)
+os.register_at_fork(after_in_child=_watched.clear)
+
+
+def _look() -> None:
+    while True:
+        time.sleep(TICK_S)
+        for record in list(_watched):
+            record.look()
+
+
+@on_activity
+def activity() -> str:
+    """What the batches of this process wait for, where that lasts."""
+    return "; ".join(filter(None, (record.activity() for record in list(_watched))))

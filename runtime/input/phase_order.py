@@ -1,0 +1,136 @@
+"""What stands behind the batches of a phase: the orders of its loads, the steps of an epoch, a place in it,
+and what its braces say."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+from commplan.diagnostics import fail
+from commplan.input.order import Order, phase_steps
+from commplan.input.prefetch import prefetch, threads
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Op
+from commplan.runtime.input.program import HostProgram
+from commplan.runtime.input.shm.shm_control import cores_of
+from commplan.runtime.input.sources.files import Source
+
+BLOCK = 16  # records of one task, at most: small enough that threads share a batch evenly
+
+
+def orders(program: HostProgram, sources: Mapping[str, Source]) -> dict[Ref, Order]:
+    return {
+        read.result: Order(len(sources[read.source]), read.batch[0], read.seed, read.visit, read.tail)
+        for flow in program.flows
+        for read in flow.reads
+    }
+
+
+def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
+    """Batches of one epoch of the phase, on which all its loads must agree (see `phase_steps`).
+
+    Errors: CP0903 for an epoch without a batch, CP0909 where loads do not agree.
+    """
+    phase, file = program.phase, program.schedule.file
+    if not orders:
+        fail(
+            "CP0917",
+            f"phase `{phase.name}` has no output that depends on sources alone, so it has no batches",
+            span=phase.span,
+            file=file,
+        )
+    reads = [read for flow in program.flows for read in flow.reads]
+    for read in reads:
+        if orders[read.result].steps == 0:
+            fail(
+                "CP0903",
+                f"an epoch of `{read.source}` has no batch: {orders[read.result].length} records do not fill "
+                f"a batch of {read.batch[0]}, and `tail drop` drops what does not",
+                span=read.span,
+                file=file,
+            )
+    by_visit = {
+        visit: [orders[read.result].steps for read in reads if read.visit == visit]
+        for visit in ("exactly_once", "at_least_once", "at_most_once")
+    }
+    exact, least, most = by_visit.values()
+    steps = phase_steps([orders[read.result] for read in reads])
+    agree = set(exact) <= {steps} and max(least, default=steps) <= steps <= min(most, default=steps)
+    same_rows = all(
+        len({orders[read.result].rows(step) for read in flow.reads}) == 1
+        for flow in program.flows
+        for step in (0, steps - 1)
+    )
+    if not agree or not same_rows:
+        fail(
+            "CP0909",
+            f"the loads of phase `{phase.name}` do not end together",
+            *(
+                f"line {read.span.line}: `{read.source}` has {orders[read.result].steps} batches an epoch "
+                f"({orders[read.result].length} records, {read.visit}, tail {read.tail})"
+                for read in reads
+            ),
+            "let the shorter go round with `visit at_least_once`, or put the loads in phases of their own",
+            span=reads[-1].span,
+            file=file,
+        )
+    return steps
+
+
+def fingerprint(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
+    """A checksum of what the order of records depends on."""
+    facts = [
+        (read.source, order.length, order.batch, order.seed, order.visit, order.tail, read.per)
+        for flow in program.flows
+        for read in flow.reads
+        for order in (orders[read.result],)
+    ]
+    return zlib.crc32(repr(facts).encode())
+
+
+def restored(
+    program: HostProgram, orders: Mapping[Ref, Order], state: Mapping[str, int] | None, steps: int, order: int
+) -> tuple[int, int]:
+    """Epoch and step of `state`; the start where it is None. Errors: CP0910 for what is no state of these."""
+    if state is None:
+        return 0, 0
+    phase = program.phase
+    keys = ("epoch", "step", "order")
+    if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        actual, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
+        fail("CP0910", "this is no state of batches", actual, fix, span=phase.span)
+    if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
+        fail("CP0910", "this is no state of batches", f"found: {dict(state)}", span=phase.span)
+    if state["order"] != order or state["step"] >= steps:
+        reads = [
+            f"`{read.source}`: {order.length} records, batch {order.batch}, {order.visit}, "
+            f"tail {order.tail}, seed {order.seed}"
+            for flow in program.flows
+            for read in flow.reads
+            for order in (orders[read.result],)
+        ]
+        fail(
+            "CP0910",
+            f"the state belongs to another order of records than phase `{phase.name}` has now",
+            *(f"now {line}" for line in reads),
+            "restore it with the source, batch size, visit, seed and tail that it was saved with",
+            span=phase.span,
+            file=program.schedule.file,
+        )
+    return state["epoch"], state["step"]
+
+
+def hints(program: HostProgram) -> tuple[int, int]:
+    """Batches ahead, and worker threads."""
+    ops = ops_of(program)
+    return prefetch(ops), threads(ops, len(cores_of()))
+
+
+def block_of(program: HostProgram, cores: int) -> int:
+    """The records of one task: a batch has work for all `cores`."""
+    rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
+    return max(1, min(BLOCK, -(-rows // cores)))
+
+
+def ops_of(program: HostProgram) -> list[Op]:
+    return [op for flow in program.flows for op in flow.ops]

@@ -1,0 +1,68 @@
+"""The host functions that a program gives: there, and fit to be called as the plan does."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.ir.schedule import FnType, Map, Schedule
+from commplan.runtime.input.program import HostProgram
+
+
+def called_functions(
+    program: HostProgram, functions: Mapping[str, Callable[..., Any]]
+) -> dict[str, Callable[..., Any]]:
+    """The host functions that `program` calls. Errors: CP0908."""
+    names = [op.fn for flow in program.flows for op in flow.ops if isinstance(op, Map)]
+    return checked_functions(program.schedule, functions, names)
+
+
+def checked_functions(
+    schedule: Schedule, functions: Mapping[str, object], names: Sequence[str] | None = None
+) -> dict[str, Callable[..., Any]]:
+    """The host functions of `schedule` (those in `names`, or all), checked.
+
+    Errors, all in one: CP0908 a function that is missing, cannot be called, or takes other arguments than
+    its operands, and `rng` as a keyword where it is random.
+    """
+    problems: list[Diagnostic] = []
+    chosen: dict[str, Callable[..., Any]] = {}
+    spans = {op.fn: op.span for phase in schedule.phases for op in phase.ops if isinstance(op, Map)}
+    for fn in schedule.fns:
+        if fn.where != "host" or fn.name not in (spans if names is None else names):
+            continue
+        function = functions.get(fn.name)
+        problem = _function_problem(fn, function)
+        if problem:
+            notes = (Note(f"expected: {_call(fn)}"),)
+            problems.append(Diagnostic("CP0908", problem, spans.get(fn.name), notes, file=schedule.file))
+        else:
+            chosen[fn.name] = cast("Callable[..., Any]", function)
+    if problems:
+        raise CommplanError(*problems)
+    return chosen
+
+
+def _call(fn: FnType) -> str:
+    arguments = [f"<{operand}>" for operand in fn.operands]
+    arguments += ["rng=<numpy.random.Generator>"] if fn.random else []
+    return f"{fn.name}({', '.join(arguments)})"
+
+
+def _function_problem(fn: FnType, function: object) -> str | None:
+    if function is None:
+        return f"host function `{fn.name}` is not bound"
+    if not callable(function):
+        return f"`{fn.name}` is a {type(function).__name__}, which cannot be called"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None  # some builtins tell nothing; a wrong call will
+    keywords: dict[str, object] = {"rng": None} if fn.random else {}
+    try:
+        signature.bind(*[None] * len(fn.operands), **keywords)
+    except TypeError as error:
+        return f"host function `{fn.name}{signature}` cannot be called as the plan does: {error}"
+    return None
