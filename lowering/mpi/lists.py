@@ -13,7 +13,6 @@ from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions
 
 _ERROR = 1000  # bytes of one, at most
 _LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-_kept: list[object] = []  # memory that messages may still touch
 
 
 class Settings(NamedTuple):
@@ -110,7 +109,7 @@ class Runner:
 
         look: called now and then with the seconds since anything has moved, and the rank that is waited for,
         -1 where that cannot be said; what it raises ends the run. Raises that, or `BrokenOffError`; then
-        nothing can be run again, and the memory is kept.
+        nothing can be run again, and the memory is kept: messages may still touch it.
         """
         errors: list[BaseException] = []
 
@@ -124,7 +123,7 @@ class Runner:
 
         text = ctypes.create_string_buffer(_ERROR + 1)
         if self._library.commplan_run(number, address, self._pace, looked, text, _ERROR):
-            _kept.append(memory)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # while MPI lives, which ends after Python
             raise errors[0] if errors else BrokenOffError(text.value.decode(errors="replace"))
 
     def close(self) -> None:
