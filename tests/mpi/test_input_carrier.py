@@ -131,7 +131,7 @@ def test_a_process_that_cannot_find_out_who_is_left_says_so(tmp_path: Path):
     assert said[1]["carried"] == [0, 1]
     assert said[1]["error"].startswith("CP0938: the thread that finds out who is left has ended: SystemExit")
     for one in (said[0], said[2]):
-        assert one["error"].startswith("CP0935: host 1 left")
+        assert one["error"].startswith("CP0938: host 1 failed: the thread that finds out who is left")
 
 
 def test_one_host_may_be_all_that_is_left(tmp_path: Path):

@@ -250,8 +250,8 @@ class MpiCarrier:
         for host, cause in gone.items():
             if not cause:
                 self._fail("CP0935", f"host {host} left: its batches were closed before the epoch's end")
-        host, cause = next(iter(gone.items()))
-        code, _, message = cause.partition(" ")
+        host, self._cause = next(iter(gone.items()))
+        code, _, message = self._cause.partition(" ")
         self._fail(code, message, f"host {host} says so")
 
     def _raise_dead(self, team: Team, error: BrokenOffError) -> NoReturn:
@@ -275,7 +275,8 @@ class MpiCarrier:
 
     def _fail(self, code: str, message: str, *notes: str) -> NoReturn:
         blame, hosts = self._blame, self.division.hosts
-        self._cause = self._cause or f"{code} {message}"
+        cause = f"host {hosts[self._process]} failed: {message}" if code == "CP0938" else message
+        self._cause = self._cause or f"{code} {cause}"
         fail(
             code,
             f"{message}; line {blame.span.line} waits for the parts of every host",

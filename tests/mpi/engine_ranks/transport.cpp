@@ -382,7 +382,7 @@ int MPI_Testsome(int count, MPI_Request* requests, int* some, int* indices, MPI_
 int MPI_Request_get_status(MPI_Request request, int* flag, MPI_Status* status) {
   Call call;
   *flag = ended(request);
-  if (*flag) *status = request->status;
+  if (*flag && status) *status = request->status;
   return MPI_SUCCESS;
 }
 
