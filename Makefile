@@ -20,7 +20,7 @@ SET := PYTHON='$(PYTHON)' sh .ci/venv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit torch oldest newest build packages clean
+.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit torch oldest newest build wheels packages clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -93,6 +93,9 @@ build:  ## wheel and sdist into dist/
 	@$(SET) $(VENV) test constraints.txt
 	@rm -rf build
 	$(PY) -m build --outdir dist .
+
+wheels: build  ## the wheel for the MPI in use as well, with its engine compiled in
+	$(PY) -m commplan.lowering.mpi.prebuilt.wheel dist/commplan-*-none-any.whl
 
 packages: build  ## install the sources, the wheel and the sdist into empty environments and run the command there
 	sh .ci/packages $(PY)
