@@ -336,7 +336,8 @@ class Feed(EpochIterator):
     def _lent(self, unit: int) -> tuple[Any, bool]:
         """Unit `unit` as it lies in its slot, and whether it was there at once."""
         memory = self._memory
-        self._slots.recall_before(unit - KEEP * self._each + 1)
+        # What it keeps of earlier batches, and of a batch of more units than there are slots, holds nobody.
+        self._slots.recall_before(unit - min(KEEP * self._each, memory.slots) + 1)
         at_once = memory.is_made(unit)
         if not at_once:
             self._wait(unit)
