@@ -56,9 +56,9 @@ def _formatted(text: str) -> str | None:
 
 
 def _compiled(plan: graph.Plan, asked: dict[str, Any]) -> dict[str, Any]:
-    sizes = assumed.sizes(plan) | (asked.get("axes") or {})
+    sizes: dict[str, int] = assumed.sizes(plan) | (asked.get("axes") or {})
     trees = assumed.shapes(plan)
-    known = asked.get("sample") or {}
+    known: dict[str, Any] = asked.get("sample") or {}
     trees |= {name: tree for name, tree in known.items() if name in trees} | (asked.get("shapes") or {})
     used = {"axes": sizes, "shapes": trees}
     try:
