@@ -52,8 +52,8 @@ def mapped(nbytes: int, flags: int, descriptor: int, offset: int) -> int:
 
 
 def give_back_freed() -> None:
-    """Let the system have what was freed and lies in the C library's heap: a megabyte, where modules were just
-    loaded."""
+    """Let the system have what was freed and lies in the C library's heap: a megabyte, where modules were
+    just loaded."""
     if hasattr(_LIBC, "malloc_trim"):  # glibc
         _LIBC.malloc_trim(0)
 
