@@ -27,15 +27,9 @@ class Cpu(NamedTuple):
     both_s: float
     system_s: float
 
-    def __add__(self, other: Cpu) -> Cpu:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Cpu(self.both_s + other.both_s, self.system_s + other.system_s)
-
     def __sub__(self, other: Cpu) -> Cpu:
         both = self.both_s - other.both_s
         return Cpu(both, min(self.system_s - other.system_s, both))  # by two clocks, a few nanoseconds apart
-
-
-NO_CPU = Cpu(0.0, 0.0)
 
 
 def thread_cpu() -> Cpu:

@@ -45,7 +45,7 @@ from commplan.runtime.input.multirate.units import fill
 from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders, restored
 from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.shm.shm_control import LOOK_S, cores_of
-from commplan.runtime.input.shm.slots import CompletionCounter
+from commplan.runtime.input.shm.slots import CompletionCounter, give_back_freed
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
@@ -103,6 +103,7 @@ class Feed(EpochIterator):
             attachment.members.add(self.member)
         self._attachment = attachment
         attachment.idle[self.member] = _weakly(self)
+        give_back_freed()
         self._closing = weakref.finalize(self, _close, attachment, self.member, self._slots, os.getpid())
 
     # --- coming ---

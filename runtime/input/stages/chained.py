@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.accounting import NO_CPU, Cpu, thread_cpu
+from commplan.runtime.input.accounting import Cpu
 from commplan.runtime.input.sources import files
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Chained(Sequence["Record"]):
     place: Place
     records: Sequence[int]
     operands: Sequence[Sequence[Record]]
-    cpu: Cpu = NO_CPU  # what was asked for took, operands included
+    cpu_s: float = 0.0  # what was asked for took, operands included
     done: int = 0
     nbytes: int = 0
     skipped: int = 0
@@ -39,7 +40,7 @@ class Chained(Sequence["Record"]):
         return len(self.records)
 
     def __getitem__(self, row: int) -> Record:  # pyright: ignore[reportIncompatibleMethodOverride]
-        start, record = thread_cpu(), self.records[row]
+        start, record = time.thread_time(), self.records[row]
         try:
             (value,) = self.stage.one(self.place, record, [column[row] for column in self.operands])
         except CommplanError as error:
@@ -48,21 +49,26 @@ class Chained(Sequence["Record"]):
             self.skipped += 1
             raise SkippedError from error
         finally:
-            self.cpu += thread_cpu() - start
+            self.cpu_s += time.thread_time() - start
         self.done += 1
         self.nbytes += files.nbytes(value)
         return value
 
-    def account(self) -> Cpu:
-        """Say on the stage's line what it took; with what went before it."""
-        own = self.cpu - chained_cpu(self.operands)
-        self.stage.meter.add(
-            self.stage.key, cpu_s=own.both_s, system_s=own.system_s, records=self.done, nbytes=self.nbytes,
-            skipped=self.skipped,
+
+def account(operands: Sequence[Sequence[Record]], cpu: Cpu) -> Cpu:
+    """Say on the lines of those of `operands` that were made as they were asked for what that took, out of
+    `cpu`; what is left of it. The kernel's split into user and system time is that of all together."""
+    chained = [column for column in operands if isinstance(column, Chained)]
+    left_s = cpu.both_s
+    for column in chained:
+        left_s -= column.cpu_s
+        own = account(column.operands, _part(cpu, column.cpu_s))
+        column.stage.meter.add(
+            column.stage.key, cpu_s=own.both_s, system_s=own.system_s, records=column.done,
+            nbytes=column.nbytes, skipped=column.skipped,
         )  # fmt: skip
-        return self.cpu
+    return _part(cpu, left_s) if chained else cpu
 
 
-def chained_cpu(operands: Sequence[Sequence[Record]]) -> Cpu:
-    """What making those of `operands` took that were made as they were asked for; it is accounted for."""
-    return sum((column.account() for column in operands if isinstance(column, Chained)), NO_CPU)
+def _part(cpu: Cpu, seconds: float) -> Cpu:
+    return Cpu(seconds, cpu.system_s * seconds / cpu.both_s if cpu.both_s else 0.0)

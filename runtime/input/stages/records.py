@@ -25,7 +25,7 @@ from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched
 from commplan.runtime.input.sources.record_convert import Element, UnlikeError, numpy_dtype, plain
-from commplan.runtime.input.stages.chained import SkippedError, chained_cpu
+from commplan.runtime.input.stages.chained import SkippedError, account
 from commplan.runtime.input.stages.declared import declared
 
 _FRAMES = 6  # of a stack, the innermost ones
@@ -136,7 +136,7 @@ class Stage:
             _column(len(records), element, dtype, target)
             for element, dtype, target in zip(self.elements, self.dtypes, targets, strict=True)
         ]
-        start, done, moved, skipped = thread_cpu(), 0, 0, 0
+        start, done, skipped = thread_cpu(), 0, 0
         fetched, failure = self._fetched(records, valid)
         for row, record in enumerate(records):
             if not valid[row]:
@@ -157,14 +157,14 @@ class Stage:
             done += 1
             for column, value in zip(columns, out, strict=True):
                 column[row] = value
-                moved += files.nbytes(value)
         if failure and done and not skipped:
             self._warn(failure)
         if done < len(records):
             for column in columns:
                 if isinstance(column, np.ndarray):
                     column[~valid] = 0  # no batch shows stale memory
-        cpu = thread_cpu() - start - chained_cpu(operands)
+        cpu = account(operands, thread_cpu() - start)
+        moved = sum(_nbytes(column, done) for column in columns)
         self.meter.add(
             self.key, cpu_s=cpu.both_s, system_s=cpu.system_s, records=done, nbytes=moved, skipped=skipped
         )
@@ -304,6 +304,11 @@ def _column(
     if isinstance(element, ArrayType) and dtype is not None:
         return np.empty((rows, *element.shape), dtype)
     return [None] * rows
+
+
+def _nbytes(column: list[Record] | np.ndarray[Any, Any], done: int) -> int:
+    """Of the records in a column, `done` of them."""
+    return done * column[:1].nbytes if isinstance(column, np.ndarray) else sum(map(files.nbytes, column))
 
 
 def _sealed(column: list[Record] | np.ndarray[Any, Any]) -> Sequence[Record]:
