@@ -14,7 +14,7 @@ from commplan.recorder.file import SIZE, writer
 
 _FRAMES = 6  # the innermost ones
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_WAIT_S, _SETTLE_S = 0.5, 0.02
+_WAIT_S, _POLL_S, _SETTLED = 2.0, 0.05, 3  # to wait for them; polls without a word more, which are the end
 
 
 def stacks(record: Path) -> list[list[str]]:
@@ -49,12 +49,11 @@ def _maps(process: int, record: Path) -> bool:
 
 def _written(record: Path, begin: int) -> str:
     """What is written to `record` from there on, once that has come to an end."""
-    size, until = begin, time.monotonic() + _WAIT_S
-    while time.monotonic() < until:
-        time.sleep(_SETTLE_S)
+    size, polls, until = begin, 0, time.monotonic() + _WAIT_S
+    while polls < _SETTLED and time.monotonic() < until:
+        time.sleep(_POLL_S)
         before, size = size, record.stat().st_size
-        if size > begin and size == before:
-            break
+        polls = polls + 1 if size == before > begin else 0
     with record.open("rb") as file:
         file.seek(max(begin, SIZE))
         return file.read().decode(errors="replace")
