@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import Span, fail
+from commplan.diagnostics import Span, fail, listed
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering import compiler_options as xla
@@ -109,6 +109,14 @@ class Context:
                 taken = values[binding.value] if binding.name == name else taken
         entry = {name_of(ref) for ref in (*self.schedule.inputs, *self.schedule.states)}
         return output or (self.entry(name) if name in entry else taken)
+
+    def named(self, name: str) -> ir.Value:
+        """What `find` gives. Raises CP0811 where that is nothing."""
+        value = self.find(name)
+        if value is None:
+            message = f"the plan has no output, state or input `{name}`"
+            self.fail("CP0811", message, f"it has {listed(self.names())}")
+        return value
 
     def names(self) -> list[str]:
         """Every name that `find` knows."""

@@ -203,12 +203,16 @@ class Bound(ShardedWeights):
         """
         return sharding(self.context, name)
 
+    save_anything_except_tapped = staticmethod(tap.save_anything_except_tapped)
+
     def tap(self, tree: Any, *, like: str | None = None, phase: str = "step") -> Any:
         """`tree` itself, but its gradient is reduced where the backward pass makes it.
 
         For parameters of layers under `lax.scan`, in the body of the scan: there the reduction runs under
         the layers that are still to come. The gradient is reduced as phase `phase` reduces its input
-        `like` (by default its only partial input), so it must not be passed to the phase again.
+        `like` (by default its only partial input), so it must not be passed to the phase again. Scan
+        `jax.checkpoint(body, policy=run.save_anything_except_tapped, prevent_cse=False)`, or the backward
+        pass has a copy of all layers.
 
         tree: parameters as they are, not `run.varying(...)` of them, in dtypes that `like` was compiled
         for. Raises CP0815 where the plan's reduction cannot run inside the backward pass, CP0816 outside
@@ -268,7 +272,6 @@ class Bound(ShardedWeights):
             return self.member(member).batches(
                 phase, state=state, group=group, timeout=timeout, workers=workers
             )
-        self._phase(phase)
         own = self.context.schedule.phase(phase)
         missing = [op.source for op in own.ops if isinstance(op, ir.Read) and op.source not in self.sources]
         if missing:
@@ -288,10 +291,7 @@ class Bound(ShardedWeights):
         return batches
 
     def _phase(self, name: str) -> PhaseCall:
-        if name not in self.phases:
-            known = ", ".join(self.phases) or "none"
-            self.context.fail("CP0817", f"the plan has no phase `{name}`", f"it has: {known}")
-        return self.phases[name]
+        return self.phases[self.context.schedule.phase(name).name]
 
     def _inside(self, caller: str) -> None:
         if not self.context.around(f"{caller} is called"):
@@ -485,11 +485,7 @@ class Member(AnyPhases, Bound):
 
 def placed(run: Bound, name: str, axis: str | None = None) -> Placement:
     """The placement of the value called `name`. Raises CP0811, and CP0818 where it is not per `axis`."""
-    value = run.context.find(name)
-    file = run.context.schedule.file
-    if value is None:
-        known = ", ".join(f"`{phase}`" for phase in run.context.names())
-        fail("CP0811", f"the plan has no output, state or input `{name}`", f"it has {known}", file=file)
+    value, file = run.context.named(name), run.context.schedule.file
     if axis is not None and axis not in value.placement.per:
         fail("CP0818", f"`{name}` is the same for all members: it is {value.placement}", file=file)
     return value.placement

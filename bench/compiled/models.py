@@ -24,9 +24,10 @@ def leaf(*dims: int) -> Any:
 @dataclass(frozen=True)
 class Moves:
     """What a model asks of the way in which it is trained: `layer` is called on a layer's weights in the body
-    of a scan, `swap` sends row i of [n, ..] to rank i."""
+    of a scan, `body` on that body, `swap` sends row i of [n, ..] to rank i."""
 
     layer: Callable[[Tree], Tree] = lambda weights: weights
+    body: Callable[[Any], Any] = lambda function: function
     swap: Callable[[Any], Any] = lambda blocks: blocks
 
 
@@ -78,7 +79,7 @@ class Transformer:
                 x = self._attention(x, layer)
                 return x + feed_forward(norm(x, layer["d_norm"]), layer), None
 
-            x, _ = lax.scan(body, x, weights["layers"])
+            x, _ = lax.scan(moves.body(body), x, weights["layers"])
         for name in sorted(set(weights) - {"embed", "layers"}):
             x = self._attention(x, weights[name])
             hidden = norm(x, weights[name]["d_norm"])

@@ -95,7 +95,11 @@ def planned(
     dispatch = DISPATCH.format(axis=mesh.axis_names[-1]) if experts else ""
     plan = commplan.loads(PLAN.format(axes=axes, over=over, options=options, dispatch=dispatch))
     run = plan.compile(mesh, shapes=named, topology=topology).bind(mesh)
-    moves = Moves(run.tap, lambda blocks: run.dispatch({}, blocks=blocks)[0].arrived)
+
+    def body(function: Any) -> Any:
+        return jax.checkpoint(function, policy=run.save_anything_except_tapped, prevent_cse=False)
+
+    moves = Moves(run.tap, body, lambda blocks: run.dispatch({}, blocks=blocks)[0].arrived)
 
     @run.spmd(params="same", own=f"split {over}", batch=f"split {over}", returns=("same", f"split {over}"))
     def train(state: Tree, params: Tree, own: Tree, batch: Mapping[str, Any]) -> Any:

@@ -27,6 +27,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+class _Version(argparse.Action):
+    """Prints the version, and what an engine in this package was compiled for."""
+
+    def __call__(self, *_: Any) -> None:
+        from commplan.lowering.mpi.prebuilt import target  # as little as can be is loaded for other verbs
+
+        built = target()
+        print(f"commplan {__version__}" + (f"\nMPI engine for {built}" if built else ""))
+        raise SystemExit(0)
+
+
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="commplan",
@@ -34,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 all is well, 1 problems with what was given, 2 usage or internal failure.",
         allow_abbrev=False,
     )
-    root.add_argument("--version", action="version", version=f"commplan {__version__}")
+    root.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     verbs = root.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, (summary, more, formats, add) in _VERBS.items():
         verb = verbs.add_parser(

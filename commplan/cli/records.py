@@ -35,7 +35,7 @@ def run_in(paths: list[str], schedule: Schedule | None = None, simulation: Simul
 
 
 def totals(run: Run) -> Summary:
-    """A run in numbers. Raises CP1114 where it has not come to a collective."""
+    """A run in numbers. Raises CP1114 where it has not come to a collective, a batch or a request."""
     if not run.collectives and not run.tasks:
         where = ", ".join(record.path for record in run.records[:3])
         fail("CP1114", f"there is no collective in {where}", "the run has not come to its first one yet")

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from commplan.diagnostics import Span
+from commplan.diagnostics import Span, fail
 from commplan.ir.ops import Cast as Cast
 from commplan.ir.ops import Collective as Collective
 from commplan.ir.ops import Elastic as Elastic
@@ -206,7 +206,12 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
         return self.fn_types[name]
 
     def phase(self, name: str) -> Phase:
-        return next(phase for phase in self.phases if phase.name == name)
+        """Raises CP0817 where there is none so called."""
+        known = {phase.name: phase for phase in self.phases}
+        if name not in known:
+            quoted = ", ".join(f"`{other}`" for other in known) or "none"
+            fail("CP0817", f"the plan has no phase `{name}`", f"it has: {quoted}", file=self.file)
+        return known[name]
 
     def size(self, axes: tuple[str, ...]) -> int:
         """The number of ranks along `axes`."""

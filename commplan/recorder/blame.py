@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Call, Event, Record, machine
 
+_NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
 
 
@@ -141,6 +142,12 @@ def _progress(record: Record, waits: Event | None) -> Progress | None:
     return None
 
 
+def described(event: Event) -> str:
+    """`batch 7 of line 9`, `request 3 of line 14`, `line 6, run 2`."""
+    noun = _NOUNS.get(event.details.kind) if event.details is not None else None
+    return f"{noun} {event.runs} of {event.name}" if noun else f"{event.name}, run {event.runs}"
+
+
 def state(record: Record) -> str:
     """Of the process that recorded: see `Rank`."""
     return process_state(record.process) if record.machine == machine() else "unknown"
@@ -174,17 +181,22 @@ def _followed(holders: Mapping[int, str], ranks: Sequence[Rank], when: float) ->
 
 
 def _down(ranks: Sequence[Rank]) -> dict[int, str]:
-    """The ranks that can do nothing, and how they are; where all are gone, not those that a launcher ended,
-    or that left waiting."""
-    gone = {rank.rank: rank for rank in ranks if rank.state not in ("alive", "unknown")}
-    if len(gone) == len(ranks):
+    """The ranks that can do nothing, and how they are, but for those that left waiting; where all are gone,
+    not those that a launcher ended, either."""
+    gone = {
+        rank.rank: rank
+        for rank in ranks
+        if rank.state not in ("alive", "unknown") and (rank.state != "ended" or not _left_waiting(rank))
+    }
+    if all(rank.state not in ("alive", "unknown") for rank in ranks):
         gone = {
-            number: rank
-            for number, rank in gone.items()
-            if rank.end and not rank.end.startswith("was ended")
-            if rank.state != "ended" or rank.waits is None
+            number: rank for number, rank in gone.items() if rank.end and not rank.end.startswith("was ended")
         }
     return {number: f"it {rank.end or f'is {rank.state}'}" for number, rank in gone.items()}
+
+
+def _left_waiting(rank: Rank) -> bool:
+    return rank.waits is not None or any(activity.waits is not None for activity in rank.activities)
 
 
 def _end(rank: Rank, reason: str, known: Mapping[int, Rank], down: Mapping[int, str]) -> tuple[Rank, str]:
@@ -214,9 +226,9 @@ def _owed(activity: Activity) -> str:
     if waits is None:
         return "it is waited for"
     if activity.lane == "input":
-        return f"it has not made its part of batch {waits.runs} of {waits.name}"
+        return f"it has not made its part of {described(waits)}"
     if activity.lane == "requests":
-        return f"it has not answered {waits.name}, request {waits.runs}"
+        return f"it has not answered {described(waits)}"
     return f"it has not come to {waits.name}"
 
 

@@ -184,14 +184,18 @@ class Recording:
         _put_text(self.memory, _CALL + _SINCE.size, SIZE, text)
 
     def remove(self) -> None:
-        """At the end of the process, or of a run that ended well. What failed is kept with how the process
-        ended, and all is where $COMMPLAN_KEEP_RECORDS says so."""
+        """At the end of the process, or of a run that ended well. What failed is kept, with how the process
+        ended, and what else it recorded of the job; all is where $COMMPLAN_KEEP_RECORDS says so."""
         own = (self, *self._lanes.values())
         if self in _recordings:
             _recordings.remove(self)
-        if is_kept() or any(_HEADER.unpack_from(recording.memory)[10] for recording in own):
+        others = [recording for recording in _recordings if recording.job == self.job]
+        failed = any(_HEADER.unpack_from(recording.memory)[10] for recording in (*own, *others))
+        if failed or is_kept():
             for recording in own:
                 _put_text(recording.memory, _ENDING, _CALL, _ending())
+            for recording in others if failed else ():
+                struct.pack_into("<q", recording.memory, FAILURES, 1)
             return
         for recording in own:
             recording.path.unlink(missing_ok=True)

@@ -99,6 +99,11 @@ def as_varying(x: Array, axes: Sequence[str]) -> Array:
     return lax.pcast(x, missing, to="varying")
 
 
+def is_cast_to_varying(primitive: Any) -> bool:
+    """Whether `primitive` types a value as varying and does nothing else."""
+    return primitive.name in ("pcast", "pvary")
+
+
 def optimization_barrier(xs: Any) -> Any:
     """`lax.optimization_barrier` of a pytree, whose leaves keep their types: JAX 0.9 types all alike."""
 

@@ -11,7 +11,7 @@ from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.def_use import DefUse
 from commplan.ir.grouping import grouped
-from commplan.lowering.jax import ops, variadic
+from commplan.lowering.jax import _compat, ops, variadic
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.typing_shim import jax, jnp
@@ -141,6 +141,15 @@ def _cannot(lowered: Lowered, name: str, why: str) -> NoReturn:
     message = f"run.tap cannot reduce like `{name}`: {why}"
     note = "call the phase after the gradient instead"
     fail("CP0815", message, note, span=lowered.phase.span, file=lowered.schedule.file)
+
+
+def save_anything_except_tapped(primitive: Any, *_: Any, **__: Any) -> bool:
+    """A policy of `jax.checkpoint` for the body of a scan in which parameters are tapped: nothing is computed
+    twice, and the backward pass reads the parameters where they are.
+
+    Without it `lax.scan` keeps a copy of what a tap gives, since that has another type than what it is given.
+    """
+    return not _compat.is_cast_to_varying(primitive)
 
 
 def tap(how: Recipe, tree: Any) -> Any:

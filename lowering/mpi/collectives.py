@@ -80,9 +80,10 @@ class Channel:
 
     comm: an mpi4py communicator, which is duplicated. sizes: the plan's axes (see `Groups`). watchdog_s: the
     seconds without progress after which a wait ends with an error that says who holds it, or five times
-    what usually passes between two runs of the collective, whichever is longer; None waits for ever. plan:
-    its name, for the record. meet: see `Groups`. Every rank makes it alike. Raises CP0831 for sizes that do
-    not fit, CP0849 where a rank does not come. Where a rank cannot have the engine (CP0830) there is a
+    what usually passes between two runs of the collective, whichever is longer; None waits for ever. plan,
+    job: their names, for the record; rank 0's job counts, or one that is made where it is empty. meet: see
+    `Groups`. Every rank makes it alike. Raises CP0831 for sizes that do not fit, CP0849 where a rank does not
+    come. Where a rank cannot have the engine (CP0830) there is a
     warning with the reason, and every collective takes the form `rounds`.
     """
 
@@ -93,10 +94,11 @@ class Channel:
         *,
         watchdog_s: float | None = None,
         plan: str = "",
+        job: str = "",
         meet: Rendezvous | None = None,
     ) -> None:
         self.groups = Groups(comm, sizes, meet)
-        self._library, watched = self._engine(watchdog_s, plan)
+        self._library, watched = self._engine(watchdog_s, plan, job)
         self._channel: int | None = None
         self._numbers: dict[Any, int] = {}
         self.resources: Resources | None = None
@@ -120,7 +122,7 @@ class Channel:
         """The engine, or None where some rank has none."""
         return self._library
 
-    def _engine(self, watchdog_s: float | None, plan: str) -> tuple[Any, watchdog.Watched | None]:
+    def _engine(self, watchdog_s: float | None, plan: str, job: str) -> tuple[Any, watchdog.Watched | None]:
         """The engine if all ranks have it: forms do not mix; watched with the longest of all `watchdog_s`."""
         library, why = None, ""
         try:
@@ -128,7 +130,7 @@ class Channel:
             interruption.let_in(library)
         except CommplanError as error:
             why = str(error)
-        own = (why, watchdog_s, watchdog.job())
+        own = (why, watchdog_s, job or watchdog.job())
         answers: list[tuple[str, float | None, str]] = self.groups.meet(self.groups.own.allgather, own)
         reasons = [reason for reason, _, _ in answers if reason]
         if not reasons:

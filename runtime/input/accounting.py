@@ -199,8 +199,8 @@ class Meter:
         self._least: int | None = None
 
     def line(self, key: str, label: str, span: Span) -> None:
-        """Name the line that later reports call `key`."""
-        self._lines[key] = LineUsage(label, span)
+        """Name the line that later reports call `key`, if it has no name yet."""
+        self._lines.setdefault(key, LineUsage(label, span))
 
     def add(self, key: str, **costs: float) -> None:
         """Add to line `key` what `LineUsage` calls `costs`; `system_s` is a part of `cpu_s`."""

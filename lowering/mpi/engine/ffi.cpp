@@ -257,10 +257,11 @@ COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, con
   return add({opened, nullptr, std::move(native), nullptr, nullptr});
 }
 
-// What the record says of `number`, a list or MPI's own, before it first runs.
+// What the record says of `number`, a list, MPI's own or a request, before it first runs.
 COMMPLAN_API void commplan_describe(int64_t number, const char* details) {
   const Callable& callable = *find(number);
-  (callable.list ? callable.list->where : callable.native->where).details = details;
+  Where& other = callable.native ? callable.native->where : callable.request->where;
+  (callable.list ? callable.list->where : other).details = details;
 }
 
 // A list or MPI's own, `number`, for arrays of which its buffers consist: from, to: so many rows of Run, after the

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Op, Read, Schedule
 from commplan.runtime.input.accounting import Meter, Summary, merged
 from commplan.runtime.input.epoch_iterator import EpochIterator
+from commplan.runtime.input.feeds import compiled
 from commplan.runtime.input.feeds.attachment import Attachment, attached, place_of
 from commplan.runtime.input.feeds.batch import Batch
 from commplan.runtime.input.feeds.facts import facts_of
@@ -36,12 +37,16 @@ from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.shm.shm_control import LOOK_S, cores_of
 from commplan.runtime.input.shm.slots import CompletionCounter
 from commplan.runtime.input.sources import files
-from commplan.runtime.input.stages.batch_builder import BatchFactory
+from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
-from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.visit_check import Checks
 from commplan.runtime.input.wait_log import LOG, ClosedError, WaitReporter
 from commplan.wait import Wait, check_seconds, outcome
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from commplan.runtime.input.stages.batch_builder import BatchFactory
 
 
 class Feed(EpochIterator):
@@ -135,14 +140,11 @@ class Feed(EpochIterator):
         if state is None and not begun:
             place = self._next_place(mine, steps)
         self._start(*place, steps=steps, order=order)
-        called = called_functions(program, functions)
-        stage_of = stages(program, bound, called, self._meter)
-        _, cores = hints(program)
-        self._factory = BatchFactory(
-            program, mine, stage_of, self._meter, block_of(program, cores), course=EpochCursor(0, 0, steps)
-        )
+        self._orders, self._bound = mine, bound
+        self._called, (_, cores) = called_functions(program, functions), hints(program)
+        declared(program, self._meter)
         own = [op for flow in program.flows for op in flow.after]
-        self._pool = ThreadPoolExecutor(cores, f"commplan-{self.name}-own") if own else None
+        self._pool = _threads(cores, f"commplan-{self.name}-own") if own else None
         self._one_unit = OneUnit(program, mine) if is_one_unit(program, each) else None
         self._checks = Checks(program, mine, steps, place[1], self._meter)
         self._slots = attachment.slots()
@@ -202,6 +204,18 @@ class Feed(EpochIterator):
         """The first unit of the batch at `place`."""
         epoch, step = divmod(place, self._steps)
         return epoch * self._maker.epoch + step * self._each
+
+    @functools.cached_property
+    def _factory(self) -> BatchFactory:
+        """For batches that are not a unit as it lies in its slot; loaded where there is one."""
+        from commplan.runtime.input.stages.batch_builder import BatchFactory  # noqa: PLC0415
+        from commplan.runtime.input.stages.records import stages  # noqa: PLC0415
+
+        program = self._program
+        return BatchFactory(
+            program, self._orders, stages(program, self._bound, self._called, self._meter), self._meter,
+            block_of(program, hints(program)[1]), course=EpochCursor(0, 0, self._steps),
+        )  # fmt: skip
 
     # --- taking ---
 
@@ -263,7 +277,7 @@ class Feed(EpochIterator):
     def _units(self, epoch: int, step: int) -> tuple[list[Mapping[Ref, Array]], bool]:
         """The units of a batch, and whether all were there at once; those that have gone are made here."""
         flow, first = self._program.flows[0], step * self._each
-        rows = self._factory.orders[flow.reads[0].result].rows(step)
+        rows = self._orders[flow.reads[0].result].rows(step)
         units: list[Mapping[Ref, Array]] = []
         ready, words = True, self._memory.members[self.member]
         for inside in range(first, first - (-rows // (flow.batch // self._each))):
@@ -371,6 +385,10 @@ class Feed(EpochIterator):
 
     # --- the rest ---
 
+    def keep_compiled(self, key: str) -> None:
+        """Leave the plan as it was compiled for who brings the text of `key`."""
+        compiled.keep(self._memory, key, self._plan.schedule)
+
     def let_go_if_idle(self) -> None:
         """Where this member has not begun its next epoch for long, the others go on without it."""
         words = self._memory.members[self.member]
@@ -435,6 +453,12 @@ def _weakly(feed: Feed) -> Callable[[], None]:
             alive.let_go_if_idle()
 
     return look
+
+
+def _threads(count: int, name: str) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  few members need any
+
+    return ThreadPoolExecutor(count, name)
 
 
 def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,10 +25,12 @@ from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
 from commplan.runtime.input.shm.slot_status import Place, write_status
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.sources.files import Source
-from commplan.runtime.input.stages.batch_builder import BatchFactory
+from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
-from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.wait_log import LOG, ClosedError
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.stages.batch_builder import BatchFactory
 
 SEATS_S = 2.0  # seconds between two looks for a seat, where nobody says that one is free
 _WIDE = 1 << 32  # more than the units of an epoch
@@ -55,16 +58,24 @@ class UnitMaker:
         self.program: HostProgram = host_program(units, plan.phase, None, apart=True)
         self.epoch, self.order = plan.epoch(sources), order
         self.meter = Meter(plan.phase, plan.schedule.plan)
-        called = self.called = called_functions(self.program, functions)
-        self.orders = orders(self.program, sources)
-        self._factory = BatchFactory(
-            self.program, self.orders, stages(self.program, sources, called, self.meter), self.meter, BLOCK,
-            course=_UnitCursor(0, 0, 1),
-        )  # fmt: skip
+        self.called = called_functions(self.program, functions)
+        self.orders, self._sources = orders(self.program, sources), sources
+        declared(self.program, self.meter)
         places = (place for place, flow in enumerate(self.program.flows) if flow.moved)
         self.layout: SlotLayout = slot_layout(
             self.program, {p: division("single_broadcast", (0,), 1) for p in places}
         )
+
+    @functools.cached_property
+    def _factory(self) -> BatchFactory:
+        """Loaded by who makes units: in a process that only takes them it is memory for nothing."""
+        from commplan.runtime.input.stages.batch_builder import BatchFactory  # noqa: PLC0415
+        from commplan.runtime.input.stages.records import stages  # noqa: PLC0415
+
+        return BatchFactory(
+            self.program, self.orders, stages(self.program, self._sources, self.called, self.meter),
+            self.meter, BLOCK, course=_UnitCursor(0, 0, 1),
+        )  # fmt: skip
 
     def place(self, unit: int) -> Place:
         return Place(*divmod(unit, self.epoch), self.order)

@@ -1,6 +1,6 @@
 """The memory of a feed: who is there, how far each has come, and which unit lies in which slot.
 
-    header | members | processes | slots' words | facts (JSON) | the slots themselves
+    header | members | processes | slots' words | facts (JSON) | the compiled plan (JSON) | the slots
 
 Words of 8 bytes, each written whole. A member's are written by its process alone, but for `state`, which
 whoever finds it dead clears; those of slots by who holds the feed's lock, `made` by who made the unit. Who
@@ -16,7 +16,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -39,15 +39,24 @@ _EACH = 256
 _MEMBERS_AT, _PROCESSES_AT = 4096, 4096 + MEMBERS * _EACH
 _SLOTS_AT = _PROCESSES_AT + PROCESSES * 64
 _FACTS_AT, _FACTS_NBYTES = _SLOTS_AT + MOST_SLOTS * 64, 1 << 14
-NBYTES = _FACTS_AT + _FACTS_NBYTES
+_COMPILED_AT, _COMPILED_NBYTES = _FACTS_AT + _FACTS_NBYTES, 1 << 16
+NBYTES = _COMPILED_AT + _COMPILED_NBYTES
 _BELLS = {"made": 1024, "taken": 1088, "seats": 1152}
-_HEADER = ("magic", "cores", "slots", "slot_nbytes", "next", "epoch", "unit", "readers", "facts")
-_MEMBER = (
+
+
+def _places(*names: str) -> dict[str, int]:
+    return {name: place for place, name in enumerate(names)}
+
+
+_HEADER = _places(
+    "magic", "cores", "slots", "slot_nbytes", "next", "epoch", "unit", "readers", "facts", "compiled"
+)
+_MEMBER = _places(
     "state", "position", "wanted", "records", "pid", "idle_since", "since", "waited_ns", "armed", "batch",
     "alone", "process",
 )  # fmt: skip
-_PROCESS = ("pid", "units", "records")
-_SLOT = ("unit", "owner", "made")
+_PROCESS = _places("pid", "units", "records")
+_SLOT = _places("unit", "owner", "made")
 # The bytes that are locked.
 _FEED, _MEMBER_LOCK, _PROCESS_LOCK, _SEAT_LOCK = 0, 16, 16 + MEMBERS, 16 + MEMBERS + PROCESSES
 
@@ -116,6 +125,18 @@ class FeedMemory:
         }  # fmt: skip
         for name, value in values.items():
             self.header.set(name, value)
+
+    def compiled(self) -> bytes | None:
+        """What `keep_compiled` left there."""
+        nbytes = self.header.get("compiled")
+        return ctypes.string_at(ctypes.addressof(self._root) + _COMPILED_AT, nbytes) if nbytes else None
+
+    def keep_compiled(self, data: bytes) -> None:
+        """Leave the compiled plan for others (under the feed's lock); what is too long is left out."""
+        if len(data) <= _COMPILED_NBYTES:
+            ctypes.memmove(ctypes.addressof(self._root) + _COMPILED_AT, data, len(data))
+            fence()
+            self.header.set("compiled", len(data))
 
     @classmethod
     def opened(cls, path: str, key: tuple[int, int]) -> FeedMemory | None:
@@ -394,12 +415,12 @@ class FeedMemory:
 
 
 class _Record:
-    """Some words by name."""
+    """Some words by name. at: where each lies."""
 
     __slots__ = ("_at", "_words")
 
-    def __init__(self, words: Words, names: tuple[str, ...]) -> None:
-        self._words, self._at = words, {name: place for place, name in enumerate(names)}
+    def __init__(self, words: Words, at: Mapping[str, int]) -> None:
+        self._words, self._at = words, at
 
     def get(self, name: str) -> int:
         return self._words[self._at[name]]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from commplan.recorder.blame import process_state
 from commplan.runtime.input.feeds.memory import FeedMemory
 
 
 def waits_for(memory: FeedMemory, unit: int) -> tuple[str, str]:
     """Whom a member that waits for `unit` waits for, and how that one is."""
+    from commplan.recorder.blame import process_state  # noqa: PLC0415  loaded where a wait is long
+
     words = memory.slot_words[unit % memory.slots]
     owner = words.get("owner") - 1  # less than 0 while one that has died is followed by another
     if words.get("unit") == unit + 1 and owner >= 0:

@@ -11,7 +11,6 @@ import mmap
 import os
 import struct
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,7 +58,11 @@ _MINE: set[Path] = set()
 def default_folder() -> Path:
     """Memory where there is a file system of it."""
     memory = Path("/dev/shm")
-    return memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    if memory.is_dir() and os.access(memory, os.W_OK):
+        return memory
+    import tempfile  # noqa: PLC0415  takes memory that few processes need
+
+    return Path(tempfile.gettempdir())
 
 
 @dataclass

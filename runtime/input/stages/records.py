@@ -25,6 +25,7 @@ from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched
 from commplan.runtime.input.sources.record_convert import Element, UnlikeError, numpy_dtype, plain
+from commplan.runtime.input.stages.declared import declared
 
 _FRAMES = 6  # of a stack, the innermost ones
 Record = Any  # an array, a NumPy or Python scalar, or bytes
@@ -347,36 +348,18 @@ def stages(
     Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip.
     """
     stage_of: dict[Ref, Stage] = {}
-    numbers = _numbers(program)
-    file = program.schedule.file
+    numbers, skips = _numbers(program), declared(program, meter)
     for flow in program.flows:
-        skips = any(read.hints.on_error == "skip" for read in flow.reads)
-        alike = all(read.per == flow.per for read in flow.reads)
-        members = {*flow.per, *(read.clock for read in flow.reads)}  # each goes on without what it skips
         for op in flow.ops:
-            key = results(op)[0]
             if isinstance(op, Share):
-                meter.line(key, f"share {key.rpartition('.')[0]} via {op.design}", op.span)
                 continue
-            own = op.hints.on_error
-            may = alike and members.issuperset(program.per(key))
-            if own == "skip" and not may:
-                fail(
-                    "CP0914",
-                    "a record cannot be skipped where members differ: the others have it already",
-                    "put `on_error = skip` on the load, or on a map before the first `per`",
-                    span=op.span,
-                    file=file,
-                )
+            key = results(op)[0]
             names = [ref for ref in results(op) if ref in program.elements]
             elements = tuple(program.elements[ref] for ref in names)
             dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
             call = bound[op.source].__getitem__ if isinstance(op, Read) else functions[op.fn]
-            label = f"load {op.source}" if isinstance(op, Read) else f"map {op.fn}"
-            meter.line(key, label, op.span)
             stage_of[key] = Stage(
-                op, numbers.get(key, 0), elements, dtypes, call, flow.reads[0].seed, file, meter,
-                (own == "skip" or (own is None and skips)) and may,
-                batched(bound[op.source]) if isinstance(op, Read) else None,
+                op, numbers.get(key, 0), elements, dtypes, call, flow.reads[0].seed, program.schedule.file,
+                meter, skips[key], batched(bound[op.source]) if isinstance(op, Read) else None,
             )  # fmt: skip
     return stage_of
