@@ -8,7 +8,7 @@ them come back.
 The pictures are those of `bench.ensemble_input`, decoded with Pillow. Programs are loops of NumPy and JAX by
 turns, and of PyTorch (`--torch-python`, an environment without JAX will do: `make torch` makes one), which
 wait `--step` seconds for each step, as for an accelerator. Each counts its records by number, epoch by epoch;
-the two that come back go on with the state that they had saved. The exit code is 1 where an epoch of commplan's
+the two that come back go on with the state that they had saved. The exit code is 1 where an epoch of theirs
 is not whole, something of it is left behind, or its CPU is more than 1.1 times the limit: one decode of each
 record of each epoch, shared by the members that are there, one more where a member comes back to records that
 are gone, and what a member does with batches that lie in memory.
@@ -94,8 +94,8 @@ def _judge(results: list[Result]) -> int:
     if ours is None:
         return 0
     print(
-        f"commplan: {ours.decodes} decodes are the least, and {ours.again} for members that came back (without"
-        f" those {ours.each_s / ours.strict_s:.2f} times the limit); {ours.sockets} sockets"
+        f"commplan: {ours.decodes} decodes are the least, and {ours.again} for members that came back"
+        f" (without those {ours.each_s / ours.strict_s:.2f} times the limit); {ours.sockets} sockets"
     )
     for visits in ours.visits:
         if visits.broken or visits.skipped or not visits.whole:
