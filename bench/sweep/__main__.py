@@ -5,8 +5,8 @@ them come back.
         [--systems commplan,tensorsocket,tf_service] [--torch-python PYTHON] [--peer-python PYTHON]
         [--out FILE.json]
 
-The pictures are those of `bench.ensemble_input`, decoded with Pillow. Programs are loops of NumPy and JAX by
-turns, and of PyTorch (`--torch-python`, an environment without JAX will do: `make torch` makes one), which
+The 512 pictures are those of `bench.ensemble_input`, decoded with Pillow. Programs are loops of NumPy and JAX
+by turns, and of PyTorch (`--torch-python`, an environment without JAX will do: `make torch` makes one), which
 wait `--step` seconds for each step, as for an accelerator. Each counts its records by number, epoch by epoch;
 the two that come back go on with the state that they had saved. The exit code is 1 where an epoch of theirs
 is not whole, something of it is left behind, or its CPU is more than 1.1 times the limit: one decode of each
@@ -36,6 +36,7 @@ from bench.sweep.program import BATCH, ENTRY
 from bench.sweep.stage import SERVED, Stage, own_work
 from bench.sweep.timetable import Asked, Member, timetable
 
+PICTURES = 512
 SYSTEMS = ("commplan", *SERVED)
 
 
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="commplan-sweep-") as place:
         folder, records = Path(place), Path(place) / "records.bin"
-        pack(records, options.records)
+        pack(records, options.records, PICTURES)
         count = len(Packed(records))
         kinds = {member.kind for member in timetable(asked)}
         own_s = own_work(kinds, python_of, folder / "own", BATCH, options.own_batches)
@@ -130,7 +131,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minute", type=float, default=60.0, help="seconds over which they are started")
     parser.add_argument("--step", type=float, default=0.1, help="seconds of a step, which a member waits for")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--records", type=int, default=1024, help=f"a multiple of {BATCH}")
+    parser.add_argument("--records", type=int, default=4096, help=f"a multiple of {BATCH}")
     parser.add_argument("--systems", type=lambda text: text.split(","), default=list(SYSTEMS))
     parser.add_argument("--torch-python", default=sys.executable, help="an interpreter that has PyTorch")
     parser.add_argument("--peer-python", default=sys.executable, help="an interpreter that has the peers")
