@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.input.prefetch import KEEP
 from commplan.input.rates import rates
 from commplan.ir.plan import Ref
@@ -104,7 +103,14 @@ class Feed(EpochIterator):
         self._attachment = attachment
         attachment.idle[self.member] = _weakly(self)
         give_back_freed()
-        self._closing = weakref.finalize(self, _close, attachment, self.member, self._slots, os.getpid())
+        self._closing = self._forgotten_later()
+
+    def _forgotten_later(self) -> weakref.finalize[..., Any]:
+        """What is done where this object is collected without being closed."""
+        forget = self._attachment.forget
+        closing = weakref.finalize(self, forget, self.member, self._slots, os.getpid())
+        closing.atexit = False  # `attachment` leaves all feeds then
+        return closing
 
     # --- coming ---
 
@@ -129,6 +135,13 @@ class Feed(EpochIterator):
         """Where this member begins if it is the first; what is wrong with its own arguments is raised
         here."""
         each = units_of(plan, member, batch, unit)
+        if batch is not None and each > maker.epoch:
+            fail(
+                "CP0931",
+                f"a batch of {batch} records is more than an epoch, which has {maker.epoch * unit}",
+                f"batch={maker.epoch * unit} at most",
+                file=plan.schedule.file,
+            )
         program = host_program(of_member(plan, member, each), plan.phase, {plan.clock: (member,)}, apart=True)
         mine = orders(program, bound)
         steps = epoch_steps(program, mine)
@@ -337,8 +350,8 @@ class Feed(EpochIterator):
     def _lent(self, unit: int) -> tuple[Any, bool]:
         """Unit `unit` as it lies in its slot, and whether it was there at once."""
         memory = self._memory
-        # What it keeps of earlier batches, and of a batch of more units than there are slots, holds nobody.
-        self._slots.recall_before(unit - min(KEEP * self._each, memory.slots) + 1)
+        # `unit` needs a slot of its own.
+        self._slots.recall_before(unit + 1 - min(KEEP * self._each, memory.slots))
         at_once = memory.is_made(unit)
         if not at_once:
             self._wait(unit)
@@ -450,21 +463,19 @@ class Feed(EpochIterator):
         return dataset(cast("Any", self))
 
     def close(self) -> None:
-        """Leave. Closing twice is fine."""
-        if os.getpid() != self._process:
+        """Leave. Closing twice is fine. Errors: CP0923 where there is no memory to keep the batches that are
+        still shown: the member is there as before."""
+        if os.getpid() != self._process or self._closing.detach() is None:
             return
+        self._due = None
+        try:
+            self._slots.close()
+        except CommplanError:
+            self._closing = self._forgotten_later()
+            raise
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._closing.alive:
-            self._due = None
-            self._closing()
-
-
-def _close(attachment: Attachment, member: int, slots: Any, process: int) -> None:
-    if os.getpid() == process:
-        with contextlib.suppress(OSError):
-            slots.close()
-        attachment.leave(member)
+        self._attachment.leave(self.member)
 
 
 def _weakly(feed: Feed) -> Callable[[], None]:

@@ -119,7 +119,7 @@ class FeedMemory:
             _Record(self._words(_SLOTS_AT + i * 64, len(_SLOT)), _SLOT) for i in range(MOST_SLOTS)
         ]
         self._bells = {name: ctypes.c_uint32.from_buffer(self._root, at) for name, at in _BELLS.items()}
-        self._lock, self._inside = threading.RLock(), False
+        self._lock, self._inside, self._closing = threading.RLock(), False, threading.Lock()
         self._seats: set[int] = set()
 
     def _words(self, offset: int, count: int) -> Words:
@@ -184,9 +184,10 @@ class FeedMemory:
 
     def close(self) -> None:
         """Let go of all locks. The memory goes with the last array that shows it."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        with self._closing:
+            descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     # --- locks ---
 
@@ -334,6 +335,18 @@ class FeedMemory:
     def least(self) -> int | None:
         """The first unit that is kept for a member; None where there is no member that holds any."""
         return min([self.members[member].get("position") for member in self.holding()], default=None)
+
+    def maker_of(self, unit: int) -> int | None:
+        """The pid of the process that makes `unit`; None where nobody does, or who did has died."""
+        words = self.slot_words[unit % self.slots]
+        while True:
+            owner = words.get("owner") - 1
+            if owner < 0 or words.get("unit") != unit + 1 or not self.process_lives(owner):
+                return None
+            pid = self.processes[owner].get("pid")
+            fence()
+            if words.get("owner") == owner + 1:  # else its place was taken by another meanwhile
+                return pid
 
     def claim(self) -> int | None:
         """The next unit to make, which is now this process's; None where there is none, for now."""

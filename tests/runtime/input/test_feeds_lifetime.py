@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -21,6 +22,11 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input.feeds import attachment, directory, maker, status
 from commplan.runtime.input.feeds.feed import Feed
 from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.shm.slots import Slots
+
+
+def without_memory(*_: object) -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
 def test_a_member_that_is_closed_waits_no_longer(feed_name: str) -> None:
@@ -46,7 +52,8 @@ def test_a_member_that_is_closed_waits_no_longer(feed_name: str) -> None:
 def test_who_joins_again_waits_for_what_its_threads_still_make(
     feed_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They close the file at their end, and the kernel lets go of all locks of the process then."""
+    """They close the file at their end, and the kernel lets go of all locks of the process then: where
+    there is no memory for them to go on in."""
     begun, go_on = threading.Event(), threading.Event()
 
     def held(number: Any) -> Any:
@@ -60,7 +67,9 @@ def test_who_joins_again_waits_for_what_its_threads_still_make(
     first = joined(feed_name, functions=functions)
     iter(first)
     assert begun.wait(20)
-    first.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "detach", without_memory)
+        first.close()
     assert feed_name not in [feed.name for feed in status.feeds()]
     with pytest.raises(CommplanError) as error:
         joined(feed_name, functions=functions)
