@@ -10,13 +10,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-import msgspec
-
 from commplan.diagnostics import CommplanError, fail
 from commplan.input.prefetch import KEEP
-from commplan.input.rates import rates
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Op, Read, Schedule
+from commplan.ir.schedule import Read
 from commplan.runtime.input import this_process
 from commplan.runtime.input.accounting import Meter, Summary, merged
 from commplan.runtime.input.epoch_iterator import EpochIterator
@@ -26,6 +23,7 @@ from commplan.runtime.input.feeds.batch import Batch
 from commplan.runtime.input.feeds.facts import facts_of
 from commplan.runtime.input.feeds.handed import OneUnit, handed_out, is_one_unit
 from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
+from commplan.runtime.input.feeds.member_schedule import of_member, units_of
 from commplan.runtime.input.feeds.memory import (
     ALONE,
     ARMED,
@@ -39,7 +37,7 @@ from commplan.runtime.input.feeds.memory import (
 from commplan.runtime.input.feeds.waiting import slowest_of, waits_for
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import Array
-from commplan.runtime.input.multirate.schedule import OWN, ClockPlan, batches
+from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.multirate.units import fill
 from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders, restored
 from commplan.runtime.input.program import EpochCursor, host_program
@@ -493,35 +491,3 @@ def _threads(count: int, name: str) -> ThreadPoolExecutor:
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  few members need any
 
     return ThreadPoolExecutor(count, name)
-
-
-def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:
-    """Units of a batch of `member`. Errors: CP0931 for a batch that is no multiple of the unit."""
-    own = plan.rates.batches[member] if batch is None else batch
-    if not hasattr(own, "__index__") or own < 1 or own % unit:
-        fail(
-            "CP0931",
-            f"a batch of {own!r} records is no multiple of the feed's unit of {unit}",
-            f"such as batch={2 * unit}; a smaller batch in the plan makes a smaller unit",
-            file=plan.schedule.file,
-        )
-    return own // unit
-
-
-def of_member(plan: ClockPlan, member: int, each: int) -> Schedule:
-    """The schedule of a member whose batches are `each` units."""
-    schedule = plan.member(member)
-    given = {op.result: op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)}
-
-    def rebatched(op: Op) -> Op:
-        if not isinstance(op, Read):
-            return op
-        own = given.get(op.result) or given[op.result.removesuffix(OWN)]
-        unit = rates(batches(own, plan.clock, plan.schedule)).unit
-        return msgspec.structs.replace(op, batch=(unit * each,))
-
-    phases = tuple(
-        msgspec.structs.replace(p, ops=tuple(rebatched(op) for op in p.ops)) if p.name == plan.phase else p
-        for p in schedule.phases
-    )
-    return msgspec.structs.replace(schedule, phases=phases)
