@@ -20,7 +20,7 @@ SET := PYTHON='$(PYTHON)' sh .ci/venv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit torch oldest newest build packages clean
+.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit torch oldest newest build wheels packages clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -65,7 +65,7 @@ format:  ## rewrite the sources as ruff formats them
 
 grammars:  ## write the grammars of editors/ anew, from the lists of the language
 	@$(SET) $(VENV) test constraints.txt
-	$(PY) -m commplan.highlight .
+	$(PY) -m editors.grammars .
 
 tokenizer:  ## install VS Code's tokenizer, with which the tests look at its grammar (needs npm)
 	npm install --silent --fetch-retries 1 --fetch-timeout 60000 --no-save --no-package-lock --ignore-scripts --prefix .make/tokenizer $(TOKENIZER)
@@ -93,6 +93,9 @@ build:  ## wheel and sdist into dist/
 	@$(SET) $(VENV) test constraints.txt
 	@rm -rf build
 	$(PY) -m build --outdir dist .
+
+wheels: build  ## the wheel for the MPI in use as well, with its engine compiled in
+	$(PY) -m commplan.lowering.mpi.prebuilt.wheel dist/commplan-*-none-any.whl
 
 packages: build  ## install the sources, the wheel and the sdist into empty environments and run the command there
 	sh .ci/packages $(PY)

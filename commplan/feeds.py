@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from commplan.api import Plan, Program, load
+from commplan import io
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Schedule
+from commplan.runtime.input.feeds import compiled
 from commplan.runtime.input.feeds.directory import check_name
 from commplan.runtime.input.feeds.feed import Feed
 from commplan.runtime.input.feeds.memory import MEMBERS
-from commplan.runtime.input.multirate.schedule import clock_plan, taken_apart
+from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, taken_apart
 from commplan.runtime.input.wait_log import PATIENCE_S
 from commplan.tracebacks import ends_at_caller
+
+if TYPE_CHECKING:
+    from commplan.api import Plan, Program
 
 
 @ends_at_caller
@@ -65,10 +69,25 @@ def join(
                 f"{kind} are given by the plan's names, not as a {type(given).__name__}",
                 f"{kind}={{NAME: ..}}",
             )
-    schedule = _compiled(plan)
-    if phase not in [each.name for each in schedule.phases]:
-        known = ", ".join(f"`{each.name}`" for each in schedule.phases) or "none"
-        fail("CP0817", f"the plan has no phase `{phase}`", f"it has: {known}", file=schedule.file)
+
+    def joined(schedule: Schedule) -> Feed:
+        taken_by = _clock_plan(schedule, phase)
+        return Feed(
+            name, taken_by, sources, dict(functions or {}), member=member, state=state, batch=batch,
+            timeout=timeout,
+        )  # fmt: skip
+
+    key = _key(plan) if isinstance(plan, str | Path) else None
+    if key is None:
+        return joined(_compiled(plan))
+    with compiled.kept(name, key, str(plan)) as schedule:
+        feed = joined(schedule or _compiled(plan))
+        feed.keep_compiled(key)
+        return feed
+
+
+def _clock_plan(schedule: Schedule, phase: str) -> ClockPlan:
+    """How the members go through `phase`. Errors: CP0930 where they share nothing."""
     shared = schedule.phase(phase)
     if taken_apart(schedule, shared) is None:
         fail(
@@ -78,15 +97,22 @@ def join(
             span=shared.span,
             file=schedule.file,
         )
-    return Feed(
-        name, clock_plan(schedule, phase), sources, dict(functions or {}),
-        member=member, state=state, batch=batch, timeout=timeout,
-    )  # fmt: skip
+    return clock_plan(schedule, phase)
+
+
+def _key(path: str | Path) -> str | None:
+    """Of the text in the file at `path`; None where it cannot be read, which compiling it says."""
+    try:
+        return compiled.key_of(io.read(path))
+    except (OSError, ValueError):
+        return None
 
 
 def _compiled(plan: object) -> Schedule:
     """The schedule of a plan with as many members as may come, where it does not say, and else one of
     everything."""
+    from commplan.api import Plan, Program, load  # noqa: PLC0415  the compiler is loaded only here
+
     if isinstance(plan, Program):
         return plan.schedule
     if isinstance(plan, str | Path):

@@ -10,7 +10,6 @@ import functools
 import inspect
 import os
 import sys
-import sysconfig
 from collections.abc import Callable
 from types import FunctionType, TracebackType
 from typing import Any, TypeVar, cast
@@ -20,7 +19,7 @@ from commplan.diagnostics import CommplanError
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C")
 _HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120  compared with names of files as Python has them
-_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_STANDARD = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
 _CALLED = ("__call__", "__getattr__", "__getitem__", "__init__", "__iter__", "__next__")
 
 

@@ -7,11 +7,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent import futures
-from concurrent.futures import Future
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from commplan.diagnostics import fail
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 SLICE_S = 0.25
 TIMEOUT_S = 600.0  # for a rank or process that has yet to come: it may be compiling, or reading an index
@@ -88,6 +89,8 @@ def joined(thread: threading.Thread, wait: Wait) -> None:
 
 def outcome(future: Future[_Result]) -> _Result:
     """What a thread of this process comes to return, or raises."""
+    from concurrent import futures  # noqa: PLC0415  there already, where there is a future
+
     attended(lambda seconds: future.done() or bool(futures.wait([future], seconds).done))
     return future.result(0)
 

@@ -1,3 +1,3 @@
-"""From a schedule to what runs: `jax` and `mpi` lower it, `oracle` carries it out in NumPy, `audit` reads
-what XLA made of it. `programs` says which chunk program a collective is, for all of them.
+"""From a schedule to what runs: `jax` and `mpi` lower it, `audit` reads what XLA made of it. `programs` says
+which chunk program a collective is, for all of them.
 """

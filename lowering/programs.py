@@ -1,4 +1,4 @@
-"""Which chunk program carries out a collective of a schedule: one answer for the oracle, JAX and MPI."""
+"""Which chunk program carries out a collective of a schedule: one answer for JAX and MPI."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import Span, fail
+from commplan.diagnostics import Span, fail, listed
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering import compiler_options as xla
@@ -96,26 +96,12 @@ class Context:
         """The phases whose calls the state counts, because random functions run in them."""
         return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).counts)
 
-    def find(self, name: str) -> ir.Value | None:
-        """What a name means outside the plan: the last output so called, else the state, else the input,
-        else the last source value that a phase takes as an argument."""
-        output: ir.Value | None = None
-        taken: ir.Value | None = None
-        for phase in self.schedule.phases:
-            values = {value.id: value for value in (*self.schedule.entry, *phase.values)}
-            for binding in phase.outputs:
-                output = values[binding.value] if binding.name == name else output
-            for binding in phase.takes:
-                taken = values[binding.value] if binding.name == name else taken
-        entry = {name_of(ref) for ref in (*self.schedule.inputs, *self.schedule.states)}
-        return output or (self.entry(name) if name in entry else taken)
-
-    def names(self) -> list[str]:
-        """Every name that `find` knows."""
-        outputs = [binding.name for phase in self.schedule.phases for binding in phase.outputs]
-        entry = [name_of(ref) for ref in (*self.schedule.states, *self.schedule.inputs)]
-        takes = [binding.name for phase in self.schedule.phases for binding in phase.takes]
-        return list(dict.fromkeys([*outputs, *entry, *takes]))
+    def named(self, name: str) -> ir.Value:
+        """See `Schedule.named`. Raises CP0811 where `name` means nothing."""
+        named = self.schedule.named
+        if name not in named:
+            self.fail("CP0811", f"the plan has no output, state or input `{name}`", f"it has {listed(named)}")
+        return named[name]
 
     def around(self, caller: str, span: Span | None = None) -> bool:
         """Whether the code around us sees one rank's arrays: under MPI always, else in a shard_map.

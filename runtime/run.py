@@ -272,7 +272,6 @@ class Bound(ShardedWeights):
             return self.member(member).batches(
                 phase, state=state, group=group, timeout=timeout, workers=workers
             )
-        self._phase(phase)
         own = self.context.schedule.phase(phase)
         missing = [op.source for op in own.ops if isinstance(op, ir.Read) and op.source not in self.sources]
         if missing:
@@ -292,10 +291,7 @@ class Bound(ShardedWeights):
         return batches
 
     def _phase(self, name: str) -> PhaseCall:
-        if name not in self.phases:
-            known = ", ".join(self.phases) or "none"
-            self.context.fail("CP0817", f"the plan has no phase `{name}`", f"it has: {known}")
-        return self.phases[name]
+        return self.phases[self.context.schedule.phase(name).name]
 
     def _inside(self, caller: str) -> None:
         if not self.context.around(f"{caller} is called"):
@@ -489,11 +485,7 @@ class Member(AnyPhases, Bound):
 
 def placed(run: Bound, name: str, axis: str | None = None) -> Placement:
     """The placement of the value called `name`. Raises CP0811, and CP0818 where it is not per `axis`."""
-    value = run.context.find(name)
-    file = run.context.schedule.file
-    if value is None:
-        known = ", ".join(f"`{phase}`" for phase in run.context.names())
-        fail("CP0811", f"the plan has no output, state or input `{name}`", f"it has {known}", file=file)
+    value, file = run.context.named(name), run.context.schedule.file
     if axis is not None and axis not in value.placement.per:
         fail("CP0818", f"`{name}` is the same for all members: it is {value.placement}", file=file)
     return value.placement

@@ -6,7 +6,6 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from commplan.diagnostics import listed
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.pytree import build
 from commplan.runtime.context import Context
@@ -19,10 +18,7 @@ def sharding(context: Context, name: str) -> Any:
         context.fail(
             "CP0874", message, "each rank's arrays are on its own device: run.place says which it is"
         )
-    value = context.find(name)
-    if value is None:
-        message = f"the plan has no output, state or input `{name}`"
-        context.fail("CP0811", message, f"it has {listed(context.names())}")
+    value = context.named(name)
     if value.placement.partial:
         message = f"`{name}` is {value.placement}, and a global array has no place for that"
         context.fail("CP0806", message, "it is there inside run.spmd alone, where a phase reduces it")

@@ -123,7 +123,7 @@ def test_the_rooms_are_where_they_should_be():
     assert {
         "commplan.ir.plan",
         "commplan.dsl.ast",
-        "commplan.lowering.oracle.run",
+        "commplan.lowering.jax.phase",
         "commplan.runtime.run",
     } <= names
     for link in ("dsl", "lowering", "runtime"):

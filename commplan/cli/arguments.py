@@ -27,6 +27,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+class _Version(argparse.Action):
+    """Prints the version, and what an engine in this package was compiled for."""
+
+    def __call__(self, *_: Any) -> None:
+        from commplan.lowering.mpi.prebuilt import target  # as little as can be is loaded for other verbs
+
+        built = target()
+        print(f"commplan {__version__}" + (f"\nMPI engine for {built}" if built else ""))
+        raise SystemExit(0)
+
+
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="commplan",
@@ -34,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 all is well, 1 problems with what was given, 2 usage or internal failure.",
         allow_abbrev=False,
     )
-    root.add_argument("--version", action="version", version=f"commplan {__version__}")
+    root.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     verbs = root.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, (summary, more, formats, add) in _VERBS.items():
         verb = verbs.add_parser(
@@ -76,6 +87,7 @@ def _files(verb: Any) -> None:
 def _check(verb: Any) -> None:
     _files(verb)
     _switch(verb, "--fix", "put right what is certain; - reads stdin and writes stdout")
+    _switch(verb, "--diff", "print what --fix would change, and change nothing")
     _switch(verb, "--watch", "check again whenever a file changes, until Ctrl-C")
     _switch(verb, "--strict", "exit with 1 for warnings too")
     records = "how many records a source has: for what `tail drop` loses (repeatable)"
@@ -174,6 +186,8 @@ def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         root.error("check: --watch looks at files, and - is none")
     if args.watch and args.format not in ("human", "concise"):
         root.error(f"check: --format {args.format} is one document, and --watch would write many")
+    if args.diff and args.format not in ("human", "concise"):
+        root.error(f"check: --diff is for people, and --format {args.format} has the repairs as `fix`")
     if args.fix and "-" in args.files and args.format not in ("human", "json"):
         root.error(f"check: --fix writes stdin to stdout, where --format {args.format} goes")
 

@@ -62,7 +62,7 @@ def _compiled(args: Namespace, console: Console) -> tuple[Schedule, dict[str, An
     """
     text, shapes = console.read(args.file), dict[str, Any]()
     if is_saved(args.file, text):
-        from commplan.cli.verb_simulate import placed
+        from commplan.cli.simulated import placed
 
         schedule = placed(text, name_of(args.file), args, None, console)
     else:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 from commplan.cli.console import Console, fold_table
 from commplan.diagnostics import fail
 from commplan.recorder import Blame, Record, blame, read_records, state
-from commplan.recorder.blame import Activity, Rank
+from commplan.recorder.blame import Activity, Rank, described
 from commplan.recorder.file import Event, folder
+from commplan.recorder.stacks import main_stack
 
-_NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _VERBS = {"make": "makes", "wait": "waits for", "request": "asks in", "serve": "has not answered"}
 
 
 def run(args: Namespace, console: Console) -> int:
     """Print who held whom; 1 where somebody did. Raises CP1114 for files that are no records."""
-    verdicts = [blame(records) for records in runs(args.records)]
+    verdicts = [
+        blame(records, lambda record: main_stack(Path(record.path))) for records in runs(args.records)
+    ]
     if not console.human:
         console.document(runs=[_data(verdict) for verdict in verdicts])
     else:
@@ -80,13 +83,13 @@ def _known(rank: Rank) -> str:
 
 
 def _last(last: Event | None, verdict: Blame) -> str:
-    return f"{_named(last)}, {verdict.seconds - last.seconds:.1f} s ago" if last else "nothing"
+    return f"{described(last)}, {verdict.seconds - last.seconds:.1f} s ago" if last else "nothing"
 
 
 def _now(rank: Rank, verdict: Blame) -> str:
     if rank.waits is None:
         return "in no collective"
-    text = f"in {_named(rank.waits)}, for {verdict.seconds - rank.waits.seconds:.1f} s"
+    text = f"in {described(rank.waits)}, for {verdict.seconds - rank.waits.seconds:.1f} s"
     return f"{text}, {rank.progress}" if rank.progress else text
 
 
@@ -94,25 +97,14 @@ def _does(activity: Activity, verdict: Blame) -> str:
     """What a rank does beside its collectives."""
     texts: list[str] = []
     for event in (activity.waits, activity.makes):
-        if event is not None:
-            texts.append(
-                f"{_VERBS[_kind(event)]} {_named(event)}, for {verdict.seconds - event.seconds:.1f} s"
-            )
-    if activity.waits is not None and activity.progress:
+        if event is not None and event.details is not None:
+            age = f"for {verdict.seconds - event.seconds:.1f} s"
+            texts.append(f"{_VERBS[event.details.kind]} {described(event)}, {age}")
+    if texts and activity.waits is not None and activity.progress:
         texts[0] += f", of rank {activity.progress.rank}"
     if activity.call is not None:
         texts.append(activity.call.sentence(verdict.seconds))
     return "; ".join(texts) or "nothing"
-
-
-def _kind(event: Event) -> str:
-    return event.details.kind if event.details is not None else ""
-
-
-def _named(event: Event) -> str:
-    """`batch 7 of line 9`, `request 3 of line 14`, `line 6, run 2`."""
-    noun = _NOUNS.get(_kind(event))
-    return f"{noun} {event.runs} of {event.name}" if noun else f"{event.name}, run {event.runs}"
 
 
 def _data(verdict: Blame) -> dict[str, Any]:

@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 
 from commplan.cli.console import Console, fold_table, in_bytes, name_of
-from commplan.cli.verb_simulate import schedule_of, simulated, time
-from commplan.cost import load_calibration
+from commplan.cli.simulated import simulated
+from commplan.cli.verb_simulate import time
 from commplan.diagnostics import fail
 from commplan.explain.diff import Change, Limit, diff
 from commplan.ir.serialization import schedule_digest
-from commplan.topology import load_topology
 
 _MEASURES = {"slower": "time", "memory": "memory", "rounds": "rounds", "bytes": "bytes"}
 _BYTES = ("memory", "bytes", "link bytes", "collective bytes")
@@ -29,13 +28,9 @@ def run(args: Namespace, console: Console) -> int:
     limits = [Limit(_MEASURES[name], share) for name, share in args.fail_on]
     if not args.topology and any(limit.measure == "time" for limit in limits):
         fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
-    calibration = load_calibration(args.calibration) if args.calibration else None
-    topology = load_topology(args.topology) if args.topology else None
     given = (Namespace(**vars(args), file=path, ranks=None) for path in (args.a, args.b))
-    a, b = (schedule_of(each, topology, console)[0] for each in given)
-    times = None
-    if topology is not None:
-        times = (simulated(a, topology, calibration, args)[1], simulated(b, topology, calibration, args)[1])
+    (a, _, first), (b, _, second) = (simulated(each, console) for each in given)
+    times = (first.simulation, second.simulation) if first and second else None
     changes = diff(a, b, times)
     worse = [change for limit in limits for change in limit.broken(changes)]
     same = schedule_digest(a) == schedule_digest(b)

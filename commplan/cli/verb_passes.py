@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from commplan.cli.console import Console, fold_table
+from commplan.passes.pipeline.base import written
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
 
 
@@ -40,21 +41,11 @@ def _type(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind)).replace("typing.", "")
 
 
-def _written(value: Any) -> str:
-    """A default as a pipeline writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    for unit, nbytes in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if isinstance(value, int) and value and value % nbytes == 0:
-            return f"{value // nbytes}{unit}"
-    return str(value)
-
-
 def _table(listed: list[dict[str, Any]]) -> Any:
     table = fold_table("pass", "what it does", "options")
     for listed_pass in listed:
         options = ", ".join(
-            option["name"] if option["default"] is None else f"{option['name']}={_written(option['default'])}"
+            option["name"] if option["default"] is None else f"{option['name']}={written(option['default'])}"
             for option in listed_pass["options"]
         )
         table.add_row(listed_pass["name"], listed_pass["summary"], options)

@@ -6,31 +6,25 @@ from argparse import Namespace
 
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.records import run_in, totals
-from commplan.cli.verb_simulate import schedule_of, simulated
+from commplan.cli.simulated import simulated
 from commplan.cli.verb_verify import Facts, show_lines
 from commplan.cli.verify_servers import Served
-from commplan.cost import load_calibration
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import fail_if
 from commplan.ir.schedule import Schedule
 from commplan.report.document import Collective, Proofs
 from commplan.report.gather import Recorded, Timed, gather
 from commplan.report.page import page
 from commplan.report.recorded import traces
 from commplan.report.trace import read_trace
-from commplan.topology import load_topology
 
 
 def run(args: Namespace, console: Console) -> int:
     """Gather, and write the page. Raises what compiling, simulating and verifying raise, CP1113, CP1114."""
-    topology = load_topology(args.topology) if args.topology else None
     trace = read_trace(console.read(args.trace), name_of(args.trace)) if args.trace else None
-    schedule, lines = schedule_of(args, topology, console)
+    schedule, lines, times = simulated(args, console)
     if not lines:
         show_lines(schedule, console)
-    timed = None
-    if topology is not None:
-        calibration = load_calibration(args.calibration) if args.calibration else None
-        timed = Timed(*simulated(schedule, topology, calibration, args))
+    timed = Timed(*times) if times else None
     recorded = Recorded((trace,) if trace else ())
     if args.records:
         ran = run_in(args.records, schedule, timed.simulation if timed else None)
@@ -49,8 +43,7 @@ def run(args: Namespace, console: Console) -> int:
 def _proofs(schedule: Schedule) -> Proofs:
     """What `commplan verify` says of a schedule that holds. Raises CommplanError where its servers do not."""
     served = Served(schedule)
-    if served.wrong:
-        raise CommplanError(*served.wrong)
+    fail_if(served.wrong)
     facts = Facts(schedule, [])
     collectives = tuple(
         Collective(

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
-from commplan.cli.console import STDIN, Console, in_bytes, name_of
-from commplan.cli.saved import is_saved, read_saved
-from commplan.cost import Calibration, Predictor, Simulation, load_calibration, simulate
+from commplan.cli.console import STDIN, Console, in_bytes
+from commplan.cli.simulated import Timed, simulated
+from commplan.cost import Simulation
 from commplan.cost.schedule.timeline import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
 from commplan.explain.servers import every, held_line, mode_lines, one_mode, talk_lines, title
-from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.protocol.build_sites import sites
-from commplan.topology import Topology, load_topology, place
 
 SHOWN = 40  # rows of a table; the rest is summed
 
@@ -30,17 +26,16 @@ def run(args: Namespace, console: Console) -> int:
     """Simulate, print, and write the trace. Raises CP0752 without a topology, and what compiling raises."""
     if not args.topology:
         fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
-    calibration = load_calibration(args.calibration) if args.calibration else None
-    topology = load_topology(args.topology)
-    schedule, lines = schedule_of(args, topology, console)
-    predictor, simulation = simulated(schedule, topology, calibration, args)
+    schedule, lines, timed = simulated(args, console)
+    assert timed is not None
+    simulation = timed.simulation
     if args.trace:
         from commplan.cost.schedule.trace import trace
 
         console.write(args.trace, trace(simulation) + b"\n")
         if args.trace != STDIN:
             console.note(f"wrote {args.trace}: open it at https://ui.perfetto.dev")
-    more = _Servers(schedule, predictor, simulation, args.step_seconds)
+    more = _Servers(schedule, timed, args.step_seconds)
     if console.human and args.trace != STDIN:
         console.show(lambda rich: _print(rich, simulation, lines, more), 110)
     elif not console.human:
@@ -48,88 +43,12 @@ def run(args: Namespace, console: Console) -> int:
     return 0
 
 
-def simulated(
-    schedule: Schedule, topology: Topology, calibration: Calibration | None, args: Namespace
-) -> tuple[Predictor, Simulation]:
-    """The schedule on `topology`, with what was measured there and what --cost says, if the verb has it.
-
-    Raises CP0753 for a calibration of another backend, CP1108 for costs of what the plan does not have.
-    """
-    costs = dict[str, float](getattr(args, "cost", ()))
-    names = [declared.name for declared in (*schedule.fns, *schedule.sources)]
-    for name in costs:
-        if name not in names:
-            message = f"--cost {name}: the plan has no function or source `{name}`"
-            fail("CP1108", message, f"it declares: {', '.join(names) or 'none'}")
-    if calibration is not None:
-        calibration.check_backend(schedule.backend, args.calibration or "")
-    links = calibration.links if calibration else None
-    predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
-    measured = calibration.input if calibration else None
-    return predictor, simulate(schedule, predictor, costs, measured)
-
-
-def schedule_of(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:
-    """The schedule, on `topology` if there is one, and the lines of the plan where there is one."""
-    text = console.read(args.file)
-    name = name_of(args.file)
-    if is_saved(args.file, text):
-        if args.ranks:
-            fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
-        return placed(text, name, args, topology, console), []
-    from commplan.cli.binding import compiled
-
-    def adapt(plan: Plan) -> Plan:
-        return _scaled(plan, args.ranks, args.axis) if args.ranks else plan
-
-    done = compiled(args.file, args, console, adapt=adapt)
-    return done.schedule, text.splitlines()
-
-
-def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
-    """`plan` with its first axis resized to give `ranks` ranks. Raises CP0754 where that is impossible."""
-    given = dict(sizes)
-    ranked = [axis for axis in plan.axes if axis.kind is not AxisKind.SERVER]
-    if not ranked:
-        fail("CP0754", f"plan `{plan.name}` has no axis that could hold {ranks} ranks", file=plan.file)
-    first = next((axis for axis in ranked if axis.kind is AxisKind.REPLICA), ranked[0])
-    others = [given.get(axis.name, axis.size) for axis in ranked if axis is not first]
-    if None in others:
-        fail("CP0754", "--ranks needs the sizes of all axes but the first", "give them with --axis NAME=N")
-    inside = math.prod(size for size in others if size is not None)
-    if ranks % inside:
-        message = f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}"
-        note = f"give a multiple of {inside}, or their sizes with --axis NAME=N"
-        fail("CP0754", message, note, file=plan.file)
-    longer = replace(first, size=ranks // inside)
-    return replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
-
-
-def placed(text: str, name: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
-    """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
-    from commplan.cli.binding import note_levels
-    from commplan.verify import verify
-
-    schedule = read_saved(text, name, verify)
-    if topology is not None:
-        mapping = dict(args.map)
-        levels = {level.name for level in topology.levels}
-        known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)
-        lie = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
-        if mapping or not (known and lie):
-            axes = place(schedule.axes, topology, mapping, oversubscribe=args.oversubscribe)
-            schedule = replace(schedule, axes=axes)
-    note_levels(schedule, console)
-    return schedule
-
-
 def _data(simulation: Simulation, schedule: Schedule) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(simulation)
-    for phase, simulated in zip(plain["phases"], simulation.phases, strict=True):
-        phase["distance"] = simulated.distance
-        phase["nbytes"] = dict(simulated.nbytes)
-        for op, time in zip(phase["ops"], simulated.ops, strict=True):
-            op["nbytes"] = dict(time.nbytes)
+    for phase, times in zip(plain["phases"], simulation.phases, strict=True):
+        phase |= {"distance": times.distance, "nbytes": dict(times.nbytes)}
+        for op, timed_op in zip(phase["ops"], times.ops, strict=True):
+            op["nbytes"] = dict(timed_op.nbytes)
     plain["mapping"] = {axis.name: [[s.level, s.count] for s in axis.levels] for axis in schedule.axes}
     return plain
 
@@ -137,10 +56,9 @@ def _data(simulation: Simulation, schedule: Schedule) -> dict[str, Any]:
 class _Servers:
     """What is said of servers and averaging. step: seconds of work in a step, where they are known."""
 
-    def __init__(
-        self, schedule: Schedule, predictor: Predictor, simulation: Simulation, step: float | None
-    ) -> None:
-        self.simulation, self.topology, self.step = simulation, predictor.network.topology, step
+    def __init__(self, schedule: Schedule, timed: Timed, step: float | None) -> None:
+        predictor, self.simulation = timed
+        self.topology, self.step = predictor.network.topology, step
         surveyed = sites(schedule)
         self.sites, count = surveyed.all, surveyed.servers
         self.beside = f" and {count} server{'s' * (count != 1)}" if count else ""

@@ -10,15 +10,15 @@ import msgspec
 
 from commplan.cli.console import STDIN, Console, fold_table
 from commplan.cli.records import run_in, totals
-from commplan.cli.verb_simulate import schedule_of, simulated, size, time
-from commplan.cost import Simulation, load_calibration
+from commplan.cli.simulated import simulated
+from commplan.cli.verb_simulate import size, time
+from commplan.cost import Simulation
 from commplan.diagnostics import plural
 from commplan.ir.schedule import Schedule
 from commplan.recorder import Run, Summary, trace
 from commplan.recorder.collectives import step_of
 from commplan.recorder.summary import Line, Waits
 from commplan.recorder.trace import head
-from commplan.topology import load_topology
 
 SHOWN = 3  # ranks that came last, of a line
 
@@ -44,13 +44,9 @@ def run(args: Namespace, console: Console) -> int:
 def _plan(args: Namespace, console: Console) -> tuple[Schedule | None, Simulation | None]:
     if not args.plan:
         return None, None
-    topology = load_topology(args.topology) if args.topology else None
     args.file, args.ranks = args.plan, None
-    schedule, _ = schedule_of(args, topology, console)
-    if topology is None:
-        return schedule, None
-    calibration = load_calibration(args.calibration) if args.calibration else None
-    return schedule, simulated(schedule, topology, calibration, args)[1]
+    schedule, _, timed = simulated(args, console)
+    return schedule, timed and timed.simulation
 
 
 def _summarise(recorded: Run, console: Console) -> int:

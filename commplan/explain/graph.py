@@ -14,17 +14,22 @@ Kind = Literal["source", "input", "state", "host", "device", "network", "output"
 
 
 class Node(msgspec.Struct, frozen=True):
+    """A box of the graph: what stands in it, and its plan line."""
+
     id: str
     kind: Kind
-    lines: tuple[str, ...]
+    texts: tuple[str, ...]
+    line: int
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """An arrow; `back` where it carries a state's new value to the next call."""
+    """A value on its way from a node to another. texts: name and type, placement; equal texts with one tail
+    are one value. line: where it is made, where that is looked up. back: it is a state's new value."""
 
     tail: str
     head: str
-    lines: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    line: int = 0
     back: bool = False
 
 
@@ -42,6 +47,11 @@ class Drawing(msgspec.Struct, frozen=True):
     boxes: tuple[Box, ...]
     edges: tuple[Edge, ...]
 
+    @property
+    def every_node(self) -> list[Node]:
+        """Those inside boxes included."""
+        return [*self.nodes, *(node for box in self.boxes for node in box.nodes)]
+
 
 def drawing(plan: Plan) -> Drawing:
     """The plan graph as boxes, nodes and arrows.
@@ -49,8 +59,10 @@ def drawing(plan: Plan) -> Drawing:
     Sources, inputs and states stand outside the phases, once each, and states that servers hold in a box of
     the servers; every other node belongs to its phase.
     """
-    named = ((f"source {source.name}", str(source.type)) for source in plan.sources)
-    roots = [Node(f"source{i}", "source", lines) for i, lines in enumerate(named)]
+    roots = [
+        Node(f"source{i}", "source", (f"source {source.name}", str(source.type)), source.span.line)
+        for i, source in enumerate(plan.sources)
+    ]
     sources = {source.name: node.id for source, node in zip(plan.sources, roots, strict=True)}
     entry: dict[Ref, str] = {}
     servers = [axis for axis in plan.axes if axis.kind is AxisKind.SERVER]
@@ -59,8 +71,9 @@ def drawing(plan: Plan) -> Drawing:
         for i, ref in enumerate(refs):
             entry[ref] = f"{word}{i}"
             kind: Kind = "input" if word == "input" else "state"
-            node = Node(entry[ref], kind, (f"{word} {name_of(ref)}",))
-            held.get(plan.value(ref).placement.server or "", roots).append(node)
+            value = plan.value(ref)
+            node = Node(entry[ref], kind, (f"{word} {value.name}",), value.span.line)
+            held.get(value.placement.server or "", roots).append(node)
     boxes = [
         Box(f"server{i}", f"server {axis.name} = {axis.size or '?'}", tuple(held[axis.name]))
         for i, axis in enumerate(servers)
@@ -82,14 +95,15 @@ def _phase(
     maker = dict(entry)
     for number, stage in enumerate(phase.stages):
         node = f"{box}_stage{number}"
-        nodes.append(Node(node, _kind(plan, stage), stage_lines(stage)))
+        nodes.append(Node(node, _kind(plan, stage), stage_lines(stage), stage.span.line))
         if isinstance(stage, Load):
             edges.append(Edge(sources[stage.source], node))
         edges += [Edge(maker[ref], node, _label(plan, ref)) for ref in operands(stage)]
         maker |= dict.fromkeys(results(stage), node)
     for number, binding in enumerate(phase.outputs):
         node = f"{box}_output{number}"
-        nodes.append(Node(node, "output", (f"output {binding.name}",)))
+        line = plan.value(binding.value).span.line
+        nodes.append(Node(node, "output", (f"output {binding.name}",), line))
         edges.append(Edge(maker[binding.value], node, _label(plan, binding.value)))
     states = {name_of(ref): ref for ref in plan.states}
     edges += [
@@ -154,14 +168,14 @@ def dot(plan: Plan) -> str:
     for edge in picture.edges:
         # A state's new value points upwards; it must not push the state below the phase.
         style = ", style=dashed, constraint=false" if edge.back else ""
-        lines.append(f"  {edge.tail} -> {edge.head} [label={_quoted(edge.lines)}{style}];")
+        lines.append(f"  {edge.tail} -> {edge.head} [label={_quoted(edge.texts)}{style}];")
     return "\n".join([*lines, "}"]) + "\n"
 
 
 def _dot_node(node: Node) -> str:
     fill, shape, _ = _LOOKS[node.kind]
     thick = ", penwidth=2" if node.kind == "network" else ""
-    return f'{node.id} [label={_quoted(node.lines)}, shape={shape}, fillcolor="{fill}"{thick}];'
+    return f'{node.id} [label={_quoted(node.texts)}, shape={shape}, fillcolor="{fill}"{thick}];'
 
 
 def _quoted(lines: Iterable[str]) -> str:
@@ -185,9 +199,9 @@ def mermaid(plan: Plan) -> str:
         lines.append("  end")
     for edge in picture.edges:
         arrow = "-.->" if edge.back else "-->"
-        label = f"|{_entities(edge.lines)}|" if edge.lines else ""
+        label = f"|{_entities(edge.texts)}|" if edge.texts else ""
         lines.append(f"  {edge.tail} {arrow}{label} {edge.head}")
-    used = {node.kind for node in (*picture.nodes, *(n for box in picture.boxes for n in box.nodes))}
+    used = {node.kind for node in picture.every_node}
     for kind, look in _LOOKS.items():
         thick = "stroke-width:2px," if kind == "network" else ""
         if kind in used:
@@ -197,7 +211,7 @@ def mermaid(plan: Plan) -> str:
 
 def _mermaid_node(node: Node) -> str:
     left, right = _LOOKS[node.kind].brackets
-    return f"{node.id}{left}{_entities(node.lines)}{right}:::{node.kind}"
+    return f"{node.id}{left}{_entities(node.texts)}{right}:::{node.kind}"
 
 
 def _entities(lines: Iterable[str]) -> str:

@@ -157,10 +157,12 @@ def phase_steps(orders: Sequence[Order]) -> int:
 
 
 class _Streams(threading.local):
-    """One bit generator per thread: making one costs five times as much as moving it to another stream."""
+    """One bit generator per thread: making one costs five times as much as moving it to another stream. The
+    first one loads numpy.random, which many a process does without."""
 
-    def __init__(self) -> None:
-        self.philox = np.random.Philox(0)
+    @functools.cached_property
+    def philox(self) -> np.random.Philox:
+        return np.random.Philox(0)
 
 
 _STREAMS = _Streams()

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from commplan.diagnostics import Span
+from commplan.diagnostics import Span, fail
 from commplan.ir.ops import Cast as Cast
 from commplan.ir.ops import Collective as Collective
 from commplan.ir.ops import Elastic as Elastic
@@ -43,7 +43,7 @@ from commplan.ir.ops.collective import Form as Form
 from commplan.ir.ops.collective import ReduceOp as ReduceOp
 from commplan.ir.plan import Fn, Plan
 from commplan.ir.remark import Choice
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
 from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Over, Printed, TreeType
 from commplan.ir.values import Leaf as Leaf
@@ -206,11 +206,29 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
         return self.fn_types[name]
 
     def phase(self, name: str) -> Phase:
-        return next(phase for phase in self.phases if phase.name == name)
+        """Raises CP0817 where there is none so called."""
+        known = {phase.name: phase for phase in self.phases}
+        if name not in known:
+            quoted = ", ".join(f"`{other}`" for other in known) or "none"
+            fail("CP0817", f"the plan has no phase `{name}`", f"it has: {quoted}", file=self.file)
+        return known[name]
 
     def size(self, axes: tuple[str, ...]) -> int:
         """The number of ranks along `axes`."""
         return math.prod(self.axis(name).size for name in axes)
+
+    @cached_property
+    def named(self) -> dict[str, Value]:
+        """What names mean outside the plan: the last output so called, else the state or input, else the last
+        source value that a phase takes as an argument. In this order."""
+        outputs, taken = dict[str, Value](), dict[str, Value]()
+        for phase in self.phases:
+            values = {value.id: value for value in (*self.entry, *phase.values)}
+            outputs |= {binding.name: values[binding.value] for binding in phase.outputs}
+            taken |= {binding.name: values[binding.value] for binding in phase.takes}
+        values = {value.id: value for value in self.entry}
+        entry = {name_of(ref): values[ref] for ref in (*self.states, *self.inputs)}
+        return {**outputs, **entry, **taken, **entry, **outputs}  # where the first stand, as the last say
 
     @cached_property
     def fn_types(self) -> dict[str, FnType]:

@@ -80,6 +80,11 @@ class Run(NamedTuple):
     tasks: tuple[Task, ...] = ()
 
     @property
+    def ranks(self) -> int:
+        """Of the run, servers included."""
+        return max(record.ranks for record in self.records)
+
+    @property
     def slices(self) -> list[Slice]:
         return [each for collective in self.collectives for each in collective]
 

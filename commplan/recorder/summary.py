@@ -111,7 +111,7 @@ def summary(run: Run) -> Summary:
     steps = [_steps(run, phase) for phase in phases]
     return Summary(
         run.plan,
-        run.records[0].ranks,
+        run.ranks,
         len(run.records),
         max(ends, default=0.0) - min(begins, default=0.0),
         run.lost,

@@ -79,12 +79,12 @@ def links(tasks: Sequence[Task]) -> list[Link]:
     results: list[Link] = []
     for wait, make in last_makes(tasks):
         results.append(Link(make, make.end, wait, wait.end))
-    asked = {(task.rank, task.name, task.number): task for task in tasks if task.kind == "request"}
+    asked = {(task.rank, task.line, task.number): task for task in tasks if task.kind == "request"}
     for serve in (task for task in tasks if task.kind == "serve"):
-        request = asked.get((serve.detail, serve.name, serve.number))
-        if request is not None and request.begin <= serve.begin <= serve.end <= request.end:
+        request = asked.get((serve.detail, serve.line, serve.number))
+        if request is not None and request.begin <= serve.begin:
             results.append(Link(request, request.begin, serve, serve.begin))
-            if not serve.state:
+            if not serve.state and serve.end <= request.end:  # what is put may be heard later
                 results.append(Link(serve, serve.end, request, request.end))
     return results
 

@@ -68,7 +68,7 @@ def head(run: Run) -> _Json:
         }
         for clock in run.clocks
     ]  # fmt: skip
-    ranks = run.records[0].ranks
+    ranks = run.ranks
     missing = sorted(set(range(ranks)) - {record.rank for record in run.records}) if ranks <= 2**16 else []
     aligned = {"hosts": clocks, "collectives": run.synchronised, "bound": _BOUND}
     return {"plan": run.plan, "ranks": ranks, "lost": run.lost, "missing": missing, "clocks": aligned}

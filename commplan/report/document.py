@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from commplan.explain.graph import Kind
+from commplan.explain.graph import Edge, Node
 from commplan.ir.remark import Choice
 from commplan.recorder import Summary
 
@@ -23,26 +23,6 @@ class Source(msgspec.Struct, frozen=True):
     lines: tuple[tuple[int, str], ...]
     whole: bool
     left_out: str = ""
-
-
-class Node(msgspec.Struct, frozen=True):
-    """A box of the graph: what stands in it, and its plan line."""
-
-    id: str
-    kind: Kind
-    texts: tuple[str, ...]
-    line: int
-
-
-class Edge(msgspec.Struct, frozen=True):
-    """A value on its way from a node to another. texts: name and type, placement; equal texts with one tail
-    are one value. line: where it is made. back: it is a state's new value."""
-
-    tail: str
-    head: str
-    texts: tuple[str, ...]
-    line: int
-    back: bool = False
 
 
 class Graph(msgspec.Struct, frozen=True):

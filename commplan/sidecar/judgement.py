@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.recorder.blame import Rank, blame
+from commplan.recorder.blame import Rank, blame, described
 from commplan.recorder.file import FAILED, VERDICT, Record, append_end, read_records
-from commplan.sidecar.ending import described, from_outside
+from commplan.sidecar import ending
 
 _SHOWN = 4  # ends beside the first
 _TOGETHER_S = 0.5  # between ends of which it cannot be said which came first
@@ -45,16 +45,16 @@ def judgement(ends: Sequence[Ended], killed: int) -> str:
 
     killed: how many processes the kernel has killed meanwhile for want of memory.
     """
-    first, *others = sorted(ends, key=lambda end: (from_outside(end.status), end.seconds))
-    outside = [end.seconds for end in ends if from_outside(end.status)]
-    if from_outside(first.status) or (outside and min(outside) < first.seconds - _TOGETHER_S):
+    first, *others = sorted(ends, key=lambda end: (ending.from_outside(end.status), end.seconds))
+    outside = [end.seconds for end in ends if ending.from_outside(end.status)]
+    if ending.from_outside(first.status) or (outside and min(outside) < first.seconds - _TOGETHER_S):
         return ""
     records = [record for end in ends for record in _readable(end.records)]
     if any(event.kind in (VERDICT, FAILED) for record in records for event in record.events):
         return ""
     ranks = {rank.process: rank for rank in (blame(records).ranks if records else ())}
     text, *notes = [_said(end, ranks.get(end.process)) for end in (first, *others[:_SHOWN])]
-    if records and records[0].ranks > len(records):
+    if records and max(record.ranks for record in records) > len(ranks):
         notes.append("of ranks on other hosts, which may have ended before, nothing is known here")
     if killed:
         notes.append(f"meanwhile the kernel has killed {killed} for want of memory")
@@ -63,19 +63,25 @@ def judgement(ends: Sequence[Ended], killed: int) -> str:
 
 
 def _said(end: Ended, rank: Rank | None) -> str:
-    host = f" on {rank.host}" if rank else ""
-    return f"{end.who} (process {end.process}{host}) {described(end.status)}{_where(rank) if rank else ''}"
+    host, where = (f" on {rank.host}", _where(rank)) if rank else ("", "")
+    return f"{end.who} (process {end.process}{host}) {ending.described(end.status)}{where}"
 
 
 def _readable(paths: Sequence[Path]) -> list[Record]:
     records: list[Record] = []
-    for path in paths[:1]:  # of the job's first communicator or mesh
-        with contextlib.suppress(CommplanError):
-            records += read_records([str(path)])
+    for path in paths[:1]:  # of the job's first communicator or mesh, and what else the rank did
+        own = ".".join(path.name.split(".")[:2])
+        for lane in path.parent.glob(f"{own}.*rec"):
+            with contextlib.suppress(CommplanError):
+                records += read_records([str(lane)])
     return records
 
 
 def _where(rank: Rank) -> str:
     if rank.waits:
-        return f" in {rank.waits.name}, run {rank.waits.runs}"
-    return f", in no collective; it last finished {rank.last.name}, run {rank.last.runs}" if rank.last else ""
+        return f" in {described(rank.waits)}"
+    text = f", in no collective; it last finished {described(rank.last)}" if rank.last else ""
+    for activity in rank.activities:
+        if activity.waits is not None:
+            return f"{text}, and waited in {described(activity.waits)}"
+    return text

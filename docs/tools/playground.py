@@ -29,18 +29,17 @@ ROOT = vendor.ROOT
 SCRIPTS = tuple(name for name in page.SCRIPTS if name != "main.js")
 # What the checker, the passes and the explanation do not import.
 LEFT_OUT = (
-    "runtime/", "cli/", "pages/", "lowering/jax/", "lowering/mpi/", "lowering/oracle/", "report/assets/",
+    "runtime/", "cli/", "pages/", "lowering/jax/", "lowering/mpi/", "report/assets/",
 )  # fmt: skip
 VALUES = (TYPES, ALGORITHMS, OPS, MODES, VISITS, TAILS, FLAGS, PLACES)
 
 
 class Sample(NamedTuple):
-    """A plan of `examples/plans`, and what its timeline is made with. costs: seconds by name."""
+    """A plan of `examples/plans`, and what its timeline is made with."""
 
     name: str
     topology: str
     shapes: str = ""
-    costs: tuple[tuple[str, float], ...] = ()
 
 
 SAMPLES = (
@@ -77,7 +76,7 @@ def _sources(archive: Path, own: Path) -> None:
             folder = (ROOT / "commplan" / room).resolve()
             for file in sorted(folder.rglob("*")):
                 name = f"{room}{file.relative_to(folder)}"
-                if file.suffix in (".py", ".lark") and not name.startswith(LEFT_OUT):
+                if file.suffix in (".py", ".lark", ".toml") and not name.startswith(LEFT_OUT):
                     packed.write(file, f"commplan/{name}")
         for name in ("look.py", "assumed.py"):
             packed.write(own / name, name)
@@ -115,9 +114,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
         )
     topology = load_topology(ROOT / "examples" / "topologies" / f"{sample.topology}.toml")
     schedule = plan.compile(shapes=shapes, topology=topology).schedule
-    simulation = simulate(
-        schedule, Predictor(topology, schedule.axes, backend=schedule.backend), sample.costs
-    )
+    simulation = simulate(schedule, Predictor(topology, schedule.axes, backend=schedule.backend))
     titles = {phase.name: phase_title(phase) for phase in plan.graph.phases}
     timed = phases(simulation.phases, titles)
     lines = tuple(enumerate(text.splitlines(), 1))

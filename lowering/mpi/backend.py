@@ -185,7 +185,8 @@ def backend_of(
     servers and no engine, CP0849 where a rank does not come.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
-    channel, service = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan, meet=meet), None
+    job, service = requests.job if requests is not None else "", None
+    channel = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan, job=job, meet=meet)
     opening: list[tuple[Collective, str]] = []
     for phase in schedule.phases:
         moving = [op for op in phase.ops if isinstance(op, Collective) and channel.groups.ways(op.axes) > 1]

@@ -1,12 +1,13 @@
-"""The engine's library: compiled on first use for this machine, this MPI and this JAX, and kept.
+"""The engine's library: the package's own where that serves here, else compiled on first use and kept.
 
-It must be compiled where it runs: MPI libraries share no binary interface, and reductions are as fast as the
-processor allows. The result lies in a per-user cache under a name that says all that it depends on. Of the
-ranks that start together one compiles, on a file system of their own one for each; the others wait for it.
+MPI libraries share no binary interface, and reductions are as fast as the processor allows. What is compiled
+lies in a per-user cache under a name that says all that it depends on. Of the ranks that start together one
+compiles, on a file system of their own one for each; the others wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -18,16 +19,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.io import replacing
 from commplan.lowering.jax.typing_shim import jax
+from commplan.lowering.mpi import prebuilt
 from commplan.lowering.mpi.typing_shim import MPI
 
 SOURCES = Path(__file__).parent / "engine"
-_OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+_OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread")
 _FIX = "install a C++17 compiler (Debian: g++) and the headers of the MPI in use, or write `via` without it"
 _SECONDS = 300  # more than any compiler needs
 
@@ -35,10 +38,19 @@ _SECONDS = 300  # more than any compiler needs
 @functools.cache
 def library() -> ctypes.CDLL:
     """The engine, loaded into this process. Raises CP0830 where it cannot be compiled or loaded."""
+    shipped = prebuilt.engine(mpi_version(), jax.ffi.include_dir())
+    if shipped is not None:
+        with contextlib.suppress(CommplanError):  # such as one for a newer C library
+            return _loaded(shipped)
     try:
-        path = _cached(_compiler(), mpi_library())
+        path = _cached(compiler(), mpi_library())
     except OSError as error:  # a compiler that cannot be started, a full disk
         fail("CP0830", f"the MPI engine cannot be compiled: {error}", _FIX)
+    return _loaded(path)
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    """The engine in the file `path`, its functions declared and registered. Raises CP0830."""
     try:
         loaded = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
@@ -68,6 +80,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "channel_close": (None, [_POINTER]),
     "channel_release": (ctypes.c_int, [_POINTER]),
     "list": (_NUMBER, [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4, _NUMBER, _POINTER, _TEXT]),
+    "list_free": (None, [_NUMBER]),
+    "run": (_NUMBER, [_NUMBER, _POINTER, _POINTER, _POINTER, ctypes.c_char_p, _NUMBER]),
     "native": (_NUMBER, [_POINTER, _POINTER, _TEXT]),
     "describe": (None, [_NUMBER, _TEXT]),
     "packed": (_NUMBER, [_NUMBER, *[_POINTER, _NUMBER] * 4]),
@@ -101,14 +115,19 @@ def mpi_library() -> Path:
     return names[0]
 
 
-def _compiler() -> tuple[str, ...]:
+def mpi_version() -> str:
+    """What the MPI library of this process says of itself."""
+    return MPI.Get_library_version().rstrip("\0")
+
+
+def compiler() -> tuple[str, ...]:
     """The command that compiles C++ against the MPI in use: its own wrapper."""
     named = os.environ.get("MPICXX")
     prefixes = [mpi_library().parent.parent / "bin", Path(sys.prefix) / "bin"]
     places = os.pathsep.join([*map(str, prefixes), os.environ.get("PATH", os.defpath)])
     for name in [named] if named else ["mpicxx", "mpic++", "mpiCC"]:
-        if compiler := shutil.which(name, path=places):
-            return (compiler,)
+        if wrapper := shutil.which(name, path=places):
+            return (wrapper,)
     if not named and (wrapper := shutil.which("mpicc", path=places)):
         shown = subprocess.run([wrapper, "--showme"], capture_output=True, text=True, check=False)
         cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
@@ -141,7 +160,7 @@ def _cached(compiler: Sequence[str], mpi: Path) -> Path:
     for path in sources:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     stat = mpi.stat()
-    parts = (compiler, _OPTIONS, _version(compiler[0]), MPI.Get_library_version(), str(mpi.resolve()))
+    parts = (compiler, _OPTIONS, _version(compiler[0]), mpi_version(), str(mpi.resolve()))
     digest.update(repr((*parts, stat.st_size, jax.__version__, jax.ffi.include_dir(), _processor())).encode())
     path = cache() / f"engine-{digest.hexdigest()[:24]}.so"
     if path.exists():
@@ -149,7 +168,7 @@ def _cached(compiler: Sequence[str], mpi: Path) -> Path:
     with (cache() / f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # given up when the process ends, however it ends
         if not path.exists():
-            _compile(compiler, [p for p in sources if p.suffix == ".cpp"], path)
+            _compile(compiler, path)
     return path
 
 
@@ -168,20 +187,42 @@ def _processor() -> str:
     return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _compile(compiler: Sequence[str], sources: Sequence[Path], path: Path) -> None:
+def _tuning(compiler: Sequence[str]) -> list[str]:
+    """What makes the engine as fast as this processor allows; not every compiler knows its processor."""
+    command = [compiler[0], "-march=native", "-fsyntax-only", "-x", "c++", os.devnull]
+    known = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return ["-march=native"] if known else []
+
+
+def _compile(compiler: Sequence[str], path: Path) -> None:
     """Compile to `path`, which appears atomically and complete, on other hosts and after a crash too."""
-    include, named = f"-I{jax.ffi.include_dir()}", [str(source) for source in sources]
-    with replacing(path) as temp:
-        for tuning in (["-march=native"], []):  # not every compiler knows its processor
-            command = [compiler[0], *_OPTIONS, *tuning, include, *named, *compiler[1:], "-o", temp, "-ldl"]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
-            except subprocess.TimeoutExpired:
-                fail("CP0830", f"compiling the MPI engine took more than {_SECONDS} s", _FIX)
-            if done.returncode == 0:
-                return
-            if "march" not in done.stderr:
-                break
-        output = done.stderr[-500:] or f"{compiler[0]} ends with exit code {done.returncode}"
+    with replacing(path) as temp, tempfile.TemporaryDirectory() as folder:
+        objects = compile_objects(compiler, _tuning(compiler), Path(folder))
+        link([*compiler[:1], *objects, *compiler[1:]], temp)
+
+
+def compile_objects(compiler: Sequence[str], options: Sequence[str], folder: Path) -> list[str]:
+    """The object files of the engine, as many at a time as there are processors for. Raises CP0830."""
+    sources = sorted(SOURCES.glob("*.cpp"))
+    objects = [str(folder / f"{source.stem}.o") for source in sources]
+    common = [compiler[0], *_OPTIONS, *options, f"-I{jax.ffi.include_dir()}", *compiler[1:], "-c"]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        commands = [[*common, str(path), "-o", result] for path, result in zip(sources, objects, strict=True)]
+        list(pool.map(_run, commands))
+    return objects
+
+
+def link(command: Sequence[str], path: Path) -> None:
+    """The library `path` from what stands in `command`. Raises CP0830."""
+    _run([*command, "-shared", "-pthread", "-ldl", "-o", str(path)])
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        fail("CP0830", f"compiling the MPI engine took more than {_SECONDS} s", _FIX)
+    if done.returncode != 0:
+        output = done.stderr[-500:] or f"{command[0]} ends with exit code {done.returncode}"
         errors = [line for line in done.stderr.splitlines() if "error" in line] or [output]
         fail("CP0830", f"the MPI engine does not compile: {errors[0].strip()}", _FIX)

@@ -25,10 +25,11 @@ from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives
 from commplan.lowering.mpi.job.drain import drain
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
-from commplan.lowering.mpi.job.watchdog import RequestWatch
+from commplan.lowering.mpi.job.watchdog import RequestWatch, Watched, job
 from commplan.lowering.mpi.shared import Region, regions, shares
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, receives, sends, sent
+from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, nbytes_of, receives, sends, sent
+from commplan.recorder.file import Details
 
 Array = Any
 # Of one worker to one server in flight. A server answers a unit when the last worker's term of it is there:
@@ -44,30 +45,36 @@ _departing: list[list[bool]] = []  # a mark in each when it is done
 
 class Requests(NamedTuple):
     """What carries requests on a communicator of workers and servers. library: the engine; channel: its own;
-    watch: who says what holds them, None where nobody does."""
+    watch: who says what holds them, None where nobody does. job: see `Watched`."""
 
     library: Any
     channel: int
     watch: RequestWatch | None
+    job: str
 
 
-def requests_of(comm: Any, bound_s: float | None, meet: Rendezvous) -> Requests | None:
-    """Of `comm`, all of whose ranks call this alike; None where this rank cannot have the engine.
+def requests_of(
+    comm: Any, bound_s: float | None, meet: Rendezvous, plan: str, workers: int
+) -> Requests | None:
+    """Of `comm`, all of whose ranks call this alike, first so many workers; None where this rank cannot have
+    the engine.
 
     bound_s: see `Channel`; the longest of all counts, and where a rank gives None, or has no engine, nothing
-    is watched. Raises CP0849 where a rank does not come.
+    is watched. plan: its name. Raises CP0849 where a rank does not come.
     """
     library = None
     with contextlib.suppress(CommplanError):
         library = build.library()
-    answers: list[tuple[bool, float | None]] = meet(comm.allgather, (library is not None, bound_s))
-    bounds = [bound for has, bound in answers if has and bound is not None]
+    own = (library is not None, bound_s, job())
+    answers: list[tuple[bool, float | None, str]] = meet(comm.allgather, own)
+    bounds = [bound for has, bound, _ in answers if has and bound is not None]
     if library is None:
         return None
     channel, watch = library.commplan_channel_open(comm.py2f(), 0), None
     if len(bounds) == len(answers):
-        watch = meet(RequestWatch.begin, library, channel, max(bounds))
-    return Requests(library, channel, watch)
+        watched, rank = Watched(max(bounds), answers[0][2], plan), int(comm.Get_rank())
+        watch = meet(RequestWatch.begin, library, channel, watched, rank, len(answers), workers)
+    return Requests(library, channel, watch, answers[0][2])
 
 
 class Service:
@@ -152,6 +159,7 @@ class Service:
             (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows),
             _window(rows), counter,
         )  # fmt: skip
+        self._library.commplan_describe(number, _details(site))
         if mapped:
             count = self._counter(site.states)
             shares(self._library, number, site, mapped, self.sites.group(site, self.rank), count)
@@ -230,6 +238,12 @@ def send_leave(comm: Any, sites: Sites, why: str = "") -> None:
         waiting = [request for request in waiting if not _ended(request)]
         time.sleep(1e-3 if waiting else 0)
     _kept.extend((word, request) for request in waiting)  # a message that is under way keeps its bytes
+
+
+def _details(site: Site) -> bytes:
+    """What a record says of its requests."""
+    nbytes = nbytes_of((*site.up, *site.down, *site.token))
+    return Details("request", site.kind, nbytes, "-", 0, "", ()).text().encode()
 
 
 def _window(rows: Sequence[tuple[int, ...]]) -> int:

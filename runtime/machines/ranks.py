@@ -274,7 +274,7 @@ def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
     rank = int(own.Get_rank())
     server = rank - roles.workers
     part = meet(own.Split, int(server >= 0), rank)
-    requests = requests_of(own, bound_s, meet)
+    requests = requests_of(own, bound_s, meet, schedule.plan, roles.workers)
     if server < 0:
         workers = meet.among(range(roles.workers))
         backend = backend_of(schedule, part, roles, own, requests, bound_s, workers)

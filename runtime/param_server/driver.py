@@ -20,6 +20,7 @@ from commplan.runtime.param_server.store import Array, Cell, Kept, Pool, Store, 
 
 if TYPE_CHECKING:
     from commplan.runtime.param_server.checkpoint import Keep
+    from commplan.runtime.param_server.serve_record import ServeRecord
 
 _TOKEN = np.zeros(1, np.int32)
 
@@ -68,6 +69,7 @@ class Driver:
         self.seen = Served()
         self.restored = False
         self.published: Callable[[Machine], None] | None = None  # called after a state has been set
+        self.record: ServeRecord | None = None
         self._effects = {
             "set": self._set,
             "add": self._add,
@@ -97,6 +99,8 @@ class Driver:
         """A message has come: u8 [nbytes], taken from the pool, and the driver's from now on."""
         if tag == LEAVE:
             self.pool.give(buffer)
+            if self.record is not None:
+                self.record.lost(worker)
         elif worker not in self.machine.gone:
             self._hold(worker, tag, buffer)
         for effect in self.machine.arrive(worker, tag):
@@ -106,10 +110,14 @@ class Driver:
 
     def lost(self, worker: int) -> None:
         """A worker has died."""
+        if self.record is not None:
+            self.record.lost(worker)
         for effect in self.machine.lost(worker):
             self._do(effect)
 
     def _hold(self, worker: int, tag: int, buffer: Array) -> None:
+        if self.record is not None:
+            self.record.message(worker, tag)
         desk = self.desks.of_tag.get(tag)
         seen = self.seen
         seen.messages[worker] = seen.messages.get(worker, 0) + 1
@@ -255,6 +263,8 @@ class Driver:
 
     def _send(self, worker: int, tag: int, array: Array) -> None:
         self.seen.answered += array.nbytes
+        if self.record is not None:
+            self.record.message(worker, tag)
         self.send(worker, tag, array)
 
     def _changed(self, cell: Cell, kept: Kept) -> None:

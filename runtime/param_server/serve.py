@@ -23,6 +23,7 @@ from commplan.ir.types import sized, timed
 from commplan.lowering.mpi.job.watchdog import RequestWatch
 from commplan.lowering.mpi.shared import HELLO
 from commplan.protocol.sites import LEAVE, Sites
+from commplan.recorder.lane import Lane
 from commplan.runtime.context import Context
 from commplan.runtime.machines.server import Serving as Server
 from commplan.runtime.observe.abort_hook import told
@@ -32,6 +33,7 @@ from commplan.runtime.param_server.driver import Driver
 from commplan.runtime.param_server.event_log import LOST, Recorder, Replay, recorded
 from commplan.runtime.param_server.mailbox import Mail, Post
 from commplan.runtime.param_server.routing import Desks
+from commplan.runtime.param_server.serve_record import ServeRecord
 from commplan.runtime.param_server.shared import Shared, offered
 from commplan.runtime.param_server.startup_guard import attended, left
 from commplan.runtime.param_server.store import Array, Pool
@@ -131,6 +133,9 @@ def serve(
             check_prompt(sites, server.file)
         desks = Desks(context.schedule, sites, server.number, context.functions, context.structures)
         driver = Driver(sites, server.number, desks, post.send, pool)
+        if server.watch is not None and server.watch.recording is not None:
+            lane = Lane(server.watch.recording)
+            driver.record = ServeRecord(lane, desks.all.values(), context.schedule.file)
         with contextlib.ExitStack() as closing:
             serving = Serving(driver, post, server.name, stop, timeout, server.watch)
             if checkpoint is not None:
@@ -385,6 +390,8 @@ class Serving:
             fail("CP0834", *(line.removeprefix("note: ") for line in verdict.splitlines()))
         sites, machine = self.driver.sites, self.driver.machine
         waiting, others = machine.held()
+        if self.driver.record is not None and waiting:
+            self.driver.record.waits(others)
         servers = (sites.workers + server for server in range(sites.servers) if server != machine.server)
         gone = [*machine.gone, *servers]
         self._watch.serve(

@@ -56,11 +56,11 @@ def test_nodes_boxes_and_labels_say_what_the_plan_says():
         "output",
         "output",
     ]
-    assert step.nodes[0].lines == ("load batch 64", "split data", "visit exactly_once seed 17")
-    assert step.nodes[2].lines == (
+    assert step.nodes[0].texts == ("load batch 64", "split data", "visit exactly_once seed 17")
+    assert step.nodes[2].texts == (
         "reduce by mean", "over data", "via native", "{ bucket = 25 MiB, overlap = backward }",
     )  # fmt: skip
-    labels = {edge.lines for edge in picture.edges}
+    labels = {edge.texts for edge in picture.edges}
     assert ("grads : tree", "per member partial data") in labels
     assert ("raw : 64 x bytes", "split data") in labels
 
@@ -84,8 +84,8 @@ each step {
 def test_states_stand_with_the_servers_that_hold_them():
     picture = draw.drawing(plan(SERVED))
     assert [box.title for box in picture.boxes] == ["server hub = 2", "at start", "each step"]
-    assert [node.lines for node in picture.boxes[0].nodes] == [("state weights",)]
-    assert {node.lines for node in picture.nodes} == {("input params",), ("input grads",)}
+    assert [node.texts for node in picture.boxes[0].nodes] == [("state weights",)]
+    assert {node.texts for node in picture.nodes} == {("input params",), ("input grads",)}
 
 
 def test_edges_join_existing_nodes_and_states_come_back():

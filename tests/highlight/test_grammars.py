@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from commplan.dsl.format import format_source
-from commplan.highlight.__main__ import FILES, main
 from commplan.highlight.categories import Category, categorise
-from commplan.highlight.textmate import SCOPES
+from editors.grammars.__main__ import FILES, main
+from editors.grammars.textmate import SCOPES
 
 ROOT = Path(__file__).parents[2]
 VSCODE = ROOT / "editors" / "vscode"

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from support.embedding import mesh_of
+from support.oracle.programs import execute
 
 from commplan.collectives import registry
-from commplan.collectives.program import KINDS, REDUCING, ROOTED, Program
+from commplan.collectives.program import KINDS, REDUCING, ROOTED, Kind, Program
 from commplan.lowering import permutes
 from commplan.lowering.jax import _compat, programs
-from commplan.lowering.oracle.programs import execute
 
 Op = Literal["sum", "max", "min"]
 
@@ -90,10 +90,9 @@ def test_other_types_and_operations():
     gather = registry.program("bruck", "all_gather", 3)
     ops: tuple[Op, ...] = ("sum", "max", "min")
     trials = [Trial(all_reduce, op, numbers(all_reduce, "bool", 7)) for op in ops]
+    typed: tuple[tuple[Op, str], ...] = (("max", "float32"), ("min", "bfloat16"), ("sum", "uint8"))
     trials += [
-        Trial(p, op, numbers(p, dtype, 7))
-        for p in (all_reduce, reduce_scatter)
-        for op, dtype in (("max", "float32"), ("min", "bfloat16"), ("sum", "uint8"))
+        Trial(p, op, numbers(p, dtype, 7)) for p in (all_reduce, reduce_scatter) for op, dtype in typed
     ]
     for trial in trials:
         if trial.held.dtype.kind not in "bu":
@@ -112,10 +111,11 @@ def test_sizes_that_are_hardly_there():
 
 def test_slices():
     trials: list[Trial] = []
-    for name, kind, slices in (
+    sliced: tuple[tuple[str, Kind, int], ...] = (
         ("chain", "broadcast", 4), ("ring", "all_reduce", 2), ("double_tree", "reduce", 3),
         ("ring", "all_gather", 2), ("binomial_tree", "scatter", 2),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for name, kind, slices in sliced:
         if registry.supports(name, kind):
             root = 3 if kind in ROOTED else 0
             program = registry.program(name, kind, 5, root=root, slices=slices)
@@ -126,11 +126,12 @@ def test_slices():
 def test_many_rounds_of_one_form_become_a_loop(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(permutes, "UNROLLED", 2)
     trials: list[Trial] = []
-    for name, kind, slices in (
+    long: tuple[tuple[str, Kind, int], ...] = (
         ("ring", "all_reduce", 1),
         ("ring", "all_gather", 1),
         ("chain", "broadcast", 9),
-    ):
+    )
+    for name, kind, slices in long:
         program = registry.program(name, kind, 5, slices=slices)
         trials.append(Trial(program, "sum", numbers(program, "bfloat16", 23)))
     agree(trials, 5)
@@ -143,12 +144,13 @@ def test_many_rounds_of_one_form_become_a_loop(monkeypatch: pytest.MonkeyPatch):
 def test_hierarchies(sizes: tuple[int, ...]):
     ranks = int(np.prod(sizes))
     trials: list[Trial] = []
-    for kind, names in (
+    nested: tuple[tuple[Kind, tuple[str, ...]], ...] = (
         ("all_reduce", ("ring", "halving_doubling", "recursive_doubling")),
         ("reduce_scatter", ("ring", "halving_doubling", "ring")),
         ("all_gather", ("bruck", "ring", "bruck")),
         ("broadcast", ("binomial_tree", "chain", "scatter_gather")),
-    ):
+    )
+    for kind, names in nested:
         levels = list(zip(names[-len(sizes) :], sizes, strict=True))
         program = registry.hierarchical(levels, kind, root=4 if kind in ROOTED else 0)
         trials.append(Trial(program, "sum", numbers(program, "float32", 13)))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from support.embedding import bind, mesh_of
+from support.oracle import Oracle
 from support.under_jax import UnderJax
 
 import commplan
@@ -22,7 +23,6 @@ from commplan.ir.plan import Algorithm, Arg, Hints
 from commplan.ir.types import DType
 from commplan.lowering import programs
 from commplan.lowering.jax.collectives import LaxBackend
-from commplan.lowering.oracle import Oracle
 
 SPAN = Span(7, 5, 7, 20)
 
@@ -36,7 +36,7 @@ def collective(kind: ir.CollectiveKind, algorithm: Algorithm, axes: tuple[str, .
     return ir.Collective(kind, "y.1", "x.1", axes, DType.F32, 0, SPAN, algorithm=algorithm, **how)
 
 
-def on_ranks(sizes: dict[str, int], backend: LaxBackend, do: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def on_ranks(sizes: dict[str, int], backend: LaxBackend, do: Callable[[Any], Any]) -> Any:
     """`do` on each rank's row of an array [ranks, ...], rows of results beside each other."""
     axes = tuple(sizes)
     mapped = jax.shard_map(

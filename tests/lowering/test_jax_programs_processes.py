@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 from support import programs_processes
+from support.oracle import Oracle
 from support.ports import free_port
 
 import commplan
-from commplan.lowering.oracle import Oracle
 
 
 def test_rounds_between_processes_agree_with_the_oracle(tmp_path: Path):

@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.oracle.programs import execute
 
 from commplan.collectives import registry
 from commplan.collectives.program import KINDS, ROOTED, Kind, Program
 from commplan.ir.types import DType
-from commplan.lowering.oracle.programs import execute
 
 Array = npt.NDArray[np.int32]
 Op = Literal["sum", "max", "min"]

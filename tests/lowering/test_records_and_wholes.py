@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from support.oracle import Oracle
 
 import commplan
-from commplan.lowering.oracle import Oracle
 
 TEXT = """plan mixed
 

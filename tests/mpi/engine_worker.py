@@ -16,6 +16,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from support.oracle.numbers import combine
+from support.oracle.programs import execute
 
 from commplan.collectives import registry
 from commplan.collectives.program import KINDS as PROGRAMMED
@@ -27,8 +29,6 @@ from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import KINDS, NATIVE, Spec, choice
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.lowering.oracle.numbers import combine
-from commplan.lowering.oracle.programs import execute
 
 comm = MPI.COMM_WORLD
 RANKS, RANK = comm.Get_size(), comm.Get_rank()

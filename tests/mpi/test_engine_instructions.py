@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.oracle.programs import execute
 
 from commplan.collectives import registry
 from commplan.collectives.program import IN_BLOCKS, KINDS, ROOTED, Kind, Program
 from commplan.lowering.mpi import instructions as lists
 from commplan.lowering.mpi.instructions import Instructions, instructions
-from commplan.lowering.oracle.programs import execute
 
 Floats = Any
 ITEM = 4  # bytes of a float32

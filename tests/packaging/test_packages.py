@@ -10,8 +10,10 @@ import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import mpirun
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = ("*.egg-info", "__pycache__", "build", "dist", "htmlcov", ".*")
@@ -67,14 +69,13 @@ def test_the_sdist_holds_every_file_and_no_link(built: tuple[Path, Path]):
     assert not links
 
 
-@pytest.mark.parametrize("which", ["wheel", "sdist"])
-def test_it_runs_installed_in_an_environment_of_its_own(built: tuple[Path, Path], which: str, tmp_path: Path):
-    """Our dependencies are lent by path: no network is needed; `make packages` installs them, too."""
-    home = tmp_path / "home"
+def installed(package: Path, home: Path) -> tuple[Path, Path]:
+    """Python of a new environment that has the package, and the folder where it lies.
+
+    Our dependencies are lent by path: no network is needed; `make packages` installs them, too.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=120)
-    python = home / "bin" / "python"
     site = sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)})
-    package = built[0] if which == "wheel" else built[1]
     install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps"]
     install += [
         "--no-build-isolation",
@@ -87,6 +88,13 @@ def test_it_runs_installed_in_an_environment_of_its_own(built: tuple[Path, Path]
     done = subprocess.run(install, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (Path(site) / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return home / "bin" / "python", Path(site)
+
+
+@pytest.mark.parametrize("which", ["wheel", "sdist"])
+def test_it_runs_installed_in_an_environment_of_its_own(built: tuple[Path, Path], which: str, tmp_path: Path):
+    home = tmp_path / "home"
+    python, _ = installed(built[0] if which == "wheel" else built[1], home)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -117,3 +125,44 @@ def test_it_runs_installed_in_an_environment_of_its_own(built: tuple[Path, Path]
     page = command("explain", "CP0001")
     assert page.returncode == 0
     assert "CP0001" in page.stdout
+
+
+RANK = """
+from mpi4py import MPI
+import numpy as np
+import commplan
+from commplan.lowering.mpi import build
+
+text = "plan p\\naxis data = ?\\ninput x : f32[5] partial data\\n"
+plan = commplan.loads(text + "each step {\\n x = reduce x over data by sum via ring\\n output x\\n}")
+run = plan.compile(MPI.COMM_WORLD).bind(MPI.COMM_WORLD)
+out, _ = run.step({}, x=np.full(5, MPI.COMM_WORLD.rank + 1, np.float32))
+assert out.x.tolist() == [3.0] * 5
+if MPI.COMM_WORLD.rank == 0:
+    print(build.library()._name)
+"""
+
+
+def test_a_wheel_with_the_engine_needs_no_compiler(built: tuple[Path, Path], tmp_path: Path):
+    """Where there is no compiler, ranks run with the engine that came with the package."""
+    mpirun.needs_mpi()
+    command = [sys.executable, "-m", "commplan.lowering.mpi.prebuilt.wheel", str(built[0])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    wheel = Path(done.stdout.strip())
+    assert wheel.name.startswith(f"{built[0].name.removesuffix('-py3-none-any.whl')}-1openmpi5.")
+    python, site = installed(wheel, tmp_path / "home")
+    cache = tmp_path / "cache"
+    environment = {name: value for name, value in mpirun.environment().items() if name != "PYTHONPATH"}
+    environment |= {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(cache)}
+    environment["LD_LIBRARY_PATH"] = str(Path(sys.prefix, "lib"))  # mpi4py looks beside its own Python
+    words = mpirun.command(2, RANK)
+    words[words.index(sys.executable)] = str(python)
+    where: dict[str, Any] = {"cwd": tmp_path, "env": environment}
+    done = subprocess.run(words, **where, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    engine = site / "commplan" / "lowering" / "mpi" / "prebuilt" / "engine.so"
+    assert (done.stdout.strip(), cache.exists()) == (str(engine), False)
+    command = [str(python), "-m", "commplan", "--version"]
+    version = subprocess.run(command, **where, capture_output=True, text=True, check=True)
+    assert "MPI engine for Open MPI v5." in version.stdout

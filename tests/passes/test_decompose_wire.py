@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.byhand import HERE, Maker, compiled, reduce_plan, sharded_plan, tree
+from support.oracle import Oracle
 
 from commplan.compiler import compile_plan
 from commplan.cost.predictor import Predictor
@@ -15,7 +16,6 @@ from commplan.cost.schedule.timeline import simulate
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Cast, Collective, Leaf, LocalSum, Op, Schedule
 from commplan.ir.types import ArrayType, DType
-from commplan.lowering.oracle import Oracle
 from commplan.passes.pipeline.manager import Pipeline
 from commplan.topology import Level, Topology
 

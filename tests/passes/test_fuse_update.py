@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 from support.exchanges import SHAPES, drawn, plan_text, same
+from support.oracle import Oracle
 
 import commplan
 from commplan.ir.schedule import Collective, Map, Schedule, operands, results
-from commplan.lowering.oracle import Oracle
 
 TREE: Any = {key: {"shape": list(shape), "dtype": "f32"} for key, shape in SHAPES.items()}
 SCALAR: Any = {"shape": [], "dtype": "f32"}

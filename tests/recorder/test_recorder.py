@@ -15,7 +15,19 @@ from commplan.cli import main
 from commplan.diagnostics import CommplanError
 from commplan.recorder import Record, blame, read_records, read_run, trace
 from commplan.recorder import file as record_file
-from commplan.recorder.file import BEGIN, END, FAILED, ROUND, VERDICT, Event, Recording, machine
+from commplan.recorder.file import (
+    BEGIN,
+    END,
+    FAILED,
+    ROUND,
+    VERDICT,
+    Call,
+    Details,
+    Event,
+    Recording,
+    machine,
+)
+from commplan.recorder.lane import Lane
 
 PLAN = "images"
 
@@ -247,3 +259,99 @@ def test_without_files_the_last_run_is_shown(
     assert [each["plan"] for each in json.loads(capsys.readouterr().out)["runs"]] == ["last"]
     main(["blame", str(place), "--format", "json"])
     assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
+
+
+def lane(rank: int, name: str, *events: Event, call: Call | None = None) -> Record:
+    return record(rank, *events)._replace(path=f"job.{rank}.{name}.rec", lane=name, call=call)
+
+
+def task(kind: str, runs: int, operation: int, awaits: int | None = None) -> tuple[Event, ...]:
+    """What has begun at 5 s, and waits for a rank since 6 s."""
+    begun = Event(5, BEGIN, "line 9", operation, runs, 0, Details(kind, "run", 0, "-", 0, "", ()))
+    return (begun,) if awaits is None else (begun, begun._replace(seconds=6, kind=ROUND, nbytes=2 * awaits))
+
+
+def test_who_waits_for_a_batch_or_a_server_is_not_to_blame():
+    """Ranks 0 and 1 wait in a collective for 2, that for a batch, and what makes it for an answer."""
+    collective = run("line 6", 1, None, 1)
+    first = [record(0, *collective), record(1, *collective), record(2), record(3)]
+    waits = lane(2, "input", *task("wait", 4, 1, awaits=3))
+    makes = lane(3, "input", *task("make", 4, 1))
+    assert blame([*first, waits, makes]).holders == {3: "it has not made its part of batch 4 of line 9"}
+    asks = lane(3, "requests", *task("request", 2, 1, awaits=1))
+    holders = blame([*first, waits, makes, asks]).holders
+    assert holders == {1: "it has not answered request 2 of line 9"}
+    slow = makes._replace(call=Call("host function `f`", 5.0, "a.py:3 in f"))
+    (reason,) = blame([*first, waits, slow]).holders.values()
+    assert ": it is in host function `f`, for " in reason and reason.endswith("; its Python: a.py:3 in f")
+    stopped = makes._replace(process=gone())
+    others = [each._replace(process=gone()) if each.rank == 3 else each for each in first]
+    assert blame([*others, waits, stopped]).holders == {3: "it is dead"}
+
+
+def test_ranks_that_wait_for_one_another_end_the_search():
+    ranks = [lane(0, "input", *task("wait", 4, 1, awaits=1)), lane(1, "input", *task("wait", 4, 1, awaits=0))]
+    assert set(blame(ranks).holders) <= {0, 1}
+
+
+def test_lanes_of_a_rank_lie_beside_its_record_and_leave_with_it(place: Path):
+    recording = Recording("5f0c", PLAN, 0, 2)
+    lane = Lane(recording.lane("input"))
+    name = lane.name("line 9 of a.plan", "wait", "run")
+    assert (
+        name == lane.name("line 9 of a.plan", "wait", "run") != lane.name("line 9 of a.plan", "make", "run")
+    )
+    operation = lane.begin(name, 3, 1 << 32 | 2)
+    lane.awaits(name, operation, 1)
+    lane.recording.put_call(Call("source `a`", 2.0, "a.py:3 in f"))
+    first, second = read_records([str(place)])
+    assert (first.lane, second.lane, second.rank) == ("", "input", 0)
+    assert [(event.kind, event.runs, event.nbytes) for event in second.events] == [
+        (BEGIN, 3, 1 << 32 | 2), (ROUND, 0, 2),
+    ]  # fmt: skip
+    assert second.events[0].details is not None and second.events[0].details.kind == "wait"
+    assert second.call is not None and second.call.text == "source `a`" and second.call.stack == "a.py:3 in f"
+    lane.end(name, operation, 3)
+    recording.remove()
+    assert read_records([str(place)]) == []
+
+
+def test_what_failed_in_a_lane_is_kept_with_how_the_process_ended(place: Path):
+    recording = Recording("5f0c", PLAN, 0, 2)
+    lane = Lane(recording.lane("input"))
+    lane.end(lane.name("line 9", "wait"), 1, 1, failed=True)
+    recording.remove()
+    assert [record.ended for record in read_records([str(place)])] == ["has ended"] * 2
+    recording.put_call(Call("source `a`", 2.0, "x" * 5000))  # longer than its room
+    assert read_records([str(recording.path)])[0].call is not None
+
+
+def test_who_ended_well_is_not_dead(place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COMMPLAN_KEEP_RECORDS", "1")
+    program = (
+        "from commplan.recorder.file import start_recording\n"
+        "start_recording('5f0c', 'p', 0, 1)\n"
+        "raise SystemExit(0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    (rank,) = blame(read_records([str(place)])).ranks
+    assert rank.state == "ended" and rank.end == "has ended"
+    raised = program.replace("raise SystemExit(0)", "raise KeyError('own')").replace("5f0c", "6f0c")
+    subprocess.run([sys.executable, "-c", raised], check=False, stderr=subprocess.DEVNULL)
+    (rank,) = blame(read_records([str(place / f"{record_file.prefix()}6f0c.0.rec")])).ranks
+    assert rank.end == "has ended with KeyError: 'own'"
+
+
+def test_who_ended_with_a_verdict_is_not_to_blame(monkeypatch: pytest.MonkeyPatch):
+    """Rank 1 is still in a run before that of the others, which have ended because of it."""
+    said = Event(4, VERDICT, "rank 1 does not answer", 0, 0, 0)
+    others = [record(rank, *run("line 6", 2, None, 6, runs=6), said, process=gone()) for rank in (0, 2)]
+    behind = record(1, *run("line 6", 1, None, 5, runs=5))
+    verdict = blame([*others, behind], lambda record: f"{record.path}:3 in f")
+    assert verdict.holders == {1: "it is still in line 6, run 5; its Python: job.1.rec:3 in f"}
+    assert [rank.state for rank in verdict.ranks] == ["ended", "alive", "ended"]
+    states = {os.getpid(): "stopped"}
+    monkeypatch.setattr(
+        sys.modules["commplan.recorder.blame"], "process_state", lambda process: states.get(process, "dead")
+    )
+    assert blame([*others, behind]).holders == {1: "it is stopped"}

@@ -10,10 +10,10 @@ import numpy as np
 
 import commplan
 from commplan.ir import schedule as ir
-from commplan.lowering.oracle import Oracle
 from commplan.pytree import flatten
 
 from .meaning import Array, Judge, Meaning, is_float
+from .oracle import Oracle
 from .random_case import Case
 from .random_machine import make_machine
 from .random_stages import Tree

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.lowering.oracle import Oracle
+from .oracle import Oracle
 
 Tree = Any
 SHAPES: dict[str, tuple[int, ...]] = {"a": (5, 3), "b": (7,), "c": (1, 2, 2), "scale": ()}

@@ -16,13 +16,13 @@ import numpy as np
 
 import commplan
 from commplan.ir import plan as graph
-from commplan.lowering.oracle import numbers, ops, programs, run
 from commplan.pytree import flatten
 
 from . import terms
 from .agreement import Ways, lay_out
 from .jaxpr_terms import opaque, unknown
 from .meaning import Judge, Meaning
+from .oracle import numbers, ops, programs, run
 from .random_case import Case
 from .terms import Array
 
@@ -152,14 +152,14 @@ class InTerms:
         own = [axis for axis in self.judge.axes if axis in value.placement.per]
         count = 0
         triples = zip(flatten(tree)[0], meant.leaves, flatten(rounded)[0], value.leaves, strict=True)
-        for (path, got), exact, (_, marked), leaf in triples:
+        for (path, got), exact, (_, rough), leaf in triples:
             wanted, mask = lay_out(terms.lift(exact), self.judge, value, own)
             dtype = leaf.dtype.numpy_name
-            parts = [got, wanted, mask, marked]
+            marked = rough
             if how is not None:
-                parts[1:] = [how(value, leaf, each) for each in parts[1:]]
+                wanted, mask, marked = (how(value, leaf, each) for each in (wanted, mask, rough))
             what = f"{phase}: {kind} {name} {path}".rstrip()
-            count += _same(what, *parts, dtype)
+            count += _same(what, got, wanted, mask, marked, dtype)
         return count
 
 

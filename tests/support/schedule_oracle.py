@@ -22,12 +22,13 @@ import numpy as np
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.ir.types import DType
-from commplan.lowering.oracle import Oracle, numbers
-from commplan.lowering.oracle import ops as oracle_ops
-from commplan.lowering.oracle import programs as oracle_programs
-from commplan.lowering.oracle import run as oracle_run
-from commplan.lowering.oracle.layout import Held, Rank, global_shape
 from commplan.pytree import nest
+
+from .oracle import Oracle, numbers
+from .oracle import ops as oracle_ops
+from .oracle import programs as oracle_programs
+from .oracle import run as oracle_run
+from .oracle.layout import Held, Rank, global_shape
 
 Array = np.ndarray[Any, Any]
 MANTISSA = {DType.F64: 52, DType.F32: 23, DType.F16: 10, DType.BF16: 7}
@@ -381,7 +382,7 @@ class Exactly(Oracle):
             sums: list[Array] = []
             for at, leaf in enumerate(gradient.leaves):
                 sent = [self._sent(op, leaf, env[op.gradient][rank][at]) for rank in group]
-                sums.append(share * sum(weight * each for weight, each in zip(weights, sent, strict=True)))
+                sums.append(np.multiply(share, sum(w * each for w, each in zip(weights, sent, strict=True))))
             for rank in group:
                 given = [Operand(values[ref], env[ref][rank]) for ref in op.states]
                 given.append(Operand(gradient, sums))

@@ -18,11 +18,11 @@ import numpy as np
 from mpi4py import MPI
 from msgspec.structs import replace
 from support.agreement import DisagreementError, Ways, inputs_of, precision, same_leaf
+from support.oracle.layout import Grid, spread
 from support.random_case import make_case
 
 from commplan.api import Program
 from commplan.ir import schedule as ir
-from commplan.lowering.oracle.layout import Grid, spread
 from commplan.pytree import flatten
 
 Tree = Any
@@ -127,4 +127,5 @@ def main(seed: int, wanted: int, least: int, forms: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(*(int(word) for word in sys.argv[1:4]), sys.argv[4:] or ["usual"])
+    seed, wanted, least = map(int, sys.argv[1:4])
+    main(seed, wanted, least, sys.argv[4:] or ["usual"])

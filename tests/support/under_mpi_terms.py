@@ -17,13 +17,13 @@ from commplan.lowering.jax.pytree import flatten as flatten_jax
 from commplan.lowering.mpi import backend as mpi_backend
 from commplan.lowering.mpi import build, collectives
 from commplan.lowering.mpi.job.groups import Groups
-from commplan.lowering.oracle.layout import Grid, spread
 from commplan.lowering.programs import spreads
 from commplan.pytree import flatten, nest
 
 from .agreement import inputs_of
 from .engine_terms import Comm, Library, World
 from .jaxpr_terms import Walker, in_step
+from .oracle.layout import Grid, spread
 from .plan_terms import InTerms
 from .terms import Array, lift
 

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from support.oracle.layout import Grid, spread
 
 import commplan
 import commplan.optax
-from commplan.lowering.oracle.layout import Grid, spread
 from commplan.pytree import flatten
 
 PLAN = """
@@ -111,7 +111,7 @@ def functions(decoded: list[int]) -> dict[str, Any]:
 
 
 def bind(where: Any, axes: dict[str, int] | None = None) -> tuple[Any, list[int]]:
-    trees = dict.fromkeys(("params", "grads", "center", "shard", "noise"), TREE)
+    trees: dict[str, Any] = dict.fromkeys(("params", "grads", "center", "shard", "noise"), TREE)
     program = commplan.loads(PLAN).compile(where, shapes=trees, axes=axes)
     decoded: list[int] = []
     sources = {"images": RECORDS, "labels": LABELS}
@@ -197,7 +197,7 @@ class Parts:
 
     def own(self, name: str, tree: Any) -> list[Any]:
         """A list over ranks."""
-        value = self.run.context.find(name)
+        value = self.run.context.schedule.named[name]
         pairs, rebuild = flatten(tree)
         held = spread(self.grid, value, [np.asarray(leaf) for _, leaf in pairs])
         return [rebuild(list(held[rank])) for rank in self.grid.ranks]

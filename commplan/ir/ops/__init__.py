@@ -1,5 +1,5 @@
 """What a schedule consists of: one op, one file. Fields of an op and what it says of itself stand there;
-how it runs stands with each backend and with the oracle."""
+how it runs stands with each backend."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeVar, get_args

@@ -61,7 +61,7 @@ class Pass(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         changed = [
-            f"{field.name}={_print(getattr(self, field.name))}"
+            f"{field.name}={written(getattr(self, field.name))}"
             for field in msgspec.structs.fields(self)
             if getattr(self, field.name) != field.default
         ]
@@ -98,7 +98,8 @@ def _nearest(name: str, known: Mapping[str, Any]) -> str:
     return did_you_mean(name, known, "known:")
 
 
-def _print(value: Any) -> str:
+def written(value: Any) -> str:
+    """The value of an option as a pipeline writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

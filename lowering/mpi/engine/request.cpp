@@ -28,7 +28,7 @@ class RequestRun final : public Operation {
     for (size_t k = 0; k < requests_.size(); ++k) {
       if (requests_[k] != MPI_REQUEST_NULL && owners_[k] == kAnswer) MPI_Cancel(&requests_[k]);
     }
-    drain(requests_);
+    drain(channel_.comm, x_.peers, requests_, owners_);
   }
 
   bool step() override {
@@ -46,6 +46,7 @@ class RequestRun final : public Operation {
   }
 
   bool bulk() const override { return requests_.size() > kFew; }
+  Progress progress() const override { return {0, 0, awaited_.load(std::memory_order_relaxed), false}; }
 
  private:
   static constexpr size_t kFew = 16;
@@ -133,6 +134,7 @@ class RequestRun final : public Operation {
   // A server that gives up says why; what holds a server, or this request, a watch says.
   void look() {
     looked_ = now();
+    awaited_.store(awaited(), std::memory_order_relaxed);
     for (size_t p = 0; p < peers_.size() && !done_; ++p) {
       int flag = 0, length = 0;
       MPI_Message message;
@@ -152,17 +154,24 @@ class RequestRun final : public Operation {
     if (!judged.empty()) end(judged);
   }
 
+  // A server that has not answered; else one that has not taken what is sent, or set the state that it shares.
+  int32_t awaited() const {
+    for (size_t k = 0; k < requests_.size(); ++k) {
+      if (owners_[k] == kAnswer) return x_.peers[whose_[k]];
+    }
+    if (!requests_.empty()) return x_.peers[whose_.front()];
+    return meeting_ < x_.meetings.size() ? x_.peers[x_.shared[x_.meetings[meeting_].state].peer] : -1;
+  }
+
   void end(const std::string& why) {
     error_ = why + (x_.where.line.empty() ? "" : "; " + x_.where.line);
     done_ = true;
   }
 
   bool test() {
-    int many = static_cast<int>(requests_.size()), some = 0;
-    if (many == 0) return false;
-    indices_.resize(many);
-    statuses_.resize(many);
-    int code = MPI_Testsome(many, requests_.data(), &some, indices_.data(), statuses_.data());
+    int some = 0;
+    if (requests_.empty()) return false;
+    int code = test_some(requests_, owners_, &some, indices_, statuses_);
     if (code == MPI_ERR_IN_STATUS) {
       for (int k = 0; k < some; ++k) {
         if (!checked(statuses_[k].MPI_ERROR, "a message", whose_[indices_[k]])) return true;
@@ -205,6 +214,7 @@ class RequestRun final : public Operation {
   size_t meeting_ = 0;
   int64_t met_ = 0, looked_ = 0;
   const int64_t turn_;
+  std::atomic<int32_t> awaited_{-1};  // its rank, as `look` has seen last; another thread may ask
   bool posted_ = false, passed_ = false;
 };
 

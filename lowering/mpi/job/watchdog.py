@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from commplan.recorder.file import Recording, start_recording
 from commplan.recorder.lane import activity
@@ -43,32 +43,46 @@ def start(
     library: Any, channel: int, watched: Watched, rank: int, axes: Mapping[str, int]
 ) -> Recording | None:
     """Watch a channel, and record what it does. All of its ranks call this alike. axes: their sizes."""
-    recording = _record(watched, rank, axes)
-    address = recording and ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
-    _watch(library, channel, watched.bound_s, address)
+    recording = start_recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
+    _watch(library, channel, watched.bound_s, recording, rank)
     return recording
 
 
-def _watch(library: Any, channel: int, bound_s: float, record: int | None) -> None:
+def _watch(library: Any, channel: int, bound_s: float, recording: Recording | None, rank: int) -> None:
     if not _libraries:
         _libraries.append(library)
         library.commplan_stack_writer(ctypes.cast(_write_stack, ctypes.c_void_p))
         atexit.register(library.commplan_stack_writer, None)
+    address = None
+    if recording is not None:
+        attend(recording.path, f"rank {rank}")
+        # The engine writes to it until MPI ends, which is after Python has.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
     nanoseconds = int(bound_s * 1e9)
-    library.commplan_channel_watch(channel, nanoseconds, FIRST * nanoseconds, record)
+    library.commplan_channel_watch(channel, nanoseconds, FIRST * nanoseconds, address)
 
 
 class RequestWatch(NamedTuple):
-    """The engine's channel of workers and servers, watched: requests are not recorded."""
+    """The engine's channel of workers and servers, watched. recording: of what this server does, if any."""
 
     library: Any
     channel: int
+    recording: Recording | None = None
 
     @classmethod
-    def begin(cls, library: Any, channel: int, bound_s: float) -> RequestWatch:
-        """Watch a channel of workers and servers; all of its ranks call this alike."""
-        _watch(library, channel, bound_s, None)
-        return cls(library, channel)
+    def begin(cls, library: Any, channel: int, watched: Watched, rank: int, ranks: int, workers: int) -> Self:
+        """Watch a channel of `workers` workers and their servers; all of its ranks call this alike. What
+        workers ask is recorded; what servers do, they record themselves."""
+        lane = "requests" if rank < workers else "server"
+        recording = start_recording(watched.job, watched.plan, rank, ranks, lane=lane)
+        if rank < workers:
+            _watch(library, channel, watched.bound_s, recording, rank)
+            return cls(library, channel)
+        _watch(library, channel, watched.bound_s, None, rank)
+        if recording is not None:
+            attend(recording.path, f"rank {rank}")
+        return cls(library, channel, recording)
 
     def serve(
         self, *, waits: bool, patient: bool, moved: bool, awaited: Sequence[int], gone: Sequence[int]
@@ -89,15 +103,6 @@ class RequestWatch(NamedTuple):
         text = ctypes.create_string_buffer(_VERDICT + 1)
         self.library.commplan_channel_verdict(self.channel, text, _VERDICT)
         return text.value.decode(errors="replace")
-
-
-def _record(watched: Watched, rank: int, axes: Mapping[str, int]) -> Recording | None:
-    recording = start_recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
-    if recording is not None:
-        attend(recording.path, f"rank {rank}")
-        # The engine writes to it until MPI ends, which is after Python has.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
-    return recording
 
 
 def forget(recording: Recording) -> None:

@@ -8,16 +8,18 @@ import os
 import re
 import stat
 import sys
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from commplan.diagnostics import fail
-from commplan.runtime.input.shm.segment import default_folder
+from commplan.runtime.input.shm.locks import default_folder
 from commplan.wait import Wait, until
 
 _PREFIX = "commplan-feed-"
 _LINK = re.compile(rf"/memfd:{_PREFIX}([A-Za-z0-9_.-]+)(?: \(deleted\))?")
+BEGIN_S = 20.0  # seconds for another process to compile its plan
 MEET_S = 60.0  # seconds for another process to come or leave, which takes milliseconds
 HAS_FEEDS = sys.platform.startswith("linux") and hasattr(os, "memfd_create")
 
@@ -88,7 +90,26 @@ def meeting() -> Generator[None]:
     def late(_: float) -> NoReturn:
         fail("CP0928", f"another process has been joining a feed for {MEET_S:g} s", "is one stopped?")
 
-    descriptor, path = until(lambda seconds: _locked(), Wait(MEET_S, late, slice_s=0.01))
+    with _held(*until(lambda seconds: _locked(), Wait(MEET_S, late, slice_s=0.01))):
+        yield
+
+
+@contextlib.contextmanager
+def beginning() -> Generator[None]:
+    """Another process of this user that begins a feed meanwhile waits, so that it finds this one's plan;
+    where that takes long it goes on."""
+    last = time.monotonic() + BEGIN_S
+    while (locked := _locked("-begun")) is None:
+        if time.monotonic() > last:
+            yield
+            return
+        time.sleep(0.01)
+    with _held(*locked):
+        yield
+
+
+@contextlib.contextmanager
+def _held(descriptor: int, path: Path) -> Generator[None]:
     try:
         yield
     finally:
@@ -97,13 +118,13 @@ def meeting() -> Generator[None]:
         os.close(descriptor)
 
 
-def _locked() -> tuple[int, Path] | None:
+def _locked(suffix: str = "") -> tuple[int, Path] | None:
     """The folder, locked and still there; None where another process has it.
 
     Nobody but this user can read it or put anything into it. Where another user has made one of its name,
     which anybody can, the next name is taken.
     """
-    base = default_folder() / f"commplan-feeds-{os.getuid()}"  # the sidecar has a folder of its own
+    base = default_folder() / f"commplan-feeds-{os.getuid()}{suffix}"  # the sidecar has a folder of its own
     for number in range(1000):
         path = base.with_name(f"{base.name}.{number}") if number else base
         with contextlib.suppress(FileExistsError):

@@ -11,10 +11,11 @@ import numpy as np
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
-from commplan.lowering.oracle import ops
-from commplan.lowering.oracle.layout import Grid, Held, Rank, collect, global_shape, spread
-from commplan.lowering.oracle.numbers import Array, convert, storage
 from commplan.pytree import flatten, nest
+
+from . import ops
+from .layout import Grid, Held, Rank, collect, global_shape, spread
+from .numbers import Array, convert, storage
 
 Tree = Any
 State = dict[str, Tree]
@@ -32,10 +33,10 @@ class Oracle:
     the value, in plan order; the leading dimension of a `split` leaf is the concatenation of the
     padded cuts; nothing is added for `same`. Trees are nested dicts, lists and tuples.
 
-    Raises `CommplanError`: CP0805 and CP0809 where a value, or what a function made, has not the shape
-    that the schedule says; CP0891 where a value that should be the same differs between ranks; CP0808
-    for an op that other rooms run; CP0804 for missing or unknown inputs, CP0803 for a missing function,
-    CP0817 for an unknown phase.
+    Raises AssertionError where a value that should be the same differs between ranks, and `CommplanError`:
+    CP0805 and CP0809 where a value, or what a function made, has not the shape that the schedule says;
+    CP0808 for an op that other rooms run; CP0804 for missing or unknown inputs, CP0803 for a missing
+    function, CP0817 for an unknown phase.
     """
 
     def __init__(

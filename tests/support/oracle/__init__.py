@@ -1,3 +1,3 @@
 """The oracle: a schedule executed in NumPy for all ranks at once, the reference for every lowering."""
 
-from commplan.lowering.oracle.run import Oracle as Oracle
+from .run import Oracle as Oracle

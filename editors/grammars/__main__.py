@@ -1,12 +1,12 @@
-"""`python -m commplan.highlight ROOT`: writes the grammars of a checkout's editors anew."""
+"""`python -m editors.grammars ROOT`: writes the grammars of a checkout's editors anew."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from commplan.highlight.textmate import grammar
-from commplan.highlight.vim import syntax
+from editors.grammars.textmate import grammar
+from editors.grammars.vim import syntax
 
 FILES = {"editors/vscode/syntaxes/plan.tmLanguage.json": grammar, "editors/vim/syntax/plan.vim": syntax}
 

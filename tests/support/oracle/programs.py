@@ -14,7 +14,8 @@ import numpy as np
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import Ints, Program, Send
 from commplan.ir.types import DType
-from commplan.lowering.oracle.numbers import Array, combine
+
+from .numbers import Array, combine
 
 ReduceOp = Literal["sum", "max", "min"]
 

@@ -17,10 +17,11 @@ from msgspec.structs import replace
 from commplan.collectives.registry import scalar_algorithm
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType
-from commplan.lowering.oracle.layout import Grid, Held, Rank, cut, join, pad_rows
-from commplan.lowering.oracle.numbers import Array, combine, convert, divide, multiply, storage
-from commplan.lowering.oracle.programs import execute
 from commplan.lowering.programs import program_of
+
+from .layout import Grid, Held, Rank, cut, join, pad_rows
+from .numbers import Array, combine, convert, divide, multiply, storage
+from .programs import execute
 
 Values = Mapping[str, ir.Value]
 Env = Mapping[str, Held]

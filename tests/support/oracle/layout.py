@@ -15,8 +15,9 @@ import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Axis, Leaf, Schedule, Value
-from commplan.lowering.oracle.numbers import Array
 from commplan.lowering.programs import spreads
+
+from .numbers import Array
 
 Rank = tuple[int, ...]  # one coordinate per axis of the grid
 Held = dict[Rank, tuple[Array, ...]]  # what every rank holds of one value, leaf by leaf
@@ -101,7 +102,7 @@ def _part(grid: Grid, value: Value, leaf: Leaf, rank: Rank) -> tuple[int | slice
 def collect(grid: Grid, value: Value, held: Held) -> list[Array]:
     """The leaves of `value` in the global layout, given what each rank holds.
 
-    Raises CP0891 where ranks along an axis that the placement calls `same` hold different data.
+    Raises AssertionError where ranks along an axis that the placement calls `same` hold different data.
     """
     answer: list[Array] = []
     for number, leaf in enumerate(value.leaves):
@@ -111,8 +112,8 @@ def collect(grid: Grid, value: Value, held: Held) -> list[Array]:
             part, array = _part(grid, value, leaf, rank), held[rank][number]
             first = seen.setdefault(str(part), array)
             if first.tobytes() != array.tobytes():
-                fail("CP0891", f"`{value.id}` is placed `{value.placement}`, but rank {rank} holds other"
-                     " data than a rank that should have the same")  # fmt: skip
+                message = f"`{value.id}` is placed `{value.placement}`, but rank {rank} holds other data"
+                raise AssertionError(f"{message} than a rank that should have the same")
             whole[part] = array
         answer.append(whole)
     return answer

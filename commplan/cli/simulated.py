@@ -1,0 +1,110 @@
+"""What verbs simulate: a schedule, from a plan or saved, and its times on the machine of --topology."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from commplan.cli.console import Console, name_of
+from commplan.cli.saved import is_saved, read_saved
+from commplan.cost import Predictor, Simulation, load_calibration, simulate
+from commplan.diagnostics import fail
+from commplan.ir.plan import AxisKind, Plan
+from commplan.ir.schedule import Schedule
+from commplan.topology import Topology, load_topology, place
+
+
+class Timed(NamedTuple):
+    """What is known of a schedule with a topology."""
+
+    predictor: Predictor
+    simulation: Simulation
+
+
+class Simulated(NamedTuple):
+    """A schedule, and the lines of the plan where there is one. timed: None without a topology."""
+
+    schedule: Schedule
+    lines: list[str]
+    timed: Timed | None
+
+
+def simulated(args: Namespace, console: Console) -> Simulated:
+    """The schedule of `args.file`, with what was measured and what --cost says, if the verb has it.
+
+    Raises CP0753 for a calibration of another backend, CP1108 for costs of what the plan does not have, and
+    what reading and compiling raise.
+    """
+    calibration = load_calibration(args.calibration) if args.calibration else None
+    topology = load_topology(args.topology) if args.topology else None
+    schedule, lines = _schedule(args, topology, console)
+    if topology is None:
+        return Simulated(schedule, lines, None)
+    costs = dict[str, float](getattr(args, "cost", ()))
+    names = [declared.name for declared in (*schedule.fns, *schedule.sources)]
+    for name in costs:
+        if name not in names:
+            message = f"--cost {name}: the plan has no function or source `{name}`"
+            fail("CP1108", message, f"it declares: {', '.join(names) or 'none'}")
+    if calibration is not None:
+        calibration.check_backend(schedule.backend, args.calibration)
+    links, measured = (calibration.links, calibration.input) if calibration else (None, None)
+    predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
+    return Simulated(schedule, lines, Timed(predictor, simulate(schedule, predictor, costs, measured)))
+
+
+def _schedule(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:
+    text = console.read(args.file)
+    name = name_of(args.file)
+    if is_saved(args.file, text):
+        if args.ranks:
+            fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
+        return placed(text, name, args, topology, console), []
+    from commplan.cli.binding import compiled
+
+    def adapt(plan: Plan) -> Plan:
+        return _scaled(plan, args.ranks, args.axis) if args.ranks else plan
+
+    done = compiled(args.file, args, console, adapt=adapt)
+    return done.schedule, text.splitlines()
+
+
+def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
+    """`plan` with its first axis resized to give `ranks` ranks. Raises CP0754 where that is impossible."""
+    given = dict(sizes)
+    ranked = [axis for axis in plan.axes if axis.kind is not AxisKind.SERVER]
+    if not ranked:
+        fail("CP0754", f"plan `{plan.name}` has no axis that could hold {ranks} ranks", file=plan.file)
+    first = next((axis for axis in ranked if axis.kind is AxisKind.REPLICA), ranked[0])
+    others = [given.get(axis.name, axis.size) for axis in ranked if axis is not first]
+    if None in others:
+        fail("CP0754", "--ranks needs the sizes of all axes but the first", "give them with --axis NAME=N")
+    inside = math.prod(size for size in others if size is not None)
+    if ranks % inside:
+        message = f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}"
+        note = f"give a multiple of {inside}, or their sizes with --axis NAME=N"
+        fail("CP0754", message, note, file=plan.file)
+    longer = replace(first, size=ranks // inside)
+    return replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
+
+
+def placed(text: str, name: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
+    """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
+    from commplan.cli.binding import note_levels
+    from commplan.verify import verify
+
+    schedule = read_saved(text, name, verify)
+    if topology is not None:
+        mapping = dict(args.map)
+        levels = {level.name for level in topology.levels}
+        known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)
+        lie = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
+        if mapping or not (known and lie):
+            axes = place(schedule.axes, topology, mapping, oversubscribe=args.oversubscribe)
+            schedule = replace(schedule, axes=axes)
+    note_levels(schedule, console)
+    return schedule

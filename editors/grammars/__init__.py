@@ -1,0 +1,1 @@
+"""The grammars of editors, written from the lists of the language by `python -m editors.grammars`."""

@@ -1,0 +1,58 @@
+"""A wheel of this package with the engine compiled in, from one without:
+
+    python -m commplan.lowering.mpi.prebuilt.wheel dist/commplan-0.1.0-py3-none-any.whl
+
+The new wheel lies beside it. Its build tag names the MPI library that mpi4py has loaded, for which it is; the
+library itself is not in it. Needs the package `wheel`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from commplan.lowering.jax.typing_shim import jax
+from commplan.lowering.mpi import build
+from commplan.lowering.mpi.prebuilt import DESCRIPTION, ENGINE, Target, ffi_version, levels
+from commplan.lowering.mpi.typing_shim import MPI
+
+# Not the wrapper of this MPI, which would write where it lies here into the engine.
+_LINKER = (os.environ.get("CXX", "c++"), "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
+
+
+def compiled_wheel(wheel: Path) -> Path:
+    """The new wheel. Raises CP0830 where the engine cannot be compiled, CalledProcessError where `wheel`
+    cannot read or write it."""
+    vendor, numbers = MPI.get_vendor()
+    level = next(iter(levels()), None)
+    description = Target(build.mpi_version(), ffi_version(jax.ffi.include_dir()), platform.machine(), level)
+    with tempfile.TemporaryDirectory() as folder:
+        _wheel("unpack", str(wheel), "--dest", folder)
+        (tree,) = Path(folder).iterdir()  # before other files lie there
+        inside = tree / "commplan" / "lowering" / "mpi" / "prebuilt"
+        objects = build.compile_objects(build.compiler(), [f"-march={level}"] if level else [], Path(folder))
+        build.link([*_LINKER, *objects, str(build.mpi_library())], inside / ENGINE.name)
+        (inside / DESCRIPTION.name).write_bytes(msgspec.json.encode(description))
+        (metadata,) = tree.glob("*.dist-info/WHEEL")
+        text = metadata.read_text(encoding="utf-8").replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
+        system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        metadata.write_text(text.replace("Tag: py3-none-any", f"Tag: py3-none-{system}"), encoding="utf-8")
+        tag = f"1{vendor.lower().replace(' ', '')}{'.'.join(map(str, numbers))}"
+        _wheel("pack", str(tree), "--build-number", tag, "--dest-dir", str(wheel.parent))
+        return wheel.parent / f"{tree.name}-{tag}-py3-none-{system}.whl"
+
+
+def _wheel(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "wheel", *words], check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    for path in sys.argv[1:]:
+        print(compiled_wheel(Path(path)))

@@ -1,0 +1,64 @@
+"""The plan of a feed as its first member compiled it, in the feed's memory: who brings the same text takes it
+from there, without the compiler."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+
+import msgspec
+
+from commplan import __version__
+from commplan.ir.schedule import Schedule
+from commplan.runtime.input.feeds import directory
+from commplan.runtime.input.feeds.attachment import looked_at
+from commplan.runtime.input.feeds.facts import digest
+from commplan.runtime.input.feeds.memory import FeedMemory
+
+
+class _Compiled(msgspec.Struct, frozen=True):
+    """key: of the text that it was compiled from. schedule: without its plan graph, which feeds do not
+    need."""
+
+    key: str
+    schedule: msgspec.Raw
+
+
+def key_of(text: bytes) -> str:
+    """What tells a plan's text from others, and from the same one under another version of commplan."""
+    return digest(__version__.encode() + b"\0" + text)
+
+
+def keep(memory: FeedMemory, key: str, schedule: Schedule) -> None:
+    """Leave `schedule` in the memory of a feed, if none lies there and it fits."""
+    with memory.locked():
+        if memory.compiled() is None:
+            bare = msgspec.structs.replace(schedule, origin=None)
+            memory.keep_compiled(msgspec.json.encode(_Compiled(key, msgspec.Raw(msgspec.json.encode(bare)))))
+
+
+@contextlib.contextmanager
+def kept(name: str, key: str, file: str) -> Generator[Schedule | None]:
+    """The schedule of feed `name`, if it lies there and was compiled from the text of `key`; where it does
+    not, others that come meanwhile wait for this process to begin the feed. file: where it has that text."""
+    with contextlib.ExitStack() as stack:
+        schedule = _kept(name, key, file)
+        if schedule is None:
+            stack.enter_context(directory.beginning())
+            schedule = _kept(name, key, file)
+        if schedule is not None:
+            stack.close()
+        yield schedule
+
+
+def _kept(name: str, key: str, file: str) -> Schedule | None:
+    for candidate in directory.found(name):
+        with looked_at(candidate) as memory:
+            data = memory.compiled() if memory is not None else None
+        if data is None:
+            continue
+        compiled = msgspec.json.decode(data, type=_Compiled)
+        if compiled.key == key:
+            schedule = msgspec.json.decode(compiled.schedule, type=Schedule)
+            return msgspec.structs.replace(schedule, file=file)
+    return None

@@ -1,0 +1,40 @@
+"""The stages of a phase as its plan declares them: their lines in the account, and which of them skip."""
+
+from __future__ import annotations
+
+from commplan.diagnostics import fail
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Read, Share, results
+from commplan.runtime.input.accounting import Meter
+from commplan.runtime.input.program import HostProgram
+
+
+def declared(program: HostProgram, meter: Meter) -> dict[Ref, bool]:
+    """Whether a stage skips the records that fail, for each Read and Map; the lines of all are named on
+    `meter`.
+
+    Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip.
+    """
+    skips: dict[Ref, bool] = {}
+    for flow in program.flows:
+        skipping = any(read.hints.on_error == "skip" for read in flow.reads)
+        alike = all(read.per == flow.per for read in flow.reads)
+        members = {*flow.per, *(read.clock for read in flow.reads)}  # each goes on without what it skips
+        for op in flow.ops:
+            key = results(op)[0]
+            if isinstance(op, Share):
+                meter.line(key, f"share {key.rpartition('.')[0]} via {op.design}", op.span)
+                continue
+            own = op.hints.on_error
+            may = alike and members.issuperset(program.per(key))
+            if own == "skip" and not may:
+                fail(
+                    "CP0914",
+                    "a record cannot be skipped where members differ: the others have it already",
+                    "put `on_error = skip` on the load, or on a map before the first `per`",
+                    span=op.span,
+                    file=program.schedule.file,
+                )
+            meter.line(key, f"load {op.source}" if isinstance(op, Read) else f"map {op.fn}", op.span)
+            skips[key] = (own == "skip" or (own is None and skipping)) and may
+    return skips
