@@ -172,8 +172,8 @@ class Chooser:
     @property
     def _prices_rounds(self) -> bool:
         """Whether it is known what the rounds of a chunk program cost: under JAX each is an operation."""
-        told = self.topology is not None and self.topology.round is not None
-        return not self.jax or (self.costs is not None and (self.costs.measured or told))
+        stated = self.topology is not None and self.topology.round is not None
+        return not self.jax or (self.costs is not None and (self.costs.measured or stated))
 
     def whole(self, op: Collective) -> int:
         """Bytes of the buffer that all ranks of `op` together make."""
