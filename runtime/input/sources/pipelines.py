@@ -16,8 +16,8 @@ MAP, ITER = "MapDataset", "IterDataset"
 
 def is_pipeline(source: object, kind: str = MAP) -> bool:
     """Whether `source` is a data set of Grain's, of that kind."""
-    found: Any = getattr(sys.modules.get("grain"), kind, None)
-    return isinstance(found, type) and isinstance(source, found)
+    dataset: Any = getattr(sys.modules.get("grain"), kind, None)
+    return isinstance(dataset, type) and isinstance(source, dataset)
 
 
 def hints(source: object) -> tuple[str, ...]:
