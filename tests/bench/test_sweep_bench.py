@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,30 +41,12 @@ def test_a_small_sweep_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[s
     pytest.importorskip("sklearn")
     pytest.importorskip("skimage")
     out = tmp_path / "sweep.json"
-    options = [
-        "--members",
-        "3",
-        "--torch",
-        str(int(HAS_TORCH or TORCH is not None)),
-        "--killed",
-        "2",
-        "--returning",
-        "1",
-    ]
-    options += ["--minute", "1", "--records", str(2 * BATCH), "--step", "0.02", "--own-batches", "20"]
-    sweep.main(
-        [
-            *options,
-            "--systems",
-            "commplan",
-            "--timeout",
-            "120",
-            "--out",
-            str(out),
-            "--torch-python",
-            TORCH or sys.executable,
-        ]
+    torch = int(HAS_TORCH or TORCH is not None)
+    words = (
+        f"--members 3 --torch {torch} --killed 2 --returning 1 --minute 1 --records {2 * BATCH} --step 0.02"
     )
+    words += f" --own-batches 20 --systems commplan --timeout 120 --torch-python {TORCH or sys.executable}"
+    sweep.main([*words.split(), "--out", str(out)])
     said = capsys.readouterr().out
     (played,) = msgspec.json.decode(out.read_bytes(), type=list[Result])
     assert played.is_exact and played.sockets == 0, said
