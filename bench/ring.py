@@ -51,7 +51,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _options(argv)
+    options = options_of(argv)
     with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
         figures = measure(options, Path(folder))
     print(table(figures))
@@ -155,7 +155,7 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def _options(argv: list[str] | None) -> argparse.Namespace:
+def options_of(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--members", type=int, default=12)
     parser.add_argument("--makers", type=int, default=1, help="processes of commplan's that make batches")

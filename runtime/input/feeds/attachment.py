@@ -245,7 +245,7 @@ def _found(name: str) -> FeedMemory | None:
 def _made(
     facts: Facts, maker: UnitMaker, *, first: int, ahead: int, readers: int, cores: int
 ) -> FeedMemory:  # fmt: skip
-    slots, each = min(ahead + KEEP + min(cores, 4), MOST_SLOTS), maker.layout.nbytes
+    slots, each = min(ahead + KEEP + min(cores, 4) - 1, MOST_SLOTS), maker.layout.nbytes
     nbytes = NBYTES + slots * each
     try:
         descriptor = directory.fresh(facts.name, nbytes)

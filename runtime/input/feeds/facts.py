@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any, NoReturn
 
 from commplan.diagnostics import fail, text_of
+from commplan.input.order import folded
 from commplan.runtime.input.feeds.maker import UnitMaker
 from commplan.runtime.input.feeds.memory import Facts
 from commplan.runtime.input.multirate.schedule import ClockPlan
@@ -67,7 +67,14 @@ def source_digest(function: object) -> str:
 
 
 def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+    return digest("\0".join(texts).encode())
+
+
+def digest(data: bytes) -> str:
+    """64 bits in hex that depend on every byte. Who has the feed's memory could write anything there, so that
+    it need not be cryptographic; loading OpenSSL takes more memory than all else of a feed."""
+    words = memoryview(data.ljust(-(-len(data) // 8) * 8, b"\0")).cast("Q")
+    return f"{folded(len(data), *words):016x}"
 
 
 def refuse_unlike(mine: Facts, theirs: Facts, plan: ClockPlan) -> None:

@@ -80,12 +80,13 @@ class UnitMaker:
     def place(self, unit: int) -> Place:
         return Place(*divmod(unit, self.epoch), self.order)
 
-    def make(self, epoch: int, step: int, moved: Mapping[Ref, Array]) -> int:
-        """Fill `moved` with unit `step` of `epoch`, in this thread; the records in it."""
+    def make(self, epoch: int, step: int, moved: Mapping[Ref, Array]) -> tuple[int, bool]:
+        """Fill `moved` with unit `step` of `epoch`, in this thread; the records in it, and whether some were
+        skipped."""
         builder = self._factory.batch(epoch * _WIDE + step)
         for task in builder.whole(moved):
             task()
-        return len(builder.states[0].rows)
+        return len(builder.states[0].rows), not all(state.valid.all() for state in builder.states)
 
     def alone(self, epoch: int, step: int) -> dict[Ref, Array]:
         """A unit in memory of this process."""
@@ -189,11 +190,8 @@ class MakerThreads:
         memory = self.memory
         try:
             while not memory.stopped and memory.is_seat_fair():
-                seen = memory.seen("taken")
-                unit = memory.claim()
-                if unit is None:
-                    memory.sleep("taken", seen)
-                else:
+                unit = memory.claim_or_wait()
+                if unit is not None:
                     self._make(unit)
         finally:
             memory.leave_seat(seat)
@@ -203,16 +201,18 @@ class MakerThreads:
             if self.memory.stopped:
                 raise ClosedError
             self._making[threading.get_ident()] = unit
-        root, place, records, error = self.slots.memory(unit), self.maker.place(unit), 0, None
+        root, place = self.slots.memory(unit), self.maker.place(unit)
+        records, spoiled, error = 0, True, None
         try:
-            records = self.maker.make(place.epoch, place.step, self.maker.layout.views(root, writable=True))
+            views = self.maker.layout.views(root, writable=True)
+            records, spoiled = self.maker.make(place.epoch, place.step, views)
         except BaseException as raised:  # noqa: BLE001  told to all who come to this unit
             error = raised
         with self._lock:
             if self._making.pop(threading.get_ident(), None) is None:  # it was let go
                 raise ClosedError
             write_status(root, 0, place, error)
-            self.memory.made(unit, records)
+            self.memory.made(unit, records, spoiled=spoiled)
 
 
 def check_unit(root: Any, mine: Place, name: str) -> None:

@@ -53,6 +53,13 @@ def mapped(nbytes: int, flags: int, descriptor: int, offset: int) -> int:
     return address
 
 
+def give_back_freed() -> None:
+    """Let the system have what was freed and lies in the C library's heap: a megabyte, where modules were
+    just loaded."""
+    if hasattr(_LIBC, "malloc_trim"):  # glibc
+        _LIBC.malloc_trim(0)
+
+
 def owner_of(address: int, nbytes: int, pinning: Pinning | None = None) -> Root:
     """The mapping as bytes; it is unmapped when the last view of them is gone.
 
@@ -140,6 +147,13 @@ class Slots:
         loan.number, loan.owner = number, owner
         self._loans[number] = loan
         return root
+
+    def recall_before(self, number: int) -> None:
+        """Take back the slots of all batches before `number`."""
+        if min(self._loans, default=number) < number:
+            for old in self.lent():
+                if old < number:
+                    self.recall(old)
 
     def lent(self) -> list[int]:
         """Batches that are lent now."""

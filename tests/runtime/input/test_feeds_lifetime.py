@@ -173,7 +173,7 @@ def saved_of(member: Member) -> dict[str, int]:
 
 
 def test_a_lock_that_is_taken_twice_is_held_to_the_end(feed_name: str) -> None:
-    look = "import os, sys; from commplan.runtime.input.shm.segment import is_locked\n"
+    look = "import os, sys; from commplan.runtime.input.shm.locks import is_locked\n"
     look += "print(is_locked(os.open(sys.argv[1], os.O_RDWR), 0))"
     with joined(feed_name) as one:
         memory = one._memory
@@ -198,13 +198,13 @@ def test_the_last_member_may_leave_while_a_unit_is_claimed(
 
 
 def test_a_record_that_fails_is_told_to_all(feed_name: str) -> None:
-    feed_process.STATE["bad"] = 11
+    feed_process.STATE["bad"] = 22
     try:
         with joined(feed_name) as one, joined(feed_name) as two:
             for feed in (one, two):
                 with pytest.raises(CommplanError) as error:
                     list(feed)
-                assert "truncated" in str(error.value) and "record 11" in str(error.value)
+                assert "truncated" in str(error.value) and "record 22" in str(error.value)
     finally:
         feed_process.STATE["bad"] = -1
 
@@ -214,7 +214,7 @@ def test_a_function_that_would_end_the_process_is_told_to_all(
     feed_name: str, error_type: type[BaseException]
 ) -> None:
     def leaving(number: Any) -> Any:
-        if number == 11:
+        if number == 22:
             raise error_type(3)
         return decode(number)
 
