@@ -42,10 +42,9 @@ def test_a_small_sweep_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[s
     pytest.importorskip("skimage")
     out = tmp_path / "sweep.json"
     torch = int(HAS_TORCH or TORCH is not None)
-    words = (
-        f"--members 3 --torch {torch} --killed 2 --returning 1 --minute 1 --records {2 * BATCH} --step 0.02"
-    )
-    words += f" --own-batches 20 --systems commplan --timeout 120 --torch-python {TORCH or sys.executable}"
+    words = f"--members 3 --torch {torch} --killed 2 --returning 1 --minute 1 --step 0.02"
+    words += f" --records {2 * BATCH} --own-batches 20 --systems commplan --timeout 120"
+    words += f" --torch-python {TORCH or sys.executable}"
     sweep.main([*words.split(), "--out", str(out)])
     said = capsys.readouterr().out
     (played,) = msgspec.json.decode(out.read_bytes(), type=list[Result])
