@@ -110,6 +110,15 @@ class Context:
         entry = {name_of(ref) for ref in (*self.schedule.inputs, *self.schedule.states)}
         return output or (self.entry(name) if name in entry else taken)
 
+    def origin(self, name: str) -> str:
+        """Which value `find` takes for a name, in words, where it stands for two that lie differently."""
+        value = self.find(name)
+        entry = {name_of(ref) for ref in (*self.schedule.inputs, *self.schedule.states)}
+        if value is None or name not in entry or self.entry(name).placement == value.placement:
+            return ""
+        other = self.entry(name).placement
+        return f"`{name}` is the output `{name}`, and not what goes in by that name, which is `{other}`"
+
     def named(self, name: str) -> ir.Value:
         """What `find` gives. Raises CP0811 where that is nothing."""
         value = self.find(name)

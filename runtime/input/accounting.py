@@ -134,6 +134,12 @@ class Summary(msgspec.Struct, frozen=True):
     def skipped(self) -> int:
         return sum(line.skipped for line in self.lines)
 
+    def __str__(self) -> str:
+        """A table for people, a line for each plan line; `repr` has every field."""
+        from commplan.runtime.input.summary_text import summary_text
+
+        return summary_text(self)
+
 
 def merged(summaries: Iterable[Summary]) -> Summary:
     """Summaries of one phase as one: work is added up, line by line; queues are taken at their emptiest."""
