@@ -48,7 +48,8 @@ from commplan.input.measured_costs import FnCost, InputCosts, SourceCost
 from commplan.input.work_partition import division
 from commplan.ir.remark import Design
 from commplan.ir.schedule import Share
-from commplan.runtime.input.transport.transfer_plan import Form, script
+from commplan.lowering.mpi.instructions import RECEIVE, SEND
+from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 from commplan.topology import parse_topology
 
 BUSY = 0.9  # of all cores: above this there is no core for what comes when it comes
@@ -179,8 +180,11 @@ def least(design: str, ranks: int, readers: int, batch: int) -> tuple[int, float
     partition = division(cast("Design", design), range(ranks), readers)
     bounds = tuple(partition.part(batch, part)[0] for part in range(partition.parts))
     form = Form(1, batch, ROW, (*bounds, batch))
-    scripts = [script(partition.moves(), host, (form,)) for host in range(ranks)]
-    return batch, max(transfers.nbytes(outgoing=way) for transfers in scripts for way in (True, False)) / ROW
+    lists = [transfer_list(partition.moves(), host, (form,)) for host in range(ranks)]
+    moved = [
+        sum(row.nbytes for row in each.code if row.what == way) for each in lists for way in (SEND, RECEIVE)
+    ]
+    return batch, max(moved) / ROW
 
 
 def chosen(where: Surroundings, orders: hosts.Orders, decode: float) -> str:

@@ -87,7 +87,7 @@ class Checkpoint:
         for name in _OWN:
             if name in values:
                 self.context.fail("CP0811", f"no value may be called `{name}` in a checkpoint", "rename it")
-        self._like = {name: self.context.find(text) for name, text in values.items()}
+        self._like = {name: self.context.schedule.named.get(text) for name, text in values.items()}
         self._placements = {
             name: placement_of(self.context, text, f"value `{name}`") for name, text in values.items()
         }

@@ -89,7 +89,7 @@ def _face(name: str, plan: graph.Plan) -> str:
     periods = [phase for phase in phases if phase.period]
     if periods:
         text += _every(name, periods)
-    return text + _run(name, plan, phases, _values(schedule))
+    return text + _run(name, plan, phases, schedule.named)
 
 
 def _lowered(plan: graph.Plan) -> ir.Schedule:
@@ -179,7 +179,7 @@ def _every(name: str, phases: Sequence[_Phase]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _run(name: str, plan: graph.Plan, phases: Sequence[_Phase], values: Sequence[str]) -> str:
+def _run(name: str, plan: graph.Plan, phases: Sequence[_Phase], values: Iterable[str]) -> str:
     where = f" of {plan.file}" if plan.file else ""
     lines = ["", "", f"class {name}(TypedRun):", f'    """A run of plan `{plan.name}`{where}."""', ""]
     plain = [phase for phase in phases if not phase.period and phase.name.isidentifier()]
@@ -202,14 +202,6 @@ def _run(name: str, plan: graph.Plan, phases: Sequence[_Phase], values: Sequence
             "    ) -> Batches: ...",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _values(schedule: ir.Schedule) -> list[str]:
-    """The names that mean a value outside of the plan, as in `run.sharding`."""
-    outputs = [binding.name for phase in schedule.phases for binding in phase.outputs]
-    entries = [graph.name_of(ref) for ref in (*schedule.states, *schedule.inputs)]
-    takes = [binding.name for phase in schedule.phases for binding in phase.takes]
-    return list(dict.fromkeys([*outputs, *entries, *takes]))
 
 
 def _held(schedule: ir.Schedule, states: Iterable[str]) -> dict[str, str]:

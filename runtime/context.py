@@ -96,43 +96,20 @@ class Context:
         """The phases whose calls the state counts, because random functions run in them."""
         return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).counts)
 
-    def find(self, name: str) -> ir.Value | None:
-        """What a name means outside the plan: the last output so called, else the state, else the input,
-        else the last source value that a phase takes as an argument."""
-        output: ir.Value | None = None
-        taken: ir.Value | None = None
-        for phase in self.schedule.phases:
-            values = {value.id: value for value in (*self.schedule.entry, *phase.values)}
-            for binding in phase.outputs:
-                output = values[binding.value] if binding.name == name else output
-            for binding in phase.takes:
-                taken = values[binding.value] if binding.name == name else taken
-        entry = {name_of(ref) for ref in (*self.schedule.inputs, *self.schedule.states)}
-        return output or (self.entry(name) if name in entry else taken)
-
     def origin(self, name: str) -> str:
-        """Which value `find` takes for a name, in words, where it stands for two that lie differently."""
-        value = self.find(name)
-        entry = {name_of(ref) for ref in (*self.schedule.inputs, *self.schedule.states)}
-        if value is None or name not in entry or self.entry(name).placement == value.placement:
+        """Which value a name means, in words, where an input or state of that name lies otherwise."""
+        value = self.schedule.named.get(name)
+        entry = next((each for each in self.schedule.entry if name_of(each.id) == name), value)
+        if value is None or entry is None or entry.placement == value.placement:
             return ""
-        other = self.entry(name).placement
-        return f"`{name}` is the output `{name}`, and not what goes in by that name, which is `{other}`"
+        return f"`{name}` is the output `{name}`, and not what goes in by that name, which is `{entry.placement}`"
 
     def named(self, name: str) -> ir.Value:
-        """What `find` gives. Raises CP0811 where that is nothing."""
-        value = self.find(name)
-        if value is None:
-            message = f"the plan has no output, state or input `{name}`"
-            self.fail("CP0811", message, f"it has {listed(self.names())}")
-        return value
-
-    def names(self) -> list[str]:
-        """Every name that `find` knows."""
-        outputs = [binding.name for phase in self.schedule.phases for binding in phase.outputs]
-        entry = [name_of(ref) for ref in (*self.schedule.states, *self.schedule.inputs)]
-        takes = [binding.name for phase in self.schedule.phases for binding in phase.takes]
-        return list(dict.fromkeys([*outputs, *entry, *takes]))
+        """See `Schedule.named`. Raises CP0811 where `name` means nothing."""
+        named = self.schedule.named
+        if name not in named:
+            self.fail("CP0811", f"the plan has no output, state or input `{name}`", f"it has {listed(named)}")
+        return named[name]
 
     def around(self, caller: str, span: Span | None = None) -> bool:
         """Whether the code around us sees one rank's arrays: under MPI always, else in a shard_map.

@@ -92,14 +92,14 @@ def placement_of(context: Context, text: str, subject: str, arguments: Collectio
 
     arguments: of a result, the arguments that it might have been named after, too.
     """
-    value = context.find(text)
+    value = context.schedule.named.get(text)
     placement = value.placement if value else parse(context, text)
     if placement is None:
         also = [f"arguments that results may be named after: {listed(arguments)}"] if arguments else []
         context.fail(
             "CP0811",
             f"{subject}: the plan has no output, state or input `{text}`",
-            f"it has {listed(context.names())}",
+            f"it has {listed(context.schedule.named)}",
             *also,
             'a placement is written as in the plan: "same", "per member, data", "split data"',
         )
@@ -116,7 +116,7 @@ def _result(
     context: Context, text: str, subject: str, names: Mapping[str, str], placements: Mapping[str, Placement]
 ) -> Placement:
     """The placement of a result: that of the value so called, else of the argument, else written out."""
-    if text in placements and context.find(text) is None:
+    if text in placements and text not in context.schedule.named:
         return placements[text]
     return placement_of(context, text, subject, names)
 

@@ -10,7 +10,7 @@ from commplan.cost import Simulation
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Schedule
 from commplan.recorder import Record, Run, Summary, read_run, summary
-from commplan.recorder.collectives import Predicted
+from commplan.recorder.collectives import Predicted, line_of
 
 
 def run_in(paths: list[str], schedule: Schedule | None = None, simulation: Simulation | None = None) -> Run:
@@ -52,6 +52,15 @@ def _check(records: list[Record], schedule: Schedule) -> None:
     if first.ranks != ranks and not steps:
         message = f"{first.path} is of a run on {first.ranks} ranks, and the plan was compiled for {ranks}"
         fail("CP1114", message, "give the sizes of the run with --axis NAME=N", file=first.path)
+    lines = {op.span.line for phase in schedule.phases for op in phase.ops}
+    for record in records:
+        for event in record.events:
+            line = line_of(event)
+            if line and line not in lines:
+                message = (
+                    f"the run has communicated on line {line}, where {schedule.file} has nothing to do so"
+                )
+                fail("CP1114", message, "give the plan as it was when it ran", file=record.path)
 
 
 def _predicted(simulation: Simulation) -> Predicted:

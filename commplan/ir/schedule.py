@@ -43,7 +43,7 @@ from commplan.ir.ops.collective import Form as Form
 from commplan.ir.ops.collective import ReduceOp as ReduceOp
 from commplan.ir.plan import Fn, Plan
 from commplan.ir.remark import Choice
-from commplan.ir.roles import Ref
+from commplan.ir.roles import Ref, name_of
 from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Over, Printed, TreeType
 from commplan.ir.values import Leaf as Leaf
@@ -216,6 +216,19 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
     def size(self, axes: tuple[str, ...]) -> int:
         """The number of ranks along `axes`."""
         return math.prod(self.axis(name).size for name in axes)
+
+    @cached_property
+    def named(self) -> dict[str, Value]:
+        """What names mean outside the plan: the last output so called, else the state or input, else the last
+        source value that a phase takes as an argument. In this order."""
+        outputs, taken = dict[str, Value](), dict[str, Value]()
+        for phase in self.phases:
+            values = {value.id: value for value in (*self.entry, *phase.values)}
+            outputs |= {binding.name: values[binding.value] for binding in phase.outputs}
+            taken |= {binding.name: values[binding.value] for binding in phase.takes}
+        values = {value.id: value for value in self.entry}
+        entry = {name_of(ref): values[ref] for ref in (*self.states, *self.inputs)}
+        return {**outputs, **entry, **taken, **entry, **outputs}  # where the first stand, as the last say
 
     @cached_property
     def fn_types(self) -> dict[str, FnType]:

@@ -80,6 +80,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "channel_close": (None, [_POINTER]),
     "channel_release": (ctypes.c_int, [_POINTER]),
     "list": (_NUMBER, [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4, _NUMBER, _POINTER, _TEXT]),
+    "list_free": (None, [_NUMBER]),
+    "run": (_NUMBER, [_NUMBER, _POINTER, _POINTER, _POINTER, ctypes.c_char_p, _NUMBER]),
     "native": (_NUMBER, [_POINTER, _POINTER, _TEXT]),
     "describe": (None, [_NUMBER, _TEXT]),
     "packed": (_NUMBER, [_NUMBER, *[_POINTER, _NUMBER] * 4]),

@@ -27,12 +27,13 @@ from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.backend import BufferLayout, Run
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
-from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions, instructions
+from commplan.lowering.mpi.instructions import Instructions, instructions
 from commplan.lowering.mpi.job import interruption, watchdog
 from commplan.lowering.mpi.job.drain import at_exit, drain
 from commplan.lowering.mpi.job.groups import Groups
 from commplan.lowering.mpi.job.release import Resources, free_dropped
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
+from commplan.lowering.mpi.lists import Settings, make_list, reduces
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
 from commplan.recorder.file import Details, Recording
 
@@ -314,27 +315,11 @@ class Channel:
     def _make_list(
         self, program: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any], label: int
     ) -> int:
-        awaited: list[list[int]] = [[] for _ in program.code]
-        for i, before in enumerate(program.waits):
-            for j in before:
-                awaited[j].append(i)
-        table = np.array(program.code, np.int64).reshape(len(program.code), -1)
-        waits = _numbers([len(before) for before in program.waits], np.int32)
-        begins = _numbers(np.cumsum([0, *map(len, awaited)]), np.int64)
-        after = _numbers([i for each in awaited for i in each], np.int32)
-        peers = _numbers([ranks[peer] for peer in program.peers], np.int32)
         messages = max((row.message + 1 for row in program.code), default=0)
-        reducing = any(row.what == RECEIVE_REDUCE for row in program.code)
-        code, op = _DTYPES.index(dtype.name) if reducing else 0, _OPS.index(spec.op)
-        rounds = program.rounds
-        settings = (program.scratch, WINDOW, messages > WINDOW, code, op, label, len(rounds), *rounds)
-        settings = _numbers(settings, np.int64)
-        arrays = (waits, begins, after, peers)
-        pointers = [array.ctypes.data for array in arrays]
-        number = self._library.commplan_list(
-            self._channel, table.ctypes.data, len(program.code), *pointers, len(peers), settings.ctypes.data,
-            spec.where.encode(),
-        )  # fmt: skip
+        code, op = _DTYPES.index(dtype.name) if reduces(program) else 0, _OPS.index(spec.op)
+        settings = Settings(WINDOW, label, messages > WINDOW, code, op)
+        peers = [ranks[peer] for peer in program.peers]
+        number = make_list(self._library, self._channel or 0, program, peers, settings, spec.where)
         self._ends[number] = program.last, program.late
         return number
 

@@ -136,7 +136,7 @@ class Summary(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """A table for people, a line for each plan line; `repr` has every field."""
-        from commplan.runtime.input.summary_text import summary_text
+        from commplan.runtime.input.summary_text import summary_text  # noqa: PLC0415  it reads this module
 
         return summary_text(self)
 

@@ -59,7 +59,7 @@ def silence(reports: Mapping[int, Report], silent: Mapping[int, str]) -> str:
     """The verdict on processes that do not answer, each with what is known of it."""
     lines = [f"process {number} {state}" for number, state in sorted(silent.items())]
     waiting = sorted(number for number, report in reports.items() if report.waits)
-    notes = [f"{_listed(waiting)} {'wait' if len(waiting) > 1 else 'waits'}"] if waiting else []
+    notes = [f"{listed(waiting)} {'wait' if len(waiting) > 1 else 'waits'}"] if waiting else []
     return "".join([lines[0], *map(_note, lines[1:] + notes)])
 
 
@@ -99,7 +99,7 @@ def conclude(own: int, reports: Mapping[int, Report], patience: Patience, awaiti
     if excused or reports[own].idle < patience.late or idle < patience.bound:
         return ""
     seconds = mine.seconds if mine else 0.0
-    text = f"{_listed(late)} {'have' if len(late) > 1 else 'has'} not come within {seconds:.1f} s"
+    text = f"{listed(late)} {'have' if len(late) > 1 else 'has'} not come within {seconds:.1f} s"
     return text + "".join(_alive(reports[number]) for number in late[:_SHOWN]) + awaiting
 
 
@@ -126,9 +126,9 @@ def another_order(group: str, reports: Mapping[int, Report]) -> str:
         odd = [number for number, name in at.items() if name != usual]
         others = [number for number, name in at.items() if name == usual]
         text = (
-            f"the processes call their steps in another order: {_listed(odd)} `{at[odd[0]]}` as call {place},"
+            f"the processes call their steps in another order: {listed(odd)} `{at[odd[0]]}` as call {place},"
         )
-        text += f" {_listed(others)} `{usual}`"
+        text += f" {listed(others)} `{usual}`"
         waits = [report for _, report in sorted(reports.items()) if report.waits]
         return text + "".join(_note(_waits(report)) for report in waits[:_SHOWN])
     return ""
@@ -182,6 +182,7 @@ def _note(text: str) -> str:
     return f"\nnote: {text}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def listed(numbers: Sequence[int]) -> str:
+    """`processes 0, 2`."""
     text = f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:_LISTED]))}"
     return text + (f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else "")

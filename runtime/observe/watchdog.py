@@ -25,8 +25,9 @@ from zlib import crc32
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.watchdog import FIRST, main_stack
 from commplan.recorder.file import start_recording
-from commplan.runtime.observe import abort_hook, verdict
+from commplan.runtime.observe import abort_hook, interruption, verdict
 from commplan.runtime.observe.calls import Calls
+from commplan.runtime.observe.interruption import Interruption, Place, is_interruptible
 from commplan.runtime.observe.peers import Endpoint, Message, Peer
 from commplan.runtime.observe.verdict import Patience, Report, Waiting, conclude, departure, silence, stalled
 from commplan.sidecar import attend, leave
@@ -39,6 +40,7 @@ _GRACE_S = 2.0  # to answer in
 _SETTLE_S = 1.0  # in which a process may find out by itself what is wrong
 _UNWIND_S = 10.0  # for the `finally` blocks of a main thread that is in no step
 _STACK = 2048  # characters of the main thread's stack
+_DOWN = ("dead", "stopped", "stuck in the kernel")
 Exchange = Callable[[Peer], Mapping[int, Peer]]
 
 
@@ -60,7 +62,8 @@ class Watchdog:
         self._serial, self._again, self._scanned, self._noticed = 0, 0.0, 0.0, 0
         self._reports: dict[int, Report] = {}
         self._verdict, self._is_said, self._settled = "", False, threading.Event()
-        self._deadline, self._place = 0.0, (0, 0)  # once the verdict is out: where the main thread was
+        self._deadline, self._place = 0.0, Place(0, 0)  # once the verdict is out: where the main thread was
+        self._interruption = Interruption()
         abort_hook.hold_aborts()
         abort_hook.on_failure(self._failing)
         atexit.register(self._ending)
@@ -111,7 +114,7 @@ class Watchdog:
         """What nobody catches. Where JAX may have raised it, another process may be why: all are asked."""
         lines = f"{type(error).__name__}: {error}".splitlines()
         text = f"exit with {status}" if isinstance(error, SystemExit) else lines[0][:200]
-        self._status = 130 if isinstance(error, KeyboardInterrupt) else status
+        self._status = interruption.STATUS if isinstance(error, KeyboardInterrupt) else status
         if isinstance(error, RuntimeError | ValueError) and not self._verdict:  # JAX raises either
             self._failure = text
             with contextlib.suppress(TimeoutError):
@@ -145,7 +148,26 @@ class Watchdog:
                 if self._verdict:
                     self._end(time.monotonic())
                 elif self._calls:
+                    self._end_interrupted(self._interruption.lasts())
                     self._look(time.monotonic())
+
+    def _end_interrupted(self, lasts: float) -> None:
+        """End this process where Ctrl-C has come so long ago and the main thread waits in a step, which lets
+        no signal in."""
+        waits = self._waits()
+        if waits is None or self._left is not None or not is_interruptible():
+            return
+        _, median_s = waits.rhythm()
+        if lasts < max(_GRACE_S, 2 * median_s):
+            return
+        others = [process for process in waits.processes if process != self.own]
+        states = {process: self._state(process) for process in others}
+        down = [f"process {p} {self.endpoint.others[p].silence(s)}" for p, s in states.items() if s in _DOWN]
+        awaited = " and ".join(down) or f"it waits for {verdict.listed(others)}"
+        text = f"{waits.current()} has not ended for {time.monotonic() - waits.began():.1f} s: {awaited}"
+        self._leave("KeyboardInterrupt")
+        print(f"commplan: interrupted: {text}", file=sys.stderr, flush=True)
+        _exit(interruption.STATUS)
 
     def _moved(self) -> float:
         return max(calls.moved for calls in self._calls.values())
@@ -249,16 +271,13 @@ class Watchdog:
 
     def _end(self, now: float) -> None:
         """Say the verdict and exit; a main thread that is in no step is interrupted first, as by Ctrl-C."""
-        main = threading.main_thread().ident or 0
-        frame = sys._current_frames().get(main)  # pyright: ignore[reportPrivateUsage]
-        place = (id(frame), frame.f_lasti if frame is not None else 0)
+        place = interruption.main_place()
         if not self._deadline:
             self._say()
-            interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            if self._waits() or self._failure or self._left is not None or not interruptible:
+            if self._waits() or self._failure or self._left is not None or not is_interruptible():
                 _exit(EXIT_STATUS)
             self._deadline, self._place = now + _UNWIND_S, place
-            signal.pthread_kill(main, signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         elif now > self._deadline - (_UNWIND_S - _SETTLE_S if place == self._place else 0.0):
             _exit(EXIT_STATUS)
 

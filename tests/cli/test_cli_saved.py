@@ -1,4 +1,4 @@
-"""Saved schedules: verbs that read them say the same of them as of their plans, and the others refuse them."""
+"""Saved schedules: `explain` says the same of one as of its plan, and verbs that read plans refuse it."""
 
 from __future__ import annotations
 

@@ -43,9 +43,11 @@ class Slot:
         used = last if number % 3 == 2 else rows
         bounds = (*tuple(found.part(used, part)[0] for part in range(found.parts)), used)
         self.used = used
-        self.parcels = [
-            RowSlices(np.zeros((copies, rows, nbytes), np.uint8), bounds) for copies, nbytes in SIZES
-        ]
+        memory = np.zeros(sum(copies * rows * nbytes for copies, nbytes in SIZES), np.uint8)
+        self.parcels: list[RowSlices] = []
+        for copies, nbytes in SIZES:
+            cells, memory = memory[: copies * rows * nbytes], memory[copies * rows * nbytes :]
+            self.parcels.append(RowSlices(cells.reshape(copies, rows, nbytes), bounds))
 
     def fill(self, found: Division, host: int) -> None:
         for array, parcel in enumerate(self.parcels):
@@ -121,7 +123,7 @@ def main() -> None:
             found,
             blame=BLAME,
             on_failure=words.get("on_failure", "stop"),
-            timeout=words.get("timeout", 30.0),
+            timeout=words.get("timeout", {}).get(str(me), 30.0),
         )
         try:
             host = found.hosts[me]

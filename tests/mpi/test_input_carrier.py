@@ -25,6 +25,7 @@ def played(
     command = mpirun.command(len(words["hosts"]), WORKER, folder, json.dumps(words))
     done = mpirun.started([command[0], *options, *command[1:]], timeout)
     said = [json.loads(path.read_text()) for path in folder.glob("said-*.json")]
+    print(f"mpirun ended with {done.returncode}\n{done.stdout}\n{done.stderr}")  # shown where a test fails
     return {one["process"]: one for one in said}, done
 
 
@@ -69,9 +70,12 @@ def test_who_leaves_is_named(tmp_path: Path):
 
 
 def test_who_is_silent_is_named(tmp_path: Path):
-    words = {"design": "all_shared", "hosts": (0, 1), "pause": {"1": 6.0}, "timeout": 1.0}
+    """By all others, whoever finds it first; and by who is silent itself, when he comes."""
+    words = {"design": "all_shared", "hosts": (0, 1, 2), "pause": {"1": 6.0}, "timeout": {"0": 1.0}}
     said, _ = played(tmp_path, words)
-    assert said[0]["error"].startswith("CP0937: process 1 on host 1 was silent for 1 s; line 7")
+    assert set(said) == {0, 1, 2}
+    for one in said.values():
+        assert one["error"].startswith("CP0937: process 1 on host 1 was silent for 1 s; line 7"), one
 
 
 def test_continue_needs_an_mpi_that_goes_on(tmp_path: Path):
@@ -127,7 +131,7 @@ def test_a_process_that_cannot_find_out_who_is_left_says_so(tmp_path: Path):
     assert said[1]["carried"] == [0, 1]
     assert said[1]["error"].startswith("CP0938: the thread that finds out who is left has ended: SystemExit")
     for one in (said[0], said[2]):
-        assert one["error"].startswith("CP0935: host 1 left")
+        assert one["error"].startswith("CP0938: host 1 failed: the thread that finds out who is left")
 
 
 def test_one_host_may_be_all_that_is_left(tmp_path: Path):

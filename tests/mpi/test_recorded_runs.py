@@ -107,6 +107,17 @@ def test_the_summary_has_the_prediction_beside_it(place: Path, capsys: pytest.Ca
     assert summary(read_run(read_records([str(place)]))).lines[0].predicted is None
 
 
+def test_a_plan_whose_lines_have_moved_is_refused(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "recorded.plan").write_text(PLAN.replace("at start", "# a remark\nat start"))
+    words = ["--plan", tmp_path / "recorded.plan", "--shapes", place / "shapes.json", "--backend", "mpi"]
+    assert main(["trace", "summarise", str(place), *map(str, words)]) == 1
+    said = capsys.readouterr().err
+    assert "CP1114" in said and "the run has communicated on line 10, where " in said
+    assert "give the plan as it was when it ran" in said
+
+
 def test_the_page_shows_the_run(place: Path, tmp_path: Path):
     words = [place / "recorded.plan", "--shapes", place / "shapes.json", "--backend", "mpi"]
     words += ["--records", place, "-o", tmp_path / "out.html"]

@@ -109,12 +109,12 @@ def test_the_results_may_be_fewer_than_the_arguments():
 
 
 def test_names_mean_the_last_output_then_the_state_then_the_input():
-    run = bound()
+    named = bound().context.schedule.named
     # `params` is an output that is the same over data, and an input that is not; `seen` a state.
-    assert run.context.find("params").placement.per == ("member",)
-    assert run.context.find("seen").placement.per == ("member",)
-    assert run.context.find("one").placement.per == ("member", "data")
-    assert run.context.find("nothing") is None
+    assert named["params"].placement.per == ("member",)
+    assert named["seen"].placement.per == ("member",)
+    assert named["one"].placement.per == ("member", "data")
+    assert "nothing" not in named
 
 
 def test_gradients_that_jax_has_summed_are_refused():

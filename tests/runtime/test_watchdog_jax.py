@@ -87,6 +87,17 @@ def test_a_stopped_process_is_named_and_the_others_end(culprit: int, tmp_path: P
     assert command(["trace", str(tmp_path), "-o", str(tmp_path / "trace.json")]) == 0
 
 
+def test_ctrl_c_ends_a_process_that_waits_in_a_step(tmp_path: Path):
+    """JAX's wait lets no signal in; the bound of the watchdog is far away."""
+    words = [sys.executable, watched_processes.__file__, "{port}", "{index}", "ctrl-c"]
+    ends = ended(words, tmp_path, stopped=1)
+    for index in (0, 2):
+        assert ends[index].status == 130, ends[index].text
+        assert "commplan: interrupted: line 5 of <plan>, in `step` has not ended for" in ends[index].text
+        assert ": process 1 is stopped (SIGSTOP, or a debugger)" in ends[index].text
+        assert "Traceback" not in ends[index].text
+
+
 def test_a_process_that_sleeps_is_named_with_what_it_does_and_interrupted(tmp_path: Path):
     ends = fault("sleep", 2, tmp_path)
     for end in ends.values():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 
 import jax
@@ -27,7 +29,7 @@ BOUND_S, STEPS, CULPRIT = 1.0, 8, 1
 def main(port: str, index: str, mode: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", 3, int(index))
     mesh = jax.make_mesh((3,), ("data",), (AxisType.Auto,))
-    watchdog_s = None if mode == "none" else BOUND_S
+    watchdog_s = {"none": None, "ctrl-c": 600.0}.get(mode, BOUND_S)
     run = commplan.loads(PLAN).compile(mesh).bind(mesh, watchdog_s=watchdog_s)
     sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
     x = jax.jit(lambda: jnp.ones((3, 4)), out_shardings=sharding)()
@@ -41,6 +43,10 @@ def main(port: str, index: str, mode: str) -> None:
                 time.sleep(4 * BOUND_S if mode == "none" else 600)
         if slow and number == 2 and mode == "fork":
             fork()
+        if number == 5 and mode == "ctrl-c":
+            if slow:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         if slow and mode == "rhythm":
             time.sleep(2.5 * BOUND_S if number == 7 else BOUND_S)
         out, _ = run.step({}, x=x)  # a phase outside of any step

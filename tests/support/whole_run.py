@@ -197,7 +197,7 @@ class Parts:
 
     def own(self, name: str, tree: Any) -> list[Any]:
         """A list over ranks."""
-        value = self.run.context.find(name)
+        value = self.run.context.schedule.named[name]
         pairs, rebuild = flatten(tree)
         held = spread(self.grid, value, [np.asarray(leaf) for _, leaf in pairs])
         return [rebuild(list(held[rank])) for rank in self.grid.ranks]

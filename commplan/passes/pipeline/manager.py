@@ -18,11 +18,13 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from commplan.cost.calibration import Calibration
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
 from commplan.ir.text import print_schedule
 from commplan.passes.pipeline.base import Context, Pass, parse_pass
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
+from commplan.topology import Topology
 from commplan.verify.equivalence import Reference
 from commplan.verify.structural import verify
 
@@ -38,7 +40,19 @@ class Record(msgspec.Struct, frozen=True):
 
 
 Observer = Callable[[Record], None]
-FORMAT = "commplan-reproducer"
+
+
+class Reproducer(msgspec.Struct, frozen=True, tag="commplan-reproducer", tag_field="format"):
+    """What a file holds that shows a failing pass fail again: see `write_reproducer`."""
+
+    run: str  # the command
+    error: str
+    pipeline: str
+    order: Mapping[str, tuple[str, ...]]
+    topology: Topology | None
+    calibration: Calibration | None
+    places: tuple[int, ...] | None
+    schedule: Schedule
 
 
 class Pipeline(msgspec.Struct, frozen=True):
@@ -173,17 +187,11 @@ def write_reproducer(
     first = re.match(r"[a-z_]+", pipeline)
     name = f"{schedule.plan}-{first[0] if first else 'lower'}.reproducer.json"
     path = place / name
-    content = {
-        "format": FORMAT,
-        "run": f"python -m commplan.passes.pipeline.reproducer {name}",
-        "error": error,
-        "pipeline": pipeline,
-        "order": {key: list(paths) for key, paths in context.order.items()},
-        "topology": context.topology,
-        "calibration": context.calibration,
-        "places": context.places,
-        "schedule": schedule,
-    }
+    order = {key: tuple(paths) for key, paths in context.order.items()}
+    content = Reproducer(
+        f"python -m commplan.passes.pipeline.reproducer {name}", error, pipeline,
+        order, context.topology, context.calibration, context.places, schedule,
+    )  # fmt: skip
     place.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
     return path

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from commplan.cost.calibration import Calibration
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import Schedule
 from commplan.ir.text import print_schedule
 from commplan.passes.pipeline.base import Context
-from commplan.passes.pipeline.manager import Pipeline
+from commplan.passes.pipeline.manager import Pipeline, Reproducer
 from commplan.select.cost_model import costs_for
-from commplan.topology import Topology
 
 
 def main(arguments: list[str]) -> int:
@@ -35,17 +32,13 @@ def main(arguments: list[str]) -> int:
 def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
     """What `write_reproducer` wrote. Raises CP0723 where the file is none of its."""
     try:
-        content: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        schedule = msgspec.convert(content["schedule"], Schedule)
-        order = msgspec.convert(content["order"], dict[str, tuple[str, ...]])
-        topology = msgspec.convert(content["topology"], Topology | None)
-        calibration = msgspec.convert(content["calibration"], Calibration | None)
-        places = msgspec.convert(content["places"], tuple[int, ...] | None)
-        pipeline = Pipeline.parse(str(content["pipeline"]))
-    except (OSError, KeyError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        content = msgspec.json.decode(path.read_bytes(), type=Reproducer)
+    except (OSError, msgspec.DecodeError) as error:
         fail("CP0723", f"{path} is no reproducer", f"{type(error).__name__}: {error}", file=str(path))
-    costs = costs_for(schedule.axes, topology, calibration, schedule.backend, places)
-    return schedule, pipeline, Context(order, topology, calibration, places, costs)
+    machine = content.topology, content.calibration
+    costs = costs_for(content.schedule.axes, *machine, content.schedule.backend, content.places)
+    context = Context(content.order, *machine, content.places, costs)
+    return content.schedule, Pipeline.parse(content.pipeline), context
 
 
 if __name__ == "__main__":

@@ -17,14 +17,12 @@
 namespace commplan {
 namespace {
 
-// Nanoseconds. Who has called waits for nothing else and may look often; the thread beside a computation may not.
-constexpr int64_t kCaller = 1'000'000, kBeside = 20'000;
+// Who has called waits for nothing else and may look often; the thread beside a computation may not.
+constexpr Pace kBeside{20'000};
 // Of the operations that take the same way (to a rank, or from one) the first that have so much to move go on
 // abreast, the others wait for their turn: every look costs a system call, and what is under way at once ends at
 // once, late. The first operation of all is among them on every rank.
 constexpr int64_t kAbreast = 4 << 20;
-constexpr int64_t kShortest = 10'000, kLongest = 250'000, kBulk = 50'000;
-
 constexpr uint64_t kSlice = 100'000;  // nanoseconds
 constexpr int kAbove = 5;            // levels of niceness
 
@@ -33,24 +31,24 @@ constexpr int kAbove = 5;            // levels of niceness
 // always one that can wait: then it sleeps at once.
 class Patience {
  public:
-  explicit Patience(int64_t spin) : spin_(spin) {}
+  explicit Patience(const Pace& pace) : pace_(pace), pause_(pace.shortest) {}
   void moved(bool bulk) {
     since_ = 0;
     bulk_ = bulk;
-    pause_ = bulk ? kBulk : kShortest;
+    pause_ = bulk ? pace_.bulk : pace_.shortest;
   }
   void wait() {
     if (!bulk_) {
       int64_t at = now();
       if (since_ == 0) since_ = at;
-      if (at - since_ < spin_) {
+      if (at - since_ < pace_.spin) {
         sched_yield();
         return;
       }
     }
     exact_.get();
     sleep_ns(pause_);
-    pause_ = std::min(pause_ * 5 / 4, kLongest);
+    pause_ = std::min(pause_ * 5 / 4, pace_.longest);
   }
 
  private:
@@ -75,8 +73,8 @@ class Patience {
     int before_ = -1;
   };
 
-  const int64_t spin_;
-  int64_t since_ = 0, pause_ = kShortest;
+  const Pace pace_;
+  int64_t since_ = 0, pause_;
   bool bulk_ = false;
   Exact exact_;
 };
@@ -230,7 +228,7 @@ void Channel::rest() {
   news_.wait(lock, [&] { return resting(); });
 }
 
-std::string Channel::drive(std::unique_ptr<Operation> operation) {
+std::string Channel::drive(std::unique_ptr<Operation> operation, const Pace& pace, const Look& look) {
   bool blocks = operation->blocks();
   if (watch_) watch_->begin(*operation);
   if (blocks) {
@@ -238,17 +236,19 @@ std::string Channel::drive(std::unique_ptr<Operation> operation) {
     blocking_.push_back(operation.get());
     run_beside();
   }
-  Patience patience(kCaller);
-  int64_t looked = 0, asked = now();
+  Patience patience(pace);
+  int64_t looked = 0, asked = now(), moved = asked;
   while (!operation->done()) {
     if (operation->step()) {
       patience.moved(operation->bulk());
       if (watch_) watch_->moved();
+      if (look) moved = now();
     } else {
       patience.wait();
       if (now() - asked >= kLook) {
         asked = now();
         if (interrupted()) interrupt(*operation);
+        if (look && !look(operation->progress(), asked - moved)) operation->break_off("broken off");
       }
       if (!together_ || (!fails() && now() - looked < kLook)) continue;
       looked = now();

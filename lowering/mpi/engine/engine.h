@@ -64,6 +64,7 @@ struct List {
   int64_t window = 0;                          // messages in flight to one peer
   int64_t label = 0;           // part of its tags: messages of lists that differ never meet
   bool synchronous = false;                    // a send ends when its receiver has begun to take it
+  bool kept = false;                           // its memory stays after a failure: sends need not end
   bool reduces = false;
   DType dtype = kF32;
   Reduction op = kSum;
@@ -155,9 +156,10 @@ struct Partner {
 };
 
 // How far an operation is: in `round` of `rounds`, counted from 1, it waits for `rank`, to take a message where `sends`.
+// absent: a rank that has not taken what it needs nothing else for, so that it has not come; -1 where none is known.
 struct Progress {
   int64_t round = 0, rounds = 0;
-  int32_t rank = -1;
+  int32_t rank = -1, absent = -1;
   bool sends = false;
   bool operator==(const Progress& other) const {
     return round == other.round && rank == other.rank && sends == other.sends;
@@ -170,6 +172,15 @@ struct Parting {
   int64_t last = 0;
   char cause[120] = {};
 };
+
+// How often a thread looks that waits for other ranks: for `spin` nanoseconds it only gives way to others, then it sleeps,
+// from `shortest` to `longest`; where many messages are under way it sleeps at once, for `bulk`.
+struct Pace {
+  int64_t spin = 1'000'000, shortest = 10'000, longest = 250'000, bulk = 50'000;
+};
+
+// Called now and then while an operation waits: where it is, and nanoseconds since anything has moved.
+using Look = std::function<bool(const Progress& progress, int64_t idle)>;
 
 // One thing to be driven until it is done. Once destroyed, nothing writes to its buffers any more.
 class Operation {
@@ -247,7 +258,15 @@ bool lost(int code);                          // whether an error says that a pr
 std::vector<int> dead(MPI_Comm comm);         // those known to have died
 void acknowledge(MPI_Comm comm);              // of who has died: others can be heard again
 void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, gets an error
+bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks);  // whether one of them has died, or `comm` is revoked
+// MPI_Testsome, which frees no send that is under way. lanes: of each request the peer that it goes to, -1 for a receive;
+// sends to one peer end in the order in which they were posted, or nearly.
+int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& lanes, int* some, std::vector<int>& indices,
+              std::vector<MPI_Status>& statuses);
 bool drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, or false after a while
+// The same for messages with `peers`, ranks of `comm`; lanes count them. kept: see `List`.
+bool drain(MPI_Comm comm, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests, std::vector<int32_t> lanes,
+           bool kept = false);
 int64_t now();                                // nanoseconds
 constexpr int64_t kLook = 100'000'000;        // between two looks at who has left
 
@@ -293,7 +312,8 @@ class Channel {
   int64_t next(int rank) { return ++begun_[rank]; }     // of the operations in common with a rank
   int64_t start(std::unique_ptr<Operation> operation);  // hands it to the progress thread
   std::string finish(int64_t handle, const void* output);
-  std::string drive(std::unique_ptr<Operation> operation);  // by the calling thread, until done
+  // By the calling thread, until done. pace: nanoseconds; look: false breaks it off, see `Look`.
+  std::string drive(std::unique_ptr<Operation> operation, const Pace& pace = {}, const Look& look = {});
   void rest();                                              // waits until nothing that was started is under way
   bool busy();                                              // whether something is under way
   void close(const std::string& why);  // begins nothing more, and waits for what is under way

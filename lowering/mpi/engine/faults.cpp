@@ -1,12 +1,25 @@
 // What MPI says of the dead, where it lives on after them (ULFM, MPI 5). Elsewhere `mpirun` ends everyone.
 #include <time.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
 #include "engine.h"
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>
 #endif
 
 namespace commplan {
+namespace {
+
+// `mpirun --with-ft ulfm` of Open MPI.
+const bool outlives = [] {
+  const char* value = std::getenv("OMPI_MCA_mpi_ft_enable");
+  return value != nullptr && (std::strcmp(value, "1") == 0 || std::strcmp(value, "true") == 0);
+}();
+
+}  // namespace
 
 int64_t now() {
   timespec t;
@@ -49,31 +62,102 @@ void revoke(MPI_Comm comm) {
   if (MPIX_Comm_is_revoked(comm, &flag) == MPI_SUCCESS && !flag) MPIX_Comm_revoke(comm);
 }
 
+bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks) {
+  if (!outlives) return false;
+  int flag = 0;
+  if (MPIX_Comm_is_revoked(comm, &flag) == MPI_SUCCESS && flag) return true;
+  for (int rank : dead(comm)) {
+    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) return true;
+  }
+  return false;
+}
+
 #else
 
 bool lost(int) { return false; }
 std::vector<int> dead(MPI_Comm) { return {}; }
 void acknowledge(MPI_Comm) {}
 void revoke(MPI_Comm) {}
+bool cut_off(MPI_Comm, const std::vector<int32_t>&) { return false; }
 
 #endif
 
+// Open MPI frees a request in the call that says that it has failed. Of a send it says so as soon as its receiver has died
+// or the communicator is revoked, while bytes of it are on their way; where they fail, too, after that, it ends the job
+// ("Send error after request freed"). To ask for the status alone does not look at that: so a send is tested when it is
+// over, or never. A receive that has failed is over.
+int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& lanes, int* some, std::vector<int>& indices,
+              std::vector<MPI_Status>& statuses) {
+  int many = static_cast<int>(requests.size());
+  indices.resize(many);
+  statuses.resize(many);
+  if (!outlives) return MPI_Testsome(many, requests.data(), some, indices.data(), statuses.data());
+  std::vector<MPI_Request> receives;
+  std::vector<int> places;
+  for (int k = 0; k < many; ++k) {
+    if (lanes[k] < 0) receives.push_back(requests[k]), places.push_back(k);
+  }
+  *some = 0;
+  int code = MPI_SUCCESS;
+  if (!receives.empty()) {
+    code = MPI_Testsome(static_cast<int>(receives.size()), receives.data(), some, indices.data(), statuses.data());
+    if (*some == MPI_UNDEFINED) *some = 0;
+    for (int k = 0; k < *some; ++k) indices[k] = places[indices[k]];
+    for (size_t k = 0; k < places.size(); ++k) requests[places[k]] = receives[k];
+  }
+  std::vector<int32_t> busy;
+  for (int k = 0; k < many; ++k) {
+    if (lanes[k] < 0 || std::find(busy.begin(), busy.end(), lanes[k]) != busy.end()) continue;
+    MPI_Status& status = statuses[*some];
+    int flag = 0;
+    MPI_Request_get_status(requests[k], &flag, &status);
+    if (!flag) {
+      busy.push_back(lanes[k]);
+      continue;
+    }
+    status.MPI_ERROR = MPI_Test(&requests[k], &flag, MPI_STATUS_IGNORE);  // what is over may be freed
+    if (status.MPI_ERROR != MPI_SUCCESS) code = MPI_ERR_IN_STATUS;
+    indices[(*some)++] = k;
+  }
+  return code;
+}
+
 bool drain(std::vector<MPI_Request>& requests) {
+  return drain(MPI_COMM_NULL, {}, requests, std::vector<int32_t>(requests.size(), -1));
+}
+
+bool drain(MPI_Comm comm, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests, std::vector<int32_t> lanes,
+           bool kept) {
   constexpr int64_t kLongest = 2'000'000'000, kLook = 1'000'000;
-  std::vector<int> indices(requests.size());
-  std::vector<MPI_Status> statuses(requests.size());
-  for (int64_t until = now() + kLongest; now() < until; sleep_ns(kLook)) {
+  std::vector<int> gone = comm == MPI_COMM_NULL ? std::vector<int>() : dead(comm);
+  auto remove = [&](size_t k) {
+    requests[k] = requests.back();
+    lanes[k] = lanes.back();
+    requests.pop_back();
+    lanes.pop_back();
+  };
+  for (size_t k = requests.size(); k-- > 0;) {
+    auto to_dead = [&] { return std::find(gone.begin(), gone.end(), peers[lanes[k]]) != gone.end(); };
+    if (requests[k] == MPI_REQUEST_NULL || (lanes[k] >= 0 && (kept || to_dead()))) remove(k);
+  }
+  std::vector<int> indices;
+  std::vector<MPI_Status> statuses;
+  for (int64_t until = now() + kLongest; !requests.empty() && now() < until; sleep_ns(kLook)) {
     int some = 0;
-    MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &some, indices.data(), statuses.data());
-    if (some == MPI_UNDEFINED) return true;  // none is left
+    test_some(requests, lanes, &some, indices, statuses);
+    if (some == MPI_UNDEFINED) return true;
+    std::sort(indices.begin(), indices.begin() + some, std::greater<int>());
     for (int k = 0; k < some; ++k) {
-      if (requests[indices[k]] != MPI_REQUEST_NULL) MPI_Request_free(&requests[indices[k]]);
+      size_t at = indices[k];
+      if (lanes[at] < 0 && requests[at] != MPI_REQUEST_NULL) MPI_Request_free(&requests[at]);
+      remove(at);
     }
   }
+  bool all = requests.empty();
   for (MPI_Request& request : requests) {
-    if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+    if (!outlives) MPI_Request_free(&request);
   }
-  return false;
+  return all;
 }
 
 }  // namespace commplan

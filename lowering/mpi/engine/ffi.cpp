@@ -240,6 +240,34 @@ COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t 
   return add({static_cast<Channel*>(channel), std::move(list), nullptr, nullptr, nullptr});
 }
 
+// Forgets a list that no compiled program calls.
+COMMPLAN_API void commplan_list_free(int64_t number) { find(number)->list.reset(); }
+
+// Runs a list where its messages lie, in `memory`, its output; it has no input. pace: nanoseconds, see `Pace`. look: told
+// now and then for how many nanoseconds nothing has moved, and which rank has not come, or is waited for, or -1; other
+// than 0 breaks it off. The error, cut to `most` bytes and a zero; its length, 0 where there is none. After one the channel cannot be used
+// again, and messages that are under way may still read the memory, and write to it.
+COMMPLAN_API int64_t commplan_run(int64_t number, void* memory, const int64_t* pace, int (*look)(int64_t, int64_t),
+                                  char* text, int64_t most) {
+  Callable& x = *find(number);
+  x.list->kept = true;
+  Begun begun;
+  {
+    std::lock_guard<std::mutex> lock(x.channel->order);
+    begun.error = x.channel->enter();
+    if (begun.error.empty()) begun.operation = run_list(*x.channel, *x.list, nullptr, memory);
+  }
+  auto told = [look](const Progress& progress, int64_t idle) {
+    return look(idle, progress.absent >= 0 ? progress.absent : progress.rank) == 0;
+  };
+  if (begun.operation) {
+    begun.error = x.channel->drive(std::move(begun.operation), {pace[0], pace[1], pace[2], pace[3]}, told);
+  }
+  std::string error = begun.error.substr(0, most);
+  std::memcpy(text, error.c_str(), error.size() + 1);
+  return static_cast<int64_t>(error.size());
+}
+
 // settings: kind, communicator, count, root, dtype, op.
 COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, const char* where) {
   auto native = std::make_unique<Native>();

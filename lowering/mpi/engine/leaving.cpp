@@ -174,7 +174,8 @@ bool Channel::parted() {
 
 bool Channel::release() {
   auto clean = [](int64_t last) { return last >= 0; };
-  if (fails() || !listen() || !parted() || !std::all_of(lasts_.begin(), lasts_.end(), clean)) return false;
+  auto left = [&] { return listen() && parted() && std::all_of(lasts_.begin(), lasts_.end(), clean); };
+  if (together_ && (fails() || !left())) return false;
   if (watch_) watch_->stop();
   return !watch_ || watch_->release();
 }

@@ -16,7 +16,7 @@ class ListRun final : public Operation {
  public:
   ListRun(Channel& channel, const List& list, const void* input, void* output, Packing* packing)
       : Operation(channel, list.where), list_(list), packing_(packing), waits_(list.waits), sent_(list.code.size()),
-        landed_(list.code.size()), completed_(2 * list.peers.size()) {
+        landed_(list.code.size()), completed_(2 * list.peers.size()), issued_(list.peers.size()) {
     join(list.peers);
     output_ = output;
     buffers_[kInput] = static_cast<char*>(const_cast<void*>(input));
@@ -66,6 +66,7 @@ class ListRun final : public Operation {
     }
     moved |= test();
     if (moved && !done_) issue();
+    if (!moved && now() - looked_ > kLook) look();
     return moved;
   }
 
@@ -78,20 +79,23 @@ class ListRun final : public Operation {
   Progress progress() const override {
     Progress found;
     int64_t first = static_cast<int64_t>(list_.code.size());
-    auto consider = [&](int64_t instruction, size_t p, bool sends) {
-      if (instruction >= first) return;
-      first = instruction;
-      found = {0, 0, list_.peers[p], sends};
-    };
     for (size_t p = 0; p < list_.peers.size(); ++p) {
       int64_t taken = completed_[2 * p + 1].load(std::memory_order_relaxed);
-      if (taken < static_cast<int64_t>(list_.receives[p].size())) consider(list_.receives[p][taken], p, false);
+      if (taken == static_cast<int64_t>(list_.receives[p].size()) || list_.receives[p][taken] >= first) continue;
+      first = list_.receives[p][taken];
+      found.rank = list_.peers[p];
     }
-    for (size_t p = 0; p < list_.peers.size() && found.rank < 0; ++p) {
+    for (size_t p = 0; p < list_.peers.size(); ++p) {
       int64_t given = completed_[2 * p].load(std::memory_order_relaxed);
-      for (size_t i = 0; i < list_.code.size(); ++i) {
+      if (given == list_.sends[p]) continue;
+      if (list_.synchronous && given == 0 && issued_[p].load(std::memory_order_relaxed) > 0) found.absent = list_.peers[p];
+      if (found.rank >= 0 && !found.sends) continue;
+      for (int64_t i = 0; i < first; ++i) {
         const Instruction& x = list_.code[i];
-        if (x.what == kSend && static_cast<size_t>(x.peer) == p && given-- == 0) consider(static_cast<int64_t>(i), p, true);
+        if (x.what != kSend || static_cast<size_t>(x.peer) != p || given-- > 0) continue;
+        first = i;
+        found.rank = list_.peers[p];
+        found.sends = true;
       }
     }
     auto after = std::upper_bound(list_.rounds.begin(), list_.rounds.end(), first);
@@ -217,6 +221,7 @@ class ListRun final : public Operation {
                    channel_.tag(peer.first_send + x.message, list_.label), channel_.comm, &request);
     if (!check(code, "MPI_Isend", list_.peers[x.peer])) return false;
     sent_[i] = 1;
+    issued_[x.peer].fetch_add(1, std::memory_order_relaxed);
     ++peer.sending;
     keep(request, i);
     return true;
@@ -225,14 +230,21 @@ class ListRun final : public Operation {
   void keep(MPI_Request request, int32_t i) {
     requests_.push_back(request);
     owners_.push_back(i);
+    lanes_.push_back(list_.code[i].what == kSend ? static_cast<int32_t>(list_.code[i].peer) : -1);
+  }
+
+  // Sends do not say that their receiver has died.
+  void look() {
+    looked_ = now();
+    if (!cut_off(channel_.comm, list_.peers)) return;
+    error_ = channel_.loss(*this, -1);
+    done_ = true;
   }
 
   bool test() {
-    int many = static_cast<int>(requests_.size()), some = 0;
-    if (many == 0) return false;
-    indices_.resize(many);
-    statuses_.resize(many);
-    int code = MPI_Testsome(many, requests_.data(), &some, indices_.data(), statuses_.data());
+    int some = 0;
+    if (requests_.empty()) return false;
+    int code = test_some(requests_, lanes_, &some, indices_, statuses_);
     if (code == MPI_ERR_IN_STATUS) {
       for (int k = 0; k < some; ++k) {
         int rank = list_.peers[list_.code[owners_[indices_[k]]].peer];
@@ -248,8 +260,10 @@ class ListRun final : public Operation {
       arrived_.push_back(owners_[at]);
       requests_[at] = requests_.back();
       owners_[at] = owners_.back();
+      lanes_[at] = lanes_.back();
       requests_.pop_back();
       owners_.pop_back();
+      lanes_.pop_back();
     }
     std::sort(arrived_.begin(), arrived_.end());
     for (int32_t i : arrived_) arrive(i);
@@ -278,7 +292,7 @@ class ListRun final : public Operation {
     for (size_t k = 0; k < requests_.size(); ++k) {
       if (requests_[k] != MPI_REQUEST_NULL && list_.code[owners_[k]].what != kSend) MPI_Cancel(&requests_[k]);
     }
-    drain(requests_);
+    drain(channel_.comm, list_.peers, requests_, lanes_, list_.kept);
   }
 
   const List& list_;
@@ -286,10 +300,10 @@ class ListRun final : public Operation {
   std::vector<int32_t> waits_;
   std::vector<char> sent_;
   std::vector<char*> landed_;  // where a receive that waits for its reduction has put its bytes
-  std::vector<std::atomic<int64_t>> completed_;  // messages to each peer and from it
+  std::vector<std::atomic<int64_t>> completed_, issued_;  // messages to each peer and from it; sends to each, begun
   std::vector<Peer> peers_;
   std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> local_;
-  std::vector<int32_t> finished_, arrived_, owners_;
+  std::vector<int32_t> finished_, arrived_, owners_, lanes_;
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;
   std::vector<int> indices_;
@@ -300,7 +314,7 @@ class ListRun final : public Operation {
   char* buffers_[kBuffers] = {};
   Kernel kernel_ = nullptr;
   size_t left_ = 0;
-  int64_t left_bytes_ = 0;
+  int64_t left_bytes_ = 0, looked_ = 0;
   int32_t earliest_ = 0;
 };
 

@@ -28,7 +28,7 @@ class RequestRun final : public Operation {
     for (size_t k = 0; k < requests_.size(); ++k) {
       if (requests_[k] != MPI_REQUEST_NULL && owners_[k] == kAnswer) MPI_Cancel(&requests_[k]);
     }
-    drain(requests_);
+    drain(channel_.comm, x_.peers, requests_, owners_);
   }
 
   bool step() override {
@@ -169,11 +169,9 @@ class RequestRun final : public Operation {
   }
 
   bool test() {
-    int many = static_cast<int>(requests_.size()), some = 0;
-    if (many == 0) return false;
-    indices_.resize(many);
-    statuses_.resize(many);
-    int code = MPI_Testsome(many, requests_.data(), &some, indices_.data(), statuses_.data());
+    int some = 0;
+    if (requests_.empty()) return false;
+    int code = test_some(requests_, owners_, &some, indices_, statuses_);
     if (code == MPI_ERR_IN_STATUS) {
       for (int k = 0; k < some; ++k) {
         if (!checked(statuses_[k].MPI_ERROR, "a message", whose_[indices_[k]])) return true;

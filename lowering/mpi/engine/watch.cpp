@@ -290,7 +290,8 @@ void Watch::send(int rank, int tag, const std::string& bytes) {
 void Watch::listen() {
   auto arrived = [](std::unique_ptr<Sent>& sent) {
     int flag = 0;
-    MPI_Test(&sent->request, &flag, MPI_STATUS_IGNORE);
+    MPI_Request_get_status(sent->request, &flag, MPI_STATUS_IGNORE);  // see `test_some`
+    if (flag) MPI_Test(&sent->request, &flag, MPI_STATUS_IGNORE);
     return flag != 0;
   };
   sent_.erase(std::remove_if(sent_.begin(), sent_.end(), arrived), sent_.end());

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -22,18 +21,17 @@ import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.input.work_partition import Division, Move, adopted
+from commplan.lowering.mpi.lists import BrokenOffError
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.shm.segment import Blame
-from commplan.runtime.input.transport.mpi_executor import Awaited
 from commplan.runtime.input.transport.mpi_group import Team, free_closed, goes_on
-from commplan.runtime.input.transport.transfer_plan import Form, TransferPlan, script
+from commplan.runtime.input.transport.transfer_plan import Form
 from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
-from commplan.runtime.input.transport.ulfm import LOSSES, Survivors
+from commplan.runtime.input.transport.ulfm import Survivors
 from commplan.runtime.input.wait_log import ClosedError
 from commplan.wait import Wait
 
 LOOK_S = 0.05  # seconds between two looks at who has died or left
-SETTLE_S = 3.0  # seconds in which the news of a death reaches every process
 _LAST_WORDS_S = 1.0  # seconds that what a host sent before it left may take
 
 
@@ -70,6 +68,7 @@ class MpiCarrier:
         self.sent = self.received = 0  # bytes, so far
         self._process = int(comm.Get_rank())
         self._blame, self._timeout = blame, timeout
+        self._cause = ""  # code and message of what has failed first
         if on_failure == "continue" and not goes_on():
             comm.Free()
             self._fail(
@@ -92,7 +91,7 @@ class MpiCarrier:
             if self._survivors is None:
                 try:
                     self._exchange(self._team, parcels)
-                except MPI.Exception as error:
+                except BrokenOffError as error:
                     self._raise_dead(self._team, error)
             else:
                 self._survive(self._survivors, number, parcels, before)
@@ -110,24 +109,25 @@ class MpiCarrier:
             if self._survivors is not None:
                 self._survivors.close()
                 self._team = self._survivors.team
-            self._team.leave()
+            self._team.leave(self._cause)
 
     # --- one batch ---
 
     def _exchange(self, team: Team, parcels: Sequence[RowSlices]) -> None:
-        host = self.division.hosts[self._process]
-        self._run(team, _planned(self.division, team.processes, host, _forms(parcels)), parcels)
+        self._run(team, _moves(self.division, team.processes), parcels)
 
-    def _script(self, move: Move, parcels: Sequence[RowSlices]) -> TransferPlan:
-        return script((move,), self.division.hosts[self._process], _forms(parcels))
-
-    def _run(self, team: Team, plan: TransferPlan, parcels: Sequence[RowSlices]) -> None:
-        if not plan.messages:
+    def _run(self, team: Team, moves: tuple[Move, ...], parcels: Sequence[RowSlices]) -> None:
+        """Carry out `moves` on parcels that lie in one memory."""
+        if not moves:
             return
-        arrays = [parcel.cells.reshape(-1) for parcel in parcels]
-        team.wire.run(plan, arrays, self._waiting)
-        self.sent += plan.nbytes(outgoing=True)
-        self.received += plan.nbytes(outgoing=False)
+        addresses = [parcel.cells.ctypes.data for parcel in parcels]
+        base = min(addresses)
+        forms = tuple(map(_form, parcels, (address - base for address in addresses)))
+        transfers = team.transfers(moves, self.division.hosts[self._process], forms)
+        if transfers.number is not None:
+            team.runner.run(transfers.number, base, self._waits, parcels)
+        self.sent += transfers.sent
+        self.received += transfers.received
 
     # --- the same, whoever dies ---
 
@@ -151,10 +151,11 @@ class MpiCarrier:
                 return
             except _SilencedError:
                 team.revoke()
-            except MPI.Exception as error:
-                if error.Get_error_class() not in LOSSES:
-                    self._refused(error)
+            except BrokenOffError as error:
+                if not (team.dead() or team.revoked()):
+                    self._refused(str(error))
                 team.revoke()
+            team.close()
             self._await_survivors(survivors, team)
 
     def _settle(
@@ -174,7 +175,7 @@ class MpiCarrier:
             if mine in (source, *behind):
                 whole = parcels if mine in behind else before
                 spread = Move("broadcast", (source, *behind), (tuple(range(self.division.parts)),))
-                self._run(team, self._script(spread, whole), whole)
+                self._run(team, (spread,), whole)
         now = adopted(self._planned, team.processes)
         changed = [self.division.hosts[r] for r in self.division.readers] != [
             now.hosts[r] for r in now.readers
@@ -199,7 +200,7 @@ class MpiCarrier:
         numbers[0, hosts.index(self.division.hosts[self._process])] = number
         parcel = RowSlices(numbers.view(np.uint8), tuple(range(len(hosts) + 1)))
         move = Move("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
-        self._run(team, self._script(move, (parcel,)), (parcel,))
+        self._run(team, (move,), (parcel,))
         return dict(zip(hosts, numbers.ravel().tolist(), strict=True))
 
     def _await_survivors(self, survivors: Survivors, team: Team) -> None:
@@ -218,17 +219,22 @@ class MpiCarrier:
             raise ClosedError
         failure = None if self._survivors is None else self._survivors.failure
         if isinstance(failure, MPI.Exception):
-            self._refused(failure)
+            self._refused(str(failure))
         if failure is not None:
             why = f"{type(failure).__name__}: {failure}"
             self._fail("CP0938", f"the thread that finds out who is left has ended: {why}")
 
-    def _waiting(self, awaited: Awaited) -> Wait:
-        def late(_: float) -> NoReturn:
-            who = ", ".join(f"process {self._speaking.speakers[host]} on host {host}" for host in awaited())
-            self._fail("CP0937", f"{who or 'another host'} was silent for {self._timeout:g} s")
-
-        return Wait(self._timeout, late, self._look, LOOK_S)
+    def _waits(self, waited: float, rank: int) -> None:
+        """Nothing has moved for so many seconds; a message from `rank` of the team, or to it, is the first
+        that has not."""
+        self._look(waited)
+        if waited >= self._timeout:
+            hosts = {other: host for host, other in self._speaking.ranks.items()}
+            host = hosts.get(rank)
+            who = (
+                "another host" if host is None else f"process {self._speaking.speakers[host]} on host {host}"
+            )
+            self._fail("CP0937", f"{who} was silent for {self._timeout:g} s")
 
     def _look(self, waited: float) -> None:
         self._go_on()
@@ -239,23 +245,25 @@ class MpiCarrier:
         if survivors is None and (dead := team.dead()):
             self._died(team, dead)
         gone = team.gone()
-        if gone and waited > _LAST_WORDS_S:
-            # The first: all others left because of it.
-            self._fail("CP0935", f"host {gone[0]} left: its batches were closed before the epoch's end")
+        if not gone or waited < _LAST_WORDS_S:
+            return
+        for host, cause in gone.items():
+            if not cause:
+                self._fail("CP0935", f"host {host} left: its batches were closed before the epoch's end")
+        host, self._cause = next(iter(gone.items()))
+        code, _, message = self._cause.partition(" ")
+        self._fail(code, message, f"host {host} says so")
 
-    def _raise_dead(self, team: Team, error: Any) -> NoReturn:
-        """MPI refused: say who died, or what it said. The others learn of it by the revocation."""
-        if goes_on() and error.Get_error_class() in LOSSES:
-            team.revoke()
-            until = time.monotonic() + SETTLE_S
-            while time.monotonic() < until:
-                if dead := team.dead():
-                    self._died(team, dead)
-                time.sleep(LOOK_S)
-        self._refused(error)
+    def _raise_dead(self, team: Team, error: BrokenOffError) -> NoReturn:
+        """The engine, which waits for news of deaths, gave up: say who died, or what it said. The others
+        learn of it by the revocation."""
+        if dead := team.dead():
+            self._died(team, dead)
+        team.revoke()
+        self._refused(str(error))
 
-    def _refused(self, error: Any) -> NoReturn:
-        self._fail("CP0938", f"MPI failed: {error.Get_error_string()}")
+    def _refused(self, why: str) -> NoReturn:
+        self._fail("CP0938", f"MPI failed: {why}")
 
     def _died(self, team: Team, dead: Sequence[int]) -> NoReturn:
         team.revoke()
@@ -267,6 +275,8 @@ class MpiCarrier:
 
     def _fail(self, code: str, message: str, *notes: str) -> NoReturn:
         blame, hosts = self._blame, self.division.hosts
+        cause = f"host {hosts[self._process]} failed: {message}" if code == "CP0938" else message
+        self._cause = self._cause or f"{code} {cause}"
         fail(
             code,
             f"{message}; line {blame.span.line} waits for the parts of every host",
@@ -278,16 +288,11 @@ class MpiCarrier:
         )
 
 
-@functools.lru_cache(maxsize=16)  # there are two lengths of batches, and few regroupings
-def _planned(
-    division: Division, processes: tuple[int, ...], host: int, forms: tuple[Form, ...]
-) -> TransferPlan:
-    return script(division.moves(processes), host, forms)
+@functools.lru_cache(maxsize=16)  # there are few regroupings
+def _moves(division: Division, processes: tuple[int, ...]) -> tuple[Move, ...]:
+    return division.moves(processes)
 
 
-def _forms(parcels: Sequence[RowSlices]) -> tuple[Form, ...]:
-    return tuple(
-        Form(copies, rows, row_nbytes, parcel.bounds)
-        for parcel in parcels
-        for copies, rows, row_nbytes in (parcel.cells.shape,)
-    )
+def _form(parcel: RowSlices, at: int) -> Form:
+    copies, rows, row_nbytes = parcel.cells.shape
+    return Form(copies, rows, row_nbytes, parcel.bounds, at)

@@ -6,7 +6,7 @@ lengths: `ring`, and `chain` in slices that follow each other down the line of h
 host brings, array after array and copy after copy, as if it lay in one piece; what is sent lies where it
 lies, in one window of memory or, across the seams, in several.
 
-Nothing here calls MPI: a script says what to post and what each send waits for.
+Nothing here calls MPI: the list that comes of it is one for the engine, which runs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,72 +25,54 @@ from commplan.collectives.layout import MESSAGE
 from commplan.collectives.program import Ints, Kind, Program
 from commplan.collectives.registry import program
 from commplan.input.work_partition import Move
-from commplan.lowering.mpi.instructions import of_rank
+from commplan.lowering.mpi.instructions import (
+    COPY,
+    OUTPUT,
+    RECEIVE,
+    SCRATCH,
+    SEND,
+    Instruction,
+    Instructions,
+    of_rank,
+)
 
 MOST_SLICES = 512  # of a block: larger ones have larger messages, which take an answer before they leave
 _ALGORITHM: dict[Kind, str] = {"all_gather": "ring", "broadcast": "chain"}
 
 
 class Window(NamedTuple):
-    """Bytes `low` to `high` - 1 of an array, counted from its first byte."""
+    """Bytes `low` to `high` - 1 of a slot."""
 
-    array: int
     low: int
     high: int
 
 
 @dataclass(frozen=True)
-class Message:
-    """One message to or from `host`; `number` counts those from one host to another.
-
-    windows: where its bytes lie, in order. waits: the messages of the script that bring what it sends on.
-    """
-
-    outgoing: bool
-    host: int
-    number: int
-    windows: tuple[Window, ...]
-    waits: tuple[int, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(window.high - window.low for window in self.windows)
-
-
-@dataclass(frozen=True)
-class TransferPlan:
-    """What one host does in one batch. Sends are tried in the order in which they stand here."""
-
-    messages: tuple[Message, ...]
-
-    def nbytes(self, *, outgoing: bool) -> int:
-        """Bytes that are sent, or received."""
-        return sum(message.nbytes for message in self.messages if message.outgoing == outgoing)
-
-
-@dataclass(frozen=True)
 class Form:
-    """The shape of one array, see `RowSlices`: copies, rows, bytes of a row, and where parts begin."""
+    """The shape of one array, see `RowSlices`: copies, rows, bytes of a row, where parts begin, and the
+    array's first byte in its slot."""
 
     copies: int
     rows: int
     row_nbytes: int
     bounds: tuple[int, ...]
+    at: int = 0
 
-    def windows(self, array: int, parts: Sequence[int]) -> list[Window]:
+    def windows(self, parts: Sequence[int]) -> list[Window]:
         """Where the rows of `parts`, in order, lie in each copy; neighbours are one window."""
         windows: list[Window] = []
         for copy in range(self.copies):
             for part in parts:
                 low, high = (
-                    (copy * self.rows + self.bounds[at]) * self.row_nbytes for at in (part, part + 1)
+                    self.at + (copy * self.rows + self.bounds[edge]) * self.row_nbytes
+                    for edge in (part, part + 1)
                 )
                 if low == high:
                     continue
                 if windows and windows[-1].high == low:
-                    windows[-1] = Window(array, windows[-1].low, high)
+                    windows[-1] = Window(windows[-1].low, high)
                 else:
-                    windows.append(Window(array, low, high))
+                    windows.append(Window(low, high))
         return windows
 
 
@@ -101,10 +84,17 @@ class _Transfer(NamedTuple):
     host: int
     windows: tuple[Window, ...]
 
+    @property
+    def rows(self) -> int:
+        """How many instructions it becomes: itself, and a copy of each window where there are several."""
+        return 1 if len(self.windows) == 1 else 1 + len(self.windows)
 
-def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int = MESSAGE) -> TransferPlan:
-    """What `host` does to carry out `moves` on arrays of `forms`; messages are of about `piece` bytes at
-    most.
+
+def transfer_list(
+    moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int = MESSAGE
+) -> Instructions:
+    """What `host` does to carry out `moves` on a slot with arrays of `forms`, in place; messages are of about
+    `piece` bytes at most. The list's output is the slot, its peers are hosts.
 
     All hosts must be given the same but `host`. Arrays that are short travel in the messages of their
     neighbours.
@@ -116,41 +106,90 @@ def script(moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int =
         for transfer in _transfers(move, place, move.hosts.index(host), forms, piece)
     ]
     transfers.sort(key=lambda transfer: transfer.order)
-    brought = _Brought((at, t.windows) for at, t in enumerate(transfers) if not t.outgoing)
-    numbers: dict[tuple[bool, int], int] = {}
-    messages: list[Message] = []
-    for _, outgoing, peer, windows in transfers:
-        number = numbers.get((outgoing, peer), 0)
-        numbers[outgoing, peer] = number + 1
-        waits = brought.by(windows) if outgoing else ()
-        messages.append(Message(outgoing, peer, number, windows, waits))
-    return TransferPlan(tuple(messages))
+    builder = _Builder(transfers)
+    for transfer in transfers:
+        builder.send(transfer) if transfer.outgoing else builder.receive(transfer)
+    return builder.instructions()
+
+
+class _Builder:
+    """The list as it grows. What lies in several windows goes through memory of its own."""
+
+    def __init__(self, transfers: Sequence[_Transfer]) -> None:
+        starts = itertools.accumulate((transfer.rows for transfer in transfers), initial=0)
+        self._brought = _Brought(
+            (at if transfer.rows == 1 else at + 1 + place, window)
+            for at, transfer in zip(starts, transfers, strict=False)
+            if not transfer.outgoing
+            for place, window in enumerate(transfer.windows)
+        )
+        self._code: list[Instruction] = []
+        self._waits: list[tuple[int, ...]] = []
+        self._peers: dict[int, int] = {}
+        self._messages: Counter[tuple[bool, int]] = Counter()
+        self._scratch = 0
+
+    def instructions(self) -> Instructions:
+        return Instructions(tuple(self._code), tuple(self._waits), tuple(self._peers), self._scratch)
+
+    def send(self, transfer: _Transfer) -> None:
+        if transfer.rows == 1:
+            self._message(transfer, OUTPUT, transfer.windows[0].low, self._brought.by(transfer.windows[0]))
+            return
+        at, first = self._scratch, len(self._code)
+        for (low, high), where in self._packed(transfer):
+            copy = Instruction(COPY, 0, 0, OUTPUT, low, SCRATCH, where, high - low)
+            self._add(copy, self._brought.by(Window(low, high)))
+        self._message(transfer, SCRATCH, at, tuple(range(first, len(self._code))))
+
+    def receive(self, transfer: _Transfer) -> None:
+        if transfer.rows == 1:
+            self._message(transfer, OUTPUT, transfer.windows[0].low, ())
+            return
+        message = len(self._code)
+        self._message(transfer, SCRATCH, self._scratch, ())
+        for (low, high), where in self._packed(transfer):
+            self._add(Instruction(COPY, 0, 0, SCRATCH, where, OUTPUT, low, high - low), (message,))
+
+    def _packed(self, transfer: _Transfer) -> Iterator[tuple[Window, int]]:
+        """The windows of a message, and where each lies in memory that is taken for them."""
+        for window in transfer.windows:
+            yield window, self._scratch
+            self._scratch += window.high - window.low
+
+    def _message(self, transfer: _Transfer, buffer: int, at: int, waits: tuple[int, ...]) -> None:
+        peer = self._peers.setdefault(transfer.host, len(self._peers))
+        number = self._messages[transfer.outgoing, peer]
+        self._messages[transfer.outgoing, peer] += 1
+        nbytes = sum(high - low for low, high in transfer.windows)
+        kind = SEND if transfer.outgoing else RECEIVE
+        self._add(Instruction(kind, peer, number, buffer, at, buffer, at, nbytes), waits)
+
+    def _add(self, row: Instruction, waits: tuple[int, ...]) -> None:
+        self._code.append(row)
+        self._waits.append(waits)
 
 
 class _Brought:
-    """Which messages bring what. No host is sent what it has: no two bring the same, and whatever brings
+    """Which instruction brings what. No host is sent what it has: no two bring the same, and whatever brings
     something that is sent on comes first, be it of another move."""
 
-    def __init__(self, messages: Iterable[tuple[int, tuple[Window, ...]]]) -> None:
-        self._windows = sorted((*window, at) for at, windows in messages for window in windows)
+    def __init__(self, rows: Iterable[tuple[int, Window]]) -> None:
+        self._windows = sorted((*window, row) for row, window in rows)
 
-    def by(self, windows: Sequence[Window]) -> tuple[int, ...]:
-        """The messages that bring any of `windows`."""
-        sources: set[int] = set()
-        for array, low, high in windows:
-            place = max(0, bisect.bisect_left(self._windows, (array, low, low, 0)) - 1)
-            while place < len(self._windows):
-                other, first, end, at = self._windows[place]
-                if (other, first) >= (array, high):
-                    break
-                if other == array and low < end:
-                    sources.add(at)
-                place += 1
-        return tuple(sorted(sources))
+    def by(self, window: Window) -> tuple[int, ...]:
+        """The instructions that bring any of `window`."""
+        rows: list[int] = []
+        place = max(0, bisect.bisect_left(self._windows, (window.low, window.low, 0)) - 1)
+        while place < len(self._windows) and self._windows[place][0] < window.high:
+            if window.low < self._windows[place][1]:
+                rows.append(self._windows[place][2])
+            place += 1
+        return tuple(sorted(rows))
 
 
 def _transfers(move: Move, place: int, rank: int, forms: Sequence[Form], piece: int) -> list[_Transfer]:
-    blocks = [[w for i, form in enumerate(forms) for w in form.windows(i, parts)] for parts in move.parts]
+    blocks = [[w for form in forms for w in form.windows(parts)] for parts in move.parts]
     lengths = [sum(window.high - window.low for window in block) for block in blocks]
     slices = min(MOST_SLICES, max(1, -(-max(lengths) // piece)))
     windows = [window for block in blocks for window in block]
@@ -184,8 +223,8 @@ def _cut(windows: Sequence[Window], starts: Sequence[int], low: int, high: int) 
     pieces: list[Window] = []
     at = bisect.bisect_right(starts, low) - 1
     while low < high:
-        array, first, _ = windows[at]
+        first = windows[at].low
         end = min(high, starts[at + 1])
-        pieces.append(Window(array, first + low - starts[at], first + end - starts[at]))
+        pieces.append(Window(first + low - starts[at], first + end - starts[at]))
         low, at = end, at + 1
     return tuple(pieces)

@@ -58,6 +58,7 @@ int MPI_Get_count(const MPI_Status*, MPI_Datatype, int* count);
 int MPI_Test(MPI_Request*, int* flag, MPI_Status*);
 int MPI_Testall(int count, MPI_Request*, int* flag, MPI_Status*);
 int MPI_Testsome(int count, MPI_Request*, int* some, int* indices, MPI_Status*);
+int MPI_Request_get_status(MPI_Request, int* flag, MPI_Status*);
 int MPI_Cancel(MPI_Request*);
 int MPI_Request_free(MPI_Request*);
 int MPI_Query_thread(int* level);

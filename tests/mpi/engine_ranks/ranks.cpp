@@ -336,8 +336,27 @@ void order(MPI_Comm* handles) {
   end(world);
 }
 
+// A wait that is looked after: who has not come is known, and it ends when it is told to.
+void looked_after(MPI_Comm* handles) {
+  World world(handles);
+  Channel& channel = *world.channels[0];
+  const Ring& ring = kept(0, 100, 30, true, "line 6 of x.plan");
+  std::vector<float> x = own_values(0, 100, 0), y(100);
+  std::string error;
+  auto operation = begun(channel, [&] { return run_list(channel, ring.list, x.data(), y.data()); }, &error);
+  Progress seen;
+  auto look = [&](const Progress& progress, int64_t idle) {
+    seen = progress;
+    return idle < 150'000'000;
+  };
+  require(channel.drive(std::move(operation), Pace{0, 1'000'000, 1'000'000, 1'000'000}, look) == "broken off", "a look");
+  require(seen.absent == 1 && seen.rank == 2 && !seen.sends, "who has not come");
+  end(world);
+}
+
 // One that has left, one whose receives fail, and one that has something to do before it leaves.
 void gone(MPI_Comm* handles) {
+  looked_after(handles);
   World left(handles), failed(handles), last(handles, kBound);
   on_ranks([&](int rank) {
     require(step(left, rank, "line 6").empty(), "a step");

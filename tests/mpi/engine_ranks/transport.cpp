@@ -379,6 +379,13 @@ int MPI_Testsome(int count, MPI_Request* requests, int* some, int* indices, MPI_
   return code;
 }
 
+int MPI_Request_get_status(MPI_Request request, int* flag, MPI_Status* status) {
+  Call call;
+  *flag = ended(request);
+  if (*flag && status) *status = request->status;
+  return MPI_SUCCESS;
+}
+
 int MPI_Cancel(MPI_Request* request) {
   Call call;
   RequestOf& own = **request;

@@ -1,9 +1,11 @@
-"""Scripts of what hosts send each other: carried out here by all of them at once, in any order of arrival."""
+"""Lists of what hosts send each other: carried out here by all of them at once, in any order of arrival."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
 import random
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -11,51 +13,65 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commplan.input.work_partition import Division, adopted, division
-from commplan.runtime.input.transport.transfer_plan import Form, TransferPlan, script
+from commplan.lowering.mpi.instructions import COPY, OUTPUT, RECEIVE, SCRATCH, SEND, Instructions
+from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 
 
-@dataclass
 class _Host:
     """What one host holds, and how far it has come."""
 
-    script: TransferPlan
-    arrays: list[np.ndarray]
-    done: set[int] = field(default_factory=set)
+    def __init__(self, made: Instructions, slot: np.ndarray) -> None:
+        self.made, self.slot = made, slot
+        self.scratch = np.zeros(made.scratch, np.uint8)
+        self.done: set[int] = set()
 
-    def sends(self) -> list[int]:
+    def ready(self, *kinds: int) -> list[int]:
+        """The instructions of these kinds that have nothing left to wait for."""
         return [
             i
-            for i, m in enumerate(self.script.messages)
-            if m.outgoing and i not in self.done and self.done.issuperset(m.waits)
+            for i, row in enumerate(self.made.code)
+            if row.what in kinds and i not in self.done and self.done.issuperset(self.made.waits[i])
         ]
 
+    def at(self, buffer: int, offset: int, nbytes: int) -> np.ndarray:
+        return {OUTPUT: self.slot, SCRATCH: self.scratch}[buffer][offset : offset + nbytes]
 
-def carried_out(scripts: dict[int, TransferPlan], arrays: dict[int, list[np.ndarray]], seed: int) -> int:
+    def copy(self, i: int) -> None:
+        row = self.made.code[i]
+        self.at(row.dst, row.dst_offset, row.nbytes)[:] = self.at(row.src, row.src_offset, row.nbytes)
+        self.done.add(i)
+
+
+def carried_out(lists: dict[int, Instructions], slots: dict[int, np.ndarray], seed: int) -> int:
     """Deliver messages in a random order until none is left; returns how many. Fails where some cannot be."""
     rng = random.Random(seed)
-    hosts = {host: _Host(found, arrays[host]) for host, found in scripts.items()}
+    hosts = {host: _Host(made, slots[host]) for host, made in lists.items()}
     count = 0
-    while ready := [(host, i) for host, at in hosts.items() for i in at.sends()]:
+    while ready := [(host, i) for host, at in hosts.items() for i in at.ready(SEND, COPY)]:
         host, i = rng.choice(ready)
-        message = hosts[host].script.messages[i]
-        other = hosts[message.host]
+        row = hosts[host].made.code[i]
+        if row.what == COPY:
+            hosts[host].copy(i)
+            continue
+        other = hosts[hosts[host].made.peers[row.peer]]
         ((j, taken),) = [
             (j, m)
-            for j, m in enumerate(other.script.messages)
-            if not m.outgoing and m.host == host and m.number == message.number
+            for j, m in enumerate(other.made.code)
+            if m.what == RECEIVE and other.made.peers[m.peer] == host and m.message == row.message
         ]
         assert j not in other.done
-        assert taken.nbytes == message.nbytes
-        data = np.concatenate([arrays[host][w.array][w.low : w.high] for w in message.windows])
-        at = 0
-        for w in taken.windows:
-            other.arrays[w.array][w.low : w.high] = data[at : at + w.high - w.low]
-            at += w.high - w.low
+        assert taken.nbytes == row.nbytes
+        received = other.at(taken.dst, taken.dst_offset, row.nbytes)
+        received[:] = hosts[host].at(row.src, row.src_offset, row.nbytes)
         hosts[host].done.add(i)
         other.done.add(j)
         count += 1
-    assert all(len(host.done) == len(host.script.messages) for host in hosts.values())
+    assert all(len(host.done) == len(host.made.code) for host in hosts.values())
     return count
+
+
+def nbytes(made: Instructions, what: int) -> int:
+    return sum(row.nbytes for row in made.code if row.what == what)
 
 
 def carry(found: Division, forms: list[Form], piece: int, seed: int, alive: list[int] | None = None) -> int:
@@ -65,22 +81,28 @@ def carry(found: Division, forms: list[Form], piece: int, seed: int, alive: list
     rng = np.random.default_rng(seed)
     whole = [rng.integers(1, 256, (f.copies, f.rows, f.row_nbytes), np.uint8) for f in forms]
     chosen = found.moves(living)
-    arrays: dict[int, list[np.ndarray]] = {}
+    slots: dict[int, np.ndarray] = {}
     for host in hosts:
-        mine = [np.zeros_like(one) for one in whole]
+        slots[host] = np.zeros(sum(one.nbytes for one in whole), np.uint8)
         for part, reader in enumerate(found.readers):
             if found.hosts[reader] == host or found.design == "duplicate":
-                for one, full, form in zip(mine, whole, forms, strict=True):
+                for mine, full, form in zip(arrays(slots[host], forms), whole, forms, strict=True):
                     low, high = form.bounds[part], form.bounds[part + 1]
-                    one[:, low:high] = full[:, low:high]
-        arrays[host] = [one.reshape(-1) for one in mine]
-    made = {host: script(chosen, host, forms, piece) for host in hosts}
-    count = carried_out(made, arrays, seed)
+                    mine[:, low:high] = full[:, low:high]
+    made = {host: transfer_list(chosen, host, forms, piece) for host in hosts}
+    count = carried_out(made, slots, seed)
     for host in hosts:
-        for one, full, form in zip(arrays[host], whole, forms, strict=True):
-            rows = one.reshape(full.shape)[:, : form.bounds[-1]]
-            assert np.array_equal(rows, full[:, : form.bounds[-1]]), host
+        for mine, full, form in zip(arrays(slots[host], forms), whole, forms, strict=True):
+            assert np.array_equal(mine[:, : form.bounds[-1]], full[:, : form.bounds[-1]]), host
     return count
+
+
+def arrays(slot: np.ndarray, forms: list[Form]) -> list[np.ndarray]:
+    shapes = [(form.copies, form.rows, form.row_nbytes) for form in forms]
+    return [
+        slot[form.at : form.at + math.prod(shape)].reshape(shape)
+        for form, shape in zip(forms, shapes, strict=True)
+    ]
 
 
 def forms_of(found: Division, rows: int, full: int, sizes: list[tuple[int, int]]) -> list[Form]:
@@ -88,7 +110,13 @@ def forms_of(found: Division, rows: int, full: int, sizes: list[tuple[int, int]]
     a part."""
     bounds = (*tuple(found.part(rows, part)[0] for part in range(found.parts)), rows)
     notes = Form(1, found.parts, 16, tuple(range(found.parts + 1)))
-    return [*(Form(copies, full, nbytes, bounds) for copies, nbytes in sizes), notes]
+    return in_a_row([*(Form(copies, full, nbytes, bounds) for copies, nbytes in sizes), notes])
+
+
+def in_a_row(forms: list[Form]) -> list[Form]:
+    """The arrays of a slot one behind the other."""
+    starts = itertools.accumulate((f.copies * f.rows * f.row_nbytes for f in forms), initial=0)
+    return [dataclasses.replace(form, at=at) for form, at in zip(forms, starts, strict=False)]
 
 
 divisions = st.builds(
@@ -142,23 +170,28 @@ def test_a_host_brings_what_every_link_must_carry_and_no_more():
     form = [Form(1, 64, 1000, (0, 16, 32, 48, 64))]
     for design in ("all_shared", "multi_broadcast"):
         chosen = division(design, hosts).moves()
-        made = [script(chosen, host, form, piece=4000) for host in hosts]
-        assert {one.nbytes(outgoing=True) for one in made} == {48_000}
-        assert {one.nbytes(outgoing=False) for one in made} == {48_000}
+        made = [transfer_list(chosen, host, form, piece=4000) for host in hosts]
+        assert {nbytes(one, SEND) for one in made} == {48_000}
+        assert {nbytes(one, RECEIVE) for one in made} == {48_000}
 
 
 def test_short_arrays_share_messages_and_long_ones_stay_in_place():
     chosen = division("all_shared", (0, 1)).moves()
     bounds = (0, 16, 32)
-    small = [Form(1, 32, 4, bounds), Form(1, 32, 1, bounds), Form(1, 2, 1024, (0, 1, 2))]
-    assert len(script(chosen, 0, small).messages) == 2
-    large = script(chosen, 0, [*small, Form(1, 32, 150_528, bounds)])
-    scattered = [message for message in large.messages if len(message.windows) > 1]
+    small = in_a_row([Form(1, 32, 4, bounds), Form(1, 32, 1, bounds), Form(1, 2, 1024, (0, 1, 2))])
+    assert messages(transfer_list(chosen, 0, small)) == 2
+    large = transfer_list(chosen, 0, in_a_row([*small, Form(1, 32, 150_528, bounds)]))
+    scattered = [row for row in large.code if row.what != COPY and SCRATCH in (row.src, row.dst)]
     assert len(scattered) == 2
-    assert len(large.messages) >= 18
+    assert large.scratch == sum(row.nbytes for row in scattered)
+    assert messages(large) >= 18
+
+
+def messages(made: Instructions) -> int:
+    return sum(row.what != COPY for row in made.code)
 
 
 def test_a_block_is_cut_into_few_pieces_however_long():
     chosen = division("all_shared", (0, 1)).moves()
-    made = script(chosen, 0, [Form(1, 2, 1 << 30, (0, 1, 2))])
-    assert len(made.messages) == 1024
+    made = transfer_list(chosen, 0, [Form(1, 2, 1 << 30, (0, 1, 2))])
+    assert messages(made) == 1024
