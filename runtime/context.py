@@ -102,7 +102,8 @@ class Context:
         entry = next((each for each in self.schedule.entry if name_of(each.id) == name), value)
         if value is None or entry is None or entry.placement == value.placement:
             return ""
-        return f"`{name}` is the output `{name}`, and not what goes in by that name, which is `{entry.placement}`"
+        other = f"what goes in by that name, which is `{entry.placement}`"
+        return f"`{name}` is the output `{name}`, and not {other}"
 
     def named(self, name: str) -> ir.Value:
         """See `Schedule.named`. Raises CP0811 where `name` means nothing."""

@@ -174,7 +174,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 def _phase(screen: Rich, cost: PhaseCost) -> None:
     from rich.text import Text
 
-    from commplan.runtime.input.summary_text import remarks
+    from commplan.runtime.input.accounting import remarks
 
     screen.print(f"\n{_headline(cost)}", markup=False)
     shown = dict(_COLUMNS)

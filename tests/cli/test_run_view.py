@@ -13,8 +13,7 @@ from commplan.cli.console import Console
 from commplan.cli.run_tables import RankCost, by_line
 from commplan.cli.run_view import View, live
 from commplan.diagnostics import Diagnostic, Span
-from commplan.runtime.input.accounting import Meter, Queue, Slow, Summary
-from commplan.runtime.input.summary_text import remarks
+from commplan.runtime.input.accounting import Meter, Queue, Slow, Summary, remarks
 
 LINE = Span(3, 5, 3, 20)
 

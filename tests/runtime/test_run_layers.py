@@ -169,8 +169,8 @@ def test_the_plan_may_be_compiled_for_the_stack():
         return (x**2).mean()
 
     assert_close(trained(run, params, sharded, batches(), stack=True), reference(params, plain, batches()))
-    few = {"w": jnp.zeros((LAYERS - 1, WIDTH * WIDTH)), "b": jnp.zeros((LAYERS - 1, WIDTH))}
-    code, text = inside(run, lambda s, x: run.scan_layers(block, s, x), few)
+    other = {"w": jnp.zeros((16, 3)), "b": jnp.zeros((16, 3))}
+    code, text = inside(run, lambda s, x: run.scan_layers(block, s, x), other)
     assert (code, "run.scan_layers(.., shapes=..), a pytree of one layer" in text) == ("CP0827", True)
 
 
