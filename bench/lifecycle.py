@@ -38,7 +38,7 @@ from commplan.ir.schedule import Schedule
 from commplan.runtime.input import PhaseBatches
 from commplan.runtime.input.group import group
 from commplan.runtime.input.prefetch.prefetch import Prefetcher
-from commplan.runtime.input.shm import segment
+from commplan.runtime.input.shm import locks, segment
 from commplan.runtime.input.shm.shm_channel import SharedRing
 
 PLAN = """
@@ -207,7 +207,7 @@ def prefixes() -> tuple[str, ...]:
 
 def left_behind() -> list[Path]:
     """Memory of this campaign's runs that has a name."""
-    files = segment.default_folder().glob(f"commplan-{os.getuid()}-*-{TOKEN}-*")
+    files = locks.default_folder().glob(f"commplan-{os.getuid()}-*-{TOKEN}-*")
     return sorted(path for path in files if path.name.startswith(prefixes()))
 
 
@@ -246,7 +246,7 @@ def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
     problems: list[str] = []
-    folder = segment.default_folder()
+    folder = locks.default_folder()
     other = folder / f"commplan-{os.getuid()}-{'0' * 12}-{uuid.uuid4().hex[:8]}-step-0"
     other.write_bytes(bytes(8192))
     gathering = waiting()

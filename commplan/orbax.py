@@ -307,7 +307,14 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         how = {key: own for key, own in how.items() if own}
         item = {key: dict.fromkeys(own, 0) for key, own in how.items()}
         restore = ocp.args.PyTreeRestore(item=item, restore_args=how, partial_restore=True)
-        arrays: dict[str, dict[str, Any]] = self._arrays.restore(directory, args=restore) if how else {}
+        arrays: dict[str, dict[str, Any]] = {}
+        if how:
+            try:
+                arrays = self._arrays.restore(directory, args=restore)
+            except (OSError, ValueError, KeyError) as error:  # files that are gone, or cut short
+                reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
+                message = f"the arrays of the checkpoint {directory} cannot be read: {reason}"
+                fail("CP0873", message, "files of it are missing or damaged: restore an earlier step")
         result: dict[str, Any] = {}
         if counts:
             result[f"state/{CALLS}"] = {

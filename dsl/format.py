@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, zip_longest
 from typing import Literal, NamedTuple
 
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import fail_if
 from commplan.dsl.lexer import Token, tokenize
 from commplan.dsl.line_layout import flat, lay_out
 from commplan.dsl.parser import parse
@@ -48,8 +48,7 @@ class _Entry(NamedTuple):
 def format_source(text: str, file: str) -> str:
     """The plan in its one form. Raises `CommplanError` with the mistakes where it does not parse."""
     _, mistakes = parse(text, file)
-    if mistakes:
-        raise CommplanError(*mistakes)
+    fail_if(mistakes)
     entries = _spaced(list(_Reader(text.removeprefix("\ufeff")).entries()))
     lines: list[str] = []
     for run in _runs(entries):

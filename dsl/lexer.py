@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from commplan.diagnostics import Span
@@ -29,6 +30,7 @@ KEYWORDS = frozenset(word.lower() for word in DECLARES | HEADS | VERBS | CLAUSES
 # ... but may be one of these, which mean something in one place only.
 SOFT = frozenset({"batch", "start", "step", "steps", "same"})
 
+_DECIMAL_BYTES = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}  # what a number without a unit counts
 UNITS = ("KiB", "MiB", "GiB", "Mbit/s", "Gbit/s", "GB/s", "us", "ms", "s")
 PUNCTUATION = {
     "=": "EQUAL", ":": "COLON", ",": "COMMA", "->": "ARROW", "?": "QUESTION",
@@ -144,15 +146,25 @@ def number_value(digits: str) -> int | float:
     return int(plain) if plain.removeprefix("-").isdigit() else float(plain)
 
 
+def _other_unit(digits: str, unit: str) -> str | None:
+    """A number with a unit that is none, as a plan writes exactly this; None where that is not certain."""
+    if not _WELL_FORMED.fullmatch(digits) or len(digits) > _LONGEST_NUMBER:
+        return None
+    if unit in _DECIMAL_BYTES:
+        nbytes = Fraction(digits.replace("_", "")) * _DECIMAL_BYTES[unit]
+        return f"{nbytes.numerator:_}" if nbytes.denominator == 1 else None
+    spellings = {spelling: each for each in UNITS for spelling in (each.lower(), each.upper())}
+    del spellings["gb/s"]  # or Gbit/s
+    return f"{digits} {spellings[unit]}" if unit in spellings else None
+
+
 def number_mistake(text: str) -> tuple[str, str | None]:
     """What is wrong with a BAD token that begins like a number, and the number that was meant."""
     match = _TOKEN.match(text)
     assert match and match["digits"], text
     digits, tail = match["digits"], match["tail"]
     if tail:
-        near = {unit.lower(): unit for unit in UNITS} | {"kb": "KiB", "mb": "MiB", "gb": "GiB"}
-        meant = near.get(tail.lower())
-        return f"`{tail}` is not a unit; the units are {', '.join(UNITS)}", meant and f"{digits} {meant}"
+        return f"`{tail}` is not a unit; the units are {', '.join(UNITS)}", _other_unit(digits, tail)
     if len(digits) > _LONGEST_NUMBER:
         return f"a number has at most {_LONGEST_NUMBER} characters", None
     if not _WELL_FORMED.fullmatch(digits):

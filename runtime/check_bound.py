@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import Diagnostic, Note, fail, fail_if
 from commplan.ir import schedule as ir
 from commplan.wait import check_seconds
 
@@ -49,8 +49,7 @@ def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Ma
         for name, given in functions.items()
         if not callable(given)
     ]
-    if wrong:
-        raise CommplanError(*wrong)
+    fail_if(wrong)
 
 
 def _half_given(schedule: ir.Schedule, sources: Mapping[str, Any]) -> list[Diagnostic]:

@@ -11,7 +11,7 @@ import argparse
 import importlib.util
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +67,14 @@ def tf_records(path: Path) -> Path:
     return place
 
 
-def tf_member(options: Any) -> None:
-    """A member of tf.data service: all of them read from one job, through its cache between trainers.
+def tf_batches(path: Path, port: int, place: int) -> Iterator[Any]:
+    """Batches u8 [64, 224, 224, 3] and the numbers of their records, from tf.data service: all members read
+    from one job, through its cache between trainers.
 
     https://www.tensorflow.org/api_docs/python/tf/data/experimental/service, "Sharing tf.data service with
     concurrent trainers": the dataset must be endless, and what a slow trainer misses it does not get."""
     tf: Any = importlib.import_module("tensorflow")
     service = tf.data.experimental.service
-    path, count = tf_records(options.records), len(Packed(options.records))
 
     def made(record: Any) -> Any:
         number = tf.io.decode_raw(tf.strings.substr(record, 0, 4), tf.int32)[0]
@@ -88,18 +88,25 @@ def tf_member(options: Any) -> None:
         small = tf.image.resize(cut, (SIDE, SIDE), method="bilinear")
         return tf.cast(small, tf.uint8), number
 
-    data = tf.data.TFRecordDataset(str(path)).repeat().map(made, num_parallel_calls=tf.data.AUTOTUNE)
+    data = tf.data.TFRecordDataset(str(tf_records(path)))
+    data = data.repeat().map(made, num_parallel_calls=tf.data.AUTOTUNE)
     data = data.batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
     data = data.apply(
         service.distribute(
             processing_mode=service.ShardingPolicy.OFF,
-            service=f"grpc://localhost:{options.port}",
+            service=f"grpc://localhost:{port}",
             job_name="shared",
-            cross_trainer_cache=service.CrossTrainerCache(trainer_id=f"member-{options.place}"),
+            cross_trainer_cache=service.CrossTrainerCache(trainer_id=f"member-{place}"),
         )
     ).prefetch(tf.data.AUTOTUNE)
+    return iter(data.as_numpy_iterator())
+
+
+def tf_member(options: Any) -> None:
+    """A member of tf.data service."""
+    count = len(Packed(options.records))
     consumer = Consumer("ids", BATCH)
-    batches = iter(data.as_numpy_iterator())
+    batches = tf_batches(options.records, options.port, options.place)
 
     def epoch(_: int = 0) -> dict[str, Any]:
         for _ in range(count // BATCH):
@@ -120,7 +127,7 @@ def tensorsocket_server(options: Any) -> None:
     loader = torch_data.DataLoader(
         _Torch(options.records), batch_size=BATCH // 8, shuffle=True, num_workers=0
     )
-    producer = tensorsocket.TensorProducer(loader, **_ports(options))
+    producer = tensorsocket.TensorProducer(loader, **ports(options.port))
 
     def produce() -> None:
         while True:
@@ -131,12 +138,9 @@ def tensorsocket_server(options: Any) -> None:
     serve(port=options.port)
 
 
-def _ports(options: Any) -> dict[str, Any]:
-    return {
-        "port": options.port,
-        "ack_port": options.port + 1,
-        "heart_ports": (options.port + 2, options.port + 3),
-    }
+def ports(port: int) -> dict[str, Any]:
+    """TensorSocket's, from `port` on."""
+    return {"port": port, "ack_port": port + 1, "heart_ports": (port + 2, port + 3)}
 
 
 class _Torch:
@@ -158,7 +162,7 @@ def tensorsocket_member(options: Any) -> None:
     tensorsocket: Any = importlib.import_module("tensorsocket")
     count = len(Packed(options.records))
     consumer = Consumer(options.consumer, BATCH)
-    batches: Any = tensorsocket.TensorConsumer(batch_size=BATCH, **_ports(options))
+    batches: Any = tensorsocket.TensorConsumer(batch_size=BATCH, **ports(options.port))
 
     def epoch(_: int = 0) -> dict[str, Any]:
         for pixels, _numbers in batches:

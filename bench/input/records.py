@@ -49,9 +49,10 @@ def jpegs(count: int) -> list[bytes]:
     return records
 
 
-def pack(path: Path, count: int) -> None:
-    """Write `count` records to one file, and where they begin beside it."""
-    records = [number.to_bytes(PREFIX, "little") + jpeg for number, jpeg in enumerate(jpegs(count))]
+def pack(path: Path, count: int, pictures: int | None = None) -> None:
+    """Write `count` records to one file, and where they begin beside it. pictures: JPEGs that they share."""
+    made = jpegs(min(count, pictures or count))
+    records = [number.to_bytes(PREFIX, "little") + made[number % len(made)] for number in range(count)]
     np.save(path.with_suffix(".npy"), np.cumsum([0, *map(len, records)]))
     path.write_bytes(b"".join(records))
 

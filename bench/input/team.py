@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -69,7 +69,7 @@ class _Process:
         self.lines.put(None)
 
 
-def _path() -> str:
+def path() -> str:
     """Where the processes find modules: here first, then where this process was told to look."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
@@ -90,7 +90,7 @@ class Team:
         self.timeout = timeout
         self._cores = set(cores)
         self._folder = folder
-        self._environment = {**os.environ, **MALLOC, "PYTHONPATH": _path(), **(environment or {})}
+        self._environment = {**os.environ, **MALLOC, "PYTHONPATH": path(), **(environment or {})}
         self._all: list[_Process] = []
         self.members: list[_Process] = []
         try:
@@ -143,13 +143,13 @@ class Team:
         None where they are still busy after `most` seconds.
         """
         pids = self._pids()
-        cpu, since = _cpu(pids), time.perf_counter()
+        cpu, since = cpu_s(pids), time.perf_counter()
         until = since + most
         while (now := time.perf_counter()) < until:
             if now - since >= _QUIET_S:
                 return since
             time.sleep(_QUIET_S / 10)
-            spent = _cpu(pids)
+            spent = cpu_s(pids)
             if spent - cpu > _IDLE * _QUIET_S:
                 cpu, since = spent, time.perf_counter()
         return None
@@ -159,17 +159,17 @@ class Team:
         next, so that what it gave is what it made. Of one that never comes to rest just the epoch."""
         at_rest = self.settle() is not None
         pids = self._pids()
-        before, start = _cpu(pids), time.perf_counter()
+        before, start = cpu_s(pids), time.perf_counter()
         block = self.block()
         ended = self.settle() if at_rest else None
         if ended is None:
             return block
-        return Block(_cpu(pids) - before, max(block.wall_s, ended - start), block.answers)
+        return Block(cpu_s(pids) - before, max(block.wall_s, ended - start), block.answers)
 
     def block(self) -> Block:
         """One epoch. Raises StalledError."""
         pids = self._pids()
-        before, start = _cpu(pids), time.perf_counter()
+        before, start = cpu_s(pids), time.perf_counter()
         for member in self.members:
             assert member.process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # `_answer` says what became of it
@@ -177,7 +177,7 @@ class Team:
                 member.process.stdin.flush()
         answers = [self._answer(member) for member in self.members]
         wall = max(answer["ended"] for answer in answers) - start
-        return Block(_cpu(pids) - before, wall, answers)
+        return Block(cpu_s(pids) - before, wall, answers)
 
     def memory(self) -> tuple[int, int]:
         """Bytes of all processes: with shared pages counted once, and of their own pages alone."""
@@ -191,14 +191,7 @@ class Team:
         return shared, private
 
     def _pids(self) -> list[int]:
-        sessions = {member.process.pid for member in self._all}
-        pids: list[int] = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                with contextlib.suppress(OSError):
-                    if os.getsid(int(entry.name)) in sessions:
-                        pids.append(int(entry.name))
-        return pids
+        return pids_of({member.process.pid for member in self._all})
 
     def close(self) -> None:
         """End all processes: first by the end of their input, then by force."""
@@ -222,7 +215,18 @@ def _kib(text: str) -> int:
     return int(text.split(maxsplit=1)[0]) * 1024
 
 
-def _cpu(pids: Sequence[int]) -> float:
+def pids_of(sessions: Set[int]) -> list[int]:
+    """The processes of `sessions`."""
+    pids: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if os.getsid(int(entry.name)) in sessions:
+                    pids.append(int(entry.name))
+    return pids
+
+
+def cpu_s(pids: Sequence[int]) -> float:
     """User and system seconds of processes, by the CPU-time clock that Linux has for each."""
     total = 0.0
     for pid in pids:
@@ -236,22 +240,23 @@ def _cpu(pids: Sequence[int]) -> float:
 
 def serve(**fields: Any) -> None:
     """A server is up; stay until the input ends."""
-    _say(fields)
+    say(**fields)
     sys.stdin.read()
 
 
 def answer(epoch: Any, **ready: Any) -> None:
     """Say that this member is ready; then for every line of the input say what `epoch` returns."""
-    _say(ready)
+    say(**ready)
     for _ in sys.stdin:
         reply: Answer = epoch()
-        _say({"ended": time.perf_counter(), **reply})
+        say(ended=time.perf_counter(), **reply)
 
 
 def cannot(why: str) -> None:
     """Say why this system cannot run here."""
-    _say({"cannot": why})
+    say(cannot=why)
 
 
-def _say(fields: Mapping[str, Any]) -> None:
+def say(**fields: Any) -> None:
+    """A line for whoever started this process."""
     print(f"{MARK}{json.dumps(fields)}", flush=True)

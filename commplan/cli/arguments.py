@@ -87,6 +87,7 @@ def _files(verb: Any) -> None:
 def _check(verb: Any) -> None:
     _files(verb)
     _switch(verb, "--fix", "put right what is certain; - reads stdin and writes stdout")
+    _switch(verb, "--diff", "print what --fix would change, and change nothing")
     _switch(verb, "--watch", "check again whenever a file changes, until Ctrl-C")
     _switch(verb, "--strict", "exit with 1 for warnings too")
     records = "how many records a source has: for what `tail drop` loses (repeatable)"
@@ -185,6 +186,8 @@ def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         root.error("check: --watch looks at files, and - is none")
     if args.watch and args.format not in ("human", "concise"):
         root.error(f"check: --format {args.format} is one document, and --watch would write many")
+    if args.diff and args.format not in ("human", "concise"):
+        root.error(f"check: --diff is for people, and --format {args.format} has the repairs as `fix`")
     if args.fix and "-" in args.files and args.format not in ("human", "json"):
         root.error(f"check: --fix writes stdin to stdout, where --format {args.format} goes")
 

@@ -65,9 +65,9 @@ class Console:
 
     def document(self, diagnostics: Sequence[Diagnostic] = (), **fields: Any) -> None:
         """Write the one JSON document of this run to stdout."""
-        from commplan.render.machine import FORMAT_VERSION, as_data, dump
+        from commplan.render.machine import FORMAT_VERSION, dump
 
-        self.put(dump({"version": FORMAT_VERSION, **fields, "diagnostics": as_data(diagnostics)}))
+        self.put(dump({"version": FORMAT_VERSION, **fields, "diagnostics": diagnostics}))
 
     def say(self, text: str) -> None:
         """Write a message to stderr."""

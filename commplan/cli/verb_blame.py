@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 from commplan.cli.console import Console, fold_table
@@ -11,13 +12,16 @@ from commplan.diagnostics import fail
 from commplan.recorder import Blame, Record, blame, read_records, state
 from commplan.recorder.blame import Activity, Rank, described
 from commplan.recorder.file import Event, folder
+from commplan.recorder.stacks import main_stack
 
 _VERBS = {"make": "makes", "wait": "waits for", "request": "asks in", "serve": "has not answered"}
 
 
 def run(args: Namespace, console: Console) -> int:
     """Print who held whom; 1 where somebody did. Raises CP1114 for files that are no records."""
-    verdicts = [blame(records) for records in runs(args.records)]
+    verdicts = [
+        blame(records, lambda record: main_stack(Path(record.path))) for records in runs(args.records)
+    ]
     if not console.human:
         console.document(runs=[_data(verdict) for verdict in verdicts])
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,42 +18,44 @@ if TYPE_CHECKING:
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Check every file; 1 if one has an error, or under --strict a warning. Under --watch as often as one of
-    them changes, until it is interrupted."""
-    if not args.watch:
-        return _check_all(args, console)
-    from commplan.cli.watch import watch
+    """Check every file; 1 if one has an error, under --strict a warning, or under --diff something to repair.
+    Under --watch as often as one of them changes, until it is interrupted."""
+    if args.watch:
+        from commplan.cli.watch import watch
 
-    watched = [args.shapes, args.topology, args.calibration, *args.program]
-    return watch([*args.files, *filter(None, watched)], lambda: _again(args, console), console)
+        watched = [args.shapes, args.topology, args.calibration, *args.program]
+        watch([*args.files, *filter(None, watched)], lambda: _again(args, console), console)
+    return _check_all(args, console)
 
 
-def _again(args: Namespace, console: Console) -> int:
+def _again(args: Namespace, console: Console) -> None:
     """One check of a watch, which goes on whatever is wrong."""
     try:
-        return _check_all(args, console)
+        _check_all(args, console)
     except CommplanError as error:
         console.report(error.diagnostics)
-        return 1
 
 
 def _check_all(args: Namespace, console: Console) -> int:
     given = _given(args, console)
     diagnostics: list[Diagnostic] = []
     repairs: list[tuple[str, int, str]] = []
+    changes = ""
     for path in args.files:
         try:
             text = plan_text(path, console)
-            if args.fix:
+            if args.diff:
+                changes += _change(path, text, given, console)
+            elif args.fix:
                 text, count = _repair(path, text, given, console)
                 repairs.append((path, count, text))
             diagnostics += _diagnostics(text, name_of(path), given)
         except CommplanError as error:
             diagnostics += error.diagnostics
+    console.put(changes)
     _report(diagnostics, repairs, args, console)
-    return int(args.strict and bool(diagnostics)) or int(
-        any(d.severity is Severity.ERROR for d in diagnostics)
-    )
+    errors = any(d.severity is Severity.ERROR for d in diagnostics)
+    return int(errors or bool(changes) or (args.strict and bool(diagnostics)))
 
 
 def _diagnostics(text: str, name: str, given: Given) -> Sequence[Diagnostic]:
@@ -72,6 +75,16 @@ def _unknown_sources(plan: Plan, given: Given) -> list[Diagnostic]:
     wrong = [name for name in given.records if name not in declared]
     texts = [f"--records {name}: the plan has no source `{name}`" for name in wrong]
     return [Diagnostic("CP1108", text, None, (known,), file=plan.file) for text in texts]
+
+
+def _change(path: str, text: str, given: Given, console: Console) -> str:
+    """What `_repair` would change in the text."""
+    from commplan.cli.text_diff import unified
+    from commplan.lint.repairs import repaired
+
+    name = name_of(path)
+    better, _ = repaired(text, lambda each: _diagnostics(each, name, given))
+    return unified(text, better, name, "repaired", console.color(sys.stdout))
 
 
 def _repair(path: str, text: str, given: Given, console: Console) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.saved import plan_text
+from commplan.cli.text_diff import unified
 from commplan.diagnostics import CommplanError, Diagnostic
 from commplan.dsl.format import format_source
 
@@ -55,7 +56,8 @@ def _say(results: list[_Result], diagnostics: list[Diagnostic], args: Namespace,
     looking = args.check or args.diff
     for result in results:
         if args.diff:
-            console.put(_diff(result, console.color(sys.stdout)))
+            name = name_of(result.path)
+            console.put(unified(result.before, result.after, name, "formatted", console.color(sys.stdout)))
         if result.changed and result.path != STDIN:
             console.say(f"{'would reformat' if looking else 'reformatted'} {name_of(result.path)}")
     console.report(diagnostics)
@@ -67,18 +69,3 @@ def _document(results: list[_Result], diagnostics: list[Diagnostic], console: Co
         for path, before, after in results
     ]
     console.document(diagnostics, files=files)
-
-
-def _diff(result: _Result, color: bool) -> str:
-    import difflib
-
-    name = name_of(result.path)
-    before, after = (text.splitlines(keepends=True) for text in (result.before, result.after))
-    lines = difflib.unified_diff(before, after, name, f"{name} (formatted)")
-    paints = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
-    text = ""
-    for line in lines:
-        ended = line if line.endswith("\n") else f"{line}\n\\ no newline at the end\n"
-        paint = paints.get(line[0]) if color else None
-        text += f"{paint}{ended[:-1]}\x1b[0m\n" if paint else ended
-    return text

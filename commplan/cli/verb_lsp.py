@@ -17,10 +17,11 @@ def run(args: Namespace, console: Console) -> int:
     except ImportError:
         message = "the language server needs pygls, which is not installed here"
         fail("CP1118", message, "pip install 'commplan[lsp]'")
-    from commplan.lsp.server import is_fault, server
+    from commplan.lsp.server import is_logged, server
 
     logging.basicConfig(level=logging.ERROR)  # to stderr, which editors show as the server's log
-    logging.getLogger("pygls.protocol.json_rpc").addFilter(is_fault)
+    for name in ("pygls.protocol.json_rpc", "pygls.server"):
+        logging.getLogger(name).addFilter(is_logged)
     # Copies, as pygls closes them in the end; nothing else is written between the messages.
     with os.fdopen(os.dup(0), "rb") as messages, os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)

@@ -9,7 +9,7 @@ from commplan.cli.records import run_in, totals
 from commplan.cli.simulated import simulated
 from commplan.cli.verb_verify import Facts, show_lines
 from commplan.cli.verify_servers import Served
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import fail_if
 from commplan.ir.schedule import Schedule
 from commplan.report.document import Collective, Proofs
 from commplan.report.gather import Recorded, Timed, gather
@@ -43,8 +43,7 @@ def run(args: Namespace, console: Console) -> int:
 def _proofs(schedule: Schedule) -> Proofs:
     """What `commplan verify` says of a schedule that holds. Raises CommplanError where its servers do not."""
     served = Served(schedule)
-    if served.wrong:
-        raise CommplanError(*served.wrong)
+    fail_if(served.wrong)
     facts = Facts(schedule, [])
     collectives = tuple(
         Collective(

@@ -6,26 +6,23 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from commplan.cli.console import Console
 
 PERIOD_S = 0.2  # between looks at the files
 
 
-def watch(paths: Sequence[str], work: Callable[[], int], console: Console) -> int:
-    """Call `work` at once and after every change of one of `paths`. Returns its last exit code on Ctrl-C."""
-    code = 0
-    try:
-        while True:
-            seen = [_state(path) for path in paths]
-            code = work()
-            console.note(f"watching {', '.join(paths)}; Ctrl-C ends it")
-            console.flush()
-            sys.stderr.flush()
-            while [_state(path) for path in paths] == seen:
-                time.sleep(PERIOD_S)
-    except KeyboardInterrupt:
-        return code
+def watch(paths: Sequence[str], work: Callable[[], object], console: Console) -> NoReturn:
+    """Call `work` at once and after every change of one of `paths`, until KeyboardInterrupt."""
+    while True:
+        seen = [_state(path) for path in paths]
+        work()
+        console.note(f"watching {', '.join(paths)}; Ctrl-C ends it")
+        console.flush()
+        sys.stderr.flush()
+        while [_state(path) for path in paths] == seen:
+            time.sleep(PERIOD_S)
 
 
 def _state(path: str) -> tuple[int, int, int] | None:

@@ -38,6 +38,22 @@ def large_buckets(subject: Subject) -> Iterator[Diagnostic]:
                 yield subject.warning("CP1203", message, _span_of(stage), note, more)
 
 
+def are_buckets_known(subject: Subject, lines: range) -> bool:
+    """Whether enough is known of the stages on `lines` to say that their buckets are not too large."""
+    return not any(
+        _nbytes(subject, stage) is None
+        for phase in subject.plan.phases
+        for _, alike in _with_buckets(phase)
+        if any(_span_of(stage).line in lines for stage in alike)
+        for stage in alike
+    )
+
+
+def are_costs_known(subject: Subject, lines: range) -> bool:
+    """Whether enough is known to say that no pin costs more than the choice."""
+    return subject.given.topology is not None and subject.given.calibration is not None
+
+
 def _with_buckets(phase: Phase) -> list[tuple[int, list[StageOverAxes | Elastic]]]:
     """The sizes that stages of `phase` write, each with the stages that may share such a bucket: those that
     agree in all but their values."""

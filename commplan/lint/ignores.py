@@ -72,8 +72,7 @@ def _codes(
     codes, wrong = list[tuple[str, Span]](), list[Diagnostic]()
 
     def mistake(message: str, span: Span, *notes: str) -> None:
-        remarks = tuple(map(Note, notes))
-        wrong.append(Diagnostic("CP1207", message, span, remarks, severity=Severity.WARNING, file=file))
+        wrong.append(_mistake(message, span, file, *notes))
 
     if match["word"] != "ignore":
         mistake(
@@ -85,7 +84,10 @@ def _codes(
     for code, start, end in _written(match):
         span = Span(comment.line, comment.column + start, comment.line, comment.column + end)
         warnings = [each for each in titles() if each.startswith(RANGE) and each not in ABOUT_COMMENTS]
-        if code in warnings:
+        if any(code == known for known, _ in codes):
+            fix = _removal(comment, match, span)
+            wrong.append(_mistake(f"{code} stands twice in this comment", span, file, fix=fix))
+        elif code in warnings:
             codes.append((code, span))
         elif code in titles() and code not in ABOUT_COMMENTS:
             mistake(f"{code} is an error, and errors are not ignored", span, "only warnings are: CP12..")
@@ -96,6 +98,10 @@ def _codes(
             "the comment does not say what to ignore", comment.span, "name codes: `# commplan: ignore CP1201`"
         )
     return codes, wrong
+
+
+def _mistake(message: str, span: Span, file: str, *notes: str, fix: Fix | None = None) -> Diagnostic:
+    return Diagnostic("CP1207", message, span, tuple(map(Note, notes)), fix, Severity.WARNING, file)
 
 
 def _written(match: re.Match[str]) -> Iterator[tuple[str, int, int]]:
@@ -117,10 +123,10 @@ def _removal(comment: Token, match: re.Match[str], span: Span) -> Fix:
 
 
 def without_ignored(
-    warnings: Sequence[Diagnostic], known: Sequence[Ignore], looked_for: Collection[str], file: str
+    warnings: Sequence[Diagnostic], known: Sequence[Ignore], judged: Sequence[Ignore], file: str
 ) -> Iterator[Diagnostic]:
-    """The warnings that no comment takes back; and CP1208 for what takes back nothing. looked_for: the codes
-    that there was enough known to look for."""
+    """The warnings that no comment takes back; and CP1208 for what takes back nothing. judged: of which
+    enough is known to say so."""
     used = set[Ignore]()
     for warning in warnings:
         by = [
@@ -131,8 +137,8 @@ def without_ignored(
         used.update(by)
         if not by:
             yield warning
-    for each in known:
-        if each in used or each.code not in looked_for:
+    for each in judged:
+        if each in used:
             continue
         message = f"{each.code} is ignored here, and there is no such warning"
         yield Diagnostic("CP1208", message, each.span, (), each.removal, Severity.WARNING, file)

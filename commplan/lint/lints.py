@@ -12,15 +12,20 @@ from commplan.lint.subject import NOTHING, Given, Subject
 
 Lint = Callable[[Subject], Iterable[Diagnostic]]
 
-# Each warning with what finds it, and whether enough is known to say that there is none.
-LINTS: dict[str, tuple[Lint, Callable[[Given], bool]]] = {
-    "CP1201": (usage.unused_values, lambda given: True),
-    "CP1202": (usage.idle_outputs, lambda given: bool(given.programs)),
-    "CP1203": (cost.large_buckets, lambda given: given.shapes is not None),
-    "CP1204": (cost.costly_pins, lambda given: given.topology is not None and given.calibration is not None),
-    "CP1205": (input.shared_draws, lambda given: True),
-    "CP1206": (input.dropped_records, lambda given: bool(given.records)),
-    "CP1209": (usage.unused_declarations, lambda given: True),
+
+def _always(subject: Subject, lines: range) -> bool:
+    return True
+
+
+# Each warning with what finds it, and whether enough is known to say that these lines do not have it.
+LINTS: dict[str, tuple[Lint, Callable[[Subject, range], bool]]] = {
+    "CP1201": (usage.unused_values, _always),
+    "CP1202": (usage.idle_outputs, lambda subject, lines: bool(subject.given.programs)),
+    "CP1203": (cost.large_buckets, cost.are_buckets_known),
+    "CP1204": (cost.costly_pins, cost.are_costs_known),
+    "CP1205": (input.shared_draws, _always),
+    "CP1206": (input.dropped_records, lambda subject, lines: bool(subject.given.records)),
+    "CP1209": (usage.unused_declarations, _always),
 }
 
 
@@ -43,8 +48,8 @@ def lint(analysis: Analysis, given: Given = NOTHING) -> tuple[Diagnostic, ...]:
         subject.compiled()  # what does not fit is an error, and no warning
     known, wrong = ignores(analysis.tree.text, analysis.tree)
     warnings = list(_warnings(subject))
-    codes = {code for code, (_, is_known) in LINTS.items() if is_known(given)}
-    left = without_ignored(warnings, known, codes, analysis.plan.file)
+    judged = [each for each in known if LINTS[each.code][1](subject, each.lines)]
+    left = without_ignored(warnings, known, judged, analysis.plan.file)
     return tuple(sorted((*left, *wrong), key=place))
 
 

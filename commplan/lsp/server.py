@@ -41,9 +41,18 @@ _KINDS: Mapping[ItemKind, types.CompletionItemKind] = {
 _FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.commplan"
 
 
-def is_fault(record: logging.LogRecord) -> bool:
-    """Whether it is no request that was refused: that is an answer, and the editor shows it."""
-    return not (record.exc_info and isinstance(record.exc_info[1], JsonRpcInvalidParams))
+def is_logged(record: logging.LogRecord) -> bool:
+    """Whether a record of pygls belongs into the log: a request that was refused has its answer.
+
+    Of a message that cannot be read one line is left; tracebacks are for faults of the server.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None and record.msg == "Unable to handle message":
+        reason = error.__cause__ or error
+        record.msg, record.args = "a message cannot be read: %s: %s", (type(reason).__name__, reason)
+        record.exc_info = None
+        return True
+    return not isinstance(error, JsonRpcInvalidParams) and not record.msg.startswith("Unable to deserialize")
 
 
 class PlanServer(LanguageServer):

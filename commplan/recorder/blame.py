@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Call, Event, Record, machine
 
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
+_GONE = ("dead", "ended")
 _STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
 
 
@@ -76,8 +77,9 @@ class Blame(NamedTuple):
     seconds: float
 
 
-def blame(records: Sequence[Record]) -> Blame:
-    """The records of one run, at least one."""
+def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda record: "") -> Blame:
+    """The records of one run, at least one. ask: what the main thread of a process does that lives and holds
+    others, of which its record does not say why; empty where that is not known."""
     ordered = sorted(records, key=lambda record: (record.rank, record.lane))
     ranks = tuple(_rank(list(own)) for _, own in groupby(ordered, lambda record: record.rank))
     alive = any(rank.state not in ("dead", "ended", "unknown") for rank in ranks)
@@ -91,6 +93,11 @@ def blame(records: Sequence[Record]) -> Blame:
     when = time.time() if alive else latest
     judged = any(event.kind in (VERDICT, FAILED) for record in records for event in record.events)
     holders = _followed(_holders(ranks, judged=judged), ranks, when)
+    first = {record.rank: record for record in reversed(ordered)}
+    for rank in ranks:
+        if rank.rank in holders and rank.state == "alive" and not any(act.call for act in rank.activities):
+            stack = ask(first[rank.rank])
+            holders[rank.rank] += f"; its Python: {stack}" if stack else ""
     return Blame(ordered[0].plan, ranks, missing, holders, verdicts, ordered[0].started, when)
 
 
@@ -106,11 +113,13 @@ def _rank(records: Sequence[Record]) -> Rank:
     waits = min(unfinished, default=None)
     died = next((e.name for record in records for e in record.events if e.kind == GONE), "")
     known = "dead" if died else state(first)
-    if first.ended and known in ("dead", "unknown") and not died:
-        known = "ended"
+    judged = any(event.kind == VERDICT for record in records for event in record.events)
+    ended = first.ended or ("has ended, as its watchdog said" if judged else "")
+    if ended and known in ("dead", "unknown") and not died:
+        known, died = "ended", ended
     activities = tuple(_activity(record) for record in records if record.lane)
     return Rank(
-        first.rank, first.process, first.host, known, last, waits, begun, died or first.ended,
+        first.rank, first.process, first.host, known, last, waits, begun, died,
         _progress(main, waits), activities, not first.lane,
     )  # fmt: skip
 
@@ -188,10 +197,12 @@ def _down(ranks: Sequence[Rank]) -> dict[int, str]:
         for rank in ranks
         if rank.state not in ("alive", "unknown") and (rank.state != "ended" or not _left_waiting(rank))
     }
-    if all(rank.state not in ("alive", "unknown") for rank in ranks):
+    if all(rank.state in _GONE for rank in ranks):
         gone = {
             number: rank for number, rank in gone.items() if rank.end and not rank.end.startswith("was ended")
         }
+    if len(gone) == len(ranks) and not any(rank.state in _GONE for rank in ranks):
+        return {}  # somebody has stopped them all
     return {number: f"it {rank.end or f'is {rank.state}'}" for number, rank in gone.items()}
 
 
@@ -235,13 +246,16 @@ def _owed(activity: Activity) -> str:
 def _holders(ranks: Sequence[Rank], *, judged: bool) -> dict[int, str]:
     """Stopped and dead ranks that others wait for; where all are dead, those that no launcher ended, if that
     is known and they had not been told to end; else those that have not come to what others wait in, and
-    wait in nothing themselves; else, where all wait, whoever is in another operation than most."""
+    wait in nothing themselves; else, where all wait, whoever is in an earlier run than others, or in another
+    operation than most."""
     waiting = [rank for rank in ranks if rank.waits is not None]
-    awaited = {rank.waits.name: rank.waits.runs for rank in waiting if rank.waits is not None}
+    awaited: dict[str, int] = {}
+    for event in (rank.waits for rank in waiting if rank.waits is not None):
+        awaited[event.name] = max(awaited.get(event.name, 0), event.runs)
     if not awaited:
         return {}
     down = _down(ranks)
-    if down and not (judged and all(rank.state not in ("alive", "unknown") for rank in ranks)):
+    if down and not (judged and all(rank.state in _GONE for rank in ranks)):
         return down
     late = {
         rank.rank: f"it has not come to {name}"
@@ -250,7 +264,11 @@ def _holders(ranks: Sequence[Rank], *, judged: bool) -> dict[int, str]:
         if rank.waits is None and rank.begun.get(name, 0) < runs
     }
     if late or len(awaited) == 1:
-        return late
+        return late or {
+            rank.rank: f"it is still in {rank.waits.name}, run {rank.waits.runs}"
+            for rank in waiting
+            if rank.waits is not None and rank.waits.runs < awaited[rank.waits.name]
+        }
     names = [rank.waits.name for rank in waiting if rank.waits is not None]
     usual = max(awaited, key=names.count)
     return {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import math
 import mmap
 import os
+import signal
 import socket
 import struct
 import sys
@@ -23,14 +25,15 @@ MAGIC, VERSION = b"commplan", 2
 # Magic, version, process, rank, ranks, time of the start since 1970 and since boot (ns), places in the ring,
 # events written, names, whether an operation failed, host, machine, plan. Behind the zero byte that ends a
 # text comes what belongs to it: to the host the lane, to the plan its axes (`data=4,node=2`), to a name its
-# `Details`. Behind the ring stand two texts: how the process ended, and since when (ns since boot) it is in
-# which call of the user's code.
+# `Details`. Behind the ring stand how the process ended, the signal that has it write its Python stacks
+# behind all of this (0: none), and since when (ns since boot) it is in which call of the user's code.
 _HEADER = struct.Struct("<8s 10q 64s 128s 128s")
 _NAME, MOST_NAMES, CAPACITY = 128, 512, 8192
 EVENT = struct.Struct("<6q")  # nanoseconds since boot, kind, name, operation, runs, nbytes
 EVENTS = _HEADER.size + _NAME * MOST_NAMES  # where the ring begins
 _ENDING = EVENTS + EVENT.size * CAPACITY
-_CALL = _ENDING + 512
+STACK_SIGNAL = _ENDING + 504
+_CALL = STACK_SIGNAL + 8
 SIZE = _CALL + 3584
 HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
 BEGIN, END, FAILED, VERDICT, WAITED, GONE, ROUND = 1, 2, 3, 4, 5, 6, 7
@@ -193,7 +196,7 @@ class Recording:
         failed = any(_HEADER.unpack_from(recording.memory)[10] for recording in (*own, *others))
         if failed or is_kept():
             for recording in own:
-                _put_text(recording.memory, _ENDING, _CALL, _ending())
+                _put_text(recording.memory, _ENDING, STACK_SIGNAL, _ending())
             for recording in others if failed else ():
                 struct.pack_into("<q", recording.memory, FAILURES, 1)
             return
@@ -229,6 +232,7 @@ def start_recording(
         warnings.warn(f"this run is not recorded: {error}", RuntimeWarning, 3)
         return None
     _recordings.append(recording)
+    offer_stacks(recording)
     atexit.register(recording.remove)
     return recording
 
@@ -238,6 +242,29 @@ def recording_of(plan: str) -> Recording | None:
     return next((recording for recording in _recordings if recording.plan == plan), None)
 
 
+def offer_stacks(recording: Recording) -> None:
+    """From now on a signal has this process write its Python stacks behind the record, whatever its threads
+    do: also where one is in C and keeps the interpreter's lock."""
+    number = getattr(signal, "SIGRTMIN", 0) + 11
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        if number < 12 or (not _stacks and _is_used(number)):
+            return  # another system, or the program has it
+        descriptor = os.open(recording.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        faulthandler.register(number, descriptor, all_threads=True)
+        struct.pack_into("<q", recording.memory, STACK_SIGNAL, number)
+        while _stacks:
+            os.close(_stacks.pop())
+        _stacks.append(descriptor)
+
+
+def _is_used(number: int) -> bool:
+    """Whether this process handles or ignores a signal, in Python or in C."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    masks = [line.split()[1] for line in lines if line.startswith(("SigIgn:", "SigCgt:"))]
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
+_stacks: list[int] = []  # where they are written
 _recordings: list[Recording] = []
 os.register_at_fork(after_in_child=_recordings.clear)
 
@@ -293,7 +320,7 @@ def _read(path: Path) -> Record:
             after = file.read(_HEADER.size)
     except OSError as error:
         return fail("CP1114", f"{path} cannot be read: {error.strerror}", file=str(path))
-    if len(data) != SIZE or len(after) != _HEADER.size or data[: len(MAGIC)] != MAGIC:
+    if len(data) < SIZE or len(after) != _HEADER.size or data[: len(MAGIC)] != MAGIC:
         note = "expected a file that a run wrote, whole: *.rec"
         fail("CP1114", f"{path} is no record of a rank", note, file=str(path))
     _, version, process, rank, ranks, unix_ns, boot_ns, capacity, head, count, failed, *texts = (
@@ -312,8 +339,8 @@ def _read(path: Path) -> Record:
     events = sorted(_events(data, lost, head, count, unix_ns - boot_ns), key=lambda event: event.seconds)
     return Record(
         str(path), plan, rank, ranks, host, space, process, unix_ns / 1e9, bool(failed), lost, tuple(events),
-        (unix_ns - boot_ns) / 1e9, _sizes(sizes, ranks), lane, _texts(data[_ENDING:_CALL])[0],
-        _call(data[_CALL:], unix_ns - boot_ns),
+        (unix_ns - boot_ns) / 1e9, _sizes(sizes, ranks), lane, _texts(data[_ENDING:STACK_SIGNAL])[0],
+        _call(data[_CALL:SIZE], unix_ns - boot_ns),
     )  # fmt: skip
 
 
@@ -324,6 +351,20 @@ def read_call(path: Path) -> Call | None:
         file.seek(_CALL)
         return _call(file.read(SIZE - _CALL), 0)
     return None
+
+
+def writer(record: Path) -> tuple[int, int]:
+    """The process that writes a record, and the signal that has it write its stacks; 0 for either where it is
+    none of this machine, or takes no signal. Raises OSError."""
+    with record.open("rb") as file:
+        header = file.read(_HEADER.size)
+        file.seek(STACK_SIGNAL)
+        number = file.read(8)
+    if len(header) < _HEADER.size or len(number) < 8 or header[: len(MAGIC)] != MAGIC:
+        return 0, 0
+    _, _, process, *_, space, _ = _HEADER.unpack(header)
+    own = _texts(space)[0] == machine()
+    return (process, struct.unpack("<q", number)[0]) if own else (0, 0)
 
 
 def _call(data: bytes, offset_ns: int) -> Call | None:

@@ -29,28 +29,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-def as_data(diagnostics: Sequence[Diagnostic]) -> list[dict[str, Any]]:
-    """The diagnostics as plain data, the same in every JSON document of the command."""
-    return [
-        {
-            "code": d.code,
-            "severity": str(d.severity),
-            "message": d.message,
-            "file": d.file,
-            "span": _span_data(d.span),
-            "notes": [{"text": note.text, "span": _span_data(note.span)} for note in d.notes],
-            "fix": {"title": d.fix.title, "span": _span_data(d.fix.span), "text": d.fix.text}
-            if d.fix
-            else None,
-        }
-        for d in diagnostics
-    ]
-
-
-def _span_data(span: Span | None) -> dict[str, int] | None:
-    return msgspec.structs.asdict(span) if span else None
-
-
 def counts(diagnostics: Sequence[Diagnostic]) -> dict[str, int]:
     errors = sum(d.severity is Severity.ERROR for d in diagnostics)
     return {"errors": errors, "warnings": len(diagnostics) - errors}
@@ -58,11 +36,7 @@ def counts(diagnostics: Sequence[Diagnostic]) -> dict[str, int]:
 
 def json_document(diagnostics: Sequence[Diagnostic]) -> str:
     """One JSON document: version, diagnostics, and how many there are of each severity."""
-    document = {
-        "version": FORMAT_VERSION,
-        "diagnostics": as_data(diagnostics),
-        "summary": counts(diagnostics),
-    }
+    document = {"version": FORMAT_VERSION, "diagnostics": diagnostics, "summary": counts(diagnostics)}
     return dump(document)
 
 

@@ -16,7 +16,6 @@ from commplan.explain.report import explain_plan
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Schedule
 from commplan.ir.text import print_schedule
-from commplan.render.machine import as_data
 from commplan.report.document import Document, Proofs
 from commplan.report.gather import Recorded, gather
 from commplan.report.graph import graphs
@@ -40,7 +39,7 @@ def look(request: str) -> str:
     asked = msgspec.json.decode(request)
     plan, diagnostics = dsl.load(asked["text"], FILE)
     said: dict[str, Any] = {
-        "diagnostics": as_data(diagnostics),
+        "diagnostics": diagnostics,
         "formatted": _formatted(asked["text"]),
         "graphs": graphs(plan) if plan else (),
     }
@@ -57,9 +56,9 @@ def _formatted(text: str) -> str | None:
 
 
 def _compiled(plan: graph.Plan, asked: dict[str, Any]) -> dict[str, Any]:
-    sizes = assumed.sizes(plan) | (asked.get("axes") or {})
+    sizes: dict[str, int] = assumed.sizes(plan) | (asked.get("axes") or {})
     trees = assumed.shapes(plan)
-    known = asked.get("sample") or {}
+    known: dict[str, Any] = asked.get("sample") or {}
     trees |= {name: tree for name, tree in known.items() if name in trees} | (asked.get("shapes") or {})
     used = {"axes": sizes, "shapes": trees}
     try:
@@ -67,7 +66,7 @@ def _compiled(plan: graph.Plan, asked: dict[str, Any]) -> dict[str, Any]:
         document = _document(schedule, asked["text"])
         explanation = explain_plan(plan, schedule).text()
     except CommplanError as error:
-        return {"assumed": used, "diagnostics": as_data(error.diagnostics)}
+        return {"assumed": used, "diagnostics": error.diagnostics}
     except numpy.NeedsNumPyError as error:
         return {"assumed": used, "left_out": str(error)}
     text = print_schedule(schedule)

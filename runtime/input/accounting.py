@@ -267,6 +267,7 @@ class Meter:
         self._slow: dict[int, Slow] = {}
         self._lock = threading.Lock()
         self._now = Summary(phase, (), 0, 0.0, 0.0)
+        self._batches, self._wait_s, self._checked = 0, 0.0, 0
         self._ready = 0
         self._least: int | None = None
 
@@ -294,8 +295,8 @@ class Meter:
         """A batch was handed out; `ready` lay ready, and the caller waited `wait_s` for it. first: of an
         epoch, before which no work is done ahead, so that none could lie ready."""
         with self._lock:
-            now = self._now
-            self._now = replace(now, batches=now.batches + 1, wait_s=now.wait_s + wait_s)
+            self._batches += 1
+            self._wait_s += wait_s
             self._ready += ready
             if not first:
                 self._least = ready if self._least is None else min(self._least, ready)
@@ -303,7 +304,7 @@ class Meter:
     def checked(self, records: int) -> None:
         """So many records had their ids compared with the contract."""
         with self._lock:
-            self._now = replace(self._now, checked=self._now.checked + records)
+            self._checked += records
 
     def workers(self, label: str) -> None:
         """What works on the input, for people: `2 threads`."""
@@ -324,9 +325,12 @@ class Meter:
     def summary(self, queue: Queue | None = None) -> Summary:
         """What was reported so far. queue: how it stands now; what the caller found is filled in here."""
         with self._lock:
-            mean = self._ready / self._now.batches if self._now.batches else 0.0
+            mean = self._ready / self._batches if self._batches else 0.0
             return replace(
                 self._now,
+                batches=self._batches,
+                wait_s=self._wait_s,
+                checked=self._checked,
                 lines=tuple(self._lines.values()),
                 ready_mean=mean,
                 queue=replace(queue or Queue(), mean=mean, least=self._least or 0),

@@ -11,8 +11,10 @@ from typing import Literal, NamedTuple
 
 from commplan.recorder.file import Call, path_of, read_call
 from commplan.recorder.lane import Lane, lane_of, on_activity
+from commplan.recorder.stacks import shown, stacks
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.program import EpochCursor, HostProgram
+from commplan.runtime.input.stages import records
 
 TICK_S = 0.5
 _LASTS_S = 1.0  # a wait, or a call of the user's code, that lasts so long is looked into
@@ -79,10 +81,16 @@ class BatchRecord:
         return self.group.rank(process) if self.group is not None else process
 
     def doing(self, process: int) -> str:
-        """In which call of the user's code a process of the group is, as its own record says; empty where it
-        is in none for long, or keeps no record on this host."""
-        recording = self.lane.recording
-        call = read_call(path_of(recording.job, self.rank(process), "input"))
+        """In which call of the user's code a process of the group is, as its own record says; else what its
+        Python does. Empty where neither is told: it keeps no record on this host."""
+        if call := self._called_by(process):
+            return call
+        threads = stacks(path_of(self.lane.recording.job, self.rank(process)))
+        calls = [frames for frames in map(_of_user, threads) if frames]
+        return f"at {shown((calls or threads)[0])}" if threads else ""
+
+    def _called_by(self, process: int) -> str:
+        call = read_call(path_of(self.lane.recording.job, self.rank(process), "input"))
         return call.sentence(time.monotonic()) if call else ""
 
     def look(self) -> None:
@@ -109,7 +117,7 @@ class BatchRecord:
         text = f"for {waited:.1f} s it waits for batch {wait.runs} of {self.where}"
         process = self._awaited()
         if process >= 0:
-            doing = self.doing(process)
+            doing = self._called_by(process)
             text += f", for the part of rank {self.rank(process)}"
             return f"{text}, which is {doing}" if doing else text
         call = self._call()
@@ -142,6 +150,12 @@ def _look() -> None:
         time.sleep(TICK_S)
         for record in list(_watched):
             record.look()
+
+
+def _of_user(frames: list[str]) -> list[str]:
+    """The frames of the user's code that stages call; empty where there are none."""
+    ours = [place for place, frame in enumerate(frames) if frame.startswith(f"{records.__file__}:")]
+    return frames[: ours[0]] if ours else []
 
 
 @on_activity

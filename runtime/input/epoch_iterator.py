@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from commplan.diagnostics import CommplanError, fail
+from commplan.runtime.input import this_process
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.visit_check import Checks
 from commplan.runtime.input.wait_log import ClosedError
@@ -59,7 +60,7 @@ class EpochIterator(Iterator[HostBatch]):
         ahead: of so many batches behind it `form` makes it now, too, those of this epoch that lie ready.
         settle: is then called with what is handed out.
         """
-        if os.getpid() != self._process:
+        if this_process.number() != self._process:
             message = f"the batches of phase `{self._phase}` belong to process {self._process}"
             fail(
                 "CP0916", message, "this one was forked from it, without its threads: make batches here, anew"

@@ -7,11 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from commplan.diagnostics import fail
-from commplan.runtime.input.shm import segment
-from commplan.runtime.input.transport.transport import Carrier
+from commplan.runtime.input.shm.locks import default_folder
 from commplan.wait import check_seconds
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.transport.transport import Carrier
 
 
 @dataclass(frozen=True)
@@ -81,5 +84,5 @@ def group(
         )
     if readers is not None and not 1 <= readers <= count:
         fail("CP0924", f"{readers} of {count} processes cannot be readers", f"expected: 1 to {count}")
-    where = segment.default_folder() if folder is None else Path(folder)
+    where = default_folder() if folder is None else Path(folder)
     return Group(run_id, index, count, timeout, where, places, carrier, readers)

@@ -46,7 +46,7 @@ def blocks(
 def read_only(array: Array) -> Array:
     """A view that nobody may write to."""
     view = array.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
 
 

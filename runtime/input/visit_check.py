@@ -65,10 +65,14 @@ class Checks:
         promises."""
         if batch.epoch <= self._finished:
             return
+        count = 0
         for visit in batch.visits:
-            account = self._accounts.setdefault((visit.load, visit.coords), _Account())
+            account = self._accounts.get((visit.load, visit.coords))
+            if account is None:
+                account = self._accounts[visit.load, visit.coords] = _Account()
             account.add(batch.step, visit.records, visit.skipped)
-            self.meter.checked(visit.records.size)
+            count += visit.records.size
+        self.meter.checked(count)
         if batch.step == self.steps - 1:
             self._finish(batch.epoch)
 

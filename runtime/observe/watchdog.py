@@ -24,7 +24,8 @@ from zlib import crc32
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.watchdog import FIRST, main_stack
-from commplan.recorder.file import start_recording
+from commplan.recorder.file import path_of, start_recording
+from commplan.recorder.stacks import main_stack as main_stack_of
 from commplan.runtime.observe import abort_hook, interruption, verdict
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.interruption import Interruption, Place, is_interruptible
@@ -226,7 +227,7 @@ class Watchdog:
         reports[self.own] = mine = self._report()
         states = {process: self._state(process) for process in missing}
         silent = {
-            process: self.endpoint.others[process].silence(state)
+            process: self._silence(process, state)
             for process, state in states.items()
             if (state != "alive" or mine.idle > patience.late)
             and (state != "unknown" or process in self._heard)
@@ -243,6 +244,15 @@ class Watchdog:
                 f"commplan: {waits.current()} has not ended for {mine.idle:.0f} s; no process is late for it"
             )
             print(text, file=sys.stderr, flush=True)
+
+    def _silence(self, process: int, state: str) -> str:
+        text = self.endpoint.others[process].silence(state)
+        recordings = (calls.recording for calls in self._calls.values() if process in calls.processes)
+        recording = next(filter(None, recordings), None)
+        if state != "alive" or recording is None:
+            return text
+        stack = main_stack_of(path_of(recording.job, process))  # a thread of its own cannot tell
+        return f"{text}\nnote: its Python: {stack}" if stack else text
 
     def _patience(self) -> Patience:
         waits = self._waits()

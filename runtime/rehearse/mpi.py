@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail_if
 from commplan.ir.plan import Plan
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
@@ -67,8 +67,7 @@ class World:
         self._known = together(
             {rank: problems for rank, problems in enumerate(answers) if problems}, self.size
         )
-        if self._known:
-            raise CommplanError(*self._known)
+        fail_if(self._known)
 
     def failed(self, mine: Sequence[Diagnostic]) -> tuple[Said, bool]:
         """A rank that failed calls this: what it should print, and whether all ranks have failed.

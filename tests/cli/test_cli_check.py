@@ -113,14 +113,32 @@ def test_fix_of_a_file_that_may_not_be_written_leaves_it(plan: Path, capsys: Cap
 
 @pytest.mark.parametrize(
     "flags",
-    [["-", "--watch"], ["x.plan", "--watch", "--format", "json"], ["-", "--fix", "--format", "sarif"]],
+    [
+        ["-", "--watch"],
+        ["x.plan", "--watch", "--format", "json"],
+        ["-", "--fix", "--format", "sarif"],
+        ["x.plan", "--diff", "--format", "json"],
+    ],
 )
 def test_what_cannot_be_done_together(flags: list[str], capsys: Capture):
     assert main(["check", *flags]) == 2
     assert "check: --" in capsys.readouterr().err
 
 
-def test_watch_checks_again_and_ends_quietly(plan: Path):
+def test_diff_shows_repairs_and_makes_none(plan: Path, capsys: Capture):
+    text = PLAN.replace("over data", "over dta")
+    plan.write_text(text)
+    assert main(["check", str(plan), "--diff"]) == 1
+    shown = capsys.readouterr()
+    assert "\n-    " in shown.out and "over dta" in shown.out and "over data" in shown.out
+    assert "error[CP0104]" in shown.err and plan.read_text() == text
+    assert main(["check", str(plan), "--fix"]) == 0
+    capsys.readouterr()
+    assert main(["check", str(plan), "--diff", "--strict"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_watch_checks_again_until_it_is_interrupted(plan: Path):
     command = [sys.executable, "-u", "-m", "commplan", "check", str(plan), "--watch"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr and process.stdout
@@ -133,7 +151,7 @@ def test_watch_checks_again_and_ends_quietly(plan: Path):
         assert "error[CP0404]" in _until(process.stderr, "watching")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (out, err, process.returncode) == ("", "", 1)
+    assert (out, err, process.returncode) == ("", "interrupted\n", 130)
 
 
 def _put(path: Path, text: str) -> None:

@@ -186,7 +186,9 @@ PLAIN = HEAD + "input x : f32 partial data\n"
         (["y = reduce x", "# commplan: ignore cp1201", "over data by sum"], []),
         (["y = reduce x over data", "by sum #commplan: ignore CP1201"], []),
         (["y = reduce x over data by sum  # commplan: ignore CP1205, CP1201"], [("CP1208", 6)]),
-        (["y = reduce x over data by sum  # commplan: ignore CP1203"], [("CP1201", 6)]),  # not looked for
+        (["y = reduce x over data by sum  # commplan: ignore CP1203"], [("CP1201", 6), ("CP1208", 6)]),
+        (["y = reduce x over data by sum  # commplan: ignore CP1204"], [("CP1201", 6)]),  # not looked for
+        (["y = reduce x over data by sum  # commplan: ignore CP1201 cp1201"], [("CP1207", 6)]),
         (["# commplan: ignore CP1201", "z = reduce x over data by max", "y = reduce x over data by sum"],
          [("CP1201", 8)]),
         (["y = reduce x over data by sum  # commplan: ignore CP0412"], [("CP1201", 6), ("CP1207", 6)]),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 import sys
+from typing import Any
 
 import pytest
 from lsprotocol import types
@@ -12,7 +14,7 @@ from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from support.lsp_client import URI, Client, applied, connected, position
 
 from commplan.cli import main
-from commplan.lsp.server import is_fault
+from commplan.lsp.server import is_logged
 
 TEXT = """# 𐍈 in front moves columns in UTF-16
 plan p
@@ -101,7 +103,7 @@ async def _repaired(client: Client) -> None:
     actions = await server.text_document_code_action_async(
         types.CodeActionParams(document, WHOLE, everything)
     )
-    (action,) = actions or ()
+    (action,) = list(actions or ())
     assert isinstance(action, types.CodeAction) and action.edit and action.edit.changes
     assert applied(client.text, action.edit.changes[URI]) == client.text.replace("x, n =", "x =")
 
@@ -109,11 +111,21 @@ async def _repaired(client: Client) -> None:
 def test_a_refused_request_is_no_fault_in_the_log():
     def logged(error: Exception) -> bool:
         found = (type(error), error, None)
-        return is_fault(logging.LogRecord("pygls", logging.ERROR, __file__, 1, "failed", None, found))
+        return is_logged(logging.LogRecord("pygls", logging.ERROR, __file__, 1, "failed", None, found))
 
     assert not logged(JsonRpcInvalidParams("CP1117"))
     assert logged(ValueError("a mistake of the server"))
-    assert is_fault(logging.LogRecord("pygls", logging.ERROR, __file__, 1, "failed", None, None))
+    assert is_logged(logging.LogRecord("pygls", logging.ERROR, __file__, 1, "failed", None, None))
+
+
+def test_a_message_that_cannot_be_read_is_one_line_of_the_log():
+    bodies = [b'{"jsonrpc": nonsense', b"\xff", b"[1]", b'{"jsonrpc": "2.0", "method": "exit"}']
+    written = b"".join(b"Content-Length: %d\r\n\r\n%b" % (len(body), body) for body in bodies)
+    command = [sys.executable, "-m", "commplan", "lsp"]
+    done = subprocess.run(command, input=written, capture_output=True, timeout=120, check=False)
+    lines = done.stderr.decode().splitlines()
+    assert [line.startswith("ERROR:pygls.server:a message cannot be read: ") for line in lines] == [True] * 3
+    assert "JSONDecodeError: Expecting value" in lines[0]
 
 
 def test_a_hover_shows_what_the_compiler_chose():
@@ -145,7 +157,10 @@ def test_bad_texts_end_nothing():
                 client.client.text_document_did_change(types.DidChangeTextDocumentParams(document, [event]))
                 client.text = text
                 assert await client.diagnostics()
-                asked = {"text_document": types.TextDocumentIdentifier(URI), "position": types.Position(0, 1)}
+                asked: Any = {
+                    "text_document": types.TextDocumentIdentifier(URI),
+                    "position": types.Position(0, 1),
+                }
                 await client.client.text_document_completion_async(types.CompletionParams(**asked))
                 await client.client.text_document_hover_async(types.HoverParams(**asked))
                 await client.client.text_document_inlay_hint_async(

@@ -340,3 +340,18 @@ def test_who_ended_well_is_not_dead(place: Path, monkeypatch: pytest.MonkeyPatch
     subprocess.run([sys.executable, "-c", raised], check=False, stderr=subprocess.DEVNULL)
     (rank,) = blame(read_records([str(place / f"{record_file.prefix()}6f0c.0.rec")])).ranks
     assert rank.end == "has ended with KeyError: 'own'"
+
+
+def test_who_ended_with_a_verdict_is_not_to_blame(monkeypatch: pytest.MonkeyPatch):
+    """Rank 1 is still in a run before that of the others, which have ended because of it."""
+    said = Event(4, VERDICT, "rank 1 does not answer", 0, 0, 0)
+    others = [record(rank, *run("line 6", 2, None, 6, runs=6), said, process=gone()) for rank in (0, 2)]
+    behind = record(1, *run("line 6", 1, None, 5, runs=5))
+    verdict = blame([*others, behind], lambda record: f"{record.path}:3 in f")
+    assert verdict.holders == {1: "it is still in line 6, run 5; its Python: job.1.rec:3 in f"}
+    assert [rank.state for rank in verdict.ranks] == ["ended", "alive", "ended"]
+    states = {os.getpid(): "stopped"}
+    monkeypatch.setattr(
+        sys.modules["commplan.recorder.blame"], "process_state", lambda process: states.get(process, "dead")
+    )
+    assert blame([*others, behind]).holders == {1: "it is stopped"}

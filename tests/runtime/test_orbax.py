@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,7 +67,7 @@ each step {
 }
 """
 TREE = {"w": np.zeros((3, 5), np.float32), "b": np.zeros((2,), np.float32), "s": np.zeros((), np.float32)}
-SHAPES = dict.fromkeys(("params", "grads", "weights", "moment"), TREE)
+SHAPES: dict[str, Any] = dict.fromkeys(("params", "grads", "weights", "moment"), TREE)
 RNG = np.random.default_rng(3)
 SOURCE = RNG.integers(-3, 4, (32, 3)).astype(np.float32)  # whole numbers: sums are exact in every order
 BEGIN = {name: RNG.integers(-3, 4, leaf.shape).astype(np.float32) for name, leaf in TREE.items()}
@@ -371,6 +373,18 @@ def test_other_runs_are_refused(folder: Folder):
     assert (code, "no checkpoint of commplan" in text) == ("CP0873", True)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's own tasks fail, too
+def test_a_checkpoint_whose_files_are_gone(folder: Folder):
+    run = owned(SHARDED, mesh_of(worker=4))
+    layout = commplan.orbax.Checkpoint(run)
+    folder.save(layout.save(trained(run)))
+    for path in (folder.place / "1").rglob("d"):
+        shutil.rmtree(path)
+    code, text = folder.refused(layout.restore())
+    assert (code, "cannot be read: NOT_FOUND" in text) == ("CP0873", True)
+    gc.collect()
+
+
 def test_what_is_named_and_saved_agrees():
     run = owned(SHARDED, mesh_of(worker=4))
 
@@ -386,7 +400,7 @@ def test_what_is_named_and_saved_agrees():
     assert refused(lambda: layout.save(run.init(), x=1, y=2)) == "CP0811"
     assert refused(lambda: layout.save({}, x=1)) == "CP0812"
     assert refused(lambda: layout.restore(y=2)) == "CP0811"
-    ranks = SimpleNamespace(
+    ranks: Any = SimpleNamespace(
         context=SimpleNamespace(machine=SimpleNamespace(layout="local"), fail=run.context.fail)
     )
     assert refused(lambda: commplan.orbax.Checkpoint(ranks)) == "CP0872"

@@ -87,6 +87,18 @@ def test_a_stopped_process_is_named_and_the_others_end(culprit: int, tmp_path: P
     assert command(["trace", str(tmp_path), "-o", str(tmp_path / "trace.json")]) == 0
 
 
+def test_a_process_that_keeps_the_lock_is_named_with_its_python(tmp_path: Path):
+    """No thread of it can answer; who waits for it has it asked by a signal."""
+    words = [sys.executable, watched_processes.__file__, "{port}", "{index}", "lock"]
+    ends = ended(words, tmp_path, stopped=1)
+    for index in (0, 2):
+        assert ends[index].status == EXIT_STATUS, ends[index].text
+        assert heads(ends)[index] == [
+            "process 1 does not answer: its process lives, and its threads do not run"
+        ]
+        assert re.search(r"note: its Python: .* in match, from .* in backtrack, from ", ends[index].text)
+
+
 def test_ctrl_c_ends_a_process_that_waits_in_a_step(tmp_path: Path):
     """JAX's wait lets no signal in; the bound of the watchdog is far away."""
     words = [sys.executable, watched_processes.__file__, "{port}", "{index}", "ctrl-c"]

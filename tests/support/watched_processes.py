@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -43,6 +44,8 @@ def main(port: str, index: str, mode: str) -> None:
                 time.sleep(4 * BOUND_S if mode == "none" else 600)
         if slow and number == 2 and mode == "fork":
             fork()
+        if slow and number == 5 and mode == "lock":
+            backtrack()
         if number == 5 and mode == "ctrl-c":
             if slow:
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -52,6 +55,11 @@ def main(port: str, index: str, mode: str) -> None:
         out, _ = run.step({}, x=x)  # a phase outside of any step
         jax.block_until_ready(out.y)
     print("finished", flush=True)
+
+
+def backtrack() -> None:
+    """For years, in C, with the interpreter's lock."""
+    re.match("(a+)+$", "a" * 40 + "b")
 
 
 def fork() -> None:

@@ -3,15 +3,17 @@ units."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.input.prefetch import KEEP
 from commplan.runtime.input.feeds import directory
 from commplan.runtime.input.feeds.facts import refuse_unlike
@@ -19,6 +21,7 @@ from commplan.runtime.input.feeds.maker import MakerThreads, UnitMaker
 from commplan.runtime.input.feeds.memory import MEMBERS, MOST_SLOTS, NBYTES, Facts, FeedMemory
 from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.shm.slots import Slots
+from commplan.runtime.input.wait_log import LOG
 from commplan.wait import Wait, until
 
 _END_S = 1.0  # seconds for threads to end in
@@ -27,6 +30,14 @@ _OPEN: dict[tuple[int, str], Attachment] = {}  # by process (a forked one has no
 _LEFT: list[FeedMemory] = []  # that threads which have yet to end have open
 _COMER = -1  # among the members of an attachment, while one comes
 os.register_at_fork(after_in_child=_LEFT.clear)
+
+
+@atexit.register
+def _leave_all() -> None:
+    """The others need not find out that this process has ended."""
+    for (process, _), attachment in list(_OPEN.items()):
+        for member in list(attachment.members) if process == os.getpid() else ():
+            attachment.leave(member)
 
 
 @dataclass(eq=False)
@@ -40,6 +51,7 @@ class Attachment:
     members: set[int] = field(default_factory=set[int])
     drivers: dict[int, int] = field(default_factory=dict[int, int])
     idle: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
+    _forgotten: deque[tuple[int, Slots]] = field(default_factory=deque[tuple[int, Slots]])
 
     def __post_init__(self) -> None:
         name = self.memory.facts.name
@@ -52,7 +64,29 @@ class Attachment:
         header = self.memory.header
         return Slots(self.memory.descriptor, NBYTES, header.get("slot_nbytes"), self.memory.slots)
 
+    def forget(self, member: int, slots: Slots, process: int) -> None:
+        """`member` was collected. A collector runs in any thread, whatever locks that has: another one does
+        the rest."""
+        if os.getpid() == process:
+            self._forgotten.append((member, slots))
+            self.memory.ring("seats")
+
+    def leave_forgotten(self) -> None:
+        """Members that were collected are there no more."""
+        while True:
+            try:
+                member, slots = self._forgotten.popleft()
+            except IndexError:
+                return
+            try:
+                slots.close()
+            except CommplanError as error:
+                name = self.memory.facts.name
+                LOG.warning("what is kept of feed %r may change: %s", name, error.diagnostics[0].message)
+            self.leave(member)
+
     def _look_after(self) -> None:
+        self.leave_forgotten()
         for look in list(self.idle.values()):
             look()
 
@@ -85,6 +119,7 @@ class Attachment:
 
     def leave(self, member: int) -> None:
         """`member` is there no more; with the last one of this process its part in the feed ends."""
+        self.leave_forgotten()
         with _COMING:
             if member not in self.members:
                 return
@@ -98,6 +133,11 @@ class Attachment:
                 return
             self._end()
         self.threads.join(_END_S)  # the last of them closes the file: until then nobody makes its unit anew
+        try:
+            self.threads.let_go()
+        except OSError as error:
+            LOG.warning("feed %r waits for a thread of this process: %s", memory.facts.name, error.strerror)
+        memory.ring("taken", "made", "seats")
 
 
 @contextlib.contextmanager
@@ -107,6 +147,8 @@ def attached(
     """The feed that is called as `facts` say, and whether it was begun just now, with unit `first`; nobody
     else comes or goes meanwhile. Errors: CP0922 for other facts, CP0923 no memory, CP0928."""
     name = facts.name
+    if (left := _OPEN.get((os.getpid(), name))) is not None:
+        left.leave_forgotten()
     with _coming(name), directory.meeting():
         attachment = _OPEN.get((os.getpid(), name))
         if attachment is not None:
@@ -131,7 +173,15 @@ def attached(
         if not attachment.members:
             raise RuntimeError("nobody came to the feed")
         _OPEN[os.getpid(), name] = attachment
-        attachment.threads.start()
+        try:
+            attachment.threads.start()
+        except CommplanError:
+            for member in attachment.members:
+                memory.members[member].set("state", 0)
+            del _OPEN[os.getpid(), name]
+            memory.stopped = True
+            memory.close()
+            raise
 
 
 @contextlib.contextmanager
@@ -195,7 +245,7 @@ def _found(name: str) -> FeedMemory | None:
 def _made(
     facts: Facts, maker: UnitMaker, *, first: int, ahead: int, readers: int, cores: int
 ) -> FeedMemory:  # fmt: skip
-    slots, each = min(ahead + KEEP + min(cores, 4), MOST_SLOTS), maker.layout.nbytes
+    slots, each = min(ahead + KEEP + min(cores, 4) - 1, MOST_SLOTS), maker.layout.nbytes
     nbytes = NBYTES + slots * each
     try:
         descriptor = directory.fresh(facts.name, nbytes)

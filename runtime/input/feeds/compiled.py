@@ -4,7 +4,6 @@ from there, without the compiler."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Generator
 
 import msgspec
@@ -13,6 +12,7 @@ from commplan import __version__
 from commplan.ir.schedule import Schedule
 from commplan.runtime.input.feeds import directory
 from commplan.runtime.input.feeds.attachment import looked_at
+from commplan.runtime.input.feeds.facts import digest
 from commplan.runtime.input.feeds.memory import FeedMemory
 
 
@@ -26,7 +26,7 @@ class _Compiled(msgspec.Struct, frozen=True):
 
 def key_of(text: bytes) -> str:
     """What tells a plan's text from others, and from the same one under another version of commplan."""
-    return hashlib.sha256(__version__.encode() + b"\0" + text).hexdigest()
+    return digest(__version__.encode() + b"\0" + text)
 
 
 def keep(memory: FeedMemory, key: str, schedule: Schedule) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from commplan.diagnostics import fail
-from commplan.runtime.input.shm.segment import default_folder
+from commplan.runtime.input.shm.locks import default_folder
 from commplan.wait import Wait, until
 
 _PREFIX = "commplan-feed-"

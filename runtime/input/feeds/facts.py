@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any, NoReturn
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, text_of
+from commplan.input.order import folded
 from commplan.runtime.input.feeds.maker import UnitMaker
 from commplan.runtime.input.feeds.memory import Facts
 from commplan.runtime.input.multirate.schedule import ClockPlan
@@ -27,15 +27,23 @@ def facts_of(
     called = sorted(fn.name for fn in schedule.fns if fn.name in maker.called)
     return Facts(
         name, schedule.plan, schedule.plan_digest, plan.phase, unit,
-        {source: (len(sources[source]), _key(given.get(source))) for source in reads},
+        {source: (len(sources[source]), _key(source, given.get(source))) for source in reads},
         {fn: source_digest(functions[fn]) for fn in called},
     )  # fmt: skip
 
 
-def _key(source: object) -> str:
-    """What a source says of its content: its `key`, else the fingerprint of a Hugging Face data set."""
+def _key(name: str, source: object) -> str:
+    """What a source says of its content: its `key`, else the fingerprint of a Hugging Face data set. Errors:
+    CP0902 where that raises."""
     for attribute in ("key", "_fingerprint"):
-        key = getattr(source, attribute, None)
+        try:
+            key = getattr(source, attribute, None)
+        except Exception as error:  # noqa: BLE001  the user's code
+            fail(
+                "CP0902",
+                f"the attribute `{attribute}` of source `{name}` cannot be read: {text_of(error)}",
+                "it is a str or an int that tells the content of the source, or is not there",
+            )
         if isinstance(key, str | int | bytes) and not isinstance(key, bool):
             return str(key)[:200]
     return ""
@@ -59,7 +67,14 @@ def source_digest(function: object) -> str:
 
 
 def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+    return digest("\0".join(texts).encode())
+
+
+def digest(data: bytes) -> str:
+    """64 bits in hex that depend on every byte. Who has the feed's memory could write anything there, so that
+    it need not be cryptographic; loading OpenSSL takes more memory than all else of a feed."""
+    words = memoryview(data.ljust(-(-len(data) // 8) * 8, b"\0")).cast("Q")
+    return f"{folded(len(data), *words):016x}"
 
 
 def refuse_unlike(mine: Facts, theirs: Facts, plan: ClockPlan) -> None:

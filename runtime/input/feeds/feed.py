@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
@@ -11,13 +10,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-import msgspec
-
-from commplan.diagnostics import fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.input.prefetch import KEEP
-from commplan.input.rates import rates
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Op, Read, Schedule
+from commplan.ir.schedule import Read
+from commplan.runtime.input import this_process
 from commplan.runtime.input.accounting import Meter, Summary, merged
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.feeds import compiled
@@ -26,16 +23,26 @@ from commplan.runtime.input.feeds.batch import Batch
 from commplan.runtime.input.feeds.facts import facts_of
 from commplan.runtime.input.feeds.handed import OneUnit, handed_out, is_one_unit
 from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
-from commplan.runtime.input.feeds.memory import ALONE, HOLDS, IDLE_S
+from commplan.runtime.input.feeds.member_schedule import of_member, units_of
+from commplan.runtime.input.feeds.memory import (
+    ALONE,
+    ARMED,
+    HOLDS,
+    IDLE_S,
+    IDLE_SINCE,
+    RECORDS,
+    WAITED_NS,
+    WANTED,
+)
 from commplan.runtime.input.feeds.waiting import slowest_of, waits_for
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import Array
-from commplan.runtime.input.multirate.schedule import OWN, ClockPlan, batches
+from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.multirate.units import fill
 from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders, restored
 from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.shm.shm_control import LOOK_S, cores_of
-from commplan.runtime.input.shm.slots import CompletionCounter
+from commplan.runtime.input.shm.slots import CompletionCounter, give_back_freed
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
@@ -93,7 +100,15 @@ class Feed(EpochIterator):
             attachment.members.add(self.member)
         self._attachment = attachment
         attachment.idle[self.member] = _weakly(self)
-        self._closing = weakref.finalize(self, _close, attachment, self.member, self._slots, os.getpid())
+        give_back_freed()
+        self._closing = self._forgotten_later()
+
+    def _forgotten_later(self) -> weakref.finalize[..., Any]:
+        """What is done where this object is collected without being closed."""
+        forget = self._attachment.forget
+        closing = weakref.finalize(self, forget, self.member, self._slots, os.getpid())
+        closing.atexit = False  # `attachment` leaves all feeds then
+        return closing
 
     # --- coming ---
 
@@ -118,6 +133,13 @@ class Feed(EpochIterator):
         """Where this member begins if it is the first; what is wrong with its own arguments is raised
         here."""
         each = units_of(plan, member, batch, unit)
+        if batch is not None and each > maker.epoch:
+            fail(
+                "CP0931",
+                f"a batch of {batch} records is more than an epoch, which has {maker.epoch * unit}",
+                f"batch={maker.epoch * unit} at most",
+                file=plan.schedule.file,
+            )
         program = host_program(of_member(plan, member, each), plan.phase, {plan.clock: (member,)}, apart=True)
         mine = orders(program, bound)
         steps = epoch_steps(program, mine)
@@ -145,14 +167,17 @@ class Feed(EpochIterator):
         declared(program, self._meter)
         own = [op for flow in program.flows for op in flow.after]
         self._pool = _threads(cores, f"commplan-{self.name}-own") if own else None
-        self._one_unit = OneUnit(program, mine) if is_one_unit(program, each) else None
+        is_one = is_one_unit(program, each)
+        self._one_unit = OneUnit(program, mine, self._maker.layout, steps) if is_one else None
+        self._is_dense = each == 1 and steps == self._maker.epoch  # it takes all units
+        self._records_each, self._words = each * memory.header.get("unit"), memory.members[member].words
         self._checks = Checks(program, mine, steps, place[1], self._meter)
         self._slots = attachment.slots()
         process, returns = self._process, CompletionCounter(lambda upto: memory.pass_on(member, upto))
         self._returns = returns
 
         def returned(unit: int) -> None:  # holds nothing that holds this object
-            if os.getpid() == process:  # what a forked one drops is still shown here
+            if this_process.number() == process:  # what a forked one drops is still shown here
                 returns.add(unit)
 
         self._slots.returned = returned
@@ -247,27 +272,32 @@ class Feed(EpochIterator):
     def _await_due(self) -> HostBatch:
         if self._due is None:
             self._attachment.drivers[self.member] = threading.get_ident()
-            words = self._memory.members[self.member]
-            if self._from is None or words.get("idle_since") or words.get("armed") <= self._armed:
+            words = self._words
+            if self._from is None or words[IDLE_SINCE] or words[ARMED] <= self._armed:
                 self._begin()
             self._due = self._taken()
         return self._due
 
     def _pass_on(self, place: int) -> None:
-        words, first = self._memory.members[self.member], self._position(place - 1)
-        words.set("records", words.get("records") + self._each * self._memory.header.get("unit"))
-        if self._from is not None:
+        words = self._words
+        words[RECORDS] += self._records_each
+        if self._from is not None and not self._is_dense:
+            first = self._position(place - 1)
             for unit in range(max(first + self._each, self._from), self._position(place)):
                 self._returns.add(unit)  # which others take, and this member passes over
         if place // self._steps > self._armed:
-            words.set("idle_since", time.monotonic_ns())
+            words[IDLE_SINCE] = time.monotonic_ns()
 
     def _taken(self) -> HostBatch:
         asked, (epoch, step) = time.perf_counter(), divmod(self._place, self._steps)
         batch, ready = None, True
         if self._one_unit is not None and self._is_kept(epoch, step):
-            views, ready = self._lent(epoch * self._maker.epoch + step)
-            batch = self._one_unit.batch(views, epoch, step, self._place) or self._composed([views])
+            unit = epoch * self._maker.epoch + step
+            root, ready = self._lent(unit)
+            if self._memory.is_spoiled(unit):
+                batch = self._composed([self._maker.layout.views(root, writable=False)])
+            else:
+                batch = self._one_unit.batch(root, epoch, step, self._place)
         if batch is None:
             units, ready = self._units(epoch, step)
             batch = self._composed(units)
@@ -282,8 +312,8 @@ class Feed(EpochIterator):
         ready, words = True, self._memory.members[self.member]
         for inside in range(first, first - (-rows // (flow.batch // self._each))):
             if self._is_kept(epoch, inside):
-                views, at_once = self._lent(epoch * self._maker.epoch + inside)
-                units.append(views)
+                root, at_once = self._lent(epoch * self._maker.epoch + inside)
+                units.append(self._maker.layout.views(root, writable=False))
                 ready = ready and at_once
             else:
                 units.append(self._maker.alone(epoch, inside))
@@ -315,26 +345,34 @@ class Feed(EpochIterator):
                 outcome(future)
         return making.finish()
 
-    def _lent(self, unit: int) -> tuple[dict[Ref, Array], bool]:
+    def _lent(self, unit: int) -> tuple[Any, bool]:
         """Unit `unit` as it lies in its slot, and whether it was there at once."""
         memory = self._memory
-        recalled = unit - KEEP * self._each + 1
-        for old in self._slots.lent():
-            if old < recalled:
-                self._slots.recall(old)
+        # `unit` needs a slot of its own.
+        self._slots.recall_before(unit + 1 - min(KEEP * self._each, memory.slots))
         at_once = memory.is_made(unit)
         if not at_once:
             self._wait(unit)
         root = self._slots.lend(unit)
-        check_unit(root, self._maker.place(unit), self.name)
-        return self._maker.layout.views(root, writable=False), at_once
+        if memory.is_spoiled(unit):
+            check_unit(root, self._maker.place(unit), self.name)
+        return root, at_once
 
     # --- waiting ---
 
     def _wait(self, unit: int) -> None:
-        memory, words = self._memory, self._memory.members[self.member]
-        lasting, begun = WaitReporter(), time.monotonic_ns()
-        words.set("wanted", unit + 1)
+        words, begun = self._words, time.monotonic_ns()
+        words[WANTED] = unit + 1
+        try:
+            if not self._memory.await_made(unit, min(LOOK_S, self._timeout)):
+                self._wait_on(unit)
+        finally:
+            words[WANTED] = 0
+            words[WAITED_NS] += time.monotonic_ns() - begun
+
+    def _wait_on(self, unit: int) -> None:
+        """Wait for longer, and look who keeps it from being made."""
+        memory, lasting = self._memory, WaitReporter()
 
         def look(waited: float) -> None:
             if memory.reap():
@@ -359,12 +397,8 @@ class Feed(EpochIterator):
                 raise ClosedError
             return memory.is_made(unit)
 
-        try:
-            memory.ring("taken")  # a unit that a dead process began is to be made anew
-            memory.wait("made", is_there, Wait(self._timeout, late, look, LOOK_S))
-        finally:
-            words.set("wanted", 0)
-            words.set("waited_ns", words.get("waited_ns") + time.monotonic_ns() - begun)
+        memory.ring("taken")  # a unit that a dead process began is to be made anew
+        memory.wait("made", is_there, Wait(self._timeout, late, look, LOOK_S))
 
     def _refuse_own(self, unit: int) -> None:
         """Raise CP0946 where this wait is for a member that the calling thread drives."""
@@ -427,21 +461,19 @@ class Feed(EpochIterator):
         return dataset(cast("Any", self))
 
     def close(self) -> None:
-        """Leave. Closing twice is fine."""
-        if os.getpid() != self._process:
+        """Leave. Closing twice is fine. Errors: CP0923 where there is no memory to keep the batches that are
+        still shown: the member is there as before."""
+        if os.getpid() != self._process or self._closing.detach() is None:
             return
+        self._due = None
+        try:
+            self._slots.close()
+        except CommplanError:
+            self._closing = self._forgotten_later()
+            raise
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._closing.alive:
-            self._due = None
-            self._closing()
-
-
-def _close(attachment: Attachment, member: int, slots: Any, process: int) -> None:
-    if os.getpid() == process:
-        with contextlib.suppress(OSError):
-            slots.close()
-        attachment.leave(member)
+        self._attachment.leave(self.member)
 
 
 def _weakly(feed: Feed) -> Callable[[], None]:
@@ -459,35 +491,3 @@ def _threads(count: int, name: str) -> ThreadPoolExecutor:
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  few members need any
 
     return ThreadPoolExecutor(count, name)
-
-
-def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:
-    """Units of a batch of `member`. Errors: CP0931 for a batch that is no multiple of the unit."""
-    own = plan.rates.batches[member] if batch is None else batch
-    if not hasattr(own, "__index__") or own < 1 or own % unit:
-        fail(
-            "CP0931",
-            f"a batch of {own!r} records is no multiple of the feed's unit of {unit}",
-            f"such as batch={2 * unit}; a smaller batch in the plan makes a smaller unit",
-            file=plan.schedule.file,
-        )
-    return own // unit
-
-
-def of_member(plan: ClockPlan, member: int, each: int) -> Schedule:
-    """The schedule of a member whose batches are `each` units."""
-    schedule = plan.member(member)
-    given = {op.result: op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)}
-
-    def rebatched(op: Op) -> Op:
-        if not isinstance(op, Read):
-            return op
-        own = given.get(op.result) or given[op.result.removesuffix(OWN)]
-        unit = rates(batches(own, plan.clock, plan.schedule)).unit
-        return msgspec.structs.replace(op, batch=(unit * each,))
-
-    phases = tuple(
-        msgspec.structs.replace(p, ops=tuple(rebatched(op) for op in p.ops)) if p.name == plan.phase else p
-        for p in schedule.phases
-    )
-    return msgspec.structs.replace(schedule, phases=phases)

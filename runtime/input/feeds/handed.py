@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,8 @@ from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.runtime.input.host_batch import HostBatch, Visit
 from commplan.runtime.input.layout import Array
-from commplan.runtime.input.program import HostProgram, identity, validity
+from commplan.runtime.input.program import HostProgram, identity
+from commplan.runtime.input.shm.slot_layout import Room, SlotLayout
 
 
 def handed_out(program: HostProgram) -> list[tuple[str, Ref, bool]]:
@@ -37,36 +39,38 @@ def handed_out(program: HostProgram) -> list[tuple[str, Ref, bool]]:
 
 @dataclass
 class OneUnit:
-    """Batches that are a unit each, of which the member makes nothing: the arrays in the slot, as they
-    lie."""
+    """Batches that are a unit each, of which no record was skipped and the member makes nothing: the arrays
+    in the slot, as they lie. steps: of an epoch."""
 
     program: HostProgram
     orders: Mapping[Ref, Order]
+    layout: SlotLayout
+    steps: int
     _counts: dict[tuple[Ref, int], npt.NDArray[np.int32]] = field(
         default_factory=dict[tuple[Ref, int], npt.NDArray[np.int32]]
     )
 
     def __post_init__(self) -> None:
-        flows = self.program.flows
-        self._valid = [validity(flow) for flow in flows]
-        self._moved = [ref for flow in flows for ref in flow.moved if ref in self.program.roots]
-        self._reads = [
-            (read, identity(read), self.orders[read.result]) for flow in flows for read in flow.reads
-        ]
-        self._seeds = {read.result: read.seed for read, _, _ in self._reads}
+        flows, roots, rooms = self.program.flows, self.program.roots, self.layout.arrays
+        self._moved = [(ref, rooms[ref]) for flow in flows for ref in flow.moved if ref in roots]
+        self._reads = [(read, rooms[identity(read)]) for flow in flows for read in flow.reads]
+        self._seeds = {read.result: read.seed for read, _ in self._reads}
+        self._full, self._last = self._sizes(0), self._sizes(self.steps - 1)  # only the last may be short
 
-    def batch(self, views: Mapping[Ref, Array], epoch: int, step: int, number: int) -> HostBatch | None:
-        """The batch in a slot that `views` show; None where records in it were skipped."""
-        rows = self._reads[0][2].rows(step)
-        if not all(views[ref][0, :rows].all() for ref in self._valid):
-            return None
-        values = {ref: views[ref][0, :rows] for ref in self._moved}
+    def _sizes(self, step: int) -> tuple[int, list[int]]:
+        """Rows of the batch of `step`, and how many of them count, by load."""
+        orders = [self.orders[read.result] for read, _ in self._reads]
+        return orders[0].rows(step), [order.counted(step) for order in orders]
+
+    def batch(self, root: Any, epoch: int, step: int, number: int) -> HostBatch:
+        """The batch in the slot whose bytes are `root`."""
+        rows, counts = self._full if step < self.steps - 1 else self._last
+        values = {ref: _array(room, root, rows) for ref, room in self._moved}
         records: dict[Ref, npt.NDArray[np.int64]] = {}
         visits: list[Visit] = []
-        for read, ids, order in self._reads:
-            own = records[read.result] = views[ids][0, :rows].copy()
-            counted = order.counted(step)
-            visits.append(Visit(read.result, (), own[:counted], 0))
+        for (read, room), counted in zip(self._reads, counts, strict=True):
+            own = records[read.result] = np.ndarray(rows, room.dtype, root, room.offset).copy()
+            visits.append(Visit(read.result, (), own if counted == rows else own[:counted], 0))
             if read.count in self.program.roots:
                 values[read.count] = self._count(read.count, counted)
         return HostBatch(values, records, self._seeds, epoch, step, number, tuple(visits))
@@ -76,6 +80,13 @@ class OneUnit:
             self._counts[ref, counted] = np.asarray(counted, np.int32)
             self._counts[ref, counted].flags.writeable = False
         return self._counts[ref, counted]
+
+
+def _array(room: Room, root: Any, rows: int) -> Array:
+    """The first rows of a value's only copy."""
+    array: Array = np.ndarray((rows, *room.shape[2:]), room.dtype, root, room.offset)
+    array.setflags(write=False)
+    return array
 
 
 def is_one_unit(program: HostProgram, each: int) -> bool:

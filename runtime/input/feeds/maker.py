@@ -80,12 +80,13 @@ class UnitMaker:
     def place(self, unit: int) -> Place:
         return Place(*divmod(unit, self.epoch), self.order)
 
-    def make(self, epoch: int, step: int, moved: Mapping[Ref, Array]) -> int:
-        """Fill `moved` with unit `step` of `epoch`, in this thread; the records in it."""
+    def make(self, epoch: int, step: int, moved: Mapping[Ref, Array]) -> tuple[int, bool]:
+        """Fill `moved` with unit `step` of `epoch`, in this thread; the records in it, and whether some were
+        skipped."""
         builder = self._factory.batch(epoch * _WIDE + step)
         for task in builder.whole(moved):
             task()
-        return len(builder.states[0].rows)
+        return len(builder.states[0].rows), not all(state.valid.all() for state in builder.states)
 
     def alone(self, epoch: int, step: int) -> dict[Ref, Array]:
         """A unit in memory of this process."""
@@ -98,7 +99,8 @@ class UnitMaker:
 class MakerThreads:
     """The threads of a process that make units for all: one that looks for seats, and one for each seat.
 
-    gone: called when the last of them has ended. look: called every few seconds.
+    gone: called when the last of them has ended, but for those that were let go. look: called every few
+    seconds.
     """
 
     memory: FeedMemory
@@ -110,8 +112,11 @@ class MakerThreads:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _running: list[threading.Thread] = field(default_factory=list[threading.Thread])
     _alive: int = 0
+    _making: dict[int, int] = field(default_factory=dict[int, int])  # units, by the threads that make them
+    _let_go: set[int] = field(default_factory=set[int])  # threads
 
     def start(self) -> None:
+        """Errors: CP0928 where the system gives no thread."""
         self._begin(self._keep, "seats")
 
     def join(self, seconds: float) -> None:
@@ -120,12 +125,32 @@ class MakerThreads:
             if thread is not threading.current_thread():
                 thread.join(seconds)
 
+    def let_go(self) -> None:
+        """Who leaves does not wait for threads that still make units, since a function of the user's may hang
+        for ever: they write on to memory of this process alone, and others make the units anew. Raises
+        OSError where there is no memory for that."""
+        with self._lock:
+            for thread, unit in list(self._making.items()):
+                self.slots.detach(unit)
+                del self._making[thread]
+                self._let_go.add(thread)
+                self._alive -= 1
+            last = self._alive == 0
+        if last:
+            self.gone()
+
     def _begin(self, target: Callable[[], None], suffix: str) -> None:
         thread = threading.Thread(target=self._run, args=(target,), name=f"{self.name}-{suffix}", daemon=True)
         with self._lock:
             self._alive += 1
             self._running = [other for other in self._running if other.is_alive()] + [thread]
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            with self._lock:
+                self._alive -= 1
+                self._running.remove(thread)
+            fail("CP0928", f"a feed needs threads, and none can be started: {error}", "ulimit -u")
 
     def _run(self, target: Callable[[], None]) -> None:
         try:
@@ -136,8 +161,9 @@ class MakerThreads:
             LOG.warning("%s", error.diagnostics[0].message)
         finally:
             with self._lock:
-                self._alive -= 1
-                last = self._alive == 0
+                is_let_go = threading.get_ident() in self._let_go
+                self._alive -= not is_let_go
+                last = self._alive == 0 and not is_let_go
             if last:
                 self.gone()
 
@@ -151,31 +177,42 @@ class MakerThreads:
                 memory.sleep("seats", seen, SEATS_S)
                 with contextlib.suppress(CommplanError, OSError):  # it looks again
                     self.look()
-            else:
+                continue
+            try:
                 self._begin(lambda seat=seat: self._make_at(seat), f"maker-{seat}")
+            except CommplanError as error:  # another process has a thread for it, or this one later
+                memory.leave_seat(seat)
+                LOG.warning("%s", error.diagnostics[0].message)
+                memory.sleep("seats", memory.seen("seats"), SEATS_S)
 
     def _make_at(self, seat: int) -> None:
         """Make units as long as the seat is for this process."""
         memory = self.memory
         try:
             while not memory.stopped and memory.is_seat_fair():
-                seen = memory.seen("taken")
-                unit = memory.claim()
-                if unit is None:
-                    memory.sleep("taken", seen)
-                else:
+                unit = memory.claim_or_wait()
+                if unit is not None:
                     self._make(unit)
         finally:
             memory.leave_seat(seat)
 
     def _make(self, unit: int) -> None:
-        root, place, records, error = self.slots.memory(unit), self.maker.place(unit), 0, None
+        with self._lock:
+            if self.memory.stopped:
+                raise ClosedError
+            self._making[threading.get_ident()] = unit
+        root, place = self.slots.memory(unit), self.maker.place(unit)
+        records, spoiled, error = 0, True, None
         try:
-            records = self.maker.make(place.epoch, place.step, self.maker.layout.views(root, writable=True))
+            views = self.maker.layout.views(root, writable=True)
+            records, spoiled = self.maker.make(place.epoch, place.step, views)
         except BaseException as raised:  # noqa: BLE001  told to all who come to this unit
             error = raised
-        write_status(root, 0, place, error)
-        self.memory.made(unit, records)
+        with self._lock:
+            if self._making.pop(threading.get_ident(), None) is None:  # it was let go
+                raise ClosedError
+            write_status(root, 0, place, error)
+            self.memory.made(unit, records, spoiled=spoiled)
 
 
 def check_unit(root: Any, mine: Place, name: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import threading
@@ -24,7 +25,7 @@ import msgspec
 
 from commplan.diagnostics import fail
 from commplan.runtime.input.shm import futex
-from commplan.runtime.input.shm.segment import is_locked, lock_byte, lock_holder, unlock_byte
+from commplan.runtime.input.shm.locks import is_locked, lock_byte, lock_holder, unlock_byte
 from commplan.runtime.input.shm.shm_control import LOOK_S, fence
 from commplan.runtime.input.shm.slots import mapped, owner_of
 from commplan.runtime.input.wait_log import ClosedError
@@ -49,14 +50,31 @@ def _places(*names: str) -> dict[str, int]:
 
 
 _HEADER = _places(
-    "magic", "cores", "slots", "slot_nbytes", "next", "epoch", "unit", "readers", "facts", "compiled"
+    "magic",
+    "cores",
+    "slots",
+    "slot_nbytes",
+    "next",
+    "epoch",
+    "unit",
+    "readers",
+    "facts",
+    "compiled",
+    "awaited",
 )
 _MEMBER = _places(
     "state", "position", "wanted", "records", "pid", "idle_since", "since", "waited_ns", "armed", "batch",
     "alone", "process",
 )  # fmt: skip
 _PROCESS = _places("pid", "units", "records")
-_SLOT = _places("unit", "owner", "made")
+_SLOT = _places("unit", "owner", "made", "spoiled")
+# Where words lie that are read for every batch: `_Record.get` would cost more than all else of that.
+_AWAITED, _POSITION, _MADE, _SPOILED = (
+    _HEADER["awaited"], _MEMBER["position"], _SLOT["made"], _SLOT["spoiled"],
+)  # fmt: skip
+WANTED, RECORDS, IDLE_SINCE, WAITED_NS, ARMED = (
+    _MEMBER[name] for name in ("wanted", "records", "idle_since", "waited_ns", "armed")
+)
 # The bytes that are locked.
 _FEED, _MEMBER_LOCK, _PROCESS_LOCK, _SEAT_LOCK = 0, 16, 16 + MEMBERS, 16 + MEMBERS + PROCESSES
 
@@ -101,7 +119,7 @@ class FeedMemory:
             _Record(self._words(_SLOTS_AT + i * 64, len(_SLOT)), _SLOT) for i in range(MOST_SLOTS)
         ]
         self._bells = {name: ctypes.c_uint32.from_buffer(self._root, at) for name, at in _BELLS.items()}
-        self._lock, self._inside = threading.RLock(), False
+        self._lock, self._inside, self._closing = threading.RLock(), False, threading.Lock()
         self._seats: set[int] = set()
 
     def _words(self, offset: int, count: int) -> Words:
@@ -166,9 +184,10 @@ class FeedMemory:
 
     def close(self) -> None:
         """Let go of all locks. The memory goes with the last array that shows it."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        with self._closing:
+            descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     # --- locks ---
 
@@ -309,13 +328,25 @@ class FeedMemory:
 
     # --- units ---
 
-    @property
+    @functools.cached_property
     def slots(self) -> int:
         return self.header.get("slots")
 
     def least(self) -> int | None:
         """The first unit that is kept for a member; None where there is no member that holds any."""
         return min([self.members[member].get("position") for member in self.holding()], default=None)
+
+    def maker_of(self, unit: int) -> int | None:
+        """The pid of the process that makes `unit`; None where nobody does, or who did has died."""
+        words = self.slot_words[unit % self.slots]
+        while True:
+            owner = words.get("owner") - 1
+            if owner < 0 or words.get("unit") != unit + 1 or not self.process_lives(owner):
+                return None
+            pid = self.processes[owner].get("pid")
+            fence()
+            if words.get("owner") == owner + 1:  # else its place was taken by another meanwhile
+                return pid
 
     def claim(self) -> int | None:
         """The next unit to make, which is now this process's; None where there is none, for now."""
@@ -347,17 +378,23 @@ class FeedMemory:
         owner = words.get("owner") - 1
         return words.get("made") != words.get("unit") and owner >= 0 and self.process_lives(owner)
 
-    def made(self, unit: int, records: int) -> None:
-        """Unit `unit` lies in its slot."""
+    def made(self, unit: int, records: int, *, spoiled: bool) -> None:
+        """Unit `unit` lies in its slot. spoiled: its making failed, or records in it were skipped."""
+        own, slot = self.processes[self.process], self.slot_words[unit % self.slots]
+        slot.set("spoiled", int(spoiled))
         own = self.processes[self.process]
         own.set("units", own.get("units") + 1)
         own.set("records", own.get("records") + records)
         fence()
-        self.slot_words[unit % self.slots].set("made", unit + 1)
+        slot.set("made", unit + 1)
         self.ring("made")
 
     def is_made(self, unit: int) -> bool:
-        return self.slot_words[unit % self.slots].get("made") == unit + 1
+        return self.slot_words[unit % self.slots].words[_MADE] == unit + 1
+
+    def is_spoiled(self, unit: int) -> bool:
+        """Of one that is made: whether it has to be looked at."""
+        return self.slot_words[unit % self.slots].words[_SPOILED] != 0
 
     def is_kept(self, unit: int) -> bool:
         """Whether a member that begins to hold `unit` now will find it (under the feed's lock)."""
@@ -371,15 +408,41 @@ class FeedMemory:
 
     def pass_on(self, member: int, upto: int) -> None:
         """`member` has let go of units before `upto`."""
-        words = self.members[member]
-        before = words.get("position")
+        words = self.members[member].words
+        before = words[_POSITION]
         fence()
-        words.set("position", upto)
-        fence()
+        words[_POSITION] = upto
+        fence()  # of it and who says that room is awaited, one at least sees the other
+        if not self.header.words[_AWAITED]:
+            return
         if all(other.get("position") > before for other in self.members if other.get("state") == HOLDS):
+            self.header.set("awaited", 0)
             self.ring("taken")
 
     # --- waiting ---
+
+    def claim_or_wait(self) -> int | None:
+        """The next unit to make, else None, after a while in which there was none."""
+        seen = self.seen("taken")
+        unit = self.claim()
+        if unit is not None:
+            return unit
+        self.header.set("awaited", 1)
+        fence()
+        unit = self.claim()  # what was let go of before, nobody will tell
+        if unit is None:
+            self.sleep("taken", seen)
+        return unit
+
+    def await_made(self, unit: int, seconds: float) -> bool:
+        """Whether `unit` is made, after one sleep of so many seconds at most where it is not yet."""
+        bell = self._bells["made"]
+        seen = bell.value
+        fence()
+        if not self.is_made(unit):
+            futex.wait(bell, seen, seconds)
+        fence()
+        return self.is_made(unit)
 
     def ring(self, *names: str) -> None:
         """Wake all who wait for one of `names`."""
@@ -417,13 +480,13 @@ class FeedMemory:
 class _Record:
     """Some words by name. at: where each lies."""
 
-    __slots__ = ("_at", "_words")
+    __slots__ = ("_at", "words")
 
     def __init__(self, words: Words, at: Mapping[str, int]) -> None:
-        self._words, self._at = words, at
+        self.words, self._at = words, at
 
     def get(self, name: str) -> int:
-        return self._words[self._at[name]]
+        return self.words[self._at[name]]
 
     def set(self, name: str, value: int) -> None:
-        self._words[self._at[name]] = value
+        self.words[self._at[name]] = value

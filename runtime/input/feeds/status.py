@@ -79,10 +79,9 @@ def _waits_for(memory: FeedMemory, member: int, alive: Sequence[int]) -> str:
     wanted = memory.members[member].get("wanted") - 1
     if wanted < 0:
         return ""
-    slot = memory.slot_words[wanted % memory.slots]
-    owner = slot.get("owner") - 1  # less than 0 while one that has died is followed by another
-    if slot.get("unit") == wanted + 1 and owner >= 0:
-        return f"process {memory.processes[owner].get('pid')}, which makes the next unit"
+    pid = memory.maker_of(wanted)
+    if pid is not None:
+        return f"process {pid}, which makes the next unit"
     held = [other for other in alive if memory.members[other].get("state") == HOLDS]
     slowest = min(held, key=lambda other: memory.members[other].get("position"), default=member)
     behind = (wanted - memory.members[slowest].get("position")) * memory.header.get("unit")

@@ -9,10 +9,8 @@ def waits_for(memory: FeedMemory, unit: int) -> tuple[str, str]:
     """Whom a member that waits for `unit` waits for, and how that one is."""
     from commplan.recorder.blame import process_state  # noqa: PLC0415  loaded where a wait is long
 
-    words = memory.slot_words[unit % memory.slots]
-    owner = words.get("owner") - 1  # less than 0 while one that has died is followed by another
-    if words.get("unit") == unit + 1 and owner >= 0:
-        pid = memory.processes[owner].get("pid")
+    pid = memory.maker_of(unit)
+    if pid is not None:
         return f"process {pid}, which makes it", f": it is {process_state(pid)}"
     slowest = slowest_of(memory, unit)
     if slowest is None:

@@ -33,18 +33,14 @@ def _number() -> int | None:
 
 def _call(number: int, word: ctypes.c_uint32, operation: int, value: int, wait: _Timespec | None) -> int:
     """The system call; the interpreter lock is free meanwhile. Returns -1 on any error."""
-    return _LIBC.syscall(
-        ctypes.c_long(number),
-        ctypes.byref(word),
-        ctypes.c_int(operation),
-        ctypes.c_uint32(value),
-        ctypes.byref(wait) if wait is not None else None,
-        None,
-        ctypes.c_int(0),
-    )
+    return _SYSCALL(number, ctypes.byref(word), operation, value, wait, None, 0)
 
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_SYSCALL = ctypes.CDLL(None, use_errno=True).syscall
+_SYSCALL.argtypes = (
+    ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(_Timespec), ctypes.c_void_p,
+    ctypes.c_int,
+)  # fmt: skip
 _FUTEX = _number()
 
 
@@ -53,7 +49,8 @@ def wait(word: ctypes.c_uint32, seen: int, seconds: float, *, futex: bool = True
     if word.value != seen:
         return
     if _FUTEX is not None and futex:
-        _call(_FUTEX, word, _WAIT, seen, _Timespec(int(seconds), int(seconds % 1 * 1e9)))
+        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+        _SYSCALL(_FUTEX, ctypes.byref(word), _WAIT, seen, limit, None, 0)
         return
     until, sleep = time.monotonic() + seconds, _SLEEP_FIRST
     while word.value == seen and time.monotonic() < until:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
 import mmap
 import os
 import struct
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from commplan.diagnostics import Span, fail
 from commplan.runtime.input import wait_log
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.arena import allocate
+from commplan.runtime.input.shm.locks import is_locked, lock_byte, lock_holder
 from commplan.runtime.input.wait_log import LOG, WaitReporter
 from commplan.wait import Wait, until
 
@@ -33,10 +32,6 @@ _REFUSED_AT = 68  # a word: the process that will not join, and the facts that i
 _FACTS_AT, _EACH_FACT = 512, 8  # bytes of a digest of each: a word
 _MAKER = 0  # the byte that the maker locks while the file has a name; every process locks another one
 _POLL_S = 0.01  # seconds between looks for a file that another process will make
-
-# struct flock of fcntl(2): type, whence, start, length, process
-_LINUX = sys.platform.startswith("linux")
-_FLOCK = "hhqqi" if _LINUX else "qqihh"
 
 
 class Blame(NamedTuple):
@@ -53,16 +48,6 @@ class Blame(NamedTuple):
 # Names that this process has made or found, until they are removed: it must not take them for a dead maker's,
 # for of its own locks the kernel says nothing, and closing any descriptor of a file lets go of them.
 _MINE: set[Path] = set()
-
-
-def default_folder() -> Path:
-    """Memory where there is a file system of it."""
-    memory = Path("/dev/shm")
-    if memory.is_dir() and os.access(memory, os.W_OK):
-        return memory
-    import tempfile  # noqa: PLC0415  takes memory that few processes need
-
-    return Path(tempfile.gettempdir())
 
 
 @dataclass
@@ -91,7 +76,7 @@ class Segment:
         """The number of the system's process that joined as `process`; 0 where the kernel does not say."""
         if self.descriptor < 0:
             return 0
-        return max(0, _asked(self.descriptor, 1 + process)[4 if _LINUX else 2])
+        return lock_holder(self.descriptor, 1 + process)
 
     def maker_lives(self) -> bool:
         """Asked by the others."""
@@ -126,42 +111,6 @@ class Segment:
             os.close(self.descriptor)
             self.descriptor = -1
             _MINE.discard(self.path)
-
-
-def _flock(kind: int, byte: int) -> bytes:
-    if _LINUX:
-        return struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0)
-    return struct.pack(_FLOCK, byte, 1, 0, kind, os.SEEK_SET)
-
-
-def is_locked(descriptor: int, byte: int) -> bool:
-    """Whether another process holds the lock on `byte`."""
-    return _asked(descriptor, byte)[0 if _LINUX else 3] != fcntl.F_UNLCK
-
-
-def unlock_byte(descriptor: int, byte: int) -> None:
-    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)
-
-
-def lock_holder(descriptor: int, byte: int) -> int:
-    """The number of the other process that holds the lock on `byte`; 0 where none does."""
-    answer = _asked(descriptor, byte)
-    return max(0, answer[4 if _LINUX else 2]) if answer[0 if _LINUX else 3] != fcntl.F_UNLCK else 0
-
-
-def _asked(descriptor: int, byte: int) -> tuple[int, ...]:
-    """What the kernel says of the lock on `byte` (see `_FLOCK`)."""
-    answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _flock(fcntl.F_WRLCK, byte))
-    return struct.unpack(_FLOCK, answer)
-
-
-def lock_byte(descriptor: int, byte: int) -> bool:
-    """Lock `byte` until this process ends or closes the file; False where another process has it."""
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-    except OSError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,15 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from commplan.runtime.input.shm import futex
-from commplan.runtime.input.shm.segment import Segment
 from commplan.runtime.input.shm.slot_layout import PAGE
 from commplan.runtime.input.wait_log import ClosedError
 from commplan.wait import Wait, attended, until
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.shm.segment import Segment
 
 LOOK_S = 0.25  # how often a waiting process looks whether its peers live
 ABSENT, JOINED, LEFT = 0, 1, 2

@@ -6,13 +6,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.runtime.input.group import Group
-from commplan.runtime.input.shm.segment import Blame
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.group import Group
+    from commplan.runtime.input.shm.segment import Blame
 
 ROOM = 1024  # bytes of a note
 _HEAD = struct.Struct("<IIQQ")  # bytes of text that follow, order, epoch, step

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from commplan.diagnostics import fail
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = (
@@ -49,6 +51,13 @@ def mapped(nbytes: int, flags: int, descriptor: int, offset: int) -> int:
     if address is None or address == _NOWHERE:
         raise OSError(ctypes.get_errno(), "memory cannot be mapped")
     return address
+
+
+def give_back_freed() -> None:
+    """Let the system have what was freed and lies in the C library's heap: a megabyte, where modules were
+    just loaded."""
+    if hasattr(_LIBC, "malloc_trim"):  # glibc
+        _LIBC.malloc_trim(0)
 
 
 def owner_of(address: int, nbytes: int, pinning: Pinning | None = None) -> Root:
@@ -139,6 +148,13 @@ class Slots:
         self._loans[number] = loan
         return root
 
+    def recall_before(self, number: int) -> None:
+        """Take back the slots of all batches before `number`."""
+        if min(self._loans, default=number) < number:
+            for old in self.lent():
+                if old < number:
+                    self.recall(old)
+
     def lent(self) -> list[int]:
         """Batches that are lent now."""
         return sorted(self._loans)
@@ -149,7 +165,8 @@ class Slots:
             self.returned(loan.number)
 
     def recall(self, number: int) -> None:
-        """Take the slot of batch `number` back: what shows it keeps its content, as private memory."""
+        """Take the slot of batch `number` back: what shows it keeps its content, as private memory. Errors:
+        CP0923 where there is none; the slot is lent as before."""
         loan = self._loans.pop(number, None)
         if loan is None:
             return
@@ -157,12 +174,25 @@ class Slots:
         if root is not None:
             if self.pinning is not None:  # the copies from it are over: their arrays were handed out
                 self.pinning.unpin(ctypes.addressof(loan.owner))
-            copy_on_recall(ctypes.addressof(loan.owner), self.nbytes)
+            try:
+                self.detach(number)
+            except OSError as error:
+                self._loans[number] = loan
+                fail(
+                    "CP0923",
+                    f"{self.nbytes} bytes for a batch that is still shown cannot be had: {error.strerror}",
+                    "let go of batches sooner, or make them smaller",
+                )
             self._owners[number % self.count] = self._fresh(number % self.count)
         self.returned(number)
 
+    def detach(self, number: int) -> None:
+        """The slot of batch `number` is private memory in this process from now on, with the same content:
+        whoever writes to it here writes to that. Raises OSError."""
+        copy_on_recall(ctypes.addressof(self.memory(number)), self.nbytes)
+
     def close(self) -> None:
-        """Recall all, and let go of the mappings that nobody shows."""
+        """Recall all, and let go of the mappings that nobody shows. Errors: as `recall`."""
         for number in self.lent():
             self.recall(number)
         self._owners = []
@@ -178,7 +208,7 @@ class CompletionCounter:
 
     advance: Callable[[int], None]  # is told the first number that is not back
     upto: int = 0
-    after: Callable[[int], int] = lambda number: number + 1  # the number behind one: some never come
+    after: Callable[[int], int] | None = None  # the number behind one, where some never come
     _back: set[int] = field(default_factory=set[int])
     _new: deque[int] = field(default_factory=deque[int])
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -192,11 +222,11 @@ class CompletionCounter:
                 self._lock.release()
 
     def _settle(self) -> None:
-        start = self.upto
+        start, after = self.upto, self.after
         while self._new:
             self._back.add(self._new.popleft())
         while self.upto in self._back:
             self._back.remove(self.upto)
-            self.upto = self.after(self.upto)
+            self.upto = self.upto + 1 if after is None else after(self.upto)
         if self.upto > start:
             self.advance(self.upto)

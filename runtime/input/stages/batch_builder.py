@@ -18,9 +18,19 @@ from commplan.ir.types import ArrayType
 from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState, HostBatch, Visit, compact, count, layout
 from commplan.runtime.input.layout import Array, Bools, Fresh, agrees, aligned, blocks, read_only
-from commplan.runtime.input.program import FIRST, Coords, EpochCursor, Flow, HostProgram, identity, validity
+from commplan.runtime.input.program import (
+    FIRST,
+    Coords,
+    EpochCursor,
+    Flow,
+    HostOp,
+    HostProgram,
+    identity,
+    validity,
+)
 from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources.record_convert import numpy_dtype
+from commplan.runtime.input.stages.chained import Chained
 from commplan.runtime.input.stages.records import Place, Record, Stage
 
 if TYPE_CHECKING:
@@ -61,6 +71,34 @@ class BatchFactory:
         batch = self.batch(number)
         for task in batch.parts((process,)):
             task()
+
+    def chained(self, flow: Flow, before: bool) -> frozenset[Ref]:
+        """Results of host functions that go to one other function and nowhere else, record by record."""
+        key = (flow.reads[0].result, before)
+        if key not in self._known:
+            ops = flow.before if before else flow.after
+            kept = {*flow.moved, *self.roots(flow)}
+            takers: dict[Ref, list[HostOp]] = {}
+            for op in flow.ops:
+                for ref in operands(op):
+                    takers.setdefault(ref, []).append(op)
+            self._known[key] = frozenset(
+                ref
+                for op in ops
+                if isinstance(op, Map) and len(results(op)) == 1
+                for ref in results(op)
+                if ref not in kept and self._is_taken_once(ref, takers.get(ref, []), ops)
+            )
+        return self._known[key]
+
+    def _is_taken_once(self, ref: Ref, takers: Sequence[HostOp], ops: Sequence[HostOp]) -> bool:
+        copies = self.program.copies
+        return (
+            len(takers) == 1
+            and isinstance(takers[0], Map)
+            and takers[0] in ops
+            and copies[results(takers[0])[0]] == copies[ref]
+        )
 
     # --- one batch ---
 
@@ -246,7 +284,10 @@ class BatchBuilder:
             ref: [(coords, array[low:high]) for coords, array in self._targets(state, ref, before)]
             for ref in (flow.moved if before else state.arrays)
         }
-        for op in flow.before if before else flow.after:
+        ops = flow.before if before else flow.after
+        rooms = self._rooms(ops, targets)
+        chained = self.maker.chained(flow, before)
+        for op in ops:
             names = [ref for ref in results(op) if ref in program.elements]
             axes = program.copies[names[0]]
             computed.update({ref: {} for ref in names})
@@ -257,9 +298,9 @@ class BatchBuilder:
                 if isinstance(op, Share):
                     computed[op.result][coords] = inputs[0]
                     continue
-                rows = [next((a for c, a in targets.get(ref, ()) if c == coords), None) for ref in names]
+                rows = [next((a for c, a in rooms.get(ref, ()) if c == coords), None) for ref in names]
                 named = dict(zip(axes, coords, strict=True))
-                columns = self._run(state, op, named, low, high, inputs, rows)
+                columns = self._run(state, op, named, low, high, inputs, rows, ahead=names[0] in chained)
                 for ref, column in zip(names, columns, strict=True):
                     computed[ref][coords] = column
         for ref, copies in targets.items():
@@ -267,6 +308,16 @@ class BatchBuilder:
             with self.maker.meter.working(key):
                 for coords, array in copies:
                     _fill(array, computed[ref][coords])
+
+    def _rooms(
+        self, ops: Sequence[HostOp], targets: Mapping[Ref, list[tuple[Coords, Array]]]
+    ) -> dict[Ref, list[tuple[Coords, Array]]]:
+        """`targets`, and those of what is shared for what it is made of: it is written there at once."""
+        rooms, copies = dict(targets), self.maker.program.copies
+        for op in reversed(ops):
+            if isinstance(op, Share) and op.result in rooms and copies[op.operand] == copies[op.result]:
+                rooms.setdefault(op.operand, rooms[op.result])
+        return rooms
 
     def _targets(self, state: FlowState, ref: Ref, before: bool) -> list[tuple[Coords, Array]]:
         """Where the rows of a value go: parts of the shared slot, or of the batch; of each part, which copy
@@ -285,8 +336,9 @@ class BatchBuilder:
 
     def _run(
         self, state: FlowState, op: Read | Map, coords: Mapping[str, int], low: int, high: int,
-        inputs: list[Sequence[Record]], targets: list[Array | None],
+        inputs: list[Sequence[Record]], targets: list[Array | None], *, ahead: bool,
     ) -> list[Sequence[Record]]:  # fmt: skip
+        """The results of `op`. ahead: each is made when it is asked for, by the one stage that takes it."""
         program = self.maker.program
         read = op if isinstance(op, Read) else state.flow.reads[0]
         records = state.records[read.result, tuple(coords[axis] for axis in read.per)]
@@ -295,7 +347,10 @@ class BatchBuilder:
         valid = before.copy()
         member = program.member(op.per, coords) if isinstance(op, Map) and op.per else -1
         place = Place(self.epoch, self.step, member)
-        out = self.maker.stages[results(op)[0]].run(place, records[low:high].tolist(), inputs, valid, targets)
+        stage, numbers = self.maker.stages[results(op)[0]], records[low:high].tolist()
+        if ahead:
+            return [Chained(stage, place, numbers, inputs)]
+        out = stage.run(place, numbers, inputs, valid, targets)
         for failed in np.flatnonzero(before & ~valid):
             state.valid[chosen, low + failed] = False
         return out

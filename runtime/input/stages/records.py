@@ -25,6 +25,7 @@ from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched
 from commplan.runtime.input.sources.record_convert import Element, UnlikeError, numpy_dtype, plain
+from commplan.runtime.input.stages.chained import SkippedError, account
 from commplan.runtime.input.stages.declared import declared
 
 _FRAMES = 6  # of a stack, the innermost ones
@@ -55,6 +56,10 @@ def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Rec
     hold it. Read-only, because a value may be the operand of several stages and members. Raises
     UnlikeError.
     """
+    if type(value) is np.ndarray and isinstance(element, ArrayType):  # mostly
+        array = cast("np.ndarray[Any, Any]", value)
+        if array.dtype == dtype and array.shape == element.shape:
+            return read_only(array)
     if isinstance(element, BytesType):
         if isinstance(value, bytes):
             return value
@@ -70,9 +75,7 @@ def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Rec
     array = np.asarray(value)
     if array.shape != element.shape or array.dtype != dtype:
         raise UnlikeError(_described(array))
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    return read_only(array)
 
 
 def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Record:
@@ -133,14 +136,18 @@ class Stage:
             _column(len(records), element, dtype, target)
             for element, dtype, target in zip(self.elements, self.dtypes, targets, strict=True)
         ]
-        start, done, moved, skipped = thread_cpu(), 0, 0, 0
+        start, done, skipped = thread_cpu(), 0, 0
         fetched, failure = self._fetched(records, valid)
         for row, record in enumerate(records):
             if not valid[row]:
                 continue
-            given = [fetched.pop(record)] if record in fetched else [column[row] for column in operands]
             try:
-                out = self._one(place, record, given)
+                given = [fetched.pop(record)] if record in fetched else [column[row] for column in operands]
+            except SkippedError:
+                valid[row] = False
+                continue
+            try:
+                out = self.one(place, record, given)
             except CommplanError:
                 if not self.skip:
                     raise
@@ -150,14 +157,14 @@ class Stage:
             done += 1
             for column, value in zip(columns, out, strict=True):
                 column[row] = value
-                moved += files.nbytes(value)
         if failure and done and not skipped:
             self._warn(failure)
         if done < len(records):
             for column in columns:
                 if isinstance(column, np.ndarray):
                     column[~valid] = 0  # no batch shows stale memory
-        cpu = thread_cpu() - start
+        cpu = account(operands, thread_cpu() - start)
+        moved = sum(_nbytes(column, done) for column in columns)
         self.meter.add(
             self.key, cpu_s=cpu.both_s, system_s=cpu.system_s, records=done, nbytes=moved, skipped=skipped
         )
@@ -199,7 +206,8 @@ class Stage:
         message = f"`__getitems__` of source `{source}` fails, and its records are fetched one by one"
         warnings.warn(f"{message}: {failure}", RuntimeWarning, stacklevel=2)
 
-    def _one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
+    def one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
+        """The results for one record, checked."""
         out = self._called(place, record, arguments)
         if len(self.elements) == 1:
             return (self._checked(record, 0, out),)
@@ -296,6 +304,11 @@ def _column(
     if isinstance(element, ArrayType) and dtype is not None:
         return np.empty((rows, *element.shape), dtype)
     return [None] * rows
+
+
+def _nbytes(column: list[Record] | np.ndarray[Any, Any], done: int) -> int:
+    """Of the records in a column, `done` of them."""
+    return done * column[:1].nbytes if isinstance(column, np.ndarray) else sum(map(files.nbytes, column))
 
 
 def _sealed(column: list[Record] | np.ndarray[Any, Any]) -> Sequence[Record]:

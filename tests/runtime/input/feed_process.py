@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import zlib
 from typing import Any
@@ -40,7 +41,8 @@ each step {{
 }}
 """
 DEFAULTS = {"batch": 4, "visit": "exactly_once", "tail": "", "hints": ""}
-STATE = {"decoded": 0, "die_at": 0, "bad": -1}
+STATE = {"decoded": 0, "die_at": 0, "bad": -1, "hangs": -1}
+HANG = [threading.Event(), threading.Event()]  # a function hangs; it goes on
 
 
 def text(**options: Any) -> str:
@@ -57,6 +59,9 @@ def decode(number: Any) -> tuple[Any, Any]:
         os.kill(os.getpid(), 9)
     if number == STATE["bad"]:
         raise ValueError("truncated")
+    if number == STATE["hangs"]:
+        HANG[0].set()
+        HANG[1].wait()
     return np.full((12, 12), number % 200, np.uint8), np.int64(number)
 
 

@@ -56,11 +56,12 @@ def test_a_batch_shows_the_memory_that_all_see(feed_name: str) -> None:
         np.testing.assert_array_equal(arrays["pixels"], others[-1]["pixels"])
 
 
+@pytest.mark.parametrize("batch", [12, 24])  # of three units, and of more than there are slots
 @pytest.mark.parametrize("tail", ["", "tail short"])
-def test_a_batch_of_its_own_is_several_units(feed_name: str, tail: str) -> None:
+def test_a_batch_of_its_own_is_several_units(feed_name: str, tail: str, batch: int) -> None:
     plan = text(tail=tail)
-    with joined(feed_name, plan) as small, joined(feed_name, plan, batch=12) as large:
-        assert (small.steps, large.steps) == (7, 3)
+    with joined(feed_name, plan) as small, joined(feed_name, plan, batch=batch) as large:
+        assert (small.steps, large.steps) == (7, -(-28 // batch))
         given: dict[int, list[Any]] = {0: [], 1: []}
         for _ in range(2):
             threads = [
@@ -71,12 +72,12 @@ def test_a_batch_of_its_own_is_several_units(feed_name: str, tail: str) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-        for batch in given[1]:
-            assert len(batch["labels"]) == 12 or tail
-        whole = expected(1, batch=12, epochs=2, tail=tail)
-        for batch, other in zip(given[1], whole, strict=True):
-            np.testing.assert_array_equal(batch["labels"], other["labels"])
-            np.testing.assert_array_equal(batch["n"], other["n"])
+        for taken in given[1]:
+            assert len(taken["labels"]) == batch or tail
+        whole = expected(1, batch=batch, epochs=2, tail=tail)
+        for taken, other in zip(given[1], whole, strict=True):
+            np.testing.assert_array_equal(taken["labels"], other["labels"])
+            np.testing.assert_array_equal(taken["n"], other["n"])
         with pytest.raises(CommplanError) as error:
             joined(feed_name, plan, batch=6)
         assert code(error) == "CP0931"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -21,6 +22,11 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input.feeds import attachment, directory, maker, status
 from commplan.runtime.input.feeds.feed import Feed
 from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.shm.slots import Slots
+
+
+def without_memory(*_: object) -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
 def test_a_member_that_is_closed_waits_no_longer(feed_name: str) -> None:
@@ -46,7 +52,8 @@ def test_a_member_that_is_closed_waits_no_longer(feed_name: str) -> None:
 def test_who_joins_again_waits_for_what_its_threads_still_make(
     feed_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They close the file at their end, and the kernel lets go of all locks of the process then."""
+    """They close the file at their end, and the kernel lets go of all locks of the process then: where
+    there is no memory for them to go on in."""
     begun, go_on = threading.Event(), threading.Event()
 
     def held(number: Any) -> Any:
@@ -60,7 +67,9 @@ def test_who_joins_again_waits_for_what_its_threads_still_make(
     first = joined(feed_name, functions=functions)
     iter(first)
     assert begun.wait(20)
-    first.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "detach", without_memory)
+        first.close()
     assert feed_name not in [feed.name for feed in status.feeds()]
     with pytest.raises(CommplanError) as error:
         joined(feed_name, functions=functions)
@@ -164,7 +173,7 @@ def saved_of(member: Member) -> dict[str, int]:
 
 
 def test_a_lock_that_is_taken_twice_is_held_to_the_end(feed_name: str) -> None:
-    look = "import os, sys; from commplan.runtime.input.shm.segment import is_locked\n"
+    look = "import os, sys; from commplan.runtime.input.shm.locks import is_locked\n"
     look += "print(is_locked(os.open(sys.argv[1], os.O_RDWR), 0))"
     with joined(feed_name) as one:
         memory = one._memory
@@ -189,13 +198,13 @@ def test_the_last_member_may_leave_while_a_unit_is_claimed(
 
 
 def test_a_record_that_fails_is_told_to_all(feed_name: str) -> None:
-    feed_process.STATE["bad"] = 11
+    feed_process.STATE["bad"] = 22
     try:
         with joined(feed_name) as one, joined(feed_name) as two:
             for feed in (one, two):
                 with pytest.raises(CommplanError) as error:
                     list(feed)
-                assert "truncated" in str(error.value) and "record 11" in str(error.value)
+                assert "truncated" in str(error.value) and "record 22" in str(error.value)
     finally:
         feed_process.STATE["bad"] = -1
 
@@ -205,7 +214,7 @@ def test_a_function_that_would_end_the_process_is_told_to_all(
     feed_name: str, error_type: type[BaseException]
 ) -> None:
     def leaving(number: Any) -> Any:
-        if number == 11:
+        if number == 22:
             raise error_type(3)
         return decode(number)
 

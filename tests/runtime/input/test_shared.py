@@ -22,7 +22,7 @@ from commplan.diagnostics import CommplanError, Span
 from commplan.runtime.input import wait_log
 from commplan.runtime.input.group import group
 from commplan.runtime.input.iterator import PhaseBatches
-from commplan.runtime.input.shm import segment
+from commplan.runtime.input.shm import locks, segment
 
 BLAME = segment.Blame("share pixels via all_shared", Span(1, 1, 1, 2), "tested.plan")
 SLOW_S = 0.05  # between the steps of those that are ended: an epoch takes half a minute
@@ -314,9 +314,9 @@ def test_a_run_id_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_memory_that_is_not_there_is_an_error_and_no_crash() -> None:
     with pytest.raises(CommplanError) as error:
-        segment.opened(wanted(segment.default_folder(), "commplan-0-huge-", 1 << 50), 0)
+        segment.opened(wanted(locks.default_folder(), "commplan-0-huge-", 1 << 50), 0)
     assert error.value.diagnostics[0].code == "CP0923"
-    assert not list(segment.default_folder().glob("commplan-0-huge-*"))
+    assert not list(locks.default_folder().glob("commplan-0-huge-*"))
 
 
 @pytest.mark.parametrize("nameless", [True, False])
@@ -369,4 +369,4 @@ def test_groups_that_cannot_be(run: Any, index: int, count: int) -> None:
 
 
 def test_the_default_folder_is_memory_where_there_is_one() -> None:
-    assert segment.default_folder() == SHARED if SHARED.is_dir() else segment.default_folder().is_dir()
+    assert locks.default_folder() == SHARED if SHARED.is_dir() else locks.default_folder().is_dir()

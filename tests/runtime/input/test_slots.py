@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commplan.diagnostics import CommplanError
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.input.shm import slots as _slots
 from commplan.runtime.input.shm.slots import CompletionCounter, Slots
@@ -147,7 +148,7 @@ def test_pages_that_cannot_be_exchanged_are_an_error(slots: Slots, monkeypatch: 
     fill(slots, 0, 3)
     array = view(slots.lend(0))
     monkeypatch.setattr(_slots, "_MOVE_TO", 1 << 30)  # flags that mremap(2) does not know
-    with pytest.raises(OSError, match="exchanged"):
+    with pytest.raises(CommplanError, match="exchanged"):
         slots.recall(0)
     assert (array == 3).all()
 

@@ -1,0 +1,42 @@
+"""The schedule of a member whose batches are some units each."""
+
+from __future__ import annotations
+
+import msgspec
+
+from commplan.diagnostics import fail
+from commplan.input.rates import rates
+from commplan.ir.schedule import Op, Read, Schedule
+from commplan.runtime.input.multirate.schedule import OWN, ClockPlan, batches
+
+
+def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:
+    """Units of a batch of `member`. Errors: CP0931 for a batch that is no multiple of the unit."""
+    own = plan.rates.batches[member] if batch is None else batch
+    if not hasattr(own, "__index__") or own < 1 or own % unit:
+        fail(
+            "CP0931",
+            f"a batch of {own!r} records is no multiple of the feed's unit of {unit}",
+            f"such as batch={2 * unit}; a smaller batch in the plan makes a smaller unit",
+            file=plan.schedule.file,
+        )
+    return own // unit
+
+
+def of_member(plan: ClockPlan, member: int, each: int) -> Schedule:
+    """The schedule of a member whose batches are `each` units."""
+    schedule = plan.member(member)
+    given = {op.result: op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)}
+
+    def rebatched(op: Op) -> Op:
+        if not isinstance(op, Read):
+            return op
+        own = given.get(op.result) or given[op.result.removesuffix(OWN)]
+        unit = rates(batches(own, plan.clock, plan.schedule)).unit
+        return msgspec.structs.replace(op, batch=(unit * each,))
+
+    phases = tuple(
+        msgspec.structs.replace(p, ops=tuple(rebatched(op) for op in p.ops)) if p.name == plan.phase else p
+        for p in schedule.phases
+    )
+    return msgspec.structs.replace(schedule, phases=phases)

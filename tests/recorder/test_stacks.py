@@ -1,0 +1,76 @@
+"""What a process does in Python, asked from outside by a signal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from commplan.recorder.file import path_of, read_records
+from commplan.recorder.stacks import main_stack, stacks
+
+PROGRAM = """
+import re, signal, sys, threading, time
+from commplan.recorder.file import start_recording
+def backtrack():
+    re.match("(a+)+$", "a" * 40 + "b")  # for years, in C, with the interpreter's lock
+def rest():
+    time.sleep(600)
+if sys.argv[1] == "own":
+    signal.signal(signal.SIGRTMIN + 11, lambda *_: None)
+assert start_recording("5f0c", "p", 0, 1)
+threading.Thread(target=rest, daemon=True).start()
+print("ready", flush=True)
+{"c": backtrack}.get(sys.argv[1], rest)()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def started(request: pytest.FixtureRequest) -> Generator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, request.param], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("started", ["c"], indirect=True)
+def test_a_process_in_c_that_keeps_the_lock_is_asked(started: subprocess.Popen[str]):
+    record = path_of("5f0c", 0)
+    main, *others = stacks(record)
+    while "match" not in main[0] or not others[0][0].endswith(" in rest"):  # it has yet to come there
+        main, *others = stacks(record)
+    assert [frame.rpartition(" in ")[2] for frame in main] == ["match", "backtrack", "<module>"]
+    assert main_stack(record).startswith(main[0])
+    (read,) = read_records([str(record)])  # what stands behind it is no part of it
+    assert read.rank == 0 and started.poll() is None
+
+
+@pytest.mark.parametrize("started", ["sleep"], indirect=True)
+def test_who_is_stopped_or_another_process_is_not_asked(started: subprocess.Popen[str], place: Path):
+    record = path_of("5f0c", 0)
+    with subprocess.Popen(["sleep", "600"]) as other:
+        known = record.read_bytes()
+        copy = place / "copy.rec"  # of a process that has ended, whose number another one has now
+        copy.write_bytes(known.replace(started.pid.to_bytes(8, "little"), other.pid.to_bytes(8, "little"), 1))
+        assert stacks(copy) == [] and other.poll() is None
+        other.kill()
+    started.send_signal(signal.SIGSTOP)
+    assert stacks(record) == []
+    assert stacks(place / "none.rec") == []
+
+
+@pytest.mark.parametrize("started", ["own"], indirect=True)
+def test_a_program_that_uses_the_signal_keeps_it(started: subprocess.Popen[str]):
+    assert stacks(path_of("5f0c", 0)) == []

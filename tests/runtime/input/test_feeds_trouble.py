@@ -1,0 +1,167 @@
+"""Feeds where a function hangs, memory or threads are lacking, or a collector comes at the wrong moment."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import feed_process
+import numpy as np
+import pytest
+from feed_members import Member, joined
+from feed_process import text
+from multirate_plans import code
+from test_feeds_lifetime import without_memory
+
+from commplan.diagnostics import CommplanError
+from commplan.runtime.input.feeds import attachment, maker
+from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.shm.slots import Slots
+
+# pyright: reportPrivateUsage=false
+
+
+@pytest.fixture
+def hanging() -> Iterator[tuple[threading.Event, threading.Event]]:
+    """`decode` hangs at record 11, from when the first event is set to when the second one is."""
+    hung, go_on = feed_process.HANG
+    hung.clear()
+    go_on.clear()
+    feed_process.STATE["hangs"] = 11
+    yield hung, go_on
+    feed_process.STATE["hangs"] = -1
+    go_on.set()
+
+
+def makers_of(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(f"commplan-{name}-maker")]
+
+
+def test_a_function_that_hangs_in_one_that_has_left_holds_nobody(
+    feed_name: str, monkeypatch: pytest.MonkeyPatch, hanging: tuple[threading.Event, threading.Event]
+) -> None:
+    hung, go_on = hanging
+    monkeypatch.setattr(attachment, "_END_S", 0.05)
+    here = joined(feed_name)
+    iter(here)
+    assert hung.wait(20)
+    other = Member(feed_name, epochs=2, member=1, state=here.state(), timeout=20.0)
+    other.until("joined")
+    kept = makers_of(feed_name)
+    here.close()
+    other.finish()
+    other.check_epochs(range(2))
+    feed_process.STATE["hangs"] = -1
+    with joined(feed_name) as again:  # while that thread still hangs
+        assert len(list(again)) == 7
+        assert any(thread.is_alive() for thread in kept)
+        batches = [batch["labels"].copy() for batch in again]
+        go_on.set()
+        for thread in kept:
+            thread.join(20)
+        assert [len(labels) for labels in batches] == [4] * 7
+        assert len(list(again)) == 7
+
+
+def test_a_collector_waits_for_nobody(feed_name: str) -> None:
+    """It may run in a thread that has the lock for which who joins waits."""
+    forgotten, there, collected = joined(feed_name), threading.Event(), threading.Event()
+
+    def join() -> None:
+        with attachment._COMING:
+            there.set()
+            assert collected.wait(20)
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    assert there.wait(20)
+    iter(forgotten)
+    del forgotten
+    gc.collect()
+    collected.set()
+    thread.join(20)
+    with joined(feed_name, member=0) as again:
+        assert len(list(again)) == 7
+
+
+def test_batches_that_cannot_be_kept_keep_the_member(feed_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = text().replace("mine           = map noise(pixels) per member", "").replace(" mine,", "")
+    feed = joined(feed_name, plan)
+    batch = next(feed)
+    pixels = batch["pixels"].copy()
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "detach", without_memory)
+        with pytest.raises(CommplanError) as error:
+            feed.close()
+        assert code(error) == "CP0923" and "still shown" in str(error.value)
+    assert len([next(feed) for _ in range(6)]) == 6
+    np.testing.assert_array_equal(batch["pixels"], pixels)
+    feed.close()
+    np.testing.assert_array_equal(batch["pixels"], pixels)
+
+
+@pytest.mark.parametrize("which", ["seats", "maker"])
+def test_threads_that_cannot_be_started(
+    feed_name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, which: str
+) -> None:
+    refused, start = [True], threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if refused and thread.name.startswith(f"commplan-{feed_name}-{which}"):
+            refused.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(maker, "SEATS_S", 0.01)
+    monkeypatch.setattr(threading.Thread, "start", started)
+    if which == "seats":
+        with pytest.raises(CommplanError) as error:
+            joined(feed_name)
+        assert code(error) == "CP0928" and "can't start new thread" in str(error.value)
+    with joined(feed_name, plan=text(hints="{ cores = 1 }")) as feed:  # a seat that is kept would hold it up
+        assert len(list(feed)) == 7
+    assert not refused and ("none can be started" in caplog.text) == (which == "maker")
+
+
+def test_who_makes_a_unit_is_not_who_has_its_place_now(
+    feed_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with joined(feed_name) as feed:
+        next(feed)
+        memory: FeedMemory = feed._memory
+        words, place = memory.slot_words[0], memory.process
+        unit = words.get("unit") - 1
+        words.set("owner", place + 1)
+        assert memory.maker_of(unit) == memory.processes[place].get("pid")
+        assert memory.maker_of(unit + memory.slots) is None
+        lives = FeedMemory.process_lives
+
+        def followed(self: FeedMemory, owner: int) -> bool:  # it dies as it is looked at
+            words.set("owner", 0)
+            return lives(self, owner)
+
+        monkeypatch.setattr(FeedMemory, "process_lives", followed)
+        assert memory.maker_of(unit) is None
+
+
+def test_a_source_whose_key_raises_is_named(feed_name: str) -> None:
+    class Unkeyed(list[int]):
+        @property
+        def key(self) -> str:
+            raise ValueError("no connection")
+
+    with pytest.raises(CommplanError) as error:
+        joined(feed_name, source=Unkeyed(range(26)))
+    assert code(error) == "CP0902"
+    assert "`key` of source `numbers` cannot be read: ValueError: no connection" in str(error.value)
+
+
+def test_a_batch_may_be_more_units_than_are_kept_and_no_more_than_an_epoch(feed_name: str) -> None:
+    with joined(feed_name, count=1000, batch=400) as feed:
+        batches = list(feed)
+    assert [len(batch["labels"]) for batch in batches] == [400] * 3
+    assert sorted(set(np.concatenate([batch["labels"] for batch in batches]).tolist())) == list(range(1000))
+    with pytest.raises(CommplanError) as error:
+        joined(feed_name, batch=10**9)
+    assert code(error) == "CP0931" and "more than an epoch, which has 28" in str(error.value)
