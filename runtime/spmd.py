@@ -29,7 +29,7 @@ def decorate(
     """The decorator of `run.spmd(...)`: see there."""
     _check_texts(context, names, returns)
     placements = {name: placement_of(context, text, f"argument `{name}`") for name, text in names.items()}
-    results = None
+    results, texts = None, None
     if returns is not None:
         texts = (returns,) if isinstance(returns, str) else tuple(returns)
         results = [_result(context, text, f"returns[{i}]", names, placements) for i, text in enumerate(texts)]
@@ -38,7 +38,8 @@ def decorate(
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         first, order = _parameters(context, function, placements)
         own = {name: placements[name] for name in order}
-        step = _Step(context, function, own, results, check_vma)
+        named = [names[name] for name in order] if texts is None else texts
+        step = _Step(context, function, own, results, named, check_vma)
         signature = inspect.signature(function)
 
         @ends_at_caller
@@ -174,10 +175,11 @@ class _Step:
         function: Callable[..., Any],
         placements: dict[str, Placement],
         listed: list[Placement] | None,
+        named: Sequence[str],
         check_vma: bool,
     ) -> None:
         self.context, self.function, self.placements = context, function, placements
-        self.listed, self.check_vma = listed, check_vma
+        self.listed, self.named, self.check_vma = listed, named, check_vma
         self.name = getattr(function, "__name__", "function")
         self.outside = context.machine.layout == "global"
         self._jitted = _compat.jit(self._traced, context.compiler_options)
@@ -231,7 +233,7 @@ class _Step:
             out: list[Any] = []
             for i, result in enumerate(results):
                 if i < len(values):
-                    self._check_same(f"result {i + 1}", values[i], result)
+                    self._check_same(f"result {i + 1}", values[i], result, context.origin(self.named[i]))
                     tree = context.unstrip(flat(values[i]), result)
                     out.append(tree.build() if not result.split else _by_cut(tree.leaves, result))
                 else:  # a named argument that is not among the results
@@ -262,8 +264,10 @@ class _Step:
         ]
         return (answer, *values)
 
-    def _check_same(self, subject: str, tree: Any, placement: Placement) -> None:
-        """What should be the same along an axis is typed so by JAX. Raises CP0813."""
+    def _check_same(self, subject: str, tree: Any, placement: Placement, origin: str = "") -> None:
+        """What should be the same along an axis is typed so by JAX. Raises CP0813.
+
+        origin: a note on where the placement comes from."""
         sizes = self.context.sizes
         for path, leaf in zip(*_leaves(tree), strict=True):
             may = placement.per + (placement.split if jnp.ndim(leaf) else ())
@@ -278,7 +282,7 @@ class _Step:
                 message = f"{which} is one number, another on each rank over {over}, and cannot be cut"
                 note = f"it is placed `{placement}`, of which a leaf without dimensions is whole on all ranks"
             remedy = f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)'
-            self.context.fail("CP0813", message, note, remedy)
+            self.context.fail("CP0813", message, note, *([origin] if origin else []), remedy)
 
     def refuse(self, message: str) -> NoReturn:
         """Raise CP0811 about a call."""
