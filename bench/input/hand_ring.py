@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class Ring:
         word = ctypes.c_uint32.from_buffer
         self._made, self._armed, self._bell = (word(self._memory, at) for at in (0, 64, 128))
         self._taken = [word(self._memory, _HEAD + member * _EACH) for member in range(members)]
+        self._parent = os.getppid()
         self._slots = [self._slot(_slots_at(members) + slot * _slot_nbytes()) for slot in range(SLOTS)]
 
     def _slot(self, at: int) -> Batch:
@@ -77,6 +79,8 @@ class Ring:
             for number in range(first, first + steps):
                 while (made := self._made.value) <= number:
                     _wait(self._made, made)
+                    if os.getppid() != self._parent:  # the bench was killed
+                        raise SystemExit(1)
                 yield self._slots[number % SLOTS]
                 own.value = number + 1
                 if all(word.value > number for word in self._taken):
