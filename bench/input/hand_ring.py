@@ -75,8 +75,8 @@ class Ring:
                 self._armed.value = first // steps + 1
                 self._ring()
             for number in range(first, first + steps):
-                while (made := self._made.value) <= number:
-                    _wait(self._made, made)
+                while (count := self._made.value) <= number:
+                    _wait(self._made, count)
                 yield self._slots[number % SLOTS]
                 own.value = number + 1
                 if all(word.value > number for word in self._taken):
