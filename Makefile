@@ -74,9 +74,10 @@ audit:  ## compile the plans ahead of time for 4 x 8 H100 and read the result (n
 	@$(SET) .venv-audit audit constraints.txt
 	JAX_PLATFORMS=cpu COMMPLAN_AUDIT=1 .venv-audit/bin/python -m pytest tests/audit/h100 -q
 
-torch:  ## the tests of feeds for PyTorch, where there is no JAX; not where PyTorch's build for CPUs is not to be had
+torch:  ## the tests of feeds for PyTorch, where there is no JAX, and a sweep with it; not where PyTorch's build for CPUs is not to be had
 	@if $(SET) .venv-torch torch constraints.txt; then \
-	    .venv-torch/bin/python -m pytest $(TORCH) -q; \
+	    .venv-torch/bin/python -m pytest $(TORCH) -q && $(SET) $(VENV) test constraints.txt && \
+	    COMMPLAN_TORCH=.venv-torch/bin/python $(PY) -m pytest tests/bench/test_sweep_bench.py -k played -q; \
 	else echo "make torch: not run, for the reason above"; fi
 
 oldest:  ## the tests that JAX has a part in, on the oldest supported one; OLDEST="tests/runtime/test_run_*.py" runs some

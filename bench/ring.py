@@ -1,6 +1,6 @@
 """What a shared input costs beside a ring of shared memory that was written by hand for the same job.
 
-    python -m bench.ring [--members 12] [--makers 1] [--records 512] [--rounds 7] [--systems ring,feed,group]
+    python -m bench.ring [--members 12] [--makers 1] [--records 1024] [--rounds 7] [--systems ring,feed,group]
         [--cores 2] [--out FILE.json]
 
 Members are processes of their own on one host: of a feed (`commplan.join`), of a group as under a launcher,
@@ -159,7 +159,7 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--members", type=int, default=12)
     parser.add_argument("--makers", type=int, default=1, help="processes of commplan's that make batches")
-    parser.add_argument("--records", type=int, default=512, help=f"a multiple of {BATCH}")
+    parser.add_argument("--records", type=int, default=1024, help=f"a multiple of {BATCH}")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--systems", type=lambda text: text.split(","), default=list(SYSTEMS))
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))

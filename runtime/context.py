@@ -96,6 +96,15 @@ class Context:
         """The phases whose calls the state counts, because random functions run in them."""
         return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).counts)
 
+    def origin(self, name: str) -> str:
+        """Which value a name means, in words, where an input or state of that name lies otherwise."""
+        value = self.schedule.named.get(name)
+        entry = next((each for each in self.schedule.entry if name_of(each.id) == name), value)
+        if value is None or entry is None or entry.placement == value.placement:
+            return ""
+        other = f"what goes in by that name, which is `{entry.placement}`"
+        return f"`{name}` is the output `{name}`, and not {other}"
+
     def named(self, name: str) -> ir.Value:
         """See `Schedule.named`. Raises CP0811 where `name` means nothing."""
         named = self.schedule.named

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from commplan.ir.plan import name_of
-from commplan.ir.schedule import Leaf, Schedule, Value
+from commplan.ir.schedule import Leaf, Schedule
 from commplan.ir.shard_shapes import cut_all
 from commplan.lowering.jax import _compat, ops
 from commplan.lowering.jax.layer_exchange import LeafCollectives, ShardedLayer
@@ -160,7 +160,7 @@ class ShardedWeights:
         own = [
             leaf_of(path, leaf[0] if stacked else leaf) for path, leaf in zip(paths, flat.leaves, strict=True)
         ]
-        leaves = self._whole(stages, own, shapes)
+        leaves = self._whole(stages, own, shapes, flat.leaves[0].shape[0] if stacked and own else 0)
         key = (stages.gathers, stages.scatters, leaves)
         if key not in self._exchanges:
 
@@ -176,8 +176,10 @@ class ShardedWeights:
         ]
         return flat.like(typed), self._exchanges[key]
 
-    def _whole(self, stages: ShardedStages, own: Sequence[Leaf], shapes: Any) -> Leaves:
-        """The whole leaves of the layer whose cuts are `own`. Raises CP0827."""
+    def _whole(self, stages: ShardedStages, own: Sequence[Leaf], shapes: Any, depth: int) -> Leaves:
+        """The whole leaves of the layer whose cuts are `own`, one of a stack of `depth` where that is not 0.
+
+        Raises CP0827."""
         schedule = self.context.schedule
         split = stages.weights.placement.split
         ways = [schedule.size((axis,)) for axis in split]
@@ -188,12 +190,21 @@ class ShardedWeights:
             where = "in `shapes`"
         else:
             value = next(value for value in schedule.entry if value.id == stages.weights.id)
-            candidates, where = set(_layers_like(own, value, ways)), f"in `{name_of(value.id)}`"
+            candidates, where = set(_layers_like(own, value.uncut, ways)), f"in `{name_of(value.id)}`"
+            if depth and not candidates:  # the plan may be compiled for the stack
+                rows = tuple(
+                    Leaf(x.path, x.shape[1:], x.dtype) for x in value.uncut if x.shape[:1] == (depth,)
+                )
+                candidates = set(_layers_like(own, rows, ways))
         if len(candidates) != 1:
             text = ", ".join(f"{leaf.path or 'x'} {list(leaf.shape)}" for leaf in own)
             problem = "no layer" if not candidates else f"{len(candidates)} layers of different shapes"
-            note = "give the whole shapes: run.layers(.., shapes=[..]), a pytree of each layer"
-            self._misfit(f"there is {problem} {where} with the shards {text}", note)
+            call = "run.layers(.., shapes=[..]), a pytree of each layer"
+            if depth:
+                call = "run.scan_layers(.., shapes=..), a pytree of one layer"
+            self._misfit(
+                f"there is {problem} {where} with the shards {text}", f"give the whole shapes: {call}"
+            )
         (whole,) = candidates
         return tuple(Leaf(a.path, b.shape, a.dtype) for a, b in zip(own, whole, strict=True))
 
@@ -207,17 +218,17 @@ def _fits(own: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> bool:
     return [(leaf.path, leaf.shape) for leaf in own] == [(leaf.path, leaf.shape) for leaf in cuts]
 
 
-def _layers_like(own: Sequence[Leaf], value: Value, ways: Sequence[int]) -> list[Leaves]:
-    """The whole leaves, below any common path of `value`, of which `own` can be the cuts."""
-    shapes = {leaf.path: leaf for leaf in value.uncut}
+def _layers_like(own: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> list[Leaves]:
+    """The leaves, below any common path in `whole`, of which `own` can be the cuts."""
+    shapes = {leaf.path: leaf for leaf in whole}
     first = f"/{own[0].path}".rstrip("/") if own else ""
     roots = [path[: len(path) - len(first)] for path in shapes if f"/{path}".endswith(first)]
     candidates: list[Leaves] = []
     for root in roots:
         paths = ["/".join(filter(None, (root.strip("/"), leaf.path))) for leaf in own]
         if all(path in shapes for path in paths):
-            whole = tuple(Leaf(a.path, shapes[p].shape, a.dtype) for a, p in zip(own, paths, strict=True))
-            candidates += [whole] if _fits(own, whole, ways) else []
+            layer = tuple(Leaf(a.path, shapes[p].shape, a.dtype) for a, p in zip(own, paths, strict=True))
+            candidates += [layer] if _fits(own, layer, ways) else []
     return candidates
 
 

@@ -134,7 +134,7 @@ def _compile(verb: Any) -> None:
 
 
 def _explain(verb: Any) -> None:
-    subject = f"{_PLAN}; a code such as CP0412; or CP04, a list"
+    subject = "a .plan file or a saved schedule, or -; a code such as CP0412; or CP04, a list"
     verb.add_argument("what", metavar="FILE|CODE", help=subject).completer = _codes
     _binding(verb)
     looks = "gpu, or one such as h100:4x8: also what XLA is told to compile for it as planned"

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from commplan import dsl
 from commplan.cli.console import Console, name_of
+from commplan.cli.saved import plan_text
 from commplan.compiler import check_complete, compile_plan
 from commplan.diagnostics import CommplanError, fail
 from commplan.explain.stages import levels_text
@@ -35,7 +36,7 @@ class Compiled(NamedTuple):
 
 def checked(path: str, console: Console) -> Plan:
     """The checked plan in a file. Raises CommplanError with all that is wrong."""
-    plan, diagnostics = dsl.load(console.read(path), name_of(path))
+    plan, diagnostics = dsl.load(plan_text(path, console), name_of(path))
     if plan is None:
         raise CommplanError(*diagnostics)
     return plan

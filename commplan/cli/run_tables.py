@@ -174,6 +174,8 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 def _phase(screen: Rich, cost: PhaseCost) -> None:
     from rich.text import Text
 
+    from commplan.runtime.input.accounting import remarks
+
     screen.print(f"\n{_headline(cost)}", markup=False)
     shown = dict(_COLUMNS)
     if not any(line.skipped for line in cost.lines):
@@ -239,32 +241,3 @@ def _of_ranks(ranks: Sequence[RankCost]) -> Table:
         spent = (f"{each:.3f}" for each in seconds)
         table.add_row(str(summary.rank), str(summary.batches), *spent, *ready)
     return table
-
-
-def remarks(ranks: Sequence[RankCost]) -> list[str]:
-    """What a phase's queue, checks and members say, in words."""
-    sentences: list[str] = []
-    queues = [summary.queue for summary in ranks if summary.queue and summary.batches]
-    if queues:
-        least = min(queues, key=lambda queue: queue.mean)
-        shared = f"; {least.slots} slots of shared memory" if least.slots else ""
-        sentences.append(
-            f"ready when asked for: {least.mean:.2f} of {least.depth} batches on average, "
-            f"at least {min(queue.least for queue in queues)}{shared}"
-        )
-    if workers := ", ".join(dict.fromkeys(summary.workers for summary in ranks if summary.workers)):
-        died = sum(summary.restarts for summary in ranks)
-        worse = (
-            f"; replaced after their death: {died} worker process{'es' if died > 1 else ''}" if died else ""
-        )
-        sentences.append(f"worked on by {workers}{worse}")
-    if checked := sum(summary.checked for summary in ranks):
-        sentences.append(f"{checked} record ids checked against the contract")
-    waits = (summary.slow for summary in ranks if summary.slow)
-    slow = max(waits, key=lambda slow: slow.wait_s, default=None)
-    if slow is not None:
-        sentences.append(
-            f"the slowest member is {slow.member}: {slow.behind} records behind, "
-            f"waited for {slow.wait_s:.3f} s"
-        )
-    return sentences

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from commplan.diagnostics import fail_if
+from commplan.cli.console import Console, name_of
+from commplan.diagnostics import fail, fail_if
 
 if TYPE_CHECKING:
     from commplan.ir.schedule import Schedule
     from commplan.ir.serialization import Verifier
 
+READERS = ("explain", "verify", "simulate", "report", "diff", "audit", "trace --plan")  # verbs that take one
+
 
 def is_saved(path: str, text: str) -> bool:
     """Whether a file holds a schedule and no plan."""
     return path.endswith(".json") or text.lstrip().startswith("{") or _is_text(text)
+
+
+def plan_text(path: str, console: Console) -> str:
+    """The text of a plan. Raises CP1010 for a saved schedule and other JSON."""
+    text = console.read(path)
+    if is_saved(path, text):
+        message = f"{name_of(path)} holds JSON or a saved schedule, and a plan is read here"
+        fail("CP1010", message, f"saved schedules are for {', '.join(READERS)}, and Program.load")
+    return text
 
 
 def read_saved(text: str, name: str, verify: Verifier) -> Schedule:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from commplan import dsl, io
 from commplan.cli.console import STDIN, Console, name_of
+from commplan.cli.saved import plan_text
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Severity, fail, plural
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _check_all(args: Namespace, console: Console) -> int:
     changes = ""
     for path in args.files:
         try:
-            text = console.read(path)
+            text = plan_text(path, console)
             if args.diff:
                 changes += _change(path, text, given, console)
             elif args.fix:

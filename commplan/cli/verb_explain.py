@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from commplan.cli.console import Console
+from commplan.cli.console import Console, name_of
 from commplan.diagnostics import fail
 from commplan.errors import RANGES, page, titles
 
 if TYPE_CHECKING:
     from commplan.cost import Predictor
+    from commplan.ir.plan import Plan
     from commplan.ir.schedule import Schedule
     from commplan.lowering.compiler_options import CompilerOption
 
@@ -63,25 +64,44 @@ def _code(code: str, console: Console) -> int:
 
 
 def _plan(args: Namespace, console: Console) -> int:
-    from commplan.cli.binding import compiled
     from commplan.explain.report import explain_plan, line_text
 
-    done = compiled(args.what, args, console)
-    explanation = explain_plan(done.plan, done.schedule, _predictor(args, done.schedule))
-    options = _options(args, done.schedule)
+    plan, schedule = _subject(args, console)
+    explanation = explain_plan(plan, schedule, _predictor(args, schedule))
+    options = _options(args, schedule)
     if not console.human:
         more = {} if options is None else {"compiler_options": msgspec.to_builtins(options)}
         data = msgspec.to_builtins(explanation)
         for phase, lines in zip(explanation.phases, data["phases"], strict=True):
             for line, fields in zip(phase.lines, lines["lines"], strict=True):
                 fields["text"] = line_text(line)
-        console.document(**data, mapping=done.mapping, **more)
+        console.document(**data, mapping={axis.name: axis.level for axis in schedule.axes}, **more)
         return 0
     console.put(explanation.text())
     if options is not None:
         title = f"options of the compiler for {args.target}, which run.jit passes"
         console.put("\n".join([title, *(f"  {option}" for option in options or ("none",)), ""]))
     return 0
+
+
+def _subject(args: Namespace, console: Console) -> tuple[Plan, Schedule]:
+    """A plan, compiled as the flags say, or that of a saved schedule. Raises CP1010 where it carries none."""
+    from commplan.cli.binding import compiled
+    from commplan.cli.saved import is_saved
+
+    text = console.read(args.what)
+    if not is_saved(args.what, text):
+        done = compiled(args.what, args, console)
+        return done.plan, done.schedule
+    from commplan.cli.simulated import placed
+    from commplan.topology import load_topology
+
+    topology = load_topology(args.topology) if args.topology else None
+    schedule = placed(text, name_of(args.what), args, topology, console)
+    if schedule.origin is None:
+        message = "the schedule does not carry the plan that it was compiled from"
+        fail("CP1010", message, "its schema is 2: compile the plan again", file=schedule.file)
+    return schedule.origin.plan, schedule
 
 
 def _options(args: Namespace, schedule: Schedule) -> tuple[CompilerOption, ...] | None:

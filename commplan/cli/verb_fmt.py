@@ -7,6 +7,7 @@ from argparse import Namespace
 from typing import NamedTuple
 
 from commplan.cli.console import STDIN, Console, name_of
+from commplan.cli.saved import plan_text
 from commplan.cli.text_diff import unified
 from commplan.diagnostics import CommplanError, Diagnostic
 from commplan.dsl.format import format_source
@@ -28,7 +29,7 @@ def run(args: Namespace, console: Console) -> int:
     diagnostics: list[Diagnostic] = []
     for path in args.files:
         try:
-            before = console.read(path)
+            before = plan_text(path, console)
             results.append(_Result(path, before, format_source(before, name_of(path))))
         except CommplanError as error:
             diagnostics += error.diagnostics

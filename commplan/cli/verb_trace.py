@@ -108,9 +108,10 @@ def _row(line: Line) -> tuple[str, ...]:
     last += [f"{len(line.last) - SHOWN} others"] if len(line.last) > SHOWN else []
     last += [f"unsure {line.unsure}x"] if line.unsure else []
     times = f"{line.count:,}" + (f" ({line.unfinished} not ended)" if line.unfinished else "")
+    moved = (size(line.nbytes), f"{size(line.bandwidth)}/s") if line.nbytes else ("", "")  # of steps: unknown
     return (
-        name, size(line.nbytes), times, time(line.seconds), time(line.p95), time(line.transfer),
-        f"{size(line.bandwidth)}/s", time(line.waited), ", ".join(last),
+        name, moved[0], times, time(line.seconds), time(line.p95), time(line.transfer), moved[1],
+        time(line.waited), ", ".join(last),
     )  # fmt: skip
 
 

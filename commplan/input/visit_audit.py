@@ -118,6 +118,8 @@ def promised(
         last = min(last, order.length)
     if last <= first:
         return Sums()
+    if not first and last == order.length:
+        return _all(order.length)
     if last <= order.length < 2 * (last - first):
         before = _stretch(order, epoch, member, 0, first)
         behind = _stretch(order, epoch, member, last, order.length)

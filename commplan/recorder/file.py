@@ -246,15 +246,22 @@ def offer_stacks(recording: Recording) -> None:
     """From now on a signal has this process write its Python stacks behind the record, whatever its threads
     do: also where one is in C and keeps the interpreter's lock."""
     number = getattr(signal, "SIGRTMIN", 0) + 11
-    if number < 12 or (signal.getsignal(number) is not signal.SIG_DFL and not _stacks):
-        return  # another system, or the program uses it
     with contextlib.suppress(OSError, RuntimeError, ValueError):
+        if number < 12 or (not _stacks and _is_used(number)):
+            return  # another system, or the program has it
         descriptor = os.open(recording.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         faulthandler.register(number, descriptor, all_threads=True)
         struct.pack_into("<q", recording.memory, STACK_SIGNAL, number)
         while _stacks:
             os.close(_stacks.pop())
         _stacks.append(descriptor)
+
+
+def _is_used(number: int) -> bool:
+    """Whether this process handles or ignores a signal, in Python or in C."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    masks = [line.split()[1] for line in lines if line.startswith(("SigIgn:", "SigCgt:"))]
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 _stacks: list[int] = []  # where they are written

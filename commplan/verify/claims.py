@@ -45,7 +45,9 @@ def _believed(schedule: Schedule) -> Iterator[str]:
         if "native" in (op.algorithm.name, *(how.name for _, how in op.algorithm.levels)):
             native.setdefault(f"{op.kind} over {', '.join(op.axes)}", {})[op.span.line] = None
     if native:
-        lines = (f"{title} (line {', '.join(map(str, at))})" for title, at in native.items())
+        lines = (
+            f"{title} (line{'s'[: len(at) - 1]} {', '.join(map(str, at))})" for title, at in native.items()
+        )
         yield f"the backend's own collectives: {', '.join(lines)}"
     named = {op.fn for op in ops if isinstance(op, Map | Exchange)}
     called = [fn for fn in schedule.fns if fn.name in named]

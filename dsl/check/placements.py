@@ -59,7 +59,9 @@ def _not_an_axis(ctx: Context, name: ast.Name, kinds: Sequence[AxisKind], role: 
         return
     if ctx.is_settled(name.text):
         return
+    words = [KIND_WORDS[kind] for kind in kinds]
     known = [axis.name for axis in ctx.axes.values() if axis.kind in kinds]
+    known += [other for other, (kind, _) in ctx.declared.items() if other in ctx.unknown and kind in words]
     message = f"there is no axis `{name.text}`, expected {role}"
     note = f"declared: {listed(known)}" if known else "the plan declares none"
     ctx.error("CP0104", message, name.span, note, fix=ctx.rename(name, known))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from commplan.diagnostics import Span
+from commplan.ir.types import sized
 
 try:
     import resource as _resource
@@ -133,6 +134,77 @@ class Summary(msgspec.Struct, frozen=True):
     @property
     def skipped(self) -> int:
         return sum(line.skipped for line in self.lines)
+
+    def __str__(self) -> str:
+        """A table for people, a line for each plan line; `repr` has every field."""
+        of = f" of plan {self.plan}" if self.plan else ""
+        where = f"rank {self.rank}" if self.ranks == 1 else f"{self.ranks} ranks"
+        batches = f"{self.batches:,} batch{'es' * (self.batches != 1)}"
+        head = f"input of phase {self.phase}{of}, {where}: {batches}, waited {self.wait_s:.3f} s for them"
+        return "\n".join([head, *_table(self), *remarks([self])])
+
+
+class Remarked(Protocol):
+    """What `remarks` looks at of one process."""
+
+    @property
+    def batches(self) -> int: ...
+    @property
+    def checked(self) -> int: ...
+    @property
+    def workers(self) -> str: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def queue(self) -> Queue | None: ...
+    @property
+    def slow(self) -> Slow | None: ...
+
+
+def _table(summary: Summary) -> list[str]:
+    """The plan lines of a phase in columns."""
+    rows = [["line", "stage", "records", "bytes", "CPU s", "waited s", "skipped"], *map(_row, summary.lines)]
+    shown = rows if summary.skipped else [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) if column == 1 else cell.rjust(width) for column, (cell, width) in cells)
+        for cells in (enumerate(zip(row, widths, strict=True)) for row in shown)
+    ]
+
+
+def _row(line: LineUsage) -> list[str]:
+    costs = [f"{line.records:,}", sized(line.nbytes), f"{line.cpu_s:.3f}", f"{line.wait_s:.3f}"]
+    return [str(line.span.line), line.what, *costs, f"{line.skipped:,}"]
+
+
+def remarks(summaries: Sequence[Remarked]) -> list[str]:
+    """What a phase's queue, checks and members say, in words."""
+    sentences: list[str] = []
+    own = (summary.queue for summary in summaries if summary.queue and summary.batches)
+    queues = [queue for queue in own if queue.depth]  # members with clocks of their own have none
+    if queues:
+        least = min(queues, key=lambda queue: queue.mean)
+        shared = f"; {least.slots} slots of shared memory" if least.slots else ""
+        sentences.append(
+            f"ready when asked for: {least.mean:.2f} of {least.depth} batches on average, "
+            f"at least {min(queue.least for queue in queues)}{shared}"
+        )
+    if workers := ", ".join(dict.fromkeys(summary.workers for summary in summaries if summary.workers)):
+        died = sum(summary.restarts for summary in summaries)
+        worse = (
+            f"; replaced after their death: {died} worker process{'es' if died > 1 else ''}" if died else ""
+        )
+        sentences.append(f"worked on by {workers}{worse}")
+    if checked := sum(summary.checked for summary in summaries):
+        sentences.append(f"{checked:,} record ids checked against the contract")
+    waits = (summary.slow for summary in summaries if summary.slow)
+    slow = max(waits, key=lambda slow: slow.wait_s, default=None)
+    if slow is not None:
+        sentences.append(
+            f"the slowest member is {slow.member}: {slow.behind} records behind, "
+            f"waited for {slow.wait_s:.3f} s"
+        )
+    return sentences
 
 
 def merged(summaries: Iterable[Summary]) -> Summary:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ from commplan.runtime.input.layout import Array, Bools, agrees, aligned, compact
 from commplan.runtime.input.program import Coords, Flow, HostProgram
 
 
-@dataclass(frozen=True)
-class Visit:
+class Visit(NamedTuple):
     """records: [n] int64, the records of one batch that count by the contract of a load's visit, skipped ones
     included. skipped: how many those are. coords: the member that they are for, where members have orders of
     their own."""

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console as Rich
 
 from commplan.cli.console import Console
-from commplan.cli.run_tables import RankCost, by_line, remarks
+from commplan.cli.run_tables import RankCost, by_line
 from commplan.cli.run_view import View, live
 from commplan.diagnostics import Diagnostic, Span
-from commplan.runtime.input.accounting import Meter, Queue, Slow, Summary
+from commplan.runtime.input.accounting import Meter, Queue, Slow, Summary, remarks
 
 LINE = Span(3, 5, 3, 20)
 
@@ -95,6 +95,26 @@ def test_remarks_name_the_emptiest_queue_and_the_slowest_member() -> None:
         "the slowest member is 3: 16 records behind, waited for 0.500 s",
     ]
     assert remarks([]) == []
+
+
+def test_a_summary_is_printed_as_a_table() -> None:
+    assert (
+        str(metered(records=8192).summary(Queue(ready=2, depth=2, slots=3)))
+        == """\
+input of phase step of plan tested, rank 0: 1 batch, waited 0.500 s for them
+line  stage                        records  bytes  CPU s  waited s  skipped
+   3  load [images]                  8,192   64 B  0.500     0.250        1
+   4  share pixels via all_shared        0    0 B  0.000     0.000        0
+ready when asked for: 2.00 of 2 batches on average, at least 2; 3 slots of shared memory"""
+    )
+
+
+def test_a_summary_without_a_queue_says_nothing_of_batches_made_ahead() -> None:
+    meter = metered()
+    meter.slowed(1, 32, 0.25)
+    text = str(meter.summary())
+    assert "ready when asked for" not in text
+    assert text.endswith("the slowest member is 1: 32 records behind, waited for 0.250 s")
 
 
 def test_ranks_speak_together() -> None:

@@ -102,3 +102,10 @@ def test_thousands_of_unknown_names_end_soon() -> None:
     assert plan is None
     assert len(diagnostics) == 1001
     assert [d.code for d in diagnostics].count("CP0013") == 1
+
+
+def test_an_axis_declared_twice_is_no_reason_to_say_that_none_is() -> None:
+    text = "plan p\naxis data = 8\naxis data = 4\ninput x : f32 per dat\n"
+    twice, unknown = load(text, "p.plan")[1]
+    assert (twice.code, unknown.code) == ("CP0101", "CP0104")
+    assert unknown.notes[0].text == "declared: `data`" and unknown.fix is not None

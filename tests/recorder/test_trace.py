@@ -256,6 +256,14 @@ def test_the_command_summarises(place: Path, capsys: pytest.CaptureFixture[str])
     assert data["lines"][0]["last"] == {"3": 6} and data["missing"] == [] and data["steps"][0]["hidden"] == 0
 
 
+def test_steps_whose_bytes_are_unknown_have_no_bandwidth(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data_parallel(place, nbytes=0)
+    assert main(["trace", "summarise", str(place)]) == 0
+    assert "0 B" not in capsys.readouterr().out
+
+
 def test_the_command_says_what_a_ring_has_lost(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data_parallel(place, steps=2500)
     (place / next(path.name for path in place.iterdir() if path.name.endswith(".7.rec"))).unlink()

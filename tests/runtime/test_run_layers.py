@@ -155,6 +155,25 @@ def test_one_layer_is_a_loop_of_none():
     assert_close(trained(run, params, sharded, batches(), stack=True), whole)
 
 
+def test_the_plan_may_be_compiled_for_the_stack():
+    params = stacked(drawn())
+    whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    run = bound({"blocks": whole, "head": shapes(10)})
+
+    def sharded(shards: Tree, x: Any) -> Any:
+        return (run.scan_layers(block, shards, x) ** 2).mean()
+
+    def plain(params: Tree, x: Any) -> Any:
+        for number in range(LAYERS):
+            x = block(row(params, number), x)
+        return (x**2).mean()
+
+    assert_close(trained(run, params, sharded, batches(), stack=True), reference(params, plain, batches()))
+    other = {"w": jnp.zeros((16, 3)), "b": jnp.zeros((16, 3))}
+    code, text = inside(run, lambda s, x: run.scan_layers(block, s, x), other)
+    assert (code, "run.scan_layers(.., shapes=..), a pytree of one layer" in text) == ("CP0827", True)
+
+
 def test_layers_of_a_model_differ_share_weights_and_close_over_some():
     """An embedding used at both ends, whole numbers between layers, leaves without dimensions, padding."""
     width, words = 10, 13

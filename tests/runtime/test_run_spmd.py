@@ -308,6 +308,19 @@ def test_results_that_should_be_the_same():
     np.testing.assert_array_equal(nothing(state, params, x)["seen"], state["seen"])
 
 
+def test_a_result_named_like_an_output_and_an_input_says_which_it_is():
+    run, params, state = started()
+
+    @run.spmd(params="params", x="per member, data", returns="params")
+    def local(state, params, x):
+        return state, jax.tree.map(lambda p: p + x.sum(), params)
+
+    code, text = refused(lambda: local(state, params, np.zeros((2, 2, 3), np.float32)))
+    assert code == "CP0813"
+    note = "`params` is the output `params`, and not what goes in by that name, which is `per member, data`"
+    assert note in text
+
+
 def test_arguments_have_the_dimensions_of_their_placement():
     run, params, state = started()
 

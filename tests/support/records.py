@@ -52,9 +52,9 @@ def write_record(
     return recording.path
 
 
-def data_parallel(folder: Path, steps: int = 6) -> Path:
+def data_parallel(folder: Path, steps: int = 6, nbytes: int = 16640) -> Path:
     """Eight ranks that ran `examples/plans/data_parallel.plan`; rank 3 comes ten milliseconds late."""
-    axes, nbytes = {"data": 8}, 16640
+    axes = {"data": 8}
     for rank in range(8):
         events, number = list[Event](), 0
         for step in range(1, steps + 1):

@@ -13,6 +13,7 @@ from commplan.input.order import folded
 from commplan.runtime.input.feeds.maker import UnitMaker
 from commplan.runtime.input.feeds.memory import Facts
 from commplan.runtime.input.multirate.schedule import ClockPlan
+from commplan.runtime.input.sources import pipelines
 from commplan.runtime.input.sources.files import Source
 
 
@@ -33,8 +34,8 @@ def facts_of(
 
 
 def _key(name: str, source: object) -> str:
-    """What a source says of its content: its `key`, else the fingerprint of a Hugging Face data set. Errors:
-    CP0902 where that raises."""
+    """What a source says of its content: its `key`, else the fingerprint of a Hugging Face data set, else
+    what a pipeline of Grain does. Errors: CP0902 where that raises."""
     for attribute in ("key", "_fingerprint"):
         try:
             key = getattr(source, attribute, None)
@@ -46,7 +47,8 @@ def _key(name: str, source: object) -> str:
             )
         if isinstance(key, str | int | bytes) and not isinstance(key, bool):
             return str(key)[:200]
-    return ""
+    words = pipelines.content(source, source_digest)
+    return "" if words is None else _digest(*words)
 
 
 def source_digest(function: object) -> str:

@@ -69,8 +69,8 @@ class OneUnit:
         records: dict[Ref, npt.NDArray[np.int64]] = {}
         visits: list[Visit] = []
         for (read, room), counted in zip(self._reads, counts, strict=True):
-            own = records[read.result] = _array(room, root, rows).copy()
-            visits.append(Visit(read.result, (), own[:counted], 0))
+            own = records[read.result] = np.ndarray(rows, room.dtype, root, room.offset).copy()
+            visits.append(Visit(read.result, (), own if counted == rows else own[:counted], 0))
             if read.count in self.program.roots:
                 values[read.count] = self._count(read.count, counted)
         return HostBatch(values, records, self._seeds, epoch, step, number, tuple(visits))

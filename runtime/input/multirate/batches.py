@@ -166,9 +166,7 @@ class ClockedBatches(EpochIterator):
         batch = next(iter(self._private))
         reads = [read.result for flow in self._maker.program.flows for read in flow.reads]
         named = {ref.removesuffix(OWN): ref for ref in reads}
-        visits = (
-            dataclasses.replace(visit, load=named.get(visit.load, visit.load)) for visit in batch.visits
-        )
+        visits = (visit._replace(load=named.get(visit.load, visit.load)) for visit in batch.visits)
         return dataclasses.replace(batch, visits=tuple(visits))
 
     def _begin_ahead(self, place: int) -> None:

@@ -49,7 +49,8 @@ def wait(word: ctypes.c_uint32, seen: int, seconds: float, *, futex: bool = True
     if word.value != seen:
         return
     if _FUTEX is not None and futex:
-        _call(_FUTEX, word, _WAIT, seen, _Timespec(int(seconds), int(seconds % 1 * 1e9)))
+        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+        _SYSCALL(_FUTEX, ctypes.byref(word), _WAIT, seen, limit, None, 0)
         return
     until, sleep = time.monotonic() + seconds, _SLEEP_FIRST
     while word.value == seen and time.monotonic() < until:

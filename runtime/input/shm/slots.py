@@ -208,7 +208,7 @@ class CompletionCounter:
 
     advance: Callable[[int], None]  # is told the first number that is not back
     upto: int = 0
-    after: Callable[[int], int] = lambda number: number + 1  # the number behind one: some never come
+    after: Callable[[int], int] | None = None  # the number behind one, where some never come
     _back: set[int] = field(default_factory=set[int])
     _new: deque[int] = field(default_factory=deque[int])
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -222,11 +222,11 @@ class CompletionCounter:
                 self._lock.release()
 
     def _settle(self) -> None:
-        start = self.upto
+        start, after = self.upto, self.after
         while self._new:
             self._back.add(self._new.popleft())
         while self.upto in self._back:
             self._back.remove(self.upto)
-            self.upto = self.after(self.upto)
+            self.upto = self.upto + 1 if after is None else after(self.upto)
         if self.upto > start:
             self.advance(self.upto)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, cast
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Read, Schedule
 from commplan.ir.types import BytesType
-from commplan.runtime.input.sources import adapters
+from commplan.runtime.input.sources import adapters, pipelines
 from commplan.runtime.input.sources.adapters import Source
 from commplan.tracebacks import ends_at_caller
 
@@ -178,6 +179,8 @@ def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source
         length = len(source)
     except Exception as error:  # noqa: BLE001  the user's code, or a length that is no number of records
         refuse("CP0902", f"source `{name}` has no length: {type(error).__name__}: {error}")
+    if length >= sys.maxsize:
+        refuse("CP0902", f"source `{name}` has no end", "leave its `.repeat()` out: the plan has epochs")
     if length == 0:
         refuse("CP0903", f"source `{name}` is empty", "an epoch needs at least one record")
     return source
@@ -188,8 +191,8 @@ def _instead(value: object) -> tuple[str, ...]:
     if isinstance(value, Mapping):
         keys = ", ".join(map(repr, cast("Mapping[object, object]", value)))
         return (f"it is a mapping of {keys or 'nothing'}: give one of its values", "splits are sources each")
-    return (
-        "expected: random access to records, such as a list, an array or a Grain data source",
+    return pipelines.hints(value) or (
+        "expected: random access to records, such as a list, an array or a MapDataset of Grain",
         "an iterator cannot be a source: the order of records is decided by the plan",
     )
 

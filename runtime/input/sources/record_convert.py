@@ -62,6 +62,8 @@ def plain(value: Any, element: Element, name: str) -> Any:
         return _of_mapping(cast("Mapping[Any, Any]", value), element, name)
     if isinstance(value, tuple):
         return _of_tuple(cast("tuple[Any, ...]", value), element, name)
+    if value is None:
+        raise UnlikeError("None", "a MapDataset of Grain has None where `.filter(..)` takes a record out")
     if isinstance(value, str):
         hints = ("the name of a file? `commplan.paths(names)` reads files",)
         raise UnlikeError("a str", *(hints if isinstance(element, BytesType) else ()))

@@ -24,11 +24,11 @@ from commplan.runtime.input.shm.slots import Slots
 
 @pytest.fixture
 def hanging() -> Iterator[tuple[threading.Event, threading.Event]]:
-    """`decode` hangs at record 11, from when the first event is set to when the second one is."""
+    """`decode` hangs at record 13, of the first unit: the first event says so, the second one ends it."""
     hung, go_on = feed_process.HANG
     hung.clear()
     go_on.clear()
-    feed_process.STATE["hangs"] = 11
+    feed_process.STATE["hangs"] = 13
     yield hung, go_on
     feed_process.STATE["hangs"] = -1
     go_on.set()

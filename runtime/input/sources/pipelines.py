@@ -1,0 +1,51 @@
+"""Pipelines of Grain as sources: which have records by number, and what tells the content of one.
+
+Nothing here imports Grain: who gives a pipeline has done so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+MAP, ITER = "MapDataset", "IterDataset"
+
+
+def is_pipeline(source: object, kind: str = MAP) -> bool:
+    """Whether `source` is a data set of Grain's, of that kind."""
+    dataset: Any = getattr(sys.modules.get("grain"), kind, None)
+    return isinstance(dataset, type) and isinstance(source, dataset)
+
+
+def hints(source: object) -> tuple[str, ...]:
+    """What to give in place of a pipeline that has no records by number; nothing for another object."""
+    if not is_pipeline(source, ITER):
+        return ()
+    return (
+        "give the MapDataset of Grain before `.to_iter_dataset()`, without `.batch(..)`",
+        "the plan decides order, batches and what is made ahead",
+    )
+
+
+def content(source: object, digest: Callable[[object], str]) -> list[str] | None:
+    """Words for all that a MapDataset does, from its source on; None for another object.
+
+    The same for pipelines that were built alike, in whatever process. digest: of a function's source.
+    """
+    if not is_pipeline(source):
+        return None
+    words = [type(source).__name__]
+    for name, value in sorted(vars(source).items()):
+        if isinstance(value, bool | int | float | np.integer):
+            words.append(f"{name}={value!s}")
+        elif callable(value):
+            words.append(f"{name}={digest(value)}")
+        elif name == "_source":
+            words.append(type(value).__name__)
+            words += [str(getattr(value, attribute, "")) for attribute in ("key", "_fingerprint")]
+    for parent in cast("Any", source).parents:
+        words += content(parent, digest) or []
+    return [*words, f"parents={len(cast('Any', source).parents)}"]
