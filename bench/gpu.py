@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.part:
         _report(measured(options.part, options.rounds, options.seconds))
         return 0
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_paths(options.wheels, stack))}
         end = time.monotonic() + options.seconds
@@ -53,16 +53,18 @@ def main(argv: list[str] | None = None) -> int:
             left = end - time.monotonic()
             print(f"== {part}", flush=True)
             if left < LEAST_S and part != "machine":
-                found[part] = {"failed": "no time was left"}
+                results[part] = {"failed": "no time was left"}
             else:
                 most = min(left, MOST_S.get(part, left))
-                found[part] = _apart(part, most, options.rounds, environment)
-            for line in found[part].get("lines", [f"not measured: {found[part].get('failed')}"]):
+                results[part] = _apart(part, most, options.rounds, environment)
+            for line in results[part].get("lines", [f"not measured: {results[part].get('failed')}"]):
                 print(f"   {line}", flush=True)
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
-    failed = [part for part, result in found.items() if "failed" in result]
-    print(f"{len(found) - len(failed)} parts measured" + (f", without {', '.join(failed)}" if failed else ""))
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    failed = [part for part, result in results.items() if "failed" in result]
+    print(
+        f"{len(results) - len(failed)} parts measured" + (f", without {', '.join(failed)}" if failed else "")
+    )
     return 1 if failed else 0
 
 
@@ -115,12 +117,13 @@ def calibration(scale: Any, seconds: float) -> dict[str, Any]:
         text = path.read_text()
     from commplan.cost.calibration import parse_calibration  # noqa: PLC0415
 
-    found = parse_calibration(text)
+    calibration = parse_calibration(text)
     lines = [
-        f"{x.name}: latency {x.latency * 1e6:.1f} us, {x.bandwidth / 1e9:.2f} GB/s" for x in found.levels
+        f"{x.name}: latency {x.latency * 1e6:.1f} us, {x.bandwidth / 1e9:.2f} GB/s"
+        for x in calibration.levels
     ]
     best: dict[str, Any] = {}
-    for curve in found.curve_list:
+    for curve in calibration.curve_list:
         rate = curve.sizes[-1] / curve.seconds[-1]
         if rate > best.get(curve.kind, (0.0, ""))[0]:
             best[curve.kind] = (rate, f"{curve.algorithm} on {curve.sizes[-1] / 1e6:.3g} MB")
@@ -139,23 +142,23 @@ def _apart(part: str, seconds: float, rounds: int, environment: dict[str, str]) 
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         text = error.stdout or ""
-        found = _last(text.decode() if isinstance(text, bytes) else text)
-        if found is None:
+        result = _last(text.decode() if isinstance(text, bytes) else text)
+        if result is None:
             return {"failed": f"it did not end in {seconds:.0f} s"}
         return {
-            **found,
-            "lines": [*found["lines"], f"stopped after {seconds:.0f} s: the rest is not measured"],
+            **result,
+            "lines": [*result["lines"], f"stopped after {seconds:.0f} s: the rest is not measured"],
         }
-    found = _last(done.stdout)
-    if found is not None and not done.returncode:
-        return found
+    result = _last(done.stdout)
+    if result is not None and not done.returncode:
+        return result
     said = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return {"failed": f"status {done.returncode}: {' | '.join(said[-6:])[-600:]}"}
 
 
-def _report(found: dict[str, Any]) -> None:
-    """What a part has found so far, for the process that started it: the last report counts."""
-    print(RESULT + json.dumps(found), flush=True)
+def _report(result: dict[str, Any]) -> None:
+    """What a part has measured so far, for the process that started it: the last report counts."""
+    print(RESULT + json.dumps(result), flush=True)
 
 
 def _last(text: str) -> dict[str, Any] | None:
@@ -171,10 +174,10 @@ def _paths(wheels: Path, stack: contextlib.ExitStack) -> list[str]:
         return paths
     site = stack.enter_context(tempfile.TemporaryDirectory(prefix="commplan-wheels-"))
     for name in missing:
-        found = sorted(wheels.glob(f"{name}-*.whl"))
-        if not found:
+        files = sorted(wheels.glob(f"{name}-*.whl"))
+        if not files:
             raise SystemExit(f"{name} is not installed, and there is no {name}-*.whl in {wheels}")
-        with zipfile.ZipFile(found[-1]) as wheel:
+        with zipfile.ZipFile(files[-1]) as wheel:
             wheel.extractall(site)
     return [*paths, site]
 

@@ -9,6 +9,9 @@ name      = "gpu"
 count     = 8             # places inside one place of the next level
 latency   = "3us"
 bandwidth = "450GB/s"     # per member of the level and per direction
+[backend]                 # may be left out, and each of its keys
+call  = "8us"             # a collective of the backend's own, an empty one
+round = "7us"             # a round of a chunk program, where each is an operation
 """
 
 from __future__ import annotations
@@ -51,13 +54,16 @@ class Topology(msgspec.Struct, frozen=True):
     """Levels, innermost first; `cores` are those of one host, None where unknown.
 
     hosts: the names of the hosts, in the order of their places, of which each has equally many; empty where
-    the file does not list them.
+    the file does not list them. call, round: seconds of a call into the backend, and of a round of a chunk
+    program where each is an operation of its own; None where the file does not say.
     """
 
     name: str
     levels: tuple[Level, ...]
     cores: int | None = None
     hosts: tuple[str, ...] = ()
+    call: float | None = None
+    round: float | None = None
 
     @property
     def places(self) -> int:
@@ -113,7 +119,7 @@ class _Reader:
             self.fail(f"the topology is no TOML: {error}")
         except RecursionError:
             self.fail("the topology is nested too deep", "levels are tables of numbers and texts")
-        self.known_keys(content, ("name", "host", "level"), "the topology")
+        self.known_keys(content, ("name", "host", "level", "backend"), "the topology")
         name = self.want(content, "name", str, "the topology")
         tables = self.want(content, "level", list, "the topology")
         if not tables:
@@ -123,7 +129,7 @@ class _Reader:
         for twice in (n for i, n in enumerate(names) if n in names[:i]):
             self.fail(f"two levels are called `{twice}`")
         cores, hosts = self.host(content)
-        result = Topology(name, levels, cores, hosts)
+        result = Topology(name, levels, cores, hosts, **self.backend(content))
         if result.places > MOST:
             counts = " x ".join(str(level.count) for level in levels)
             self.fail(f"the topology has {counts} places, and may have {MOST:,}", "give smaller counts")
@@ -149,6 +155,16 @@ class _Reader:
             if not isinstance(name, str) or not name or not name.isprintable() or name in names[:index]:
                 self.fail(f"{name!r} in `names` of [host] is no name of its own", "a text for each host")
         return cores, tuple(names)
+
+    def backend(self, content: dict[str, Any]) -> dict[str, float]:
+        """Seconds of a call into the backend and of a round, as far as they are said."""
+        if "backend" not in content:
+            return {}
+        if not isinstance(content["backend"], dict):
+            self.fail("`backend` is no table", 'write [backend] with `call` and `round`, such as "8us"')
+        table = cast("dict[str, Any]", content["backend"])
+        self.known_keys(table, ("call", "round"), "[backend]")
+        return {key: self.quantity(table, key, _TIME, "[backend]") for key in table}
 
     def level(self, table: Any, index: int) -> Level:
         label = f"level {index + 1}"

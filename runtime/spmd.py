@@ -223,18 +223,18 @@ class _Step:
             local = {n: context.strip(trees[n].like(x), self.placements[n]).build() for n, x in given.items()}
             with context.unset.entered(mine, self._unset, self._used):
                 answer = self.function(mine, **local)
-            state_out, rest = self._answer(answer, len(results), tuple(own))
+            state_out, values = self._answer(answer, len(results), tuple(own))
             after = {name: flat(tree) for name, tree in state_out.items() if name != CALLS}
             for name in after:
                 self._check_same(f"state `{name}`", state_out[name], context.states[name].placement)
             structures.extend(
-                (own.structure, [jnp.ndim(x) == 0 for x in own.leaves]) for own in map(flat, rest)
+                (own.structure, [jnp.ndim(x) == 0 for x in own.leaves]) for own in map(flat, values)
             )
             out: list[Any] = []
             for i, result in enumerate(results):
-                if i < len(rest):
-                    self._check_same(f"result {i + 1}", rest[i], result, context.origin(self.named[i]))
-                    tree = context.unstrip(flat(rest[i]), result)
+                if i < len(values):
+                    self._check_same(f"result {i + 1}", values[i], result, context.origin(self.named[i]))
+                    tree = context.unstrip(flat(values[i]), result)
                     out.append(tree.build() if not result.split else _by_cut(tree.leaves, result))
                 else:  # a named argument that is not among the results
                     out.append(None if not result.split else ([], []))
@@ -258,11 +258,11 @@ class _Step:
         answer = new.build(after) | ({CALLS: calls} if CALLS in own else {})
         if not structures and not self.listed:
             return answer
-        rest = [
+        values = [
             x if not result.split else _together(x, *structure)
             for x, structure, result in zip(out, structures, results, strict=False)
         ]
-        return (answer, *rest)
+        return (answer, *values)
 
     def _check_same(self, subject: str, tree: Any, placement: Placement, origin: str = "") -> None:
         """What should be the same along an axis is typed so by JAX. Raises CP0813.
@@ -332,20 +332,20 @@ class _Step:
         Raises CP0811, CP0812.
         """
         state: Any = answer
-        rest: list[Any] = []
+        values: list[Any] = []
         if isinstance(answer, tuple) and answer:
-            state, *rest = cast("tuple[Any, ...]", answer)
+            state, *values = cast("tuple[Any, ...]", answer)
         checked = check_state(self.context, state, f"`{self.name}` as the first thing it returns", given)
         expected = "the state, then its named arguments in order (or fewer of them)"
-        if self.listed is not None and len(rest) != wanted:
+        if self.listed is not None and len(values) != wanted:
             self.context.fail(
                 "CP0811",
-                f"`{self.name}` returned {len(rest)} values after the state, and returns= lists {wanted}",
+                f"`{self.name}` returned {len(values)} values after the state, and returns= lists {wanted}",
             )
-        if len(rest) > wanted:
+        if len(values) > wanted:
             self.context.fail(
                 "CP0811",
-                f"`{self.name}` returned {len(rest)} values after the state, and has {wanted}"
+                f"`{self.name}` returned {len(values)} values after the state, and has {wanted}"
                 " named arguments",
                 f"without returns= it returns {expected}",
                 'say where the others lie: run.spmd(..., returns=("params", "per member, data"))',
@@ -353,7 +353,7 @@ class _Step:
         for name, tree in checked.items():
             if name != CALLS and len(flat(tree).leaves) != len(self.context.states[name].leaves):
                 self.context.fail("CP0805", f"`{self.name}` returned state `{name}` with another structure")
-        return checked, rest
+        return checked, values
 
 
 def _leaf_specs(tree: Tree, placement: Placement) -> list[PartitionSpec]:

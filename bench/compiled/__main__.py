@@ -44,9 +44,9 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="a folder for what was compiled")
     parser.add_argument("--summary", action="store_true", help="a line for each model and target")
     options = parser.parse_args()
-    for (model, machine), found in groupby(rows(options), key=lambda row: row[:2]):
+    for (model, machine), group in groupby(rows(options), key=lambda row: row[:2]):
         print(f"\n{f'{model} on {machine}':40}" + "".join(f"{word:>14}" for word in HEAD), flush=True)
-        for row in summary(list(found)) if options.summary else found:
+        for row in summary(list(group)) if options.summary else group:
             print(f"{row.way:40}" + "".join(f"{cell:>14}" for cell in cells(row)), flush=True)
 
 

@@ -62,11 +62,11 @@ def measure(scale: Scale) -> dict[str, Any]:
     rates: dict[str, dict[str, float]] = {}
     for name, row in (("images", IMAGE), ("blocks", BLOCK)):
         for ahead in (0, 1, 2):
-            found = _fed(mesh, pixels.reshape(-1, row), ahead, step, scale)
-            rates[f"{name} {ahead}"] = found
-            under, megabytes = found["under"], found["registered"] / 1e6
+            rate = _fed(mesh, pixels.reshape(-1, row), ahead, step, scale)
+            rates[f"{name} {ahead}"] = rate
+            under, megabytes = rate["under"], rate["registered"] / 1e6
             lines.append(
-                f"{name}, device_prefetch = {ahead}: alone {found['alone'] / 1e9:.2f} GB/s, under the step"
+                f"{name}, device_prefetch = {ahead}: alone {rate['alone'] / 1e9:.2f} GB/s, under the step"
                 f" {under / 1e9:.2f}, {under / best:.0%} of the bus, {pixels.nbytes / under * 1e3:.2f} ms a"
                 f" step; {megabytes:.0f} MB registered"
             )
@@ -80,8 +80,8 @@ def _fed(mesh: Mesh, rows: Any, ahead: int, step: Any, scale: Scale) -> dict[str
     text = PLAN.format(row=rows.shape[1], batch=len(rows), cores=scale.pick(1, 8), ahead=hint)
     program = commplan.loads(text).compile(mesh)
     run = program.bind(mesh, sources={"records": Records(rows, 2 * (batches + 2) * len(rows))})
-    with run.batches() as made:
-        feed = iter(made)
+    with run.batches() as batch_iterator:
+        feed = iter(batch_iterator)
         alone, under = (_rate(feed, batches, rows.nbytes, work) for work in (None, step))
         pinning = run.context.machine.pinning()
         registered = pinning.nbytes if ahead and pinning is not None else 0

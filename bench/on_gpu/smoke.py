@@ -53,21 +53,21 @@ def measure(scale: Scale) -> dict[str, Any]:
     """Losses before and after training; CommplanError, or what a library raises, where something fails."""
     del scale
     model = _model()
-    found: dict[str, Any] = {"lines": []}
+    results: dict[str, Any] = {"lines": []}
     for name in ("numpy", "torch"):
         source = _torch_records() if name == "torch" else Records()
         if source is None:
-            found["lines"].append("torch: not installed")
+            results["lines"].append("torch: not installed")
             continue
         losses, params = train(model, source)
         if not losses[-1] < losses[0]:
             raise AssertionError(f"records of {name}: the loss went from {losses[0]:.4f} to {losses[-1]:.4f}")
-        found[name] = losses
-        found["lines"].append(
+        results[name] = losses
+        results["lines"].append(
             f"records of {name}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, model of {model[2]}"
         )
-        found["lines"].append(_saved(params))
-    return found
+        results["lines"].append(_saved(params))
+    return results
 
 
 def train(model: Any, source: Any) -> tuple[list[float], Any]:

@@ -180,7 +180,9 @@ def time(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:{'.3g' if seconds < 1000 * scale else '.0f'}} {unit}"
-    return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
+    if seconds >= 0.1e-9:
+        return f"{seconds / 1e-9:.3g} ns"
+    return "<0.1 ns" if seconds else "0"
 
 
 def size(nbytes: float) -> str:

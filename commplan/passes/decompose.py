@@ -17,7 +17,14 @@ from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule
 from commplan.passes.bucket.packing import rewrite_flat
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
-from commplan.select.algorithm_search import HIERARCHY_MARGIN, Candidate, Chooser, is_worthwhile, rounded
+from commplan.select.algorithm_search import (
+    GUESS_MARGIN,
+    HIERARCHY_MARGIN,
+    Candidate,
+    Chooser,
+    is_worthwhile,
+    rounded,
+)
 from commplan.select.options import as_one, travels_narrow
 
 Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
@@ -80,7 +87,8 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
         if flat is None or stepped is None:
             return op.algorithm
         single, layered = single._replace(seconds=flat), layered._replace(seconds=stepped)
-    saves = layered.seconds < single.seconds * (1 - HIERARCHY_MARGIN)
+    margin = GUESS_MARGIN if single.is_native and not layered.is_native else HIERARCHY_MARGIN
+    saves = layered.seconds < single.seconds * (1 - margin)
     if not (saves if chooser.jax else is_worthwhile(layered, single)):
         return op.algorithm  # `select` lists what was not taken
     choices.append(_chosen(op, single, layered, written))

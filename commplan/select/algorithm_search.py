@@ -2,8 +2,8 @@
 
 Every candidate has a predicted time (`costs`); the fastest is taken, and of those within `TIE_MARGIN` of it
 the simplest, so that small errors of the model decide nothing. Under JAX a chunk program is many operations
-where the backend has one: it is a candidate only where the machine was measured, and must win by
-`GUESS_MARGIN`. A hierarchy in levels of the backend's own must win by `HIERARCHY_MARGIN`.
+where the backend has one: it is a candidate only where a calibration or the topology says what a round costs,
+and must win by `GUESS_MARGIN`. A hierarchy in levels of the backend's own must win by `HIERARCHY_MARGIN`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Chooser:
     def _decision(self, taken: Candidate, ways: list[Candidate]) -> Decision:
         rest = sorted((w for w in ways if w.algorithm != taken.algorithm), key=lambda way: way.seconds)
         faster = any(way.seconds < taken.seconds for way in rest)
-        why = "the fastest" if rest else "the backend's own: programs are tried where a calibration is given"
+        why = "the fastest" if rest else "the backend's own: no calibration or topology says what rounds cost"
         if faster:
             why = self._why_slower(taken, rest)
         shown = rest[:SHOWN] + [way for way in rest[SHOWN:] if way.algorithm == NATIVE]
@@ -164,11 +164,16 @@ class Chooser:
         That is `native`; but an MPI library's own gets slower than its best algorithm as messages grow, so
         where the table of `rules` leaves it behind it comes last.
         """
-        programs = not self.jax or (self.costs is not None and self.costs.measured)
-        algorithms = options.flat(op.kind, self.schedule.size(op.axes), programs=programs)
+        algorithms = options.flat(op.kind, self.schedule.size(op.axes), programs=self._prices_rounds)
         ways = [way for algorithm in algorithms if (way := self._way(op, algorithm, few=few))]
         small = self.jax or rule("mpi", op.kind, self.whole(op)).algorithm == "native"
         return ways if small else sorted(ways, key=lambda way: way.algorithm == NATIVE)
+
+    @property
+    def _prices_rounds(self) -> bool:
+        """Whether it is known what the rounds of a chunk program cost: under JAX each is an operation."""
+        stated = self.topology is not None and self.topology.round is not None
+        return not self.jax or (self.costs is not None and (self.costs.measured or stated))
 
     def whole(self, op: Collective) -> int:
         """Bytes of the buffer that all ranks of `op` together make."""
@@ -184,7 +189,7 @@ class Chooser:
             return []
         if self.jax and op.kind in ("all_reduce", "broadcast") and all(r.key in op.axes for r in ladder):
             return self._stepwise(op, ladder)
-        if self.jax and (self.costs is None or not self.costs.measured):
+        if not self._prices_rounds:
             return []
         return self._greedy(op, ladder, few=few)
 

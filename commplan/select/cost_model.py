@@ -50,7 +50,8 @@ class Costs:
             return source
         calibration, topology = self._predictor.calibration, self._predictor.network.topology
         if calibration is None:
-            return f"model of topology `{topology.name}`, nothing measured"
+            guess = "" if topology.round is None else "a guess until calibrated: "
+            return f"{guess}model of topology `{topology.name}`, nothing measured"
         return f"model of topology `{topology.name}`, its levels measured {calibration.date}"
 
 

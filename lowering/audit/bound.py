@@ -46,8 +46,10 @@ class _Graph:
         """Seconds of one run of `computation` that wait for collectives on `level`."""
         own = [c for c in self.step.collectives if c.computation == computation and self._crosses(c, level)]
         needs = [seconds_of(collective, self.machine) for collective in own]
-        rest = sum(needs) - hidden(needs, self._offers(self.module.computations[computation], own))
-        return rest + sum(times * self.exposed(body, level) for _, body, times in self._loops(computation))
+        own_wait = sum(needs) - hidden(needs, self._offers(self.module.computations[computation], own))
+        return own_wait + sum(
+            times * self.exposed(body, level) for _, body, times in self._loops(computation)
+        )
 
     def _crosses(self, collective: CompiledCollective, level: Level) -> bool:
         return level in seconds_by_level(collective, self.machine)
@@ -133,11 +135,11 @@ def _path(
     offer has something free.
     """
     before: dict[int, tuple[int, int]] = {}  # of a need: who takes its offer, and which
-    queue, known, rest = deque([start]), {start}, set(free)
+    queue, known, offers = deque([start]), {start}, set(free)
     while queue:
         need = queue.popleft()
-        for offer in [offer for offer in rest if offer >> need & 1]:
-            rest.discard(offer)
+        for offer in [offer for offer in offers if offer >> need & 1]:
+            offers.discard(offer)
             if free[offer] > _NONE:
                 path = [(need, offer)]
                 while need != start:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.byhand import reduce_plan, tree
 
 from commplan.compiler import compile_plan
@@ -53,6 +54,13 @@ def test_there_are_examples() -> None:
     assert load_topology(next(p for p in FILES if p.stem == "h100_65536")).places == 65536
 
 
+def test_what_calls_and_rounds_cost() -> None:
+    assert (SMALL.call, SMALL.round) == (None, None)
+    assert parse_topology(GOOD + '[backend]\ncall = "8us"\nround = "1ms"\n') == replace(
+        SMALL, call=8e-6, round=1e-3
+    )
+
+
 def test_quantities_are_seconds_and_bytes() -> None:
     assert Topology("small", (Level("gpu", 4, 3e-6, 450e9), Level("node", 2, 1.5e-3, 12.5e6)), 4) == SMALL
     assert SMALL.places == 8
@@ -83,6 +91,9 @@ def test_quantities_are_seconds_and_bytes() -> None:
         ('"450GB/s"', '"0GB/s"', "must be above zero"),
         ('name = "node"', 'name = "gpu"', "two levels are called `gpu`"),
         ('name = "node"', 'name = "node"\nwidth = 1', "level 2 has an unknown key `width`"),
+        ('name = "small"', 'name = "small"\nbackend = 1', "`backend` is no table"),
+        ("[host]", '[backend]\nround = 7\n[host]', "`round` of [backend] must be of type str, not 7"),
+        ("[host]", '[backend]\nrounds = "7us"\n[host]', "did you mean `round`?"),
     ],
 )  # fmt: skip
 def test_malformed_files(old: str, new: str, message: str) -> None:

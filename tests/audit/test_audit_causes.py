@@ -76,7 +76,9 @@ def test_buckets_that_nothing_holds_apart_are_combined(mesh: Any) -> None:
 
 
 def test_a_phase_called_twice(mesh: Any) -> None:
-    assert causes(audited(mesh, calls=2)) == [("extra", "repeated")]
+    report = audited(mesh, calls=2)
+    assert causes(report) == [("extra", "repeated")]
+    assert "calls phase `step` again, or `run.layers` runs its stages" in report.differences[0].reason
 
 
 def test_a_step_of_another_program(mesh: Any) -> None:

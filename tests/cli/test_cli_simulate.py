@@ -155,6 +155,7 @@ def test_a_calibration_is_for_its_backend(
     [
         (0.0, "0"),
         (5e-10, "0.5 ns"),
+        (2e-12, "<0.1 ns"),
         (1.5e-6, "1.5 us"),
         (0.0123, "12.3 ms"),
         (2.0, "2 s"),

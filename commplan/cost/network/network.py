@@ -58,7 +58,9 @@ class Network:
         first = topology.levels[0]
         gamma = min(GAMMA, 1 / (4 * first.bandwidth))
         if calibration is None:
-            return cls(topology, topology.levels, OVERHEAD * first.latency, gamma, CALL, CALL)
+            call = CALL if topology.call is None else topology.call
+            round_ = call if topology.round is None else topology.round
+            return cls(topology, topology.levels, OVERHEAD * first.latency, gamma, call, round_)
         measured = {level.name: level for level in calibration.levels}
         levels = tuple(
             msgspec.structs.replace(level, latency=known.latency, bandwidth=known.bandwidth)
