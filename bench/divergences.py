@@ -124,8 +124,8 @@ def outcome(case: Case, port: int) -> list[str]:
             job.communicate()
             ends.append("hung")
             continue
-        said = [line.removeprefix("became ") for line in output.splitlines() if line.startswith("became ")]
-        ends += said or [f"crashed: {output[-2000:]}"]
+        endings = [line.removeprefix("became ") for line in output.splitlines() if line.startswith("became ")]
+        ends += endings or [f"crashed: {output[-2000:]}"]
     return ends
 
 

@@ -285,9 +285,9 @@ class Systematic(Campaign):
         wanted = [base for name in SYSTEMATIC for base in self.bases if base.name.startswith(f"{name} ")][
             :count
         ]
-        rest = [base for base in self.bases if base not in wanted and 3 < _size(base) < 40]
-        random.Random(seed).shuffle(rest)
-        self.bases = [*wanted, *rest][:count]
+        others = [base for base in self.bases if base not in wanted and 3 < _size(base) < 40]
+        random.Random(seed).shuffle(others)
+        self.bases = [*wanted, *others][:count]
         self._edits = [list(edits(base.schedule)) for base in self.bases]
         self.index = [
             (base, at, repair)
@@ -397,13 +397,13 @@ def run_all(
             done.add(number)
             if record is not None:
                 yield record
-    rest = [number for number in numbers if number not in done]
+    missing = [number for number in numbers if number not in done]
     if state is not None:
         kept = state.read_text().splitlines()[: len(done) + 1] if done else [head]
         state.write_text("".join(f"{line}\n" for line in kept))
     start = time.perf_counter()
     with state.open("a") if state is not None else contextlib.nullcontext() as log:
-        for count, (number, record) in enumerate(_results(case, rest, jobs), 1):
+        for count, (number, record) in enumerate(_results(case, missing, jobs), 1):
             if log is not None:
                 print(msgspec.json.encode((number, record)).decode(), file=log, flush=True)
             if count % 500 == 0:

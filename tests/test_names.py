@@ -1,4 +1,4 @@
-"""Names of variables and parameters in the product say what the value is: none is a word of grammar."""
+"""Names of variables and parameters say what the value is: none is a word of grammar."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("commplan", "dsl", "lowering", "runtime")
+PROGRAMS = ("bench",)
+UNREAD = {ROOT / "bench" / "gpu.py"}
 GRAMMAR = {"about", "beside", "found", "here", "made", "one", "said", "there", "together", "told", "what"}
 
 
@@ -32,12 +34,12 @@ def test_it_finds_them():
     assert sorted({name for _, name in bound(tree)}) == ["found", "here", "one", "what", "y"]
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", ROOMS + PROGRAMS)
 def test_no_variable_is_a_word_of_grammar(room: str):
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in sorted((ROOT / room).rglob("*.py"))
-        if not (room == "commplan" and path.relative_to(ROOT / room).parts[0] in ROOMS)
+        if not (room == "commplan" and path.relative_to(ROOT / room).parts[0] in ROOMS) and path not in UNREAD
         for line, name in bound(ast.parse(path.read_text(encoding="utf-8")))
         if name in GRAMMAR
     ]

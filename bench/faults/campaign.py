@@ -112,7 +112,7 @@ def observed(
     said. on_fault: called when the fault has happened.
     """
     over = over or (lambda text: all(job.poll() is not None for job in jobs))
-    until, marked, said, ended, text = time.monotonic() + START_S, None, None, False, ""
+    until, marked, report_time, ended, text = time.monotonic() + START_S, None, None, False, ""
     while time.monotonic() < until and not ended:
         time.sleep(POLL_S)
         ended = over(text)  # what it said last is read below
@@ -120,14 +120,14 @@ def observed(
         if marked is None and (mark := MARK.search(text)):
             marked, until = mark, time.monotonic() + DEADLINE_S
             on_fault()
-        if marked is not None and said is None and SAID.search(text, marked.end()):
-            said = time.time() - float(marked[1])
+        if marked is not None and report_time is None and SAID.search(text, marked.end()):
+            report_time = time.time() - float(marked[1])
     for job in jobs:
         for process in {job.pid, *_session(job.pid)}:  # ranks are in groups of their own
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         job.wait()
-    return Job(said, ended and marked is not None, text)
+    return Job(report_time, ended and marked is not None, text)
 
 
 def _session(leader: int) -> list[int]:

@@ -130,7 +130,7 @@ def judged(fault: Fault) -> Outcome:
 
 def right(fault: Fault, text: str) -> bool:
     """Whether all others name the culprit, in the line that waits for it, and nobody else."""
-    said = {int(index): words for index, words in re.findall(r"member (\d): error after all: (.*)", text)}
+    errors = {int(index): words for index, words in re.findall(r"member (\d): error after all: (.*)", text)}
     others = set(range(MEMBERS)) - {fault.culprit}
     if fault.kind == "memory":
         return "error[CP0923]" in text and "there is not enough of it" in text
@@ -139,18 +139,18 @@ def right(fault: Fault, text: str) -> bool:
         return bool(pairs) and all(str(fault.culprit) in pair for pair in pairs)
     if fault.kind == "raise":
         line = rf"shared\.plan:{MAPS}:\d+: error\[CP09\d\d\]: .*"
-        return said.keys() == {0, 1, 2} and len(re.findall(line, text)) == MEMBERS and "not finite" in text
-    if not others <= said.keys():
+        return errors.keys() == {0, 1, 2} and len(re.findall(line, text)) == MEMBERS and "not finite" in text
+    if not others <= errors.keys():
         return False
-    if fault.kind == "sleep" and "`decode`" not in said.get(fault.culprit, ""):
+    if fault.kind == "sleep" and "`decode`" not in errors.get(fault.culprit, ""):
         return False
     state = {"stop": "is stopped", "kill": "died", "exit": "left", "skip": "left", "sleep": "lives"}[
         fault.kind
     ]
     return all(
-        set(re.findall(r"process (\d) of 3", said[index])) == {str(fault.culprit)}
-        and state in said[index]
-        and f"shared.plan:{SHARES}:" in said[index]
+        set(re.findall(r"process (\d) of 3", errors[index])) == {str(fault.culprit)}
+        and state in errors[index]
+        and f"shared.plan:{SHARES}:" in errors[index]
         for index in others
     )
 

@@ -133,10 +133,10 @@ def right(fault: Fault, text: str) -> bool:
 
 def blamed(text: str) -> set[int]:
     """The ranks of which it is said that they hold the others."""
-    found = re.findall(
+    pairs = re.findall(
         r"rank (\d) (?:is stopped|has died|has not come|does not answer)|program has ended on rank (\d)", text
     )
-    return {int(first or second) for first, second in found}
+    return {int(first or second) for first, second in pairs}
 
 
 PLACE = Place(KINDS, BOUND_S, draw, judged)

@@ -77,8 +77,8 @@ class Ring:
                 self._armed.value = first // steps + 1
                 self._ring()
             for number in range(first, first + steps):
-                while (made := self._made.value) <= number:
-                    _wait(self._made, made)
+                while (count := self._made.value) <= number:
+                    _wait(self._made, count)
                     if os.getppid() != self._parent:  # the bench was killed
                         raise SystemExit(1)
                 yield self._slots[number % SLOTS]

@@ -51,8 +51,8 @@ def jpegs(count: int) -> list[bytes]:
 
 def pack(path: Path, count: int, pictures: int | None = None) -> None:
     """Write `count` records to one file, and where they begin beside it. pictures: JPEGs that they share."""
-    made = jpegs(min(count, pictures or count))
-    records = [number.to_bytes(PREFIX, "little") + made[number % len(made)] for number in range(count)]
+    images = jpegs(min(count, pictures or count))
+    records = [number.to_bytes(PREFIX, "little") + images[number % len(images)] for number in range(count)]
     np.save(path.with_suffix(".npy"), np.cumsum([0, *map(len, records)]))
     path.write_bytes(b"".join(records))
 

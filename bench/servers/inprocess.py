@@ -106,18 +106,18 @@ class Job:
     victim: a worker, and after how many moves of its own it is killed."""
 
     def __init__(
-        self, what: Made, folder: Path, seed: int, *, replay: bool, victim: tuple[int, int] | None = None
+        self, setup: Made, folder: Path, seed: int, *, replay: bool, victim: tuple[int, int] | None = None
     ) -> None:
-        self.case, self.sites = what.case, what.sites
+        self.case, self.sites = setup.case, setup.sites
         self.rng, self.victim = random.Random(seed), victim
-        workers, servers = range(what.case.workers), range(what.case.servers)
+        workers, servers = range(setup.case.workers), range(setup.case.servers)
         self.inbox: list[dict[int, deque[Array]]] = [{} for _ in workers]
         self.sorry: set[int] = set()
         self.wires = {(w, k): deque[tuple[int, Array]]() for w in workers for k in servers}
         self.pace = {key: self.rng.choice((0.05, 0.3, 1, 1, 3)) for key in (*workers, *self.wires)}
         self.beside: deque[tuple[int, Mail]] = deque()
         self.posts = [Wires(self.inbox, self.sorry, self.beside, k) for k in servers]
-        self.drivers = [Driver(self.sites, k, what.desks[k], self.posts[k].send) for k in servers]
+        self.drivers = [Driver(self.sites, k, setup.desks[k], self.posts[k].send) for k in servers]
         self.serving = [
             Silent(driver, post, "server", post.idle)
             for driver, post in zip(self.drivers, self.posts, strict=True)

@@ -251,11 +251,11 @@ class Stage:
         return log.stat().st_size // self.entry_nbytes if log.exists() else 0
 
 
-def _until(enough: Callable[[], bool], seconds: float, what: str) -> None:
+def _until(enough: Callable[[], bool], seconds: float, event: str) -> None:
     end = time.monotonic() + seconds
     while not enough():
         if time.monotonic() > end:
-            raise TimeoutError(f"{what} did not do so in {seconds:g} s")
+            raise TimeoutError(f"{event} did not do so in {seconds:g} s")
         time.sleep(LOOK_S)
 
 
@@ -285,7 +285,7 @@ def _left(
     left = [f"process {pid}" for pid in pids_of({program.process.pid for program in programs})]
     left += [f"temporary file {file.name}" for file in (played.folder / "tmp").rglob("*")]
     if system == "commplan":
-        left += [f"memory {found.name}" for found in directory.found(name)]
+        left += [f"memory {feed.name}" for feed in directory.found(name)]
     end = time.monotonic() + 2.0
     while (fresh := _shared_memory(system) - before) and time.monotonic() < end:
         time.sleep(LOOK_S)

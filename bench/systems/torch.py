@@ -77,8 +77,8 @@ class Beside(Each):
         self._matrix = torch.from_numpy(matrix())
 
     def run(self) -> None:
-        first, *rest = self._results
-        waiting = [dist.all_reduce(result, async_op=True) for result in rest]
+        first, *others = self._results
+        waiting = [dist.all_reduce(result, async_op=True) for result in others]
         first += numpy_products(self._matrix, self._count)[0, 0] - 1
         waiting.append(dist.all_reduce(first, async_op=True))
         for handle in waiting:
