@@ -127,7 +127,7 @@ def calibration(scale: Any, seconds: float) -> dict[str, Any]:
         rate = curve.sizes[-1] / curve.seconds[-1]
         if rate > best.get(curve.kind, (0.0, ""))[0]:
             best[curve.kind] = (rate, f"{curve.algorithm} on {curve.sizes[-1] / 1e6:.3g} MB")
-    lines += [f"{kind}: at best {rate / 1e9:.2f} GB/s, {what}" for kind, (rate, what) in best.items()]
+    lines += [f"{kind}: at best {rate / 1e9:.2f} GB/s, {setting}" for kind, (rate, setting) in best.items()]
     return {"lines": lines, "calibration": text}
 
 
@@ -152,8 +152,8 @@ def _apart(part: str, seconds: float, rounds: int, environment: dict[str, str]) 
     result = _last(done.stdout)
     if result is not None and not done.returncode:
         return result
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return {"failed": f"status {done.returncode}: {' | '.join(said[-6:])[-600:]}"}
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return {"failed": f"status {done.returncode}: {' | '.join(lines[-6:])[-600:]}"}
 
 
 def _report(result: dict[str, Any]) -> None:

@@ -38,14 +38,14 @@ def look(request: str) -> str:
     begin = time.perf_counter()
     asked = msgspec.json.decode(request)
     plan, diagnostics = dsl.load(asked["text"], FILE)
-    said: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "diagnostics": diagnostics,
         "formatted": _formatted(asked["text"]),
         "graphs": graphs(plan) if plan else (),
     }
     if plan is not None:
-        said |= _compiled(plan, asked)
-    return msgspec.json.encode(said | {"seconds": time.perf_counter() - begin}).decode()
+        answer |= _compiled(plan, asked)
+    return msgspec.json.encode(answer | {"seconds": time.perf_counter() - begin}).decode()
 
 
 def _formatted(text: str) -> str | None:

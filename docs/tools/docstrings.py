@@ -33,11 +33,11 @@ def rewritten(text: str, names: Iterable[str]) -> str:
     known = "|".join(map(re.escape, names))
     lines = list[str]()
     for line in text.splitlines():
-        found = re.match(rf"({known}): (.*)", line) if known else None
-        if found:
+        match = re.match(rf"({known}): (.*)", line) if known else None
+        if match:
             lines += [
                 *([] if lines and lines[-1].startswith(("- ", "    ")) else [""]),
-                f"- `{found[1]}`: {found[2]}",
+                f"- `{match[1]}`: {match[2]}",
             ]
         elif (
             lines and lines[-1].startswith(("- ", "    ")) and line and not line.startswith(("Raises", ">>>"))

@@ -17,8 +17,8 @@ VERBATIM = re.compile(r"^(```|~~~).*?^\1|^(?: {4}|#)[^\n]*$|`[^`\n]+`|\[[^\]\n]*
 
 def pages() -> dict[str, str]:
     """Name of the page -> its text."""
-    made = {f"{FOLDER}/{code}.md": _page(code) for code in titles()}
-    return made | {f"{FOLDER}/index.md": _index()}
+    texts = {f"{FOLDER}/{code}.md": _page(code) for code in titles()}
+    return texts | {f"{FOLDER}/index.md": _index()}
 
 
 def linked(markdown: str, name: str) -> str:

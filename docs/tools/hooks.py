@@ -20,8 +20,8 @@ from mkdocs.structure.pages import Page
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are made: one for each error, and one for each file that a page links."""
-    made = error_pages.pages()
-    for name, text in {**made, **repository.pages(files, made)}.items():
+    errors = error_pages.pages()
+    for name, text in {**errors, **repository.pages(files, errors)}.items():
         files.append(File.generated(config, name, content=text))
     return files
 

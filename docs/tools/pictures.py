@@ -21,7 +21,7 @@ Held = dict[tuple[int, int], frozenset[int]]  # (rank, chunk) -> whose terms, or
 
 def drawn(markdown: str) -> str:
     """`markdown` with its pictures. Raises SystemExit for one that there is not."""
-    return WANTED.sub(lambda found: _picture(*found[1].split()), markdown)
+    return WANTED.sub(lambda match: _picture(*match[1].split()), markdown)
 
 
 def _picture(name: str, *words: str) -> str:
@@ -48,8 +48,8 @@ class Canvas:
         self.shapes.append(f'<rect {place} rx="2" class="{kind}"/>')
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "middle") -> None:
-        beside = {"start": 7.0, "middle": 3.5, "end": 0.0}[anchor]  # pixels of a letter right of x
-        self._reach(x + beside * len(words), y)
+        width = {"start": 7.0, "middle": 3.5, "end": 0.0}[anchor]  # pixels of a letter right of x
+        self._reach(x + width * len(words), y)
         self.shapes.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(words)}</text>'
         )

@@ -20,21 +20,21 @@ ALWAYS = ("CONTRIBUTING.md", "CHANGELOG.md")
 ERROR_PAGES = "commplan/pages/"
 
 
-def pages(files: Files, made: Mapping[str, str]) -> dict[str, str]:
+def pages(files: Files, generated: Mapping[str, str]) -> dict[str, str]:
     """The pages of all files that a page of the site, or one of these pages, links to."""
     texts = {file.src_uri: file.content_string for file in files.documentation_pages()}
-    found: dict[str, str] = {}
+    texts_of: dict[str, str] = {}
     waiting = list(ALWAYS)
-    for name, text in (texts | dict(made)).items():
+    for name, text in (texts | dict(generated)).items():
         waiting.extend(_outside(text, name))
     while waiting:
         path = waiting.pop()
         name = _page(path)
-        if name in found or name in made or not (ROOT / path).is_file():
+        if name in texts_of or name in generated or not (ROOT / path).is_file():
             continue
-        found[name] = _text(path)
-        waiting.extend(_outside(found[name], name))
-    return found
+        texts_of[name] = _text(path)
+        waiting.extend(_outside(texts_of[name], name))
+    return texts_of
 
 
 def linked(markdown: str, name: str) -> str:

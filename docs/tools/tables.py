@@ -25,7 +25,7 @@ WANTED = re.compile(r"^<!-- table: (\w+) -->$", re.M)
 
 def made(markdown: str) -> str:
     """`markdown` with its tables. Raises SystemExit for one that there is not."""
-    return WANTED.sub(lambda found: _table_called(found[1]), markdown)
+    return WANTED.sub(lambda match: _table_called(match[1]), markdown)
 
 
 def _table_called(name: str) -> str:

@@ -105,8 +105,8 @@ def _fetch(package: Package, folder: Path) -> None:
         raise SystemExit("the manual needs npm, to fetch what its pages run (Debian: apt install npm)")
     CACHE.mkdir(parents=True, exist_ok=True)
     wanted = f"{package.name}@{package.version}"
-    said = _run(["npm", "pack", "--silent", "--ignore-scripts", wanted], f"npm could not fetch {wanted}")
-    archive = CACHE / said.split()[-1]
+    output = _run(["npm", "pack", "--silent", "--ignore-scripts", wanted], f"npm could not fetch {wanted}")
+    archive = CACHE / output.split()[-1]
     digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
     if f"sha512-{digest}" != package.integrity:
         raise SystemExit(f"{wanted} is not the archive that was pinned: its digest is sha512-{digest}")
