@@ -15,6 +15,7 @@ from commplan.report.document import Document
 ASSETS = files("commplan.report") / "assets"
 SCRIPTS = (
     "dom.js",
+    "selection.js",
     "layers.js",
     "graph.js",
     "timeline.js",

@@ -61,34 +61,8 @@
     if (last && stale.has(index)) draw(index);
   }
 
-  // What is marked: the line pointed at, else the one that was clicked. Listeners are those of the drawing at hand.
-  let listeners = new Map();
-  let [pointed, held, marked] = [0, 0, 0];
-  const tell = () => {
-    const line = pointed || held;
-    if (line === marked) return;
-    marked = line;
-    editor.highlight(line);
-    for (const acts of listeners.values()) acts.forEach((act) => act(line));
-  };
-  const selection = {
-    hover(line) {
-      pointed = line;
-      tell();
-    },
-    pick(line) {
-      held = held === line ? 0 : line;
-      pointed = 0;
-      tell();
-    },
-    held: () => held,
-    listen() {},
-  };
-  const selectionOf = (index) => {
-    const acts = [];
-    listeners.set(index, acts);
-    return { ...selection, listen: (act) => acts.push(act) };
-  };
+  const selection = commplan.selection();
+  selection.of("editor").listen((line) => editor.highlight(line));
 
   let sample = null;
   let last = null;
@@ -97,7 +71,7 @@
 
   function draw(index) {
     stale.delete(index);
-    const chosen = selectionOf(index);
+    const chosen = selection.of(index);
     const report = last.document ? { ...EMPTY, ...last.document } : null;
     const nothing = html("p", { class: "remark" }, last.left_out || "This is shown once the plan compiles.");
     const drawn = {
@@ -167,7 +141,6 @@
     state.textContent = diagnostics.length ? `${diagnostics.length} to mend (${ms} ms)` : `compiles (${ms} ms)`;
     root.dataset.state = diagnostics.length ? "wrong" : "right";
     if (answer.assumed) assumed.querySelector("pre").textContent = listed(answer.assumed);
-    [listeners, marked] = [new Map(), 0];
     stale = new Set(views.keys());
     draw(pages.findIndex((page) => !page.hidden));
     root.dataset.answered = editor.text() === asked ? "true" : "false";
@@ -218,7 +191,7 @@
     sample = next;
     given.value = "";
     editor.set(sample.text);
-    held = 0;
+    selection.release();
     later();
   }
 

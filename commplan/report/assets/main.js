@@ -1,35 +1,12 @@
 "use strict";
-// Puts the panels on the page: the selection that they share, and the theme.
+// Puts the panels on the page, with the selection that they share, and the theme.
 (() => {
   const report = JSON.parse(document.getElementById("document").textContent);
   const { panels, html } = commplan;
 
-  // The line that is marked: the one pointed at, else the one that was clicked.
-  const listeners = [];
-  let [pointed, held, marked] = [0, 0, 0];
-  const tell = () => {
-    const line = pointed || held;
-    if (line === marked) return;
-    marked = line;
-    listeners.forEach((act) => act(line));
-  };
-  const selection = {
-    hover(line) {
-      pointed = line;
-      tell();
-    },
-    pick(line) {
-      held = held === line ? 0 : line;
-      pointed = 0;
-      tell();
-    },
-    held: () => held,
-    listen(act) {
-      listeners.push(act);
-    },
-  };
+  const selection = commplan.selection().of("page");
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && held) selection.pick(held);
+    if (event.key === "Escape") selection.release();
   });
 
   document.getElementById("name").textContent = report.plan;
