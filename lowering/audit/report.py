@@ -12,13 +12,13 @@ import msgspec
 
 from commplan.diagnostics import fail, plural
 from commplan.ir.schedule import Schedule
-from commplan.ir.types import timed
+from commplan.ir.types import sized, timed
 from commplan.lowering.audit.causes import Causes
 from commplan.lowering.audit.compare import Difference, Report, match
 from commplan.lowering.audit.estimate import Estimate, Machine, estimate
 from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.profile import Shift, shifts
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep
+from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Memory
 from commplan.lowering.audit.walk import audit_text
 
 _MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")
@@ -44,7 +44,8 @@ class Row(msgspec.Struct, frozen=True):
 class Audit(msgspec.Struct, frozen=True):
     """What a compiled step has of its plan. `str` gives it as a table and sentences.
 
-    phases: those looked at; skipped: the others, which the step does not call.
+    phases: those looked at; skipped: the others, which the step does not call. memory: of one device; None
+    where that is not known.
     """
 
     plan: str
@@ -55,6 +56,7 @@ class Audit(msgspec.Struct, frozen=True):
     machine: Machine | None = None
     estimate: Estimate | None = None
     profiled: Profiled | None = None
+    memory: Memory | None = None
 
     @property
     def ok(self) -> bool:
@@ -68,7 +70,7 @@ class Audit(msgspec.Struct, frozen=True):
         lines = [head, *self._table()]
         lines += [f"  not called: {', '.join(self.skipped)}"] if self.skipped else []
         lines += _reasons(self.differences)
-        return "\n".join([*lines, *self._costs(), *self._profiled()])
+        return "\n".join([*lines, *self._memory(), *self._costs(), *self._profiled()])
 
     def data(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -77,7 +79,7 @@ class Audit(msgspec.Struct, frozen=True):
             "rows": msgspec.to_builtins(self.rows),
             "differences": [_data_of(difference) for difference in self.differences],
             "estimate": msgspec.to_builtins(self.estimate), "machine": msgspec.to_builtins(self.machine),
-            "profiled": self.profiled and self.profiled.data(),
+            "profiled": self.profiled and self.profiled.data(), "memory": msgspec.to_builtins(self.memory),
         }  # fmt: skip
 
     def _table(self) -> list[str]:
@@ -85,6 +87,15 @@ class Audit(msgspec.Struct, frozen=True):
             return [f"  no collectives in {', '.join(self.phases) or 'the step'}"]
         cells = [("phase", "line", "plan", "compiled", "takes", "exposed"), *map(_cells, self.rows)]
         return _aligned([row if self.estimate else row[:4] for row in cells])
+
+    def _memory(self) -> list[str]:
+        if self.memory is None:
+            return []
+        memory = self.memory
+        results = f"{sized(memory.outputs)} of results"
+        results += f" ({sized(memory.donated)} of them where arguments lay)" if memory.donated else ""
+        parts = f"{sized(memory.arguments)} of arguments, {results}, {sized(memory.temporary)} temporary"
+        return ["", f"memory of a device: {sized(memory.total)}: {parts}"]
 
     def _costs(self) -> list[str]:
         if self.estimate is None or self.machine is None:
@@ -140,6 +151,7 @@ def audit(
     traced: str,
     platform: Literal["cpu", "gpu"] = "cpu",
     profiled: str | None = None,
+    memory: Memory | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
     phases: Sequence[str] = (),
@@ -150,7 +162,7 @@ def audit(
     traced: the text of the step as JAX hands it to XLA. mesh: sizes of the axes in the order in which devices
     are counted; by default as `traced` says, else as the plan does. phases: those to look for; by default
     those that the step calls, and `each step`. machine: to estimate with. profiled: the step compiled with a
-    profile of what its instructions take on `machine`.
+    profile of what its instructions take on `machine`. memory: what the step takes of one device's.
 
     Raises CP1151 for a phase that the plan does not have.
     """
@@ -174,7 +186,7 @@ def audit(
     costs = estimate(step, machine) if machine else None
     rows = _rows(report, differences, costs)
     skipped = tuple(name for name in known if name not in wanted and not phases)
-    result = Audit(schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs)
+    result = Audit(schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs, memory=memory)
     if profiled is None or costs is None:
         return result
     other = audit(schedule, profiled, traced, platform, mesh=mesh, phases=phases, machine=machine)

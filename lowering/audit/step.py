@@ -33,6 +33,24 @@ class Origin(msgspec.Struct, frozen=True):
         return f"`{self.primitive}`{at}"
 
 
+class Memory(msgspec.Struct, frozen=True):
+    """What a compiled step takes of the memory of one device, in bytes, as XLA counts it.
+
+    arguments: all that it is given; outputs: of its results; donated: the bytes of those that lie where
+    arguments lay; temporary: what it needs beside both while it runs.
+    """
+
+    arguments: int
+    outputs: int
+    donated: int
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        """All of it at once."""
+        return self.arguments + self.outputs - self.donated + self.temporary
+
+
 class CompiledCollective(msgspec.Struct, frozen=True):
     """One collective of the compiled step.
 

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh
 from commplan.diagnostics import fail, plural
 from commplan.lowering.audit.estimate import Machine
 from commplan.lowering.audit.profile import profile
+from commplan.lowering.audit.step import Memory
 from commplan.lowering.audit.targets import Target
 from commplan.lowering.jax.typing_shim import jax
 
@@ -63,13 +64,15 @@ def mesh_on(target: Target, sizes: Mapping[str, int]) -> Mesh:
 class StepText(NamedTuple):
     """A step as text, as XLA compiled it and as JAX handed it to XLA, and what it is compiled for.
 
-    profiled: as XLA compiled it with a profile; None where it was given none.
+    profiled: as XLA compiled it with a profile; None where it was given none. memory: of the step without
+    one; None where XLA does not say.
     """
 
     compiled: str
     traced: str
     platform: Literal["cpu", "gpu"]
     profiled: str | None = None
+    memory: Memory | None = None
 
 
 def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | None = None) -> StepText:
@@ -85,12 +88,23 @@ def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | N
     compiled = lowered.compile()
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for sharding in shardings for device in sharding.device_set}
-    text = StepText(
-        compiled.as_text(), traced, "cpu" if (platforms or {jax.default_backend()}) == {"cpu"} else "gpu"
-    )
+    platform = "cpu" if (platforms or {jax.default_backend()}) == {"cpu"} else "gpu"
+    text = StepText(compiled.as_text(), traced, platform, memory=_memory(compiled))
     if profiled_for is None:
         return text
     if text.platform == "cpu":
         fail("CP1156", "the step is compiled for CPU devices, whose scheduler takes no profile", GPUS_ONLY)
     times = profile(text.compiled, profiled_for)
     return text._replace(profiled=lowered.compile(compiler_options={"fdo_profile": times}).as_text())
+
+
+def _memory(compiled: Any) -> Memory | None:
+    counts = compiled.memory_analysis()
+    if counts is None:
+        return None
+    return Memory(
+        counts.argument_size_in_bytes,
+        counts.output_size_in_bytes,
+        counts.alias_size_in_bytes,
+        counts.temp_size_in_bytes,
+    )

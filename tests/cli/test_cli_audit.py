@@ -44,6 +44,7 @@ def test_a_step_as_planned(capsys: Capture, plan: list[str]) -> None:
     assert code == 0
     assert f"{STEPS}:planned on 8 CPU devices: plan audited: 2 collectives as planned" in out
     assert "2 x all_reduce(sum) f32[2048] over data  as planned" in out
+    assert "\nmemory of a device: 49 KiB: 17 KiB of arguments, 16 KiB of results, 16 KiB temporary\n" in out
     assert "--target h100" in err
 
 
@@ -64,6 +65,7 @@ def test_a_sum_by_autodiff_is_no_extra(capsys: Capture, plan: list[str]) -> None
     assert (difference["cause"], difference["lines"], difference["beside"]) == ("autodiff", [], False)
     assert difference["origins"][0]["op_name"].startswith("jit(train)/shard_map/transpose(jvp(")
     assert step["phases"] == ["step"] and step["skipped"] == ["every_2"]
+    assert (step["memory"]["arguments"], step["memory"]["donated"]) == (17 << 10, 0)
 
 
 def test_without_a_step_each_phase_is_compiled_alone(capsys: Capture, plan: list[str]) -> None:

@@ -1,0 +1,29 @@
+"""What a compiled step takes of a device's memory, as the audit says it."""
+
+from __future__ import annotations
+
+from commplan.lowering.audit.report import Audit
+from commplan.lowering.audit.step import Memory
+from commplan.lowering.jax.aot import compile_step
+from commplan.lowering.jax.typing_shim import jax, jnp
+
+KIB = 1 << 10
+
+
+def test_results_that_lie_where_arguments_lay_count_once() -> None:
+    argument = jax.ShapeDtypeStruct((256,), "float32")
+    donating = jax.jit(lambda x, y: (x + y, jnp.sin(y)), donate_argnums=0)
+    memory = compile_step(donating, argument, argument).memory
+    assert memory is not None
+    assert (memory.arguments, memory.donated) == (2 * KIB, KIB)
+    assert 2 * KIB <= memory.outputs < 3 * KIB  # a table of the two lies beside them on CPUs
+    assert memory.total == memory.arguments + memory.outputs - KIB + memory.temporary
+
+
+def test_the_audit_says_what_is_donated() -> None:
+    report = Audit("p", (), (), (), (), memory=Memory(4 * KIB, 3 * KIB, 2 * KIB, KIB))
+    line = (
+        "memory of a device: 6 KiB: 4 KiB of arguments, 3 KiB of results (2 KiB of them where arguments lay)"
+    )
+    assert f"\n{line}, 1 KiB temporary" in str(report)
+    assert report.data()["memory"] == {"arguments": 4096, "outputs": 3072, "donated": 2048, "temporary": 1024}
