@@ -77,11 +77,12 @@ def join(
             timeout=timeout,
         )  # fmt: skip
 
-    key = _key(plan) if isinstance(plan, str | Path) else None
-    if key is None:
+    text = _text(plan) if isinstance(plan, str | Path) else None
+    if text is None:
         return joined(_compiled(plan))
+    key = compiled.key_of(text.encode())
     with compiled.kept(name, key, str(plan)) as schedule:
-        feed = joined(schedule or _compiled(plan))
+        feed = joined(schedule or _compiled(plan, text))
         feed.keep_compiled(key)
         return feed
 
@@ -100,23 +101,23 @@ def _clock_plan(schedule: Schedule, phase: str) -> ClockPlan:
     return clock_plan(schedule, phase)
 
 
-def _key(path: str | Path) -> str | None:
-    """Of the text in the file at `path`; None where it cannot be read, which compiling it says."""
+def _text(path: str | Path) -> str | None:
+    """The plan in the file at `path`; None where it cannot be read, which compiling it says."""
     try:
-        return compiled.key_of(io.read(path))
+        return io.read(path).decode("utf-8")
     except (OSError, ValueError):
         return None
 
 
-def _compiled(plan: object) -> Schedule:
+def _compiled(plan: object, text: str | None = None) -> Schedule:
     """The schedule of a plan with as many members as may come, where it does not say, and else one of
-    everything."""
-    from commplan.api import Plan, Program, load  # noqa: PLC0415  the compiler is loaded only here
+    everything. text: what the file `plan` holds, where it has been read."""
+    from commplan.api import Plan, Program, load, loads  # noqa: PLC0415  the compiler is loaded only here
 
     if isinstance(plan, Program):
         return plan.schedule
     if isinstance(plan, str | Path):
-        plan = load(plan)
+        plan = load(plan) if text is None else loads(text, str(plan))
     if not isinstance(plan, Plan):
         fail("CP0928", f"a plan is a path, or what commplan.load returns, not a {type(plan).__name__}")
     ensembles = [axis.name for axis in plan.graph.axes if axis.kind is AxisKind.ENSEMBLE]

@@ -152,6 +152,7 @@ class Recording:
         lane: str = "",
     ) -> None:
         self.job, self.plan, self.rank, self.ranks = job, plan, rank, ranks
+        self.process = os.getpid()
         self.path = path_of(job, rank, lane)
         self._lanes: dict[str, Recording] = {}
         _drop_stale(self.path.parent)
@@ -189,6 +190,8 @@ class Recording:
     def remove(self) -> None:
         """At the end of the process, or of a run that ended well. What failed is kept, with how the process
         ended, and what else it recorded of the job; all is where $COMMPLAN_KEEP_RECORDS says so."""
+        if os.getpid() != self.process:
+            return  # a forked child leaves
         own = (self, *self._lanes.values())
         if self in _recordings:
             _recordings.remove(self)
@@ -197,6 +200,8 @@ class Recording:
         if failed or is_kept():
             for recording in own:
                 _put_text(recording.memory, _ENDING, STACK_SIGNAL, _ending())
+                # Python gives back its signals before MPI ends: this one would end the process from then on.
+                struct.pack_into("<q", recording.memory, STACK_SIGNAL, 0)
             for recording in others if failed else ():
                 struct.pack_into("<q", recording.memory, FAILURES, 1)
             return
@@ -250,7 +255,11 @@ def offer_stacks(recording: Recording) -> None:
         if number < 12 or (not _stacks and _is_used(number)):
             return  # another system, or the program has it
         descriptor = os.open(recording.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        faulthandler.register(number, descriptor, all_threads=True)
+        try:
+            faulthandler.register(number, descriptor, all_threads=True)
+        except BaseException:
+            os.close(descriptor)
+            raise
         struct.pack_into("<q", recording.memory, STACK_SIGNAL, number)
         while _stacks:
             os.close(_stacks.pop())
@@ -304,12 +313,26 @@ def _drop_stale(where: Path) -> None:
 
 
 def read_records(paths: Iterable[str]) -> list[Record]:
-    """The records in files, and in folders of them, by rank and lane. Raises CP1114 for a file that is
-    none."""
+    """The records in files, and in folders of them, by rank and lane; in folders those of other versions are
+    left out. Raises CP1114 for a file that is none."""
     files: list[Path] = []
     for place in map(Path, paths):
-        files += sorted(place.glob(f"{prefix()}*.rec")) if place.is_dir() else [place]
+        if place.is_dir():
+            files += [path for path in sorted(place.glob(f"{prefix()}*.rec")) if _version(path) == VERSION]
+        else:
+            files.append(place)
     return sorted((_read(path) for path in files), key=lambda record: (record.plan, record.rank, record.lane))
+
+
+def _version(path: Path) -> int:
+    """The version of a record, as all of them tell it; that of this program for what is no record at all."""
+    with contextlib.suppress(OSError):
+        with path.open("rb") as file:
+            begin = file.read(len(MAGIC) + 8)
+        if begin.startswith(MAGIC) and len(begin) == len(MAGIC) + 8:
+            number: int = struct.unpack_from("<q", begin, len(MAGIC))[0]
+            return number
+    return VERSION
 
 
 def _read(path: Path) -> Record:
@@ -320,16 +343,17 @@ def _read(path: Path) -> Record:
             after = file.read(_HEADER.size)
     except OSError as error:
         return fail("CP1114", f"{path} cannot be read: {error.strerror}", file=str(path))
+    if (version := _version(path)) != VERSION:
+        message = f"{path} is a record of version {version}"
+        fail("CP1114", message, f"this is version {VERSION}", file=str(path))
     if len(data) < SIZE or len(after) != _HEADER.size or data[: len(MAGIC)] != MAGIC:
         note = "expected a file that a run wrote, whole: *.rec"
         fail("CP1114", f"{path} is no record of a rank", note, file=str(path))
-    _, version, process, rank, ranks, unix_ns, boot_ns, capacity, head, count, failed, *texts = (
-        _HEADER.unpack_from(data)
+    _, _, process, rank, ranks, unix_ns, boot_ns, capacity, head, count, failed, *texts = _HEADER.unpack_from(
+        data
     )
-    if version != VERSION or capacity != CAPACITY:
-        fail(
-            "CP1114", f"{path} is a record of version {version}", f"this is version {VERSION}", file=str(path)
-        )
+    if capacity != CAPACITY:
+        fail("CP1114", f"{path} is a damaged record: it has room for {capacity} events", file=str(path))
     if not 0 <= rank < ranks <= _RANKS:
         fail("CP1114", f"{path} is a damaged record: it is of rank {rank} of {ranks}", file=str(path))
     (host, lane), (space, _), (plan, sizes) = map(_texts, texts)

@@ -38,7 +38,7 @@ class Lane:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self._lock = threading.Lock()  # of what follows, and of the memory
+        self._lock = threading.RLock()  # of what follows, and of the memory; a collector may come in between
         self._names: dict[str, int] = {}
         self._head, self._operations = 0, 0
 
@@ -81,6 +81,7 @@ class Lane:
 
 
 _lanes: weakref.WeakKeyDictionary[Recording, dict[str, Lane]] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
 _activities: list[Callable[[], str]] = []
 
 
@@ -90,14 +91,15 @@ def lane_of(plan: str, name: str) -> Lane | None:
     recording = recording_of(plan)
     if recording is None:
         return None
-    lanes = _lanes.setdefault(recording, {})
-    if name not in lanes:
-        try:
-            lanes[name] = Lane(recording.lane(name))
-        except OSError as error:
-            warnings.warn(f"the {name} of this run is not recorded: {error}", RuntimeWarning, 3)
-            return None
-    return lanes[name]
+    with _making:
+        lanes = _lanes.setdefault(recording, {})
+        if name not in lanes:
+            try:
+                lanes[name] = Lane(recording.lane(name))
+            except OSError as error:
+                warnings.warn(f"the {name} of this run is not recorded: {error}", RuntimeWarning, 3)
+                return None
+        return lanes[name]
 
 
 def on_activity(tell: Callable[[], str]) -> Callable[[], str]:

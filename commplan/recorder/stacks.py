@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from commplan.recorder.blame import process_state
@@ -23,11 +23,13 @@ def stacks(record: Path) -> list[list[str]]:
     try:
         process, number = writer(record)
         # Its number may be another process's by now, which the signal would end.
-        if number <= 0 or process_state(process) != "alive" or not _maps(process, record):
+        if number <= 0 or process_state(process) != "alive":
             return []
-        begin = record.stat().st_size
+        sizes = {path: path.stat().st_size for path in _mapped(process)}
+        if record.resolve() not in sizes:
+            return []
         os.kill(process, number)
-        return _parsed(_written(record, begin))
+        return _parsed(_written(sizes))
     except OSError:
         return []
 
@@ -43,20 +45,25 @@ def shown(frames: Sequence[str]) -> str:
     return ", from ".join(frames[:_FRAMES])
 
 
-def _maps(process: int, record: Path) -> bool:
-    return str(record.resolve()) in Path(f"/proc/{process}/maps").read_text("utf-8", "replace")
+def _mapped(process: int) -> set[Path]:
+    """The records that a process writes. It puts its stacks behind the newest of them."""
+    lines = Path(f"/proc/{process}/maps").read_text("utf-8", "replace").splitlines()
+    return {Path(line[line.index("/") :]) for line in lines if line.endswith(".rec") and "/" in line}
 
 
-def _written(record: Path, begin: int) -> str:
-    """What is written to `record` from there on, once that has come to an end."""
-    size, polls, until = begin, 0, time.monotonic() + _WAIT_S
+def _written(begins: Mapping[Path, int]) -> str:
+    """What is written to one of the records from there on, once that has come to an end."""
+    sizes, polls, until = dict(begins), 0, time.monotonic() + _WAIT_S
     while polls < _SETTLED and time.monotonic() < until:
         time.sleep(_POLL_S)
-        before, size = size, record.stat().st_size
-        polls = polls + 1 if size == before > begin else 0
-    with record.open("rb") as file:
-        file.seek(max(begin, SIZE))
-        return file.read().decode(errors="replace")
+        before, sizes = sizes, {path: path.stat().st_size for path in begins}
+        polls = polls + 1 if sizes == before != begins else 0
+    texts: list[str] = []
+    for path, begin in begins.items():
+        with path.open("rb") as file:
+            file.seek(max(begin, SIZE))
+            texts.append(file.read().decode(errors="replace"))
+    return "".join(texts)
 
 
 def _parsed(text: str) -> list[list[str]]:

@@ -206,7 +206,7 @@ def compile_objects(compiler: Sequence[str], options: Sequence[str], folder: Pat
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = [str(folder / f"{source.stem}.o") for source in sources]
     common = [compiler[0], *_OPTIONS, *options, f"-I{jax.ffi.include_dir()}", *compiler[1:], "-c"]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         commands = [[*common, str(path), "-o", result] for path, result in zip(sources, objects, strict=True)]
         list(pool.map(_run, commands))
     return objects

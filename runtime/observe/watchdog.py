@@ -159,7 +159,8 @@ class Watchdog:
         if waits is None or self._left is not None or not is_interruptible():
             return
         _, median_s = waits.rhythm()
-        if lasts < max(_GRACE_S, 2 * median_s):
+        # A call that began after Ctrl-C says that the program has taken it and goes on.
+        if lasts < max(_GRACE_S, 2 * median_s) or time.monotonic() - waits.began() < lasts:
             return
         others = [process for process in waits.processes if process != self.own]
         states = {process: self._state(process) for process in others}

@@ -206,6 +206,15 @@ def test_a_record_of_no_rank_is_refused(place: Path, numbers: tuple[int, int]):
         read_records([str(place)])
 
 
+def test_records_of_another_version_are_left_out_of_a_folder(place: Path):
+    Recording("5f0c", PLAN, 0, 2)
+    other = Recording("5f0c", PLAN, 1, 2).path
+    other.write_bytes(record_file.MAGIC + (1).to_bytes(8, "little") + bytes(100))  # which was shorter
+    assert [record.rank for record in read_records([str(place)])] == [0]
+    with pytest.raises(CommplanError, match="is a record of version 1"):
+        read_records([str(other)])
+
+
 @pytest.mark.parametrize("content", [b"", b"commplan", b"x" * record_file.SIZE])
 def test_other_files_are_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "a.rec"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commplan.recorder.file import path_of, read_records
+from commplan.recorder.file import path_of, read_records, writer
 from commplan.recorder.stacks import main_stack, stacks
 
 PROGRAM = """
@@ -26,6 +26,16 @@ assert start_recording("5f0c", "p", 0, 1)
 threading.Thread(target=rest, daemon=True).start()
 print("ready", flush=True)
 {"c": backtrack}.get(sys.argv[1], rest)()
+"""
+TWICE = """
+import os, sys
+from commplan.recorder.file import start_recording
+records = [start_recording(job, "p", 0, 1) for job in ("5f0c", "5f0d")]
+if os.fork() == 0:
+    sys.exit()  # by the handlers that it has of its parent
+os.wait()
+print("ready", flush=True)
+sys.stdin.readline()
 """
 
 
@@ -74,3 +84,20 @@ def test_who_is_stopped_or_another_process_is_not_asked(started: subprocess.Pope
 @pytest.mark.parametrize("started", ["own"], indirect=True)
 def test_a_program_that_uses_the_signal_keeps_it(started: subprocess.Popen[str]):
     assert stacks(path_of("5f0c", 0)) == []
+
+
+def test_each_record_of_a_process_tells_its_stacks_until_that_ends(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COMMPLAN_KEEP_RECORDS", "1")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", TWICE], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        paths = [path_of(job, 0) for job in ("5f0c", "5f0d")]
+        for path in paths:
+            assert main_stack(path).endswith(" in <module>")
+            (read,) = read_records([str(path)])
+            assert read.ended == ""  # the child was another process
+        process.communicate("\n")
+    assert [writer(path)[1] for path in paths] == [0, 0]
+    assert [record.ended for record in read_records([str(place)])] == 2 * ["has ended"]

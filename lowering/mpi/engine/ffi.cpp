@@ -288,8 +288,8 @@ COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, con
 // What the record says of `number`, a list, MPI's own or a request, before it first runs.
 COMMPLAN_API void commplan_describe(int64_t number, const char* details) {
   const Callable& callable = *find(number);
-  Where& other = callable.native ? callable.native->where : callable.request->where;
-  (callable.list ? callable.list->where : other).details = details;
+  Where& where = callable.list ? callable.list->where : callable.native ? callable.native->where : callable.request->where;
+  where.details = details;
 }
 
 // A list or MPI's own, `number`, for arrays of which its buffers consist: from, to: so many rows of Run, after the

@@ -54,7 +54,7 @@ bool Channel::listen() {
     int code = MPI_Improbe(MPI_ANY_SOURCE, static_cast<int>(tags_), comm, &flag, &message, &status);
     if (code != MPI_SUCCESS) return false;
     if (!flag) return true;
-    Parting heard;
+    Parting heard{kFailed, {}};  // should its sender die before this has come
     MPI_Mrecv(&heard, sizeof heard, MPI_BYTE, &message, MPI_STATUS_IGNORE);
     lasts_[status.MPI_SOURCE] = heard.last;
     causes_[status.MPI_SOURCE] = heard.cause;
@@ -89,6 +89,7 @@ std::string Channel::missing(const Operation& operation) {
         break;
       }
       if (why.empty()) why = causes_[partner.rank];
+      if (why.empty()) why = "an operation failed on rank " + std::to_string(partner.rank);
     }
   }
   if (why.empty()) return {};

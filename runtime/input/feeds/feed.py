@@ -263,6 +263,7 @@ class Feed(EpochIterator):
         if self._from is None:
             with memory.locked():
                 self._attach()
+            memory.ring("taken")  # who found nobody to make units for looks again
         words.set("idle_since", 0)
 
     def _item(self, batch: HostBatch) -> Batch:

@@ -52,25 +52,30 @@ class OneUnit:
 
     def __post_init__(self) -> None:
         flows, roots, rooms = self.program.flows, self.program.roots, self.layout.arrays
-        self._moved = [(ref, rooms[ref]) for flow in flows for ref in flow.moved if ref in roots]
-        self._reads = [(read, rooms[identity(read)]) for flow in flows for read in flow.reads]
-        self._seeds = {read.result: read.seed for read, _ in self._reads}
+        # What a flow hands over, and its loads, with the place of the flow.
+        self._moved = [
+            (ref, rooms[ref], place) for place, flow in enumerate(flows) for ref in flow.moved if ref in roots
+        ]
+        self._reads = [
+            (read, rooms[identity(read)], place) for place, flow in enumerate(flows) for read in flow.reads
+        ]
+        self._seeds = {read.result: read.seed for read, _, _ in self._reads}
         self._full, self._last = self._sizes(0), self._sizes(self.steps - 1)  # only the last may be short
 
-    def _sizes(self, step: int) -> tuple[int, list[int]]:
-        """Rows of the batch of `step`, and how many of them count, by load."""
-        orders = [self.orders[read.result] for read, _ in self._reads]
-        return orders[0].rows(step), [order.counted(step) for order in orders]
+    def _sizes(self, step: int) -> tuple[list[int], list[int]]:
+        """Rows of the batch of `step`, by flow, and how many of them count, by load."""
+        rows = [self.orders[flow.reads[0].result].rows(step) for flow in self.program.flows]
+        return rows, [self.orders[read.result].counted(step) for read, _, _ in self._reads]
 
     def batch(self, root: Any, epoch: int, step: int, number: int) -> HostBatch:
         """The batch in the slot whose bytes are `root`."""
         rows, counts = self._full if step < self.steps - 1 else self._last
-        values = {ref: _array(room, root, rows) for ref, room in self._moved}
+        values = {ref: _array(room, root, rows[flow]) for ref, room, flow in self._moved}
         records: dict[Ref, npt.NDArray[np.int64]] = {}
         visits: list[Visit] = []
-        for (read, room), counted in zip(self._reads, counts, strict=True):
-            own = records[read.result] = np.ndarray(rows, room.dtype, root, room.offset).copy()
-            visits.append(Visit(read.result, (), own if counted == rows else own[:counted], 0))
+        for (read, room, flow), counted in zip(self._reads, counts, strict=True):
+            own = records[read.result] = np.ndarray(rows[flow], room.dtype, root, room.offset).copy()
+            visits.append(Visit(read.result, (), own[:counted], 0))
             if read.count in self.program.roots:
                 values[read.count] = self._count(read.count, counted)
         return HostBatch(values, records, self._seeds, epoch, step, number, tuple(visits))

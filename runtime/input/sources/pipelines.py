@@ -43,9 +43,22 @@ def content(source: object, digest: Callable[[object], str]) -> list[str] | None
             words.append(f"{name}={value!s}")
         elif callable(value):
             words.append(f"{name}={digest(value)}")
+            words += _settings(getattr(value, "__self__", None))
         elif name == "_source":
             words.append(type(value).__name__)
             words += [str(getattr(value, attribute, "")) for attribute in ("key", "_fingerprint")]
     for parent in cast("Any", source).parents:
         words += content(parent, digest) or []
     return [*words, f"parents={len(cast('Any', source).parents)}"]
+
+
+def _settings(transform: object) -> list[str]:
+    """What a transform was made with, as far as it is numbers and text; nothing for None."""
+    if transform is None:
+        return []
+    given = sorted(getattr(transform, "__dict__", {}).items())
+    kinds = bool | int | float | str | np.generic
+    return [
+        type(transform).__qualname__,
+        *(f"{name}={value!s}" for name, value in given if isinstance(value, kinds)),
+    ]

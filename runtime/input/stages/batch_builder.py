@@ -73,7 +73,11 @@ class BatchFactory:
             task()
 
     def chained(self, flow: Flow, before: bool) -> frozenset[Ref]:
-        """Results of host functions that go to one other function and nowhere else, record by record."""
+        """Results of host functions that go to one other function and nowhere else, record by record.
+
+        A function may return the same memory each time. So what takes one such result takes no other, and is
+        not called on what its own memory may show.
+        """
         key = (flow.reads[0].result, before)
         if key not in self._known:
             ops = flow.before if before else flow.after
@@ -82,13 +86,24 @@ class BatchFactory:
             for op in flow.ops:
                 for ref in operands(op):
                     takers.setdefault(ref, []).append(op)
-            self._known[key] = frozenset(
-                ref
-                for op in ops
-                if isinstance(op, Map) and len(results(op)) == 1
-                for ref in results(op)
-                if ref not in kept and self._is_taken_once(ref, takers.get(ref, []), ops)
-            )
+            memory: dict[
+                Ref, list[Callable[..., Any]]
+            ] = {}  # of each: the functions whose memory it may show
+            fed: set[Ref] = set()  # those that take one
+            for op in ops:
+                if not isinstance(op, Map) or len(results(op)) != 1:
+                    continue
+                (ref,) = results(op)
+                if ref in kept or not self._is_taken_once(ref, takers.get(ref, []), ops):
+                    continue
+                (taker,) = takers[ref]
+                calls = [self.stages[ref].call]
+                calls += (call for operand in operands(op) for call in memory.get(operand, ()))
+                first = results(taker)[0]
+                if first not in fed and self.stages[first].call not in calls:
+                    fed.add(first)
+                    memory[ref] = calls
+            self._known[key] = frozenset(memory)
         return self._known[key]
 
     def _is_taken_once(self, ref: Ref, takers: Sequence[HostOp], ops: Sequence[HostOp]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.input.work_partition import Division, Move, adopted
 from commplan.lowering.mpi.lists import BrokenOffError
 from commplan.lowering.mpi.typing_shim import MPI
@@ -91,7 +91,7 @@ class MpiCarrier:
             if self._survivors is None:
                 try:
                     self._exchange(self._team, parcels)
-                except BrokenOffError as error:
+                except (BrokenOffError, MPI.Exception) as error:
                     self._raise_dead(self._team, error)
             else:
                 self._survive(self._survivors, number, parcels, before)
@@ -123,7 +123,13 @@ class MpiCarrier:
         addresses = [parcel.cells.ctypes.data for parcel in parcels]
         base = min(addresses)
         forms = tuple(map(_form, parcels, (address - base for address in addresses)))
-        transfers = team.transfers(moves, self.division.hosts[self._process], forms)
+        host = self.division.hosts[self._process]
+        try:
+            transfers = team.transfers(moves, host, forms)
+        except CommplanError as error:  # without the engine; the other hosts are told when this one leaves
+            first = error.diagnostics[0]
+            self._cause = self._cause or f"{first.code} host {host} failed: {first.message}"
+            raise
         if transfers.number is not None:
             team.runner.run(transfers.number, base, self._waits, parcels)
         self.sent += transfers.sent
@@ -151,7 +157,7 @@ class MpiCarrier:
                 return
             except _SilencedError:
                 team.revoke()
-            except BrokenOffError as error:
+            except (BrokenOffError, MPI.Exception) as error:
                 if not (team.dead() or team.revoked()):
                     self._refused(str(error))
                 team.revoke()
@@ -254,7 +260,7 @@ class MpiCarrier:
         code, _, message = self._cause.partition(" ")
         self._fail(code, message, f"host {host} says so")
 
-    def _raise_dead(self, team: Team, error: BrokenOffError) -> NoReturn:
+    def _raise_dead(self, team: Team, error: Exception) -> NoReturn:
         """The engine, which waits for news of deaths, gave up: say who died, or what it said. The others
         learn of it by the revocation."""
         if dead := team.dead():

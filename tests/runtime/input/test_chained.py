@@ -88,3 +88,50 @@ def test_a_record_that_is_skipped_is_counted_where_it_failed() -> None:
         lines = {line.what: line for line in made.summary().lines}
         assert [lines[f"map {name}"].skipped for name in ("widen", "double", "total")] == [1, 0, 0]
         assert [lines[f"map {name}"].records for name in ("widen", "double", "total")] == [23, 23, 23]
+
+
+SHARED_MEMORY = """
+plan twice
+source numbers : i64
+fn halves(i64) -> i64[4], i64[4] on host
+fn copied(i64[4]) -> i64[4] on host
+fn difference(i64[4], i64[4]) -> i64[4] on host
+each step {
+    raw, n      = load numbers batch 4 visit exactly_once seed 7
+    left, right = map halves(raw)
+    a           = map copied(left)
+    b           = map copied(right)
+    apart       = map difference(a, b)
+    once        = map copied(left)
+    again       = map copied(once)
+    output raw, apart, again
+}
+"""
+
+
+@pytest.mark.parametrize("names", [1, 2])
+def test_memory_that_a_function_returns_each_time_is_shown_by_one_value_at_a_time(names: int) -> None:
+    memory = np.empty(4, np.int64)
+
+    def copied(values: Numbers) -> Numbers:
+        memory.fill(0)
+        np.add(memory, values, out=memory)
+        return memory
+
+    functions: dict[str, Any] = {
+        "halves": lambda number: (np.full(4, number), np.full(4, -number)),
+        "copied": copied,
+        "difference": lambda left, right: left - right,
+    }
+    text = SHARED_MEMORY
+    if names > 1:  # the same function under another one
+        functions["other"] = copied
+        text = text.replace("fn copied", "fn other(i64[4]) -> i64[4] on host\nfn copied", 1)
+        text = text.replace("b           = map copied", "b           = map other")
+        text = text.replace("again       = map copied", "again       = map other")
+    schedule = commplan.loads(text).compile().schedule
+    with PhaseBatches(schedule, "step", {"numbers": np.arange(4)}, functions) as made:
+        (batch,) = made
+        values = {each.name: batch.values[each.value] for each in schedule.phase("step").outputs}
+    assert values["apart"][:, 0].tolist() == (2 * values["raw"]).tolist()
+    assert values["again"][:, 0].tolist() == values["raw"].tolist()

@@ -212,3 +212,30 @@ def test_arguments_of_another_kind_are_refused(
     with pytest.raises(CommplanError) as error:
         commplan.join(feed_name, commplan.loads(text()), **given)
     assert code(error) == expected_code
+
+
+TWO_LOADS = """
+plan fed
+ensemble member = ?
+source small : i64
+source large : i64
+each step {{
+    x, n = load small batch {small} visit exactly_once seed 7
+    y, m = load large batch {large} visit exactly_once seed 8
+    output x, y, n, m
+}}
+"""
+
+
+@pytest.mark.parametrize("sizes", [(8, 4), (4, 8)])
+def test_loads_of_other_batches_are_as_long_as_they_are(feed_name: str, sizes: tuple[int, int]) -> None:
+    small, large = sizes
+    sources = {"small": np.arange(2 * small), "large": 100 + np.arange(2 * large)}
+    plan = commplan.loads(TWO_LOADS.format(small=small, large=large))
+    with commplan.join(feed_name, plan, sources=sources, timeout=30.0) as feed:
+        batches: list[Any] = list(feed)
+        shapes = [(batch["x"].shape, batch["y"].shape, int(batch["n"]), int(batch["m"])) for batch in batches]
+        assert shapes == 2 * [((small,), (large,), small, large)]
+        for name, source in (("x", "small"), ("y", "large")):
+            given = np.concatenate([batch[name] for batch in batches])
+            assert sorted(given.tolist()) == sources[source].tolist()

@@ -41,6 +41,20 @@ def cubed(number: int) -> Any:
     return np.int64(number**3)
 
 
+def times(factor: int) -> Any:
+    """A transform that keeps what it does in itself."""
+    base: Any = importlib.import_module("grain").transforms.Map
+
+    class Times(base):
+        def __init__(self) -> None:
+            self.factor = factor
+
+        def map(self, element: int) -> Any:
+            return np.int64(element * self.factor)
+
+    return Times()
+
+
 def jittered(number: Any, rng: np.random.Generator) -> Any:
     return np.int64(number) + rng.integers(0, 1000)
 
@@ -111,6 +125,7 @@ def test_pipelines_that_do_the_same_have_equal_content() -> None:
             pipeline().slice(slice(0, 40, 2)), maps().range(40).map(squared),
         )
     ]  # fmt: skip
+    contents += [pipelines.content(maps().range(40).map(times(factor)), source_digest) for factor in (2, 3)]
     assert contents[0] == contents[1] and contents[0] is not None
     assert all(contents.count(each) == 1 for each in contents[2:])
     assert pipelines.content(list(range(3)), source_digest) is None

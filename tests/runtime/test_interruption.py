@@ -1,0 +1,40 @@
+"""Ctrl-C while a step waits: who takes it and goes on is left alone."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from commplan.runtime.observe import interruption, watchdog
+
+
+class EndedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("began_s", [1.0, 60.0])
+def test_a_step_that_began_after_it_is_another_one(began_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main thread may wait at the same place of the program as when Ctrl-C came, in a later step."""
+
+    def leave(status: int) -> None:
+        assert status == interruption.STATUS
+        raise EndedError
+
+    monkeypatch.setattr(watchdog, "_exit", leave)
+    monkeypatch.setattr(watchdog, "is_interruptible", lambda: True)
+    calls = SimpleNamespace(
+        rhythm=lambda: (5, 0.1), began=lambda: time.monotonic() - began_s, processes=(0, 1),
+        current=lambda: "line 5",
+    )  # fmt: skip
+    process: Any = SimpleNamespace(
+        _waits=lambda: calls, _left=None, own=0, _state=lambda _: "alive", _leave=lambda _: None
+    )
+    end_interrupted = watchdog.Watchdog._end_interrupted
+    if began_s < 30:
+        end_interrupted(process, 30.0)
+    else:
+        with pytest.raises(EndedError):
+            end_interrupted(process, 30.0)
