@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from commplan.cli.console import Console, name_of
@@ -11,12 +12,13 @@ if TYPE_CHECKING:
     from commplan.ir.schedule import Schedule
     from commplan.ir.serialization import Verifier
 
+_OBJECT = re.compile(r'\s*\{\s*["}]')  # how JSON begins
 READERS = ("explain", "verify", "simulate", "report", "diff", "audit", "trace --plan")  # verbs that take one
 
 
 def is_saved(path: str, text: str) -> bool:
     """Whether a file holds a schedule and no plan."""
-    return path.endswith(".json") or text.lstrip().startswith("{") or _is_text(text)
+    return path.endswith(".json") or bool(_OBJECT.match(text)) or _is_text(text)
 
 
 def plan_text(path: str, console: Console) -> str:

@@ -30,7 +30,8 @@ def explained(name: str, **options: object) -> tuple[commplan.Plan, ir.Schedule,
     trees = {ref.rpartition(".")[0] for ref in (*plan.graph.inputs, *plan.graph.states)}
     trees = {t for t in trees if str(plan.graph.value(f"{t}.0").type) == "tree"}
     shapes = dict.fromkeys(sorted(trees), SHAPES)
-    program = plan.compile(shapes=shapes, **options)
+    sizes = {axis.name: 2 for axis in plan.graph.axes if axis.size is None}
+    program = plan.compile(shapes=shapes, axes=sizes, **options)
     return plan, program.schedule, explain_plan(plan.graph, program.schedule)
 
 

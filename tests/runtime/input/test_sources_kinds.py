@@ -310,7 +310,7 @@ def test_what_stands_for_an_array(kind: str, value: object, expected: object) ->
         ("i32", "five", "a str"),
         ("i32", {"a": 1, "b": 2}, "commplan.column(dataset, 'a')"),
         ("i32", (1, 2), "commplan.column(dataset, 0)"),
-        ("i32", None, "a NoneType"),
+        ("i32", None, "found: None"),
         ("bytes", ("photo.jpg",), "commplan.paths(names)"),
         ("bytes", {"bytes": None, "path": None}, "neither bytes nor a path"),
     ],
