@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import commplan
 from commplan.ir import schedule as ir
 from commplan.lowering.audit import audit_text, compare, expected
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
 
