@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.ir.schedule import Schedule
-from commplan.ir.serialization import encode
+from commplan.ir.serialization.canonical_json import encode
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import commplan
-from commplan.ir.serialization import encode
+from commplan.ir.serialization.canonical_json import encode
 
 TOPOLOGIES = Path(__file__).resolve().parents[2] / "examples" / "topologies"
 PLAN = """plan three
