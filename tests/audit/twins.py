@@ -77,7 +77,8 @@ def hlo(function: Callable[..., Any], *arguments: Any) -> str:
     return jax.jit(function).lower(*arguments).compile().as_text()
 
 
-def mesh_of(devices: Any, **sizes: int) -> Mesh:
+def mesh_of(devices: Any, **sizes: int) -> Any:
+    """A mesh of the first devices; its `shape` is a cached property, which pyright takes for no mapping."""
     shape = tuple(sizes.values())
     count = int(np.prod(shape))
     array = np.array(devices).reshape(-1)[:count].reshape(shape)
