@@ -18,7 +18,7 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.recorder.blame import process_state
 from commplan.runtime.calibrate import mpi as measured
 from commplan.runtime.calibrate.calibrate import calibrate
-from commplan.runtime.input.device_batches import shared_group
+from commplan.runtime.input.device.batches import shared_group
 from commplan.runtime.rehearse.mpi import World
 from commplan.topology import Level, Topology
 

@@ -21,8 +21,8 @@ from support.dma import Registrar
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.device_batches import shared_group
-from commplan.runtime.input.pinned import Pinning
+from commplan.runtime.input.device.batches import shared_group
+from commplan.runtime.input.device.pinned import Pinning
 from commplan.runtime.machines.mesh import MeshMachine
 
 PLAN = """plan hosts
