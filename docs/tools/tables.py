@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from commplan.cli.arguments import parser
 from commplan.collectives import registry
-from commplan.dsl.check.loads import TAILS, VISITS
-from commplan.dsl.check.ops import OPS
-from commplan.dsl.check.options import OPTIONS, Rule
-from commplan.dsl.check.servers import MODES
+from commplan.dsl.check.clauses.ops import OPS
+from commplan.dsl.check.clauses.options import OPTIONS, Rule
+from commplan.dsl.check.clauses.via import ALGORITHMS, KEYS
+from commplan.dsl.check.stages.loads import TAILS, VISITS
+from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
-from commplan.dsl.check.via import ALGORITHMS, KEYS
 from commplan.dsl.lexer import KEYWORDS, SOFT, UNITS
 from commplan.ir.stages import OVER_AXES, VERBS
 

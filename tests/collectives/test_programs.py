@@ -18,7 +18,7 @@ import commplan.collectives
 from commplan.collectives.postcondition import lower_bounds, promise, sources
 from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, Kind, Program
 from commplan.collectives.registry import algorithms, formula, program
-from commplan.dsl.check.via import COLLECTIVES
+from commplan.dsl.check.clauses.via import COLLECTIVES
 
 ALL = [(name, kind) for kind in KINDS for name in algorithms(kind)]
 every_program = pytest.mark.parametrize(("name", "kind"), ALL, ids=str)
