@@ -19,8 +19,10 @@ from commplan.diagnostics import CommplanError
 from commplan.dsl.check.clauses.via import COLLECTIVES
 
 Levels = list[tuple[str, int]]
-SPLITS = [(2, 2), (2, 3), (3, 2), (4, 4), (5, 3), (1, 4), (4, 1), (1, 1), (7,)]
-SPLITS += [(2, 2, 2), (2, 3, 2), (3, 1, 2), (3, 2, 3), (2, 2, 2, 2)]
+SPLITS = [
+    (2, 2), (2, 3), (3, 2), (4, 4), (5, 3), (1, 4), (4, 1), (1, 1), (7,),
+    (2, 2, 2), (2, 3, 2), (3, 1, 2), (3, 2, 3), (2, 2, 2, 2),
+]  # fmt: skip
 
 
 def mixtures(kind: Kind, split: tuple[int, ...], most: int) -> list[Levels]:

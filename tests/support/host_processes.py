@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import xla_bridge
-from jax._src.lib import _jax, xla_client
+from jax._src.lib import _jax, xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import AxisType
 from support.dma import Registrar
 

@@ -125,7 +125,8 @@ def test_what_cannot_be_registered_is_copied_all_the_same(
     def refuse(address: int, nbytes: int) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no more locked memory\n at line 3")
 
-    pinning = Pinning(SimpleNamespace(dma_map=refuse, dma_unmap=refuse))
+    client: Any = SimpleNamespace(dma_map=refuse, dma_unmap=refuse)
+    pinning = Pinning(client)
     run = bind(PLAN, mesh_of(data=2), sources={"images": RECORDS}, functions={"half": half})
     monkeypatch.setattr(MeshMachine, "pinning", lambda self: pinning)
     with caplog.at_level(logging.WARNING, "commplan.input"), run.batches() as batches:
