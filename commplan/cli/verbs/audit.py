@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import commplan
 from commplan.cli.binding import compiled
 from commplan.cli.console import Console, name_of
 from commplan.cli.jax_side import bind, cpu_mesh, function_at, use_cpus, user_code
@@ -20,7 +21,7 @@ from commplan.lowering.audit.targets import Target, target
 if TYPE_CHECKING:
     from commplan.lowering.audit import Audit
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(commplan.__file__).parent)
 
 
 def run(args: Namespace, console: Console) -> int:
