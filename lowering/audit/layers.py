@@ -1,13 +1,14 @@
 """The collectives of `run.layers`: those of schedules that are made for the leaves of each layer.
 
-How often such a schedule runs, and between what, is the program's affair, as calls of phases are: the step as JAX
-hands it to XLA says how often, and the order is not judged.
+How often such a schedule runs, and between what, is the program's affair, as calls of phases are: the step as
+JAX hands it to XLA says how often, and the order is not judged.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -18,18 +19,18 @@ from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 
 
 def of_layers(
-    traced: CompiledStep, layers: Iterable[Schedule], called: Sequence[Expected], mesh: MeshLike, platform: str
+    traced: CompiledStep,
+    layers: Iterable[Schedule],
+    called: Sequence[Expected],
+    mesh: MeshLike,
+    platform: Literal["cpu", "gpu"],
 ) -> tuple[Expected, ...]:
     """What the plan lines that `layers` carry out become, once for each time that the step asks for it.
 
     traced: the step as JAX hands it to XLA. called: what the phases become that the step may call beside its
     layers; lines that it asks for just as often as a call does are left to the phase.
     """
-    own = [
-        item
-        for layer in layers
-        for item in expected(layer, layer.phases[0].name, mesh, "gpu" if platform == "gpu" else "cpu")
-    ]
+    own = [item for layer in layers for item in expected(layer, layer.phases[0].name, mesh, platform)]
     scopes = {item.scope for item in own}
     candidates = [*own, *(item for item in called if item.scope in scopes)]
     asked = [found for found in traced.collectives if scopes.intersection(found.scopes)]

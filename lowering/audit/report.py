@@ -195,7 +195,8 @@ def audit(
     result = Audit(schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs, memory=memory)
     if profiled is None or costs is None:
         return result
-    other = audit(schedule, profiled, traced, platform, layers=layers, mesh=mesh, phases=phases, machine=machine)
+    same: dict[str, Any] = {"layers": layers, "mesh": mesh, "phases": phases, "machine": machine}
+    other = audit(schedule, profiled, traced, platform, **same)
     moved = shifts(step, audit_text(profiled), (costs, other.estimate or costs))
     return msgspec.structs.replace(result, profiled=Profiled(other, moved))
 
@@ -226,11 +227,10 @@ def _matched(
     wanted: Mapping[str, Sequence[Expected]], layered: Sequence[Expected], step: CompiledStep
 ) -> Report:
     """Each phase against its own collectives, since nothing orders one phase after another; those that XLA
-    gives no name are looked at with the first phase that is not as planned. Lines of `layered` are no calls."""
+    gives no name are looked at with the first phase that is not as planned. Lines that layers carry out are
+    compared with `layered` alone."""
     lines = {item.scope for item in layered}
-    wanted = {
-        name: [item for item in items if item.scope not in lines] for name, items in wanted.items()
-    }
+    wanted = {name: [item for item in items if item.scope not in lines] for name, items in wanted.items()}
     in_layers = [found for found in step.collectives if lines.issuperset(found.scopes) and found.scopes]
     named = [
         collective

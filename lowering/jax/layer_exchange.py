@@ -91,7 +91,7 @@ class ShardedLayer:
 
 
 def schedules_in_use() -> tuple[Schedule, ...]:
-    """Those that layers of this process are gathered and scattered by, as far as their runs are still there."""
+    """Those by which layers of this process are gathered and scattered, while their runs exist."""
     parts = [part for layer in list(_known) for part in (*layer.gathers, *layer.scatters)]
     return tuple(part.lowered.schedule for part in parts)
 

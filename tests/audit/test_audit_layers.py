@@ -1,4 +1,4 @@
-"""The audit of steps that run layers on sharded weights: their collectives are planned, as often as JAX asks."""
+"""The audit of steps that run layers on sharded weights: what is gathered and scattered is planned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ each step {
 }
 """
 WIDTH = 16
-LIKE = {"w": jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), "b": jax.ShapeDtypeStruct((WIDTH,), jnp.float32)}
+LIKE = {
+    "w": jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32),
+    "b": jax.ShapeDtypeStruct((WIDTH,), jnp.float32),
+}
 
 
 def block(weights: Any, x: Any) -> Any:
@@ -61,7 +64,7 @@ def test_layers_are_as_planned(scan: bool) -> None:
     lines = {(row.phase, row.line): 0 for row in report.rows}
     for row in report.rows:
         lines[row.phase, row.line] += row.count
-    if not scan:  # the last layer's weights are kept for the backward pass, the first one's are not needed there
+    if not scan:  # for the backward pass the last layer's are kept, and the first one's not needed
         assert lines == {("step", 6): 4 + 2, ("step", 7): 4}
 
 
