@@ -33,7 +33,7 @@ BOUNDED = {"wait", "join", "result", "get", "acquire", "communicate", "recv", "a
 # What still waits, and why it may.
 ALLOWED: dict[str, set[str]] = {
     # Threads of this process that compute, or write a file.
-    "commplan/cli/run_view.py": {"join"},
+    "commplan/cli/verbs/run/view.py": {"join"},
     "runtime/calibrate/lock.py": {"Barrier", "join", "wait"},
     "runtime/observe/metrics.py": {"join"},
     "runtime/param_server/checkpoint.py": {"join"},

@@ -13,8 +13,8 @@ import msgspec
 
 from commplan.cli.console import Console, fold_table, in_bytes, name_of, printed
 from commplan.cli.saved import is_saved, read_saved
-from commplan.cli.verify_input import input_data, input_text
-from commplan.cli.verify_servers import Served
+from commplan.cli.verbs.verify.input import input_data, input_text
+from commplan.cli.verbs.verify.servers import Served
 from commplan.diagnostics import CommplanError, Diagnostic, fail, plural
 from commplan.ir.schedule import Collective, Schedule
 from commplan.verify.programs.algorithm_proof import (
@@ -31,7 +31,7 @@ from commplan.verify.programs.proof import Counted
 def run(args: Namespace, console: Console) -> int:
     """Prove, and say what was proved; 1 where there is a counter-example."""
     if args.protocol:
-        from commplan.cli.verify_servers import protocol
+        from commplan.cli.verbs.verify.servers import protocol
 
         return protocol(console, whole=args.whole)
     if args.file is None:

@@ -11,7 +11,7 @@ import msgspec
 
 from commplan.cli.console import Console, fold_table, in_bytes, name_of
 from commplan.cli.simulated import simulated
-from commplan.cli.verb_simulate import time
+from commplan.cli.verbs.simulate import time
 from commplan.diagnostics import fail
 from commplan.explain.diff import Change, Limit, diff
 from commplan.ir.serialization import schedule_digest
