@@ -41,10 +41,9 @@ def read_shapes(where: str, console: Console, plan: Plan | None = None, **sizes:
 
 def _of_function(where: str, function: Callable[[], Any]) -> dict[str, Any]:
     """What `function` returns, traced by `jax.eval_shape`, so that nothing is computed."""
-    import jax
-
     from commplan.cli.jax_side import raised_at
     from commplan.lowering.jax.pytree import flatten
+    from commplan.lowering.jax.typing_shim import jax
     from commplan.pytree import nest
 
     trees: dict[str, Any] = {}
