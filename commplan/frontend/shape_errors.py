@@ -48,7 +48,7 @@ class ShapeReport:
         message = f"no shapes are given for {names[0]}, {kind} of type tree".replace(",,", ",")
         if others:
             message = f"no shapes are given for {len(names)} trees: {', '.join(names)}"
-        notes = [Note(f"`{other.name}` is {what.rstrip(',')}", other.span) for other, what in others]
+        notes = [Note(f"`{other.name}` is {role.rstrip(',')}", other.span) for other, role in others]
         given = ", ".join(f'"{name}": tree' for name in self._missing)
         how = f"pass shapes={{{given}}}, pytrees whose leaves have shape and dtype; to the command"
         notes.append(Note(f"{how} --shapes MODULE:FUNCTION, which returns them, or a JSON file"))

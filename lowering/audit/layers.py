@@ -33,8 +33,8 @@ def of_layers(
     own = [item for layer in layers for item in expected(layer, layer.phases[0].name, mesh, platform)]
     scopes = {item.scope for item in own}
     candidates = [*own, *(item for item in called if item.scope in scopes)]
-    asked = [found for found in traced.collectives if scopes.intersection(found.scopes)]
-    items = [item for found in asked for item in _asked_for(found, candidates)]
+    asked = [collective for collective in traced.collectives if scopes.intersection(collective.scopes)]
+    items = [item for collective in asked for item in _asked_for(collective, candidates)]
     counts, once = _counts(items), _counts(called)
     layered = {scope for scope, signatures in counts.items() if signatures != once.get(scope)}
     return tuple(item for item in items if item.scope in layered)
@@ -67,5 +67,5 @@ def matched(items: Sequence[Expected], actual: Sequence[CompiledCollective]) -> 
         return (line, str(kind), count, str(dtypes))
 
     wanted = sorted(items, key=lambda i: by_line(i.kind, i.count, (i.dtype,), i.span.line))
-    found = sorted(actual, key=lambda f: by_line(f.kind, f.count, f.dtypes, f.scopes[0][1]))
-    return match(wanted, found)
+    compiled = sorted(actual, key=lambda f: by_line(f.kind, f.count, f.dtypes, f.scopes[0][1]))
+    return match(wanted, compiled)

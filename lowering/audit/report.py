@@ -231,7 +231,7 @@ def _matched(
     compared with `layered` alone."""
     lines = {item.scope for item in layered}
     wanted = {name: [item for item in items if item.scope not in lines] for name, items in wanted.items()}
-    in_layers = [found for found in step.collectives if lines.issuperset(found.scopes) and found.scopes]
+    in_layers = [c for c in step.collectives if c.scopes and lines.issuperset(c.scopes)]
     named = [
         collective
         for collective in step.collectives
