@@ -24,9 +24,9 @@ from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division
 from commplan.ir.plan import Ref
 from commplan.recorder.blame import process_state
-from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.layout import Array
+from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.program import EpochCursor
 from commplan.runtime.input.shm import futex
