@@ -7,7 +7,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from unittest import mock
 
@@ -32,7 +32,7 @@ def job(
 
 
 @contextlib.contextmanager
-def recorded_in(place: Path) -> Iterator[None]:
+def recorded_in(place: Path) -> Generator[None]:
     with mock.patch.dict(os.environ, COMMPLAN_RECORDS=str(place)):
         yield
 
@@ -54,12 +54,24 @@ def test_who_holds_the_others_is_named_on_all_that_wait(fault: str, says: str, f
         assert says in text and text.endswith("; line 6 of x.plan ")
         if fault.startswith("stop"):
             assert "note: rank 0 waits in round 1 of 4, for rank 2" in text
+            assert re.search(
+                r"note: rank 2 is PID (\d+) on \S+, and lives: kill -CONT \1 lets it go on\n", text
+            )
             assert "note: rank 1 waits in round 2 of 4, for rank 0" in text
     if fault == "sleep":
         text = told(done, 0)
         assert "is alive, in no collective for" in text
         assert "it last finished line 7 of x.plan, 5 times so far" in text
         assert "watchdog_worker.py:" in text and " in decode, from " in text
+
+
+def test_who_keeps_the_interpreters_lock_is_named_with_its_python(tmp_path: Path):
+    text = told(job("lock", tmp_path), 0)
+    assert LATE in text
+    assert re.search(
+        r"its Python: \S+__init__\.py:\d+ in match, from \S+watchdog_worker\.py:\d+ in keep_the_", text
+    )
+    assert "; it does not let go of the interpreter's lock" in text
 
 
 def test_another_order_of_collectives_is_said_with_both_lines(tmp_path: Path):
