@@ -15,7 +15,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax import backward_reduce as tap
+from commplan.lowering.jax.layers import backward_reduce as tap
 from commplan.lowering.jax.pytree import build, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job import watchdog as mpi_watchdog

@@ -22,7 +22,7 @@ from commplan.ir.types import Placement
 from commplan.lowering.audit import CompiledCollective, HloError, audit_text
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.check import Layout
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.typing_shim import jax, jnp

@@ -273,7 +273,7 @@ def test_without_files_the_last_run_is_shown(
 ):
     for job, plan in (("b", "first"), ("a", "last")):
         Recording(job, plan, 0, 1)
-    monkeypatch.setattr("commplan.cli.verb_blame.state", lambda _: "dead")
+    monkeypatch.setattr("commplan.cli.records.state", lambda _: "dead")
     main(["blame", "--format", "json"])
     assert [each["plan"] for each in json.loads(capsys.readouterr().out)["runs"]] == ["last"]
     main(["blame", str(place), "--format", "json"])

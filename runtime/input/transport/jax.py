@@ -26,7 +26,8 @@ from commplan.collectives.layout import MESSAGE
 from commplan.collectives.program import Program
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division, Move
-from commplan.lowering.jax import _compat, order, programs
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.collectives import order, programs
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.lowering.programs import program_named
 from commplan.runtime.input.layout import aligned, rounded

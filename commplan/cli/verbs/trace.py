@@ -11,7 +11,7 @@ import msgspec
 from commplan.cli.console import STDIN, Console, fold_table
 from commplan.cli.records import run_in, totals
 from commplan.cli.simulated import simulated
-from commplan.cli.verb_simulate import size, time
+from commplan.cli.verbs.simulate import size, time
 from commplan.cost import Simulation
 from commplan.diagnostics import plural
 from commplan.ir.schedule import Schedule

@@ -7,8 +7,8 @@ from argparse import Namespace
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.records import run_in, totals
 from commplan.cli.simulated import simulated
-from commplan.cli.verb_verify import Facts, show_lines
-from commplan.cli.verify_servers import Served
+from commplan.cli.verbs.verify import Facts, show_lines
+from commplan.cli.verbs.verify.servers import Served
 from commplan.diagnostics import fail_if
 from commplan.ir.schedule import Schedule
 from commplan.report.document import Collective, Proofs

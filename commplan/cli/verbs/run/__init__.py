@@ -15,8 +15,8 @@ from commplan.cli import INTERRUPTED
 from commplan.cli.binding import Compiled, compiled
 from commplan.cli.console import Console
 from commplan.cli.jax_side import need, under_mpi
-from commplan.cli.run_tables import costs_of, print_tables
-from commplan.cli.run_view import live
+from commplan.cli.verbs.run.tables import costs_of, print_tables
+from commplan.cli.verbs.run.view import live
 from commplan.diagnostics import CommplanError, text_of
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ def run(args: Namespace, console: Console) -> int:
     Raises CP0755, CP0756, CP0849 and CP1111, and what `input_costs.measure` does.
     """
     if args.file is not None or args.source or args.fn:
-        from commplan.cli import input_costs
+        from commplan.cli.verbs.calibrate import input_costs
 
         measured = input_costs.measure(args, console)
         if measured is not None:

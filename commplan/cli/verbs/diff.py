@@ -11,10 +11,10 @@ import msgspec
 
 from commplan.cli.console import Console, fold_table, in_bytes, name_of
 from commplan.cli.simulated import simulated
-from commplan.cli.verb_simulate import time
+from commplan.cli.verbs.simulate import time
 from commplan.diagnostics import fail
 from commplan.explain.diff import Change, Limit, diff
-from commplan.ir.serialization import schedule_digest
+from commplan.ir.serialization.canonical_json import schedule_digest
 
 _MEASURES = {"slower": "time", "memory": "memory", "rounds": "rounds", "bytes": "bytes"}
 _BYTES = ("memory", "bytes", "link bytes", "collective bytes")

@@ -13,8 +13,8 @@ import msgspec
 
 from commplan.cli.console import Console, fold_table, in_bytes, name_of, printed
 from commplan.cli.saved import is_saved, read_saved
-from commplan.cli.verify_input import input_data, input_text
-from commplan.cli.verify_servers import Served
+from commplan.cli.verbs.verify.input import input_data, input_text
+from commplan.cli.verbs.verify.servers import Served
 from commplan.diagnostics import CommplanError, Diagnostic, fail, plural
 from commplan.ir.schedule import Collective, Schedule
 from commplan.verify.programs.algorithm_proof import (
@@ -31,7 +31,7 @@ from commplan.verify.programs.proof import Counted
 def run(args: Namespace, console: Console) -> int:
     """Prove, and say what was proved; 1 where there is a counter-example."""
     if args.protocol:
-        from commplan.cli.verify_servers import protocol
+        from commplan.cli.verbs.verify.servers import protocol
 
         return protocol(console, whole=args.whole)
     if args.file is None:
@@ -78,7 +78,7 @@ def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagn
 def show_lines(schedule: Schedule, console: Console) -> None:
     """Read the plan that a schedule was compiled from, for the excerpts, if it still says the same."""
     from commplan import dsl
-    from commplan.ir.serialization import is_of
+    from commplan.ir.serialization.canonical_json import is_of
 
     if not schedule.file or schedule.file in console.texts or not Path(schedule.file).is_file():
         return

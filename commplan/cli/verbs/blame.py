@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from commplan.cli.console import Console, fold_table
-from commplan.diagnostics import fail
-from commplan.recorder import Blame, Record, blame, read_records, state
+from commplan.cli.records import runs
+from commplan.recorder import Blame, blame
 from commplan.recorder.blame import Activity, Rank, described
-from commplan.recorder.file import Event, folder
+from commplan.recorder.file import Event
 from commplan.recorder.stacks import main_stack
 
 _VERBS = {"make": "makes", "wait": "waits for", "request": "asks in", "serve": "has not answered"}
@@ -28,25 +28,6 @@ def run(args: Namespace, console: Console) -> int:
         for verdict in verdicts:
             _show(verdict, console)
     return int(any(verdict.holders or verdict.verdicts for verdict in verdicts))
-
-
-def runs(paths: list[str]) -> list[list[Record]]:
-    """The records at `paths`, run by run; without paths those of this host's runs that live, else of the last
-    one. Raises CP1114 where there are none."""
-    places = paths or [str(folder())]
-    jobs: dict[str, list[Record]] = {}
-    for record in read_records(places):
-        jobs.setdefault(record.path.rpartition("/")[2].split(".")[0], []).append(record)
-    if not jobs:
-        fail(
-            "CP1114",
-            f"there are no records in {', '.join(places)}",
-            "each process of a job keeps one while it lives, and where it ended badly: commplan-*.rec",
-        )
-    if paths:
-        return list(jobs.values())
-    alive = [records for records in jobs.values() if any(state(record) != "dead" for record in records)]
-    return alive or [max(jobs.values(), key=lambda records: records[0].started)]
 
 
 def _show(verdict: Blame, console: Console) -> None:
