@@ -218,12 +218,8 @@ def _silenced(ranks: Sequence[Rank], verdicts: Mapping[int, str]) -> dict[int, s
     """The ranks that watchdogs called silent, where all have gone since: nothing else tells how they were."""
     if any(rank.state not in _GONE for rank in ranks):
         return {}
-    found = ((teller, _SILENT.match(text)) for teller, text in verdicts.items())
-    return {
-        int(match[1]): f"it {match[2]}, said the watchdog of rank {teller}"
-        for teller, match in found
-        if match
-    }
+    matches = ((teller, _SILENT.match(text)) for teller, text in verdicts.items())
+    return {int(m[1]): f"it {m[2]}, said the watchdog of rank {teller}" for teller, m in matches if m}
 
 
 def _left_waiting(rank: Rank) -> bool:
