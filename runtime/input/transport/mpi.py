@@ -246,9 +246,9 @@ class MpiCarrier:
         given_up = {other: match for other, word in team.gone().items() if (match := _GIVEN_UP.match(word))}
         if waited < self._timeout and not given_up:
             if self._lasting.due(waited):
-                what = "process %d on host %d has waited %.0f s for %s; line %d waits for its part"
+                text = "process %d on host %d has waited %.0f s for %s; line %d waits for its part"
                 mine = self.division.hosts[self._process]
-                LOG.warning(what, self._process, mine, waited, self._named(host), self._blame.span.line)
+                LOG.warning(text, self._process, mine, waited, self._named(host), self._blame.span.line)
             return
         if not team.told:
             first = next(iter(given_up.values()), None)
