@@ -25,7 +25,7 @@ from commplan.runtime import spmd
 from commplan.runtime.bound_machine import known_structures, machine_for
 from commplan.runtime.check_bound import check_bound, check_kinds
 from commplan.runtime.context import CALLS, Context
-from commplan.runtime.input.device_batches import Batches
+from commplan.runtime.input.device.batches import Batches
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.multirate.run_batches import ClockedPhases
 from commplan.runtime.input.multirate.schedule import taken_apart

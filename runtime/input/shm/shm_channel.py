@@ -24,9 +24,10 @@ from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division
 from commplan.ir.plan import Ref
 from commplan.recorder.blame import process_state
-from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.layout import Array
+from commplan.runtime.input.observe.accounting import Meter
+from commplan.runtime.input.observe.wait_log import Cadence, WaitReporter
 from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.program import EpochCursor
 from commplan.runtime.input.shm import futex
@@ -37,7 +38,6 @@ from commplan.runtime.input.shm.slot_status import PeerErrors, Place, check_stat
 from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 from commplan.runtime.input.turn_schedule import TurnSchedule
-from commplan.runtime.input.wait_log import Cadence, WaitReporter
 from commplan.wait import Wait
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.recorder.blame import process_state
-from commplan.runtime.input.wait_log import LOG
+from commplan.runtime.input.observe.wait_log import LOG
 
 if TYPE_CHECKING:
     from commplan.runtime.input.group import Group

@@ -25,12 +25,12 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.input.work_partition import Division, Move, adopted
 from commplan.lowering.mpi.lists import BrokenOffError
 from commplan.lowering.mpi.typing_shim import MPI
+from commplan.runtime.input.observe.wait_log import LOG, Cadence, ClosedError, WaitReporter
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.mpi_group import Team, free_closed, goes_on
 from commplan.runtime.input.transport.transfer_plan import Form
 from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 from commplan.runtime.input.transport.ulfm import Survivors
-from commplan.runtime.input.wait_log import LOG, Cadence, ClosedError, WaitReporter
 from commplan.wait import Wait
 
 LOOK_S = 0.05  # seconds between two looks at who has died or left

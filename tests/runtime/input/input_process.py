@@ -21,9 +21,9 @@ from input_plans import FUNCTIONS, Counting, decode, ensemble, images, schedule
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import division
 from commplan.ir.schedule import Schedule
-from commplan.runtime.input import wait_log
 from commplan.runtime.input.group import group
 from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.observe import wait_log
 
 
 def say(**what: Any) -> None:

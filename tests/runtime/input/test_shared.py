@@ -20,9 +20,9 @@ from support.asleep import until_asleep
 from support.sharing import SHARED, Processes
 
 from commplan.diagnostics import CommplanError, Span
-from commplan.runtime.input import wait_log
 from commplan.runtime.input.group import group
 from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.observe import wait_log
 from commplan.runtime.input.shm import locks, segment
 
 BLAME = segment.Blame("share pixels via all_shared", Span(1, 1, 1, 2), "tested.plan")
