@@ -112,7 +112,8 @@ def test_the_records_say_the_same_afterwards(tmp_path: Path):
     verdict = blame(records)
     assert verdict.holders == {2: "it has not come to line 6 of x.plan"}
     assert any(LATE in text for text in verdict.verdicts.values())
-    assert [rank.state for rank in verdict.ranks] == ["dead"] * 3
+    assert {rank.state for rank in verdict.ranks[:2]} <= {"dead", "ended"}  # the launcher may be sooner
+    assert verdict.ranks[2].state == "dead"
     assert [str(rank.progress) for rank in verdict.ranks] == [
         "in round 1 of 4, waiting for rank 2", "in round 2 of 4, waiting for rank 0", "None",
     ]  # fmt: skip
