@@ -44,20 +44,10 @@ def told(done: subprocess.CompletedProcess[str], rank: int) -> str:
     return match[1]
 
 
-@pytest.mark.parametrize("form", ["call", "split"])
-@pytest.mark.parametrize(("fault", "says"), [("stop", STOPPED), ("sleep", LATE), ("stopped early", STOPPED)])
-def test_who_holds_the_others_is_named_on_all_that_wait(fault: str, says: str, form: str, tmp_path: Path):
-    done = job(fault, tmp_path, form=form)
-    assert done.returncode != 0
-    for rank in (0, 1):
-        text = told(done, rank)
-        assert says in text and text.endswith("; line 6 of x.plan ")
-        if fault.startswith("stop"):
-            assert "note: rank 0 waits in round 1 of 4, for rank 2" in text
-            assert re.search(
-                r"note: rank 2 is PID (\d+) on \S+, and lives: kill -CONT \1 lets it go on\n", text
-            )
-            assert "note: rank 1 waits in round 2 of 4, for rank 0" in text
+@pytest.mark.parametrize("fault", ["stop", "sleep", "stopped early"])
+def test_who_holds_the_others_is_named_on_all_that_wait(fault: str, tmp_path: Path):
+    done = job(fault, tmp_path)
+    check_named(fault, done)
     if fault == "sleep":
         text = told(done, 0)
         assert "is alive, in no collective for" in text
@@ -65,13 +55,29 @@ def test_who_holds_the_others_is_named_on_all_that_wait(fault: str, says: str, f
         assert "watchdog_worker.py:" in text and " in decode, from " in text
 
 
-def test_who_keeps_the_interpreters_lock_is_named_with_its_python(tmp_path: Path):
-    text = told(job("lock", tmp_path), 0)
-    assert LATE in text
-    assert re.search(
-        r"its Python: \S+__init__\.py:\d+ in match, from \S+watchdog_worker\.py:\d+ in keep_the_", text
-    )
-    assert "; it does not let go of the interpreter's lock" in text
+@pytest.mark.parametrize("fault", ["stop", "lock", "stopped early"])
+def test_who_holds_split_collectives_is_named(fault: str, tmp_path: Path):
+    done = job(fault, tmp_path, form="split")
+    check_named(fault, done)
+    if fault == "lock":
+        text = told(done, 0)
+        assert re.search(
+            r"its Python: \S+__init__\.py:\d+ in match, from \S+_worker\.py:\d+ in keep_the_", text
+        )
+        assert "; it does not let go of the interpreter's lock" in text
+
+
+def check_named(fault: str, done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode != 0
+    for rank in (0, 1):
+        text = told(done, rank)
+        assert (STOPPED if fault.startswith("stop") else LATE) in text and text.endswith(
+            "; line 6 of x.plan "
+        )
+        if fault.startswith("stop"):
+            assert "note: rank 0 waits in round 1 of 4, for rank 2" in text
+            assert re.search(r"note: rank 2 is PID (\d+) on \S+, and lives: kill -CONT \1 lets", text)
+            assert "note: rank 1 waits in round 2 of 4, for rank 0" in text
 
 
 def test_another_order_of_collectives_is_said_with_both_lines(tmp_path: Path):
