@@ -323,7 +323,7 @@ def test_what_is_proved_and_what_is_believed() -> None:
 
 def test_functions_and_servers_are_believed(served: Explanation) -> None:
     assert served.claims is not None
-    assert served.claims.believed[-1] == "servers keep their protocol, and answer by what workers told them alone"
+    assert served.claims.believed[-1] == "servers answer by what workers told them alone"
     assert any(text.startswith("the functions bound are those that") for text in served.claims.believed)
 
 
