@@ -18,12 +18,17 @@ from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 from commplan.lowering.audit.walk import audit_text
 
 
-def profile(compiled: str, machine: Machine) -> bytes:
+def profile(compiled: str, machine: Machine, exchange_weight: float = 1.0) -> bytes:
     """What each instruction of a compiled step takes on `machine`, for the compile option `fdo_profile`.
 
-    Raises `HloError` if the text is not a whole HLO module.
+    exchange_weight: by which the times of all-to-alls are multiplied. Raises `HloError` if the text is not a
+    whole HLO module.
     """
-    times = dict.fromkeys(_conditions(compiled), 0.0) | dict(_times(audit_text(compiled), machine))
+    step = audit_text(compiled)
+    times = dict.fromkeys(_conditions(compiled), 0.0) | dict(_times(step, machine))
+    for collective in step.collectives:
+        if collective.kind == "all_to_all":
+            times[collective.name] *= exchange_weight
     lines = (f'costs {{ name: "{name}" cost_us: {1e6 * seconds:.3f} }}\n' for name, seconds in times.items())
     return "".join(lines).encode()
 
