@@ -19,9 +19,6 @@ from commplan.lowering.audit.targets import rates, rates_of_kind
 from commplan.lowering.audit.walk import audit_text
 
 Given = bool | str | Path | Machine
-EXCHANGE_WEIGHTS = (1.0, 3.0)
-"""What an exchange (all-to-all) is said to take, in times of what it takes: the scheduler, which goes from
-the end of a step to its beginning, then keeps more for what runs under it."""
 _NAMED = 0.5  # of the collectives and products of a step, which a measured profile should name
 
 
@@ -45,14 +42,10 @@ class LatencyProfile(msgspec.Struct, frozen=True):
         if self.machine is None:
             self._check(text)
             return profiled(self.measured)
-        best, least = plain, estimate(audit_text(text), self.machine).total
-        weights = EXCHANGE_WEIGHTS if "all-to-all" in text else EXCHANGE_WEIGHTS[:1]
-        for weight in weights:
-            executable = profiled(profile(text, self.machine, weight))
-            seconds = estimate(audit_text(executable.as_text()), self.machine).total
-            if seconds < least:
-                best, least = executable, seconds
-        return best
+        executable = profiled(profile(text, self.machine))
+        before, after = (audit_text(each.as_text()) for each in (plain, executable))
+        faster = estimate(after, self.machine).total < estimate(before, self.machine).total
+        return executable if faster else plain
 
     def _check(self, text: str) -> None:
         step = audit_text(text)
