@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime/calibrate/mpi.py": {"Barrier", "Waitall", "bcast"},
     # A method of this name that waits for nothing.
     "commplan/verify/programs/symbolic_execution.py": {"result"},
-    "lowering/jax/variadic.py": {"get"},
+    "lowering/jax/collectives/variadic.py": {"get"},
     # Of a socket that does not block.
     "commplan/sidecar/__main__.py": {"accept"},
     # Behind a poll; and of its parent, with whom it ends.

@@ -106,8 +106,11 @@ def _fmt(verb: Any) -> None:
 def _binding(verb: Any) -> None:
     """What a plan is compiled for."""
     group = verb.add_argument_group("what the plan is compiled for")
-    shapes = 'shapes of trees: name -> nested objects with leaves {"shape": [..], "dtype": ".."}'
-    _flag(group, "--shapes", "S.json", shapes)
+    shapes = (
+        'shapes of trees: a JSON file, name -> nested objects with leaves {"shape": [..], "dtype": ".."};'
+    )
+    shapes += " or MODULE:FUNCTION (FILE.py:FUNCTION), which returns the dictionary that `compile` takes"
+    _flag(group, "--shapes", "SHAPES", shapes)
     _flag(group, "--topology", "T.toml", "the machine, as levels")
     _repeatable(group, "--axis", "NAME=N", "the size of an axis (repeatable)", argument_types.size)
     level = "the level of the topology that an axis lies on (repeatable)"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commplan.cli.binding import compiled
 from commplan.cli.console import Console, name_of
-from commplan.cli.jax_side import bind, cpu_mesh, function_at, use_cpus, user_code
+from commplan.cli.jax_side import bind, cpu_mesh, function_at, raised_at, use_cpus, user_code
 from commplan.cli.saved import is_saved
 from commplan.diagnostics import CommplanError, fail, plural, text_of
 from commplan.ir.schedule import Schedule
@@ -19,8 +17,6 @@ from commplan.lowering.audit.targets import Target, target
 
 if TYPE_CHECKING:
     from commplan.lowering.audit import Audit
-
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 def run(args: Namespace, console: Console) -> int:
@@ -127,10 +123,5 @@ def _named(step: str | None) -> Generator[None]:
     except BaseException as error:
         if step is None:
             raise
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(_PACKAGE)]
-        places = [
-            f'raised at line {frame.lineno} of "{frame.filename}", in {frame.name}' for frame in own[-1:]
-        ]
         reason = text_of(error).partition("\n")[0]
-        fail("CP1154", f"--step {step} cannot be compiled: {reason}", *places)
+        fail("CP1154", f"--step {step} cannot be compiled: {reason}", *raised_at(error))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from commplan import dsl, io
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.saved import plan_text
+from commplan.cli.shapes import is_function, read_shapes
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Severity, fail, plural
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def run(args: Namespace, console: Console) -> int:
     if args.watch:
         from commplan.cli.watch import watch
 
-        watched = [args.shapes, args.topology, args.calibration, *args.program]
+        shapes = None if is_function(args.shapes or "") else args.shapes
+        watched = [shapes, args.topology, args.calibration, *args.program]
         watch([*args.files, *filter(None, watched)], lambda: _again(args, console), console)
     return _check_all(args, console)
 
@@ -150,7 +152,7 @@ def _given(args: Namespace, console: Console) -> Given:
         return known
     from msgspec.structs import replace
 
-    from commplan.cli.binding import once, read_shapes
+    from commplan.cli.binding import once
     from commplan.cost import load_calibration
     from commplan.pytree import shapes_of
     from commplan.topology import load_topology

@@ -40,7 +40,7 @@ def _without_sizes(args: Namespace, console: Console) -> int:
 
             text = mermaid(plan)
         case _:
-            from commplan.ir.text import print_plan
+            from commplan.ir.serialization.text import print_plan
 
             text = print_plan(plan)
     _deliver(text, args, console, plan=plan.name)
@@ -53,10 +53,10 @@ def _artefact(done: Compiled, args: Namespace, console: Console) -> str:
 
         return program_text(done, args, console)
     if _as_json(args, console):
-        from commplan.ir.serialization import encode
+        from commplan.ir.serialization.canonical_json import encode
 
         return encode(done.schedule).decode()
-    from commplan.ir.text import print_saved
+    from commplan.ir.serialization.text import print_saved
 
     return print_saved(done.schedule)
 
@@ -82,7 +82,7 @@ def _deliver(text: str, args: Namespace, console: Console, **facts: Any) -> None
 
 
 def _facts(done: Compiled, records: list[Record]) -> dict[str, Any]:
-    from commplan.ir.serialization import schedule_digest
+    from commplan.ir.serialization.canonical_json import schedule_digest
 
     schedule = done.schedule
     return {

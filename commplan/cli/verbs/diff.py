@@ -14,7 +14,7 @@ from commplan.cli.simulated import simulated
 from commplan.cli.verbs.simulate import time
 from commplan.diagnostics import fail
 from commplan.explain.diff import Change, Limit, diff
-from commplan.ir.serialization import schedule_digest
+from commplan.ir.serialization.canonical_json import schedule_digest
 
 _MEASURES = {"slower": "time", "memory": "memory", "rounds": "rounds", "bytes": "bytes"}
 _BYTES = ("memory", "bytes", "link bytes", "collective bytes")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from commplan.cli.binding import Compiled
     from commplan.explain.report import Line
-    from commplan.runtime.input.accounting import LineUsage, Queue, Slow, Summary
+    from commplan.runtime.input.observe.accounting import LineUsage, Queue, Slow, Summary
     from commplan.runtime.rehearse.rehearse import PhaseTimes, ServerWork
 
 
@@ -73,7 +73,7 @@ class PhaseCost(msgspec.Struct, frozen=True):
 def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[PhaseCost]:
     """times: of every worker, phase by phase."""
     from commplan.explain.report import explain_plan
-    from commplan.runtime.input.accounting import merged
+    from commplan.runtime.input.observe.accounting import merged
 
     explained = {phase.name: phase for phase in explain_plan(done.plan, done.schedule).phases}
     costs: list[PhaseCost] = []
@@ -95,7 +95,7 @@ def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
     """The input's work by plan line; one line may be mapped and then shared: its records are one and the
     same.
     """
-    from commplan.runtime.input.accounting import added
+    from commplan.runtime.input.observe.accounting import added
 
     usage_by_line: dict[int, LineUsage] = {}
     for usage in lines:
@@ -174,7 +174,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 def _phase(screen: Rich, cost: PhaseCost) -> None:
     from rich.text import Text
 
-    from commplan.runtime.input.accounting import remarks
+    from commplan.runtime.input.observe.accounting import remarks
 
     screen.print(f"\n{_headline(cost)}", markup=False)
     shown = dict(_COLUMNS)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from commplan.cli.console import Console
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.accounting import Summary
+    from commplan.runtime.input.observe.accounting import Summary
 
 PERIOD_S = 0.5  # between two looks, at least
 SHARE = 0.008  # of a core that drawing may take, at most

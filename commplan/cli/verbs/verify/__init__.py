@@ -78,7 +78,7 @@ def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagn
 def show_lines(schedule: Schedule, console: Console) -> None:
     """Read the plan that a schedule was compiled from, for the excerpts, if it still says the same."""
     from commplan import dsl
-    from commplan.ir.serialization import is_of
+    from commplan.ir.serialization.canonical_json import is_of
 
     if not schedule.file or schedule.file in console.texts or not Path(schedule.file).is_file():
         return

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from commplan.diagnostics import Span, fail
-from commplan.ir.migration import OLD, upgraded
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Schedule
-from commplan.ir.serialization import schedule_digest
-from commplan.ir.text_syntax import Reader, TextError, write_struct
+from commplan.ir.serialization.canonical_json import schedule_digest
+from commplan.ir.serialization.migration import OLD, upgraded
+from commplan.ir.serialization.text_syntax import Reader, TextError, write_struct
 
 _DIGEST = "# digest "
 

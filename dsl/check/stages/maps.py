@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
+from commplan.dsl.check.clauses.options import hints
 from commplan.dsl.check.context import Context, is_scalar
-from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes, status
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import AxisKind, Fn, Map, Value

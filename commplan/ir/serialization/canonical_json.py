@@ -14,9 +14,9 @@ from typing import Any, cast
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
-from commplan.ir.migration import OLD, downgraded, has_new, retyped, upgraded
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import SCHEMA_VERSION, Schedule
+from commplan.ir.serialization.migration import OLD, downgraded, has_new, retyped, upgraded
 
 FORMAT = "commplan-schedule"
 # Where something was written is no part of what it is: members `span` and `file`, each with one comma, which

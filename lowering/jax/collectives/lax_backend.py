@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commplan.ir.schedule import Collective, Spread
-from commplan.lowering.jax import _compat, hierarchical, order, programs, variadic
+from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
-from commplan.lowering.jax.bitcast import as_bits, with_derivative
+from commplan.lowering.jax.collectives import hierarchical, order, programs, variadic
+from commplan.lowering.jax.collectives.bitcast import as_bits, with_derivative
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import NATIVE, program_of
 from commplan.lowering.programs import levels as levels_of

@@ -14,8 +14,9 @@ import numpy as np
 
 from commplan.collectives.program import Kind
 from commplan.ir.schedule import Collective
-from commplan.lowering.jax import _compat, group_collectives, programs
-from commplan.lowering.jax.bitcast import as_bits
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.collectives import programs, subgroups
+from commplan.lowering.jax.collectives.bitcast import as_bits
 from commplan.lowering.jax.ops import mask_to_root, pad
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import NATIVE, Level, by_level, members, program_at
@@ -92,7 +93,7 @@ class HierarchicalCollective:
         axes, groups = self._groups(level)
         if groups is None:
             return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[self.op.op or "sum"](flat, axes)
-        return group_collectives.all_reduce(flat, axes, groups, self.op.op or "sum")
+        return subgroups.all_reduce(flat, axes, groups, self.op.op or "sum")
 
     def _broadcast(self, flat: Array, level: Level) -> Array:
         axes, groups = self._groups(level)
@@ -100,11 +101,11 @@ class HierarchicalCollective:
         if groups is None:
             return broadcast(flat, axes, root, self.platform)
         if self.platform == "gpu":
-            return group_collectives.broadcast(flat, axes, groups, root)
+            return subgroups.broadcast(flat, axes, groups, root)
 
         def from_root(moved: Array) -> Array:
             is_root = level.place(lax.axis_index(axes)) == root
-            return group_collectives.all_reduce(mask_to_root(moved, is_root), axes, groups)
+            return subgroups.all_reduce(mask_to_root(moved, is_root), axes, groups)
 
         return as_bits(from_root, flat, always=True)
 

@@ -9,15 +9,15 @@ import msgspec
 
 from commplan.diagnostics import Note, Span, listed, plural
 from commplan.dsl import ast
-from commplan.dsl.check.axes import check_on_workers, stage_axes
+from commplan.dsl.check.clauses.axes import check_on_workers, stage_axes
+from commplan.dsl.check.clauses.ops import check_operand, check_scalar, sum_or_mean, written_call
+from commplan.dsl.check.clauses.options import hints
+from commplan.dsl.check.clauses.via import algorithm, check_accumulation, keyed
 from commplan.dsl.check.context import Axes, Context, is_scalar
-from commplan.dsl.check.maps import check_call, find_fn
 from commplan.dsl.check.numbers import written
-from commplan.dsl.check.ops import check_operand, check_scalar, sum_or_mean, written_call
-from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import Status, status
 from commplan.dsl.check.scope import Scope
-from commplan.dsl.check.via import algorithm, check_accumulation, keyed
+from commplan.dsl.check.stages.maps import check_call, find_fn
 from commplan.ir.plan import Elastic, Exchange, Fn, Ref, Value
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, Placement

@@ -18,7 +18,7 @@ import numpy as np
 
 from commplan.collectives.program import REDUCING, Bools, Ints, Program
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.bitcast import as_bits, to_bits
+from commplan.lowering.jax.collectives.bitcast import as_bits, to_bits
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.permutes import Move, Part, Step, stretches
 from commplan.lowering.permutes import steps as steps_of

@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.grouping import grouped
-from commplan.lowering.jax import _compat, ops, variadic
+from commplan.lowering.jax import _compat, ops
 from commplan.lowering.jax.backend import Backend
+from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.typing_shim import jax, jnp
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax
-from commplan.runtime.input.wait_log import LOG
+from commplan.runtime.input.observe.wait_log import LOG
 
 
 class DmaClient(Protocol):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from commplan.ir.schedule import Schedule
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
@@ -14,6 +16,9 @@ from commplan.lowering.jax.typing_shim import jax, jnp
 
 Array = Any
 Arrays = Sequence[Array]
+
+
+_known: weakref.WeakSet[ShardedLayer] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class LeafCollectives:
         return list(self.lowered.run({name: given}, {}, None)[0][output.name].leaves)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ShardedLayer:
     """A layer whose leaves are split over `axes`; `partial`: the axes that its gradient is summed over.
 
@@ -44,6 +49,9 @@ class ShardedLayer:
     gathers: tuple[LeafCollectives, ...]
     scatters: tuple[LeafCollectives, ...]
     platform: str
+
+    def __post_init__(self) -> None:
+        _known.add(self)
 
     def gather(self, shards: Arrays) -> list[Array]:
         """The whole leaves, each typed as differing over `partial`."""
@@ -80,6 +88,12 @@ class ShardedLayer:
                 for previous in known:
                     tied[place] = self.backend.tie(tied[place], previous, self.axes)
         return tied, list(values)
+
+
+def schedules_in_use() -> tuple[Schedule, ...]:
+    """Those by which layers of this process are gathered and scattered, while their runs exist."""
+    parts = [part for layer in list(_known) for part in (*layer.gathers, *layer.scatters)]
+    return tuple(part.lowered.schedule for part in parts)
 
 
 def barred(xs: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:

@@ -19,14 +19,14 @@ from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.ir.remark import Design
 from commplan.runtime.context import Context
-from commplan.runtime.input.accounting import Meter, Summary
-from commplan.runtime.input.device_maps import DeviceMaps
+from commplan.runtime.input.device.maps import DeviceMaps
 from commplan.runtime.input.group import Group, group
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.observe.accounting import Meter, Summary
+from commplan.runtime.input.observe.wait_log import LOG, PATIENCE_S
 from commplan.runtime.input.shm.segment import Blame
-from commplan.runtime.input.wait_log import LOG, PATIENCE_S
 from commplan.runtime.machines.machine import Machine, OnFailure, Peers
 from commplan.runtime.observe import metrics
 from commplan.tracebacks import public_face

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.layer_vjp import LayerVjp, without_float0
+from commplan.lowering.jax.layers.vjp import LayerVjp, without_float0
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any

@@ -6,9 +6,9 @@ from typing import Literal, get_args
 
 from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
+from commplan.dsl.check.clauses.options import hints
 from commplan.dsl.check.context import Axes, Context, all_known
 from commplan.dsl.check.numbers import integer
-from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import resolve_axes
 from commplan.dsl.check.scope import Scope
 from commplan.ir.plan import AxisKind, Load

@@ -1,4 +1,4 @@
-"""The notation under `ir.text`: frozen structs to lines, and lines back to plain values."""
+"""The notation under `ir.serialization.text`: frozen structs to lines, and lines back to plain values."""
 
 from __future__ import annotations
 

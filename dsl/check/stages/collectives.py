@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
-from commplan.dsl.check.axes import axis_span, check_on_workers, collective_axes
+from commplan.dsl.check.clauses.axes import axis_span, check_on_workers, collective_axes
+from commplan.dsl.check.clauses.ops import WrittenReduction, check_operand, reduction, sum_or_mean
+from commplan.dsl.check.clauses.options import hints
+from commplan.dsl.check.clauses.via import algorithm, carrying, check_accumulation
 from commplan.dsl.check.context import Axes, Context, is_scalar
 from commplan.dsl.check.numbers import integer
-from commplan.dsl.check.ops import WrittenReduction, check_operand, reduction, sum_or_mean
-from commplan.dsl.check.options import hints
 from commplan.dsl.check.placements import Status, status
 from commplan.dsl.check.scope import Scope
-from commplan.dsl.check.via import algorithm, carrying, check_accumulation
 from commplan.ir.plan import Stage, Value
 from commplan.ir.stages import OVER_AXES, StageOverAxes, rules
 from commplan.ir.types import ArrayType, Placement, RecordsType

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from commplan.input.order import Order
 from commplan.input.visit_audit import Tally, Told, check, promised
 from commplan.ir.plan import Ref
-from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import Coords, HostProgram
 
 _AT_ONCE = 2048  # records that are added up together: a few cost NumPy as much as many

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from commplan.ir import schedule as ir
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jnp, lax
 

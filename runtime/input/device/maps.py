@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from commplan.ir import schedule as ir
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.lowering.jax.functions import RngContext, loaded_by, short_seed
 from commplan.lowering.jax.layout import spec
