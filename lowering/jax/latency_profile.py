@@ -109,14 +109,14 @@ def _machine_of(devices: Sequence[Any]) -> Machine:
     """The rates of `devices` by their kind; each run of those of one process is a host."""
     kind = str(devices[0].device_kind) if devices else ""
     runs = [len(list(run)) for _, run in groupby(device.process_index for device in devices)]
-    found = rates_of_kind(kind, len(runs), runs[0]) if len(set(runs)) == 1 else None
-    if found is None or (len(runs) > 1 and runs[0] == 1):
+    machine = rates_of_kind(kind, len(runs), runs[0]) if len(set(runs)) == 1 else None
+    if machine is None or (len(runs) > 1 and runs[0] == 1):
         fail(
             "CP0859",
             f"pgle=True does not tell what machine {len(devices)} x {kind or 'unnamed devices'} are",
             "say so: run.jit(step, pgle='h100:4x8'), hosts x devices per host, or pgle=Machine(..)",
         )
-    return found
+    return machine
 
 
 def _warn(message: str, note: str) -> None:
