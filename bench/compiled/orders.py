@@ -120,13 +120,13 @@ class Graph:
 
     def orders(self, tries: int, chance: random.Random) -> Iterator[tuple[int, ...]]:
         """The best order for each of `WEIGHTS`, then what changes of the best one's priorities give."""
-        found: list[tuple[float, list[float], tuple[int, ...]]] = []
+        best: list[tuple[float, list[float], tuple[int, ...]]] = []
         for weight in WEIGHTS:
             keys = self.priorities(weight)
             seconds, places = self.listed(keys)
-            found.append((seconds, keys, places))
+            best.append((seconds, keys, places))
             yield places
-        least, keys, places = min(found, key=lambda each: each[0])
+        least, keys, places = min(best, key=lambda each: each[0])
         movable = [*self.computing, *(transfer.start for transfer in self.transfers)]
         spread = max(keys, default=0.0)
         for _ in range(tries):
