@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.accounting import Cpu
+from commplan.runtime.input.layout import read_only
 from commplan.runtime.input.sources import files
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ class Chained(Sequence["Record"]):
     def __getitem__(self, row: int) -> Record:  # pyright: ignore[reportIncompatibleMethodOverride]
         start, record = time.thread_time(), self.records[row]
         try:
-            (value,) = self.stage.one(self.place, record, [column[row] for column in self.operands])
+            value = self.stage.one(self.place, record, [column[row] for column in self.operands])
         except CommplanError as error:
             if not self.stage.skip:
                 raise
@@ -52,7 +55,7 @@ class Chained(Sequence["Record"]):
             self.cpu_s += time.thread_time() - start
         self.done += 1
         self.nbytes += files.nbytes(value)
-        return value
+        return read_only(value) if isinstance(value, np.ndarray) else value  # the function's own memory
 
 
 def account(operands: Sequence[Sequence[Record]], cpu: Cpu) -> Cpu:
