@@ -177,10 +177,11 @@ class Feed(EpochIterator):
         self._one_unit = OneUnit(program, mine, layout, steps, self._wanted) if is_one else None
         self._ready: Batch | None = None  # the next one, until it is handed out, and the slots that it shows
         self._held: dict[int, Any] = {}
+        self._look_s = min(LOOK_S, self._timeout)
         self._slot_words, self._count = memory.slot_words, memory.slots
         self._kept_before = min(KEEP * each, memory.slots) - 1
         self._records_each, self._words = each * memory.header.get("unit"), memory.members[member].words
-        self._checks = Checks(program, mine, steps, place[1], self._meter)
+        self._checks = self._contract = Checks(program, mine, steps, place[1], self._meter)
         self._slots = attachment.slots()
         self._returns = returns = CompletionCounter(functools.partial(memory.pass_on, member))
 
@@ -314,7 +315,7 @@ class Feed(EpochIterator):
 
     def _note(self, place: int) -> None:
         if self._one_unit is not None and (visits := self._one_unit.visits(place // self._steps)) is not None:
-            self._checks.add(visits)
+            self._contract.add(visits)
             self._one_unit.forget()
 
     def _batch_at(self, place: int) -> Batch:
@@ -333,7 +334,7 @@ class Feed(EpochIterator):
         self._meter.batches += 1
         self._meter.ready += ready
         self._note(place)  # of those before
-        self._checks.add(made)
+        self._contract.add(made)
         values = ((name, made.values[ref], per) for name, ref, per in self._wanted)
         batch = Batch((name, array[0] if per else array) for name, array, per in values)
         batch.epoch, batch.step = epoch, step
@@ -400,7 +401,7 @@ class Feed(EpochIterator):
         words, meter, begun = self._words, self._meter, time.monotonic_ns()
         words[WANTED] = unit + 1
         try:
-            if not self._memory.await_made(unit, min(LOOK_S, self._timeout)):
+            if not self._memory.await_made(unit, self._look_s):
                 where = WaitingMember(self.name, self.member, self._timeout, self._plan.schedule.file)
                 wait_on(self._attachment, where, unit, lambda: self._closing.alive)
         finally:

@@ -73,7 +73,7 @@ class OneUnit:
         self._upto = max(room.offset + room.shape[1] * room.dtype.itemsize for room in rooms)
 
     def _table(self, step: int) -> _Table:
-        rooms, counts = self._layout.arrays, dict[Ref, int]()
+        rooms, counts = self._layout.arrays, dict[Ref | None, int]()
         arrays: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
         loads: list[_Load] = []
         rows = [self._orders[flow.reads[0].result].rows(step) for flow in self._program.flows]

@@ -449,13 +449,14 @@ class FeedMemory:
 
     def await_made(self, unit: int, seconds: float) -> bool:
         """Whether `unit` is made, after one sleep of so many seconds at most where it is not yet."""
-        bell = self._bells["made"]
+        bell, words = self._bells["made"], self.slot_words[unit % self.slots].words
         seen = bell.value
         fence()
-        if not self.is_made(unit):
+        if words[MADE] != unit + 1:
             futex.wait(bell, seen, seconds)
-        fence()
-        return self.is_made(unit)
+        is_made = words[MADE] == unit + 1
+        fence()  # what lies in the slot is read behind this
+        return is_made
 
     def ring(self, *names: str) -> None:
         """Wake all who wait for one of `names`."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.accounting import Cpu
-from commplan.runtime.input.layout import read_only
+from commplan.runtime.input.layout import Array, read_only
 from commplan.runtime.input.sources import files
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class Chained(Sequence["Record"]):
             self.cpu_s += time.thread_time() - start
         self.done += 1
         self.nbytes += files.nbytes(value)
-        return read_only(value) if isinstance(value, np.ndarray) else value  # the function's own memory
+        # An array may be the function's own memory.
+        return read_only(cast("Array", value)) if isinstance(value, np.ndarray) else value
 
 
 def account(operands: Sequence[Sequence[Record]], cpu: Cpu) -> Cpu:

@@ -207,10 +207,11 @@ class Stage:
         """The result for one record, checked; a tuple where there are several."""
         out, element = self._called(place, record, arguments), self.elements[0]
         if len(self.elements) == 1:
-            is_array = isinstance(element, ArrayType) and isinstance(out, np.ndarray | np.generic)
-            if is_array and out.dtype == self.dtypes[0] and out.shape == element.shape:  # mostly
-                return out
-            return self._checked(record, 0, out)
+            if isinstance(element, ArrayType) and isinstance(out, np.ndarray | np.generic):
+                array = cast("np.ndarray[Any, Any]", out)
+                if array.dtype == self.dtypes[0] and array.shape == element.shape:  # mostly
+                    return array
+            return self._checked(record, 0, cast("object", out))
         values = _as_tuple(out)
         if values is None or len(values) != len(self.elements):
             actual = f"{len(values)} results" if values is not None else f"{_described(out)}, one result"
