@@ -17,7 +17,7 @@ from commplan.ir.types import Placement
 from commplan.lowering import compiler_options as xla
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import Backend
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.pytree import Structure, Tree, flatten

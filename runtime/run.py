@@ -15,7 +15,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax import backward_reduce as tap
+from commplan.lowering.jax.layers import backward_reduce as tap
 from commplan.lowering.jax.pytree import build, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job import watchdog as mpi_watchdog
@@ -25,7 +25,7 @@ from commplan.runtime import spmd
 from commplan.runtime.bound_machine import known_structures, machine_for
 from commplan.runtime.check_bound import check_bound, check_kinds
 from commplan.runtime.context import CALLS, Context
-from commplan.runtime.input.device_batches import Batches
+from commplan.runtime.input.device.batches import Batches
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.multirate.run_batches import ClockedPhases
 from commplan.runtime.input.multirate.schedule import taken_apart

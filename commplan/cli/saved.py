@@ -10,7 +10,7 @@ from commplan.diagnostics import fail, fail_if
 
 if TYPE_CHECKING:
     from commplan.ir.schedule import Schedule
-    from commplan.ir.serialization import Verifier
+    from commplan.ir.serialization.canonical_json import Verifier
 
 _OBJECT = re.compile(r'\s*\{\s*["}]')  # how JSON begins
 READERS = ("explain", "verify", "simulate", "report", "diff", "audit", "trace --plan")  # verbs that take one
@@ -33,9 +33,9 @@ def plan_text(path: str, console: Console) -> str:
 def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
     """The schedule in `text`. Raises CommplanError: what `decode` and `parse_saved` raise, what `verify`
     finds, and CP1004 where it is not what was compiled."""
-    from commplan.ir.migration import OLD, retyped
-    from commplan.ir.serialization import compare_digest, decode
-    from commplan.ir.text import parse_saved
+    from commplan.ir.serialization.canonical_json import compare_digest, decode
+    from commplan.ir.serialization.migration import OLD, retyped
+    from commplan.ir.serialization.text import parse_saved
 
     if not _is_text(text):
         return decode(text.encode(), name, verify)

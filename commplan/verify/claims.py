@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from commplan.diagnostics import plural
+from commplan.ir.analysis.server_ops import server_op
 from commplan.ir.schedule import Collective, Exchange, Map, Schedule
-from commplan.ir.server_ops import server_op
 
 
 class Claims(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from commplan.diagnostics import Diagnostic
-from commplan.ir.input_slice import bind_sources
+from commplan.ir.analysis.input_slice import bind_sources
 from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import (
     SCHEMA_VERSION,

@@ -17,6 +17,7 @@ from commplan.lowering.audit.causes import Causes
 from commplan.lowering.audit.compare import Difference, Report, match
 from commplan.lowering.audit.estimate import Estimate, Machine, estimate
 from commplan.lowering.audit.expect import Expected, expected
+from commplan.lowering.audit.layers import matched, of_layers
 from commplan.lowering.audit.profile import Shift, shifts
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Memory
 from commplan.lowering.audit.walk import audit_text
@@ -152,6 +153,7 @@ def audit(
     platform: Literal["cpu", "gpu"] = "cpu",
     profiled: str | None = None,
     memory: Memory | None = None,
+    layers: Sequence[Schedule] = (),
     *,
     mesh: Mapping[str, int] | None = None,
     phases: Sequence[str] = (),
@@ -162,7 +164,8 @@ def audit(
     traced: the text of the step as JAX hands it to XLA. mesh: sizes of the axes in the order in which devices
     are counted; by default as `traced` says, else as the plan does. phases: those to look for; by default
     those that the step calls, and `each step`. machine: to estimate with. profiled: the step compiled with a
-    profile of what its instructions take on `machine`. memory: what the step takes of one device's.
+    profile of what its instructions take on `machine`. memory: what the step takes of one device's. layers:
+    schedules that `run.layers` may carry out in the step.
 
     Raises CP1151 for a phase that the plan does not have.
     """
@@ -174,7 +177,10 @@ def audit(
     sizes = _Mesh(mesh or _mesh_in(traced, schedule) or schedule.mesh_sizes)
     # A step may call phases of another program, which have no schedule here.
     wanted = {name: expected(schedule, name, sizes, platform) for name in chosen if name in known}
-    report = _matched(wanted, step)
+    called_items = [item for items in wanted.values() for item in items]
+    own_layers = (layer for layer in layers if layer.plan == schedule.plan)
+    layered = of_layers(asked, own_layers, called_items, sizes, platform)
+    report = _matched(wanted, layered, step)
     planned = {id(collective) for collective in report.found}
     ignored = set(known) - set(wanted)
     unplanned = [
@@ -189,7 +195,8 @@ def audit(
     result = Audit(schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs, memory=memory)
     if profiled is None or costs is None:
         return result
-    other = audit(schedule, profiled, traced, platform, mesh=mesh, phases=phases, machine=machine)
+    same: dict[str, Any] = {"layers": layers, "mesh": mesh, "phases": phases, "machine": machine}
+    other = audit(schedule, profiled, traced, platform, **same)
     moved = shifts(step, audit_text(profiled), (costs, other.estimate or costs))
     return msgspec.structs.replace(result, profiled=Profiled(other, moved))
 
@@ -216,13 +223,19 @@ def _mesh_in(traced: str, schedule: Schedule) -> dict[str, int] | None:
     return None
 
 
-def _matched(wanted: Mapping[str, Sequence[Expected]], step: CompiledStep) -> Report:
+def _matched(
+    wanted: Mapping[str, Sequence[Expected]], layered: Sequence[Expected], step: CompiledStep
+) -> Report:
     """Each phase against its own collectives, since nothing orders one phase after another; those that XLA
-    gives no name are looked at with the first phase that is not as planned."""
+    gives no name are looked at with the first phase that is not as planned. Lines that layers carry out are
+    compared with `layered` alone."""
+    lines = {item.scope for item in layered}
+    wanted = {name: [item for item in items if item.scope not in lines] for name, items in wanted.items()}
+    in_layers = [c for c in step.collectives if c.scopes and lines.issuperset(c.scopes)]
     named = [
         collective
         for collective in step.collectives
-        if any(scope[0] in wanted for scope in collective.scopes)
+        if collective not in in_layers and any(scope[0] in wanted for scope in collective.scopes)
     ]
     nameless = [
         collective for collective in step.collectives if not any(o.op_name for o in collective.origins)
@@ -230,7 +243,7 @@ def _matched(wanted: Mapping[str, Sequence[Expected]], step: CompiledStep) -> Re
     mixed = any(len({phase for phase, _ in collective.scopes}) > 1 for collective in named)
     parts = [(item for items in wanted.values() for item in items)] if mixed else [*wanted.values()]
     places = {id(collective): place for place, collective in enumerate(step.collectives)}
-    reports: list[Report] = []
+    reports = [matched(layered, in_layers)]
     for items in map(tuple, parts):
         scopes = {item.phase for item in items}
         own = [collective for collective in named if mixed or collective.scopes[0][0] in scopes]

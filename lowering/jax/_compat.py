@@ -29,7 +29,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, PartitionSpec
 
-from commplan.lowering.jax import variadic
+from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any  # a jax.Array or a tracer of one

@@ -19,10 +19,12 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from commplan.diagnostics import fail, plural
+from commplan.ir.schedule import Schedule
 from commplan.lowering.audit.estimate import Machine
 from commplan.lowering.audit.profile import profile
 from commplan.lowering.audit.step import Memory
 from commplan.lowering.audit.targets import Target
+from commplan.lowering.jax.layers.exchange import schedules_in_use
 from commplan.lowering.jax.typing_shim import jax
 
 Devices = Any  # numpy object array of jax devices
@@ -65,7 +67,7 @@ class StepText(NamedTuple):
     """A step as text, as XLA compiled it and as JAX handed it to XLA, and what it is compiled for.
 
     profiled: as XLA compiled it with a profile; None where it was given none. memory: of the step without
-    one; None where XLA does not say.
+    one; None where XLA does not say. layers: the schedules of `run.layers` that the step may have.
     """
 
     compiled: str
@@ -73,6 +75,7 @@ class StepText(NamedTuple):
     platform: Literal["cpu", "gpu"]
     profiled: str | None = None
     memory: Memory | None = None
+    layers: tuple[Schedule, ...] = ()
 
 
 def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | None = None) -> StepText:
@@ -89,7 +92,7 @@ def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | N
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for sharding in shardings for device in sharding.device_set}
     platform = "cpu" if (platforms or {jax.default_backend()}) == {"cpu"} else "gpu"
-    text = StepText(compiled.as_text(), traced, platform, memory=_memory(compiled))
+    text = StepText(compiled.as_text(), traced, platform, memory=_memory(compiled), layers=schedules_in_use())
     if profiled_for is None:
         return text
     if text.platform == "cpu":

@@ -74,6 +74,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "channel_serve": (None, [_POINTER, *[ctypes.c_int] * 3, _POINTER, _NUMBER, _NUMBER]),
     "channel_verdict": (_NUMBER, [_POINTER, ctypes.c_char_p, _NUMBER]),
     "stack_writer": (None, [_POINTER]),
+    "stack_signal": (None, [_TEXT, ctypes.c_int]),
     "signals": (None, [_POINTER] * 5),
     "interruption": (_POINTER, []),
     "add_busy": (None, [ctypes.c_int]),

@@ -13,8 +13,8 @@ import commplan
 from commplan.cli.saved import read_saved
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import SCHEMA_VERSION, Collective, Op, Schedule
-from commplan.ir.serialization import decode, is_of
-from commplan.ir.text import parse_plan, print_plan
+from commplan.ir.serialization.canonical_json import decode, is_of
+from commplan.ir.serialization.text import parse_plan, print_plan
 from commplan.verify import load_schedule, verify
 
 FOLDER = Path(__file__).parent / "schema2"

@@ -11,9 +11,9 @@ import math
 from typing import NamedTuple
 
 from commplan.diagnostics import CommplanError
+from commplan.ir.analysis.server_ops import ServerOp
 from commplan.ir.plan import AxisKind, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule
-from commplan.ir.server_ops import ServerOp
 from commplan.ir.stages import rules
 from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import FIRST_TAG, Held, Site, Sites, nbytes_of

@@ -182,6 +182,7 @@ COMMPLAN_API int64_t commplan_channel_verdict(void* channel, char* text, int64_t
 }
 
 COMMPLAN_API void commplan_stack_writer(StackWriter writer) { set_stack_writer(writer); }
+COMMPLAN_API void commplan_stack_signal(const char* file, int number) { set_stack_signal(file, number); }
 COMMPLAN_API void commplan_signals(int (*ensure)(), void (*release)(int), int (*check)(),
                                    void (*fetch)(void**, void**, void**), void (*normalize)(void**, void**, void**)) {
   set_signals({ensure, release, check, fetch, normalize});

@@ -9,8 +9,8 @@ from typing import NamedTuple, NoReturn
 from commplan.diagnostics import fail
 from commplan.runtime.input.feeds.attachment import Attachment
 from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.observe.wait_log import LOG, ClosedError, WaitReporter
 from commplan.runtime.input.shm.shm_control import LOOK_S
-from commplan.runtime.input.wait_log import LOG, ClosedError, WaitReporter
 from commplan.wait import Wait
 
 

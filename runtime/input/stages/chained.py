@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.accounting import Cpu
 from commplan.runtime.input.layout import Array, read_only
+from commplan.runtime.input.observe.accounting import Cpu
 from commplan.runtime.input.sources import files
 
 if TYPE_CHECKING:
