@@ -83,6 +83,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "list": (_NUMBER, [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4, _NUMBER, _POINTER, _TEXT]),
     "list_free": (None, [_NUMBER]),
     "run": (_NUMBER, [_NUMBER, _POINTER, _POINTER, _POINTER, ctypes.c_char_p, _NUMBER]),
+    "end_looks": (None, []),
     "native": (_NUMBER, [_POINTER, _POINTER, _TEXT]),
     "describe": (None, [_NUMBER, _TEXT]),
     "packed": (_NUMBER, [_NUMBER, *[_POINTER, _NUMBER] * 4]),

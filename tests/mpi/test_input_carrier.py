@@ -86,6 +86,12 @@ def test_who_waits_for_another_one_in_turn_is_not_blamed(tmp_path: Path):
         assert said[process]["error"].startswith("CP0937: process 0 on host 0 was silent for 1 s; line 7")
 
 
+def test_a_thread_that_carries_does_not_outlive_the_interpreter():
+    """Nobody has joined it, and it would wait for the interpreter's lock, and MPI at its end for it."""
+    done = mpirun.started(mpirun.command(2, WORKER.with_name("carrier_exit_worker.py")), 60)
+    assert (done.returncode, sorted(done.stdout.split("\n"))) == (0, ["", "rank 0 ends", "rank 1 ends"])
+
+
 def test_continue_needs_an_mpi_that_goes_on(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1), "on_failure": "continue"}
     said, _ = played(tmp_path, words)

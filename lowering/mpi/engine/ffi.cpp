@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <deque>
+#include <shared_mutex>
 
 #include "watch.h"
 #include "xla/ffi/api/c_api.h"
@@ -40,6 +41,17 @@ Callable* find(int64_t number) {
   std::lock_guard<std::mutex> lock(registry_mutex());
   if (number < 0 || number >= static_cast<int64_t>(registry().size())) return nullptr;
   return &registry()[number];
+}
+
+// Calls of Python by threads that run a list; `ended` once there is no Python any more.
+struct Looks {
+  std::shared_mutex mutex;
+  bool ended = false;
+};
+
+Looks& looks() {
+  static auto* all = new Looks;
+  return *all;
 }
 
 XLA_FFI_Error* failure(XLA_FFI_CallFrame* frame, const std::string& message) {
@@ -259,7 +271,8 @@ COMMPLAN_API int64_t commplan_run(int64_t number, void* memory, const int64_t* p
     if (begun.error.empty()) begun.operation = run_list(*x.channel, *x.list, nullptr, memory);
   }
   auto told = [look](const Progress& progress, int64_t idle) {
-    return look(idle, progress.absent >= 0 ? progress.absent : progress.rank) == 0;
+    std::shared_lock<std::shared_mutex> lock(looks().mutex);
+    return !looks().ended && look(idle, progress.absent >= 0 ? progress.absent : progress.rank) == 0;
   };
   if (begun.operation) {
     begun.error = x.channel->drive(std::move(begun.operation), {pace[0], pace[1], pace[2], pace[3]}, told);
@@ -267,6 +280,12 @@ COMMPLAN_API int64_t commplan_run(int64_t number, void* memory, const int64_t* p
   std::string error = begun.error.substr(0, most);
   std::memcpy(text, error.c_str(), error.size() + 1);
   return static_cast<int64_t>(error.size());
+}
+
+// The interpreter is about to end: no `look` is called any more, and what threads run is broken off.
+COMMPLAN_API void commplan_end_looks() {
+  std::unique_lock<std::shared_mutex> lock(looks().mutex);
+  looks().ended = true;
 }
 
 // settings: kind, communicator, count, root, dtype, op.
