@@ -330,12 +330,12 @@ class Feed(EpochIterator):
     def _composed_at(self, place: int) -> Batch:
         epoch, step = divmod(place, self._steps)
         units, ready = self._units(epoch, step)
-        made = self._composed(units)
+        composed = self._composed(units)
         self._meter.batches += 1
         self._meter.ready += ready
         self._note(place)  # of those before
-        self._contract.add(made)
-        values = ((name, made.values[ref], per) for name, ref, per in self._wanted)
+        self._contract.add(composed)
+        values = ((name, composed.values[ref], per) for name, ref, per in self._wanted)
         batch = Batch((name, array[0] if per else array) for name, array, per in values)
         batch.epoch, batch.step = epoch, step
         return batch
