@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import interpreter
 
 TESTS = Path(__file__).resolve().parent.parent
 MPIRUN = Path(sys.executable).parent / "mpirun"
@@ -47,7 +48,7 @@ def command(ranks: int, script: Path | str, *words: object) -> list[str]:
     """`script` on so many ranks of this machine; a text with line breaks or blanks is the program itself."""
     program = ["-c", script] if isinstance(script, str) else [str(script)]
     mpirun = [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return [*mpirun, sys.executable, "-W", "error", *program, *map(str, words)]
+    return [*mpirun, *interpreter.words(environment()), *program, *map(str, words)]
 
 
 def started(words: list[str], timeout: float = 240) -> subprocess.CompletedProcess[str]:

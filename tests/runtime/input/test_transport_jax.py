@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import carry_processes
+from support import carry_processes, interpreter
 from support.ports import free_port
 
 from commplan.diagnostics import Span
@@ -25,7 +24,7 @@ def run(what: str, count: int, out: Path) -> tuple[list[int], list[dict[str, Any
     port = str(free_port())
     started = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", carry_processes.__file__, port, str(i), str(count), what, out],
+            [*interpreter.words(environment), carry_processes.__file__, port, str(i), str(count), what, out],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
