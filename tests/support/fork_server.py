@@ -66,8 +66,13 @@ def main(folder: str, program: list[str]) -> NoReturn:
     if not fits:
         os.execv(sys.executable, [sys.executable, "-W", "error", *program])
     request = {"program": program, "folder": os.getcwd(), "environment": dict(os.environ)}  # noqa: PTH109
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError):  # it has just ended
+            server.send(str(number).encode())
+
     for number in FORWARDED:
-        signal.signal(number, lambda number, _: server.send(str(number).encode()))
+        signal.signal(number, forward)
     socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
     end_as(int(server.recv(MOST) or -signal.SIGKILL))
 
@@ -115,12 +120,12 @@ def serve(path: str, settings: bytes) -> list[str]:
                 with contextlib.suppress(OSError):
                     client.send(settings)
                 waiting.register(client, selectors.EVENT_READ)
-            elif isinstance(client := key.fileobj, socket.socket):
+            elif isinstance(client := key.fileobj, socket.socket) and client in waiting.get_map():
                 process = next((process for process, of in clients.items() if of is client), None)
                 if process is not None:
                     _forward(client, process, waiting)
                     continue
-                words, descriptors, _, _ = socket.recv_fds(client, MOST, 3)
+                words, descriptors = _request(client)
                 if not words:
                     waiting.unregister(client)
                     client.close()
@@ -131,10 +136,21 @@ def serve(path: str, settings: bytes) -> list[str]:
                 else:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, handlers[signal.SIGCHLD])
+                    held = [key.fileobj for key in waiting.get_map().values()]
                     waiting.close()
-                    for each in (listener, ended, woken, client, *clients.values()):
-                        each.close()
+                    for each in (*held, woken, *clients.values()):
+                        if isinstance(each, socket.socket):
+                            each.close()
                     return _become(json.loads(words), descriptors)
+
+
+def _request(client: socket.socket) -> tuple[bytes, list[int]]:
+    """What a client asks for, and its descriptors; nothing if it is gone."""
+    try:
+        words, descriptors, _, _ = socket.recv_fds(client, MOST, 3)
+    except OSError:
+        return b"", []
+    return words, descriptors
 
 
 def _wake(_number: int, _frame: FrameType | None) -> None:
