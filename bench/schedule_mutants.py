@@ -23,7 +23,7 @@ from commplan.diagnostics import CommplanError, Diagnostic
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.remark import Design
-from commplan.ir.serialization import decode, encode
+from commplan.ir.serialization.canonical_json import decode, encode
 from commplan.verify import load_schedule, verify
 from commplan.verify import structural as schedule_rules
 from tests.support import schedule_bases

@@ -14,7 +14,7 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.frontend.bind_axes import check_mesh
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Backend, Leaf, Schedule
-from commplan.ir.serialization import encode, is_of, plan_digest, schedule_digest
+from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest, schedule_digest
 from commplan.mesh_kind import is_communicator
 from commplan.passes.pipeline.manager import Observer
 from commplan.passes.pipeline.registry import PASSES

@@ -18,7 +18,7 @@ from commplan.frontend.lower.stages import lower
 from commplan.frontend.shape_errors import check_leaves, check_sizes
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Backend, Leaf, Schedule
-from commplan.ir.text import print_schedule
+from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import Context
 from commplan.passes.pipeline.manager import Observer, Pipeline, Record
 from commplan.protocol.build_sites import sites

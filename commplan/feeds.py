@@ -15,7 +15,7 @@ from commplan.runtime.input.feeds.directory import check_name
 from commplan.runtime.input.feeds.feed import Feed
 from commplan.runtime.input.feeds.memory import MEMBERS
 from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, taken_apart
-from commplan.runtime.input.wait_log import PATIENCE_S
+from commplan.runtime.input.observe.wait_log import PATIENCE_S
 from commplan.tracebacks import ends_at_caller
 
 if TYPE_CHECKING:

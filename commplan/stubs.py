@@ -18,7 +18,7 @@ from commplan.compiler import compile_plan
 from commplan.diagnostics import fail
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
-from commplan.ir.input_slice import source_only
+from commplan.ir.analysis.input_slice import source_only
 from commplan.ir.types import DType, TreeType
 
 _CALLS = "#calls"  # the entry of the state that counts calls of random functions

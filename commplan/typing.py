@@ -7,7 +7,7 @@ plan: commplan.Plan[plans.Linear] = commplan.load("linear.plan")
 run = plan.compile(mesh, shapes=shapes).bind(mesh)
 """
 
-from commplan.runtime.input.device_batches import Batches
+from commplan.runtime.input.device.batches import Batches
 from commplan.runtime.run import TypedRun
 
 __all__ = ["Batches", "TypedRun"]

@@ -10,11 +10,11 @@ from commplan.ir.plan import name_of
 from commplan.ir.schedule import Leaf, Schedule
 from commplan.ir.shard_shapes import cut_all
 from commplan.lowering.jax import _compat, ops
-from commplan.lowering.jax.layer_exchange import LeafCollectives, ShardedLayer
-from commplan.lowering.jax.layer_vjp import LayerVjp, layer_vjp
+from commplan.lowering.jax.layers.exchange import LeafCollectives, ShardedLayer
+from commplan.lowering.jax.layers.sharded import Layer, scanned, unrolled
+from commplan.lowering.jax.layers.vjp import LayerVjp, layer_vjp
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import Tree, flatten
-from commplan.lowering.jax.sharded_layers import Layer, scanned, unrolled
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.pytree import leaf_of, leaves_of
 from commplan.runtime.context import Context

@@ -33,7 +33,7 @@ BOUNDED = {"wait", "join", "result", "get", "acquire", "communicate", "recv", "a
 # What still waits, and why it may.
 ALLOWED: dict[str, set[str]] = {
     # Threads of this process that compute, or write a file.
-    "commplan/cli/run_view.py": {"join"},
+    "commplan/cli/verbs/run/view.py": {"join"},
     "runtime/calibrate/lock.py": {"Barrier", "join", "wait"},
     "runtime/observe/metrics.py": {"join"},
     "runtime/param_server/checkpoint.py": {"join"},
@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime/calibrate/mpi.py": {"Barrier", "Waitall", "bcast"},
     # A method of this name that waits for nothing.
     "commplan/verify/programs/symbolic_execution.py": {"result"},
-    "lowering/jax/variadic.py": {"get"},
+    "lowering/jax/collectives/variadic.py": {"get"},
     # Of a socket that does not block.
     "commplan/sidecar/__main__.py": {"accept"},
     # Behind a poll; and of its parent, with whom it ends.

@@ -13,7 +13,7 @@ from bench.compiled.models import Transformer
 from bench.on_gpu.tax import PLAN
 from bench.on_gpu.timing import Scale, in_turns, median, spread
 from commplan.ir import schedule as ir
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.typing_shim import jax, jnp, lax

@@ -1,4 +1,4 @@
-"""The command `commplan`. Verbs live in a file each and load what they need when they run."""
+"""The command `commplan`. `verbs` has a file for each, which loads what it needs when it runs."""
 # PYTHON_ARGCOMPLETE_OK: shells with argcomplete's global completion may ask it, too.
 
 from collections.abc import Sequence

@@ -54,7 +54,6 @@ def parser() -> argparse.ArgumentParser:
             description=f"{summary[0].upper()}{summary[1:]}. {more}".strip(),
             allow_abbrev=False,
         )
-        verb.set_defaults(verb=f"verb_{name}")
         out = verb.add_argument_group("output")
         _choice(out, "--format", ("human", *formats), "how to write results and diagnostics (default: human)")
         _choice(out, "--color", ("auto", "always", "never"), "default: auto, which heeds NO_COLOR")
@@ -107,8 +106,11 @@ def _fmt(verb: Any) -> None:
 def _binding(verb: Any) -> None:
     """What a plan is compiled for."""
     group = verb.add_argument_group("what the plan is compiled for")
-    shapes = 'shapes of trees: name -> nested objects with leaves {"shape": [..], "dtype": ".."}'
-    _flag(group, "--shapes", "S.json", shapes)
+    shapes = (
+        'shapes of trees: a JSON file, name -> nested objects with leaves {"shape": [..], "dtype": ".."};'
+    )
+    shapes += " or MODULE:FUNCTION (FILE.py:FUNCTION), which returns the dictionary that `compile` takes"
+    _flag(group, "--shapes", "SHAPES", shapes)
     _flag(group, "--topology", "T.toml", "the machine, as levels")
     _repeatable(group, "--axis", "NAME=N", "the size of an axis (repeatable)", argument_types.size)
     level = "the level of the topology that an axis lies on (repeatable)"
@@ -147,8 +149,6 @@ def _verify(verb: Any) -> None:
     _flag(group, "--algorithm", "NAME", 'such as ring, or "hierarchical(gpu = ring, node = chain)"')
     _flag(group, "--collective", "KIND", "such as all_reduce or broadcast")
     _flag(group, "--ranks", "N|LEVEL=N,..", "how many ranks, or how many at each level", argument_types.ranks)
-    _switch(group, "--protocol", "the protocol of servers, in every order of messages")
-    _switch(group, "--whole", "with --protocol: up to four workers and two servers (minutes)")
     _flag(group, "--root", "R", "the rank that has or gets all", argument_types.place)
     _flag(group, "--slices", "N", "parts of every chunk, pipelined (default: 1)", argument_types.count, 1)
     _binding(verb)
@@ -157,23 +157,17 @@ def _verify(verb: Any) -> None:
 def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """What argparse does not say: `verify` takes a file, or all of what names one algorithm; `trace` a file
     to write, or `summarise`."""
-    if args.verb == "verb_trace":
+    if args.verb == "trace":
         args.summarise = args.records[:1] == ["summarise"]
         if args.summarise:
             args.records = args.records[1:]
         elif args.output is None:
             root.error("trace: give -o OUT.json, or `trace summarise REC...`")
-    if args.verb == "verb_check":
+    if args.verb == "check":
         _checked(root, args)
-    if args.verb != "verb_verify":
+    if args.verb != "verify":
         return
     named = (args.algorithm, args.collective, args.ranks)
-    if args.whole and not args.protocol:
-        root.error("verify: --whole belongs to --protocol")
-    if args.protocol:
-        if args.file is not None or (*named, args.root) != (None,) * 4:
-            root.error("verify: --protocol stands alone: without it, a plan's own servers are explored")
-        return
     if args.file is None and None in named:
         root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
     if args.file is not None and (*named, args.root) != (None,) * 4:
@@ -291,7 +285,7 @@ def _new(verb: Any) -> None:
 
 def _templates(**asked: object) -> list[str]:
     """The templates, for a shell that asks."""
-    from commplan.cli.verb_new import templates
+    from commplan.cli.verbs.new import templates
 
     return list(templates())
 

@@ -28,7 +28,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:  # argparse has said why, or printed the help: more than stdout may take
         code = leaving.code if isinstance(leaving.code, int) else FAILURE
         return _finished(lambda console: code, Console())
-    verb = import_module(f"commplan.cli.{args.verb}")
+    verb = import_module(f"commplan.cli.verbs.{args.verb}")
     given = [getattr(args, name, None) for name in ("file", "shapes", "topology", "calibration")]
     given += getattr(args, "records", None) or ()
     if getattr(args, "output", None):  # else files may be those that are rewritten

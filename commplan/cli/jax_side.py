@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from commplan.runtime.run import Run
 
 MOST_RANKS = 256
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def need(module: str, package: str, code: str = "CP1111", who: str = "this") -> None:
@@ -51,6 +52,13 @@ def user_code() -> Generator[None]:
         message = f"a function left the command with SystemExit: {error.code}"
         note = "a function returns what its line declares, or raises an error that says why it cannot"
         fail("CP1112", message, f'raised at line {last.lineno} of "{last.filename}", in {last.name}', note)
+
+
+def raised_at(error: BaseException) -> list[str]:
+    """Where in the user's own code `error` was raised, as a note; none where it was not."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(_PACKAGE)]
+    return [f'raised at line {frame.lineno} of "{frame.filename}", in {frame.name}' for frame in own[-1:]]
 
 
 @user_code()

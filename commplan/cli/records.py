@@ -5,12 +5,31 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from commplan.cli.verb_blame import runs
 from commplan.cost import Simulation
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Schedule
-from commplan.recorder import Record, Run, Summary, read_run, summary
+from commplan.recorder import Record, Run, Summary, read_records, read_run, state, summary
 from commplan.recorder.collectives import Predicted, line_of
+from commplan.recorder.file import folder
+
+
+def runs(paths: list[str]) -> list[list[Record]]:
+    """The records at `paths`, run by run; without paths those of this host's runs that live, else of the last
+    one. Raises CP1114 where there are none."""
+    places = paths or [str(folder())]
+    jobs: dict[str, list[Record]] = {}
+    for record in read_records(places):
+        jobs.setdefault(record.path.rpartition("/")[2].split(".")[0], []).append(record)
+    if not jobs:
+        fail(
+            "CP1114",
+            f"there are no records in {', '.join(places)}",
+            "each process of a job keeps one while it lives, and where it ended badly: commplan-*.rec",
+        )
+    if paths:
+        return list(jobs.values())
+    alive = [records for records in jobs.values() if any(state(record) != "dead" for record in records)]
+    return alive or [max(jobs.values(), key=lambda records: records[0].started)]
 
 
 def run_in(paths: list[str], schedule: Schedule | None = None, simulation: Simulation | None = None) -> Run:

@@ -22,9 +22,9 @@ from commplan.explain.servers import Said, ServerText, server_lines
 from commplan.explain.stages import levels_text, phase_title, stage_text, table_lines
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
+from commplan.ir.analysis.server_ops import sent
 from commplan.ir.grouping import grouped
 from commplan.ir.remark import Alternative, Choice, SharingCost
-from commplan.ir.server_ops import sent
 from commplan.ir.types import DType, sized, timed
 from commplan.verify.claims import Claims, claims
 

@@ -20,25 +20,39 @@ class ShapeReport:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.problems: list[Diagnostic] = []
+        self._problems: list[Diagnostic] = []
         self._said: set[tuple[str, str]] = set()
+        self._missing: dict[str, tuple[graph.Value, str]] = {}
+
+    @property
+    def problems(self) -> list[Diagnostic]:
+        return [*self._problems, *self._all_missing()]
 
     def add(self, code: str, name: str, message: str, *notes: str, value: graph.Value | None = None) -> None:
         if (code, name) in self._said:
             return
         self._said.add((code, name))
         remarks = tuple(Note(note) for note in notes)
-        self.problems.append(Diagnostic(code, message, value and value.span, remarks, file=self.file))
+        self._problems.append(Diagnostic(code, message, value and value.span, remarks, file=self.file))
 
     def missing(self, value: graph.Value, kind: str) -> None:
-        """CP0701: shapes that nothing gives and nothing implies."""
-        name = value.name
-        message = f"no shapes are given for `{name}`, {kind} of type tree".replace(",,", ",")
-        file = f'{{"{name}": {{"w": {{"shape": [3], "dtype": "f32"}}}}}}'
-        note = (
-            f"pass shapes={{{name!r}: tree}} whose leaves have shape and dtype, or --shapes FILE with {file}"
-        )
-        self.add("CP0701", name, message, note, value=value)
+        """Shapes that nothing gives and nothing implies."""
+        self._missing.setdefault(value.name, (value, kind))
+
+    def _all_missing(self) -> list[Diagnostic]:
+        """CP0701, once for all trees."""
+        if not self._missing:
+            return []
+        names = [f"`{name}`" for name in self._missing]
+        (value, kind), *others = self._missing.values()
+        message = f"no shapes are given for {names[0]}, {kind} of type tree".replace(",,", ",")
+        if others:
+            message = f"no shapes are given for {len(names)} trees: {', '.join(names)}"
+        notes = [Note(f"`{other.name}` is {role.rstrip(',')}", other.span) for other, role in others]
+        given = ", ".join(f'"{name}": tree' for name in self._missing)
+        how = f"pass shapes={{{given}}}, pytrees whose leaves have shape and dtype; to the command"
+        notes.append(Note(f"{how} --shapes MODULE:FUNCTION, which returns them, or a JSON file"))
+        return [Diagnostic("CP0701", message, value.span, tuple(notes), file=self.file)]
 
     def differs(self, value: graph.Value, actual: Leaves, expected: Leaves, who: str) -> None:
         """CP0705: two shapes for one thing; the first difference is shown."""

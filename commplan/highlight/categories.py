@@ -10,12 +10,12 @@ import enum
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from commplan.dsl.check.loads import TAILS, VISITS
-from commplan.dsl.check.ops import OPS
-from commplan.dsl.check.options import FLOATS, OPTIONS
-from commplan.dsl.check.servers import MODES
+from commplan.dsl.check.clauses.ops import OPS
+from commplan.dsl.check.clauses.options import FLOATS, OPTIONS
+from commplan.dsl.check.clauses.via import ALGORITHMS, KEYS
+from commplan.dsl.check.stages.loads import TAILS, VISITS
+from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
-from commplan.dsl.check.via import ALGORITHMS, KEYS
 from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, VERBS, Token, tokenize
 from commplan.dsl.statements import CONTINUES
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from commplan.dsl.check.loads import TAILS, VISITS
-from commplan.dsl.check.ops import OPS
-from commplan.dsl.check.options import FLOATS, OPTIONS, taken_by
-from commplan.dsl.check.servers import MODES
+from commplan.dsl.check.clauses.ops import OPS
+from commplan.dsl.check.clauses.options import FLOATS, OPTIONS, taken_by
+from commplan.dsl.check.clauses.via import KEYS, carrying, carrying_a_level
+from commplan.dsl.check.stages.loads import TAILS, VISITS
+from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
-from commplan.dsl.check.via import KEYS, carrying, carrying_a_level
 from commplan.dsl.grammar import Start, followers
 from commplan.dsl.lexer import CLAUSES, DECLARES, SOFT, VERBS, Token
 from commplan.dsl.statements import CONTINUES, GiveUp, PhaseClose, PhaseOpen, Statement, split

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
 
-from commplan.dsl.check.options import OPTIONS
+from commplan.dsl.check.clauses.options import OPTIONS
 from commplan.ir.stages import VERBS
 
 _TABLES: Mapping[str, Mapping[str, str]] = tomllib.loads(

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Phase, Schedule

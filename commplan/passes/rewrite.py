@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from commplan.diagnostics import Span
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.ops import add_results
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import (

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 from commplan.diagnostics import Span, fail
+from commplan.ir.analysis.server_ops import ServerOp, sent, server_op
 from commplan.ir.ops import kept
 from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Phase, Put, Schedule, Value, results
-from commplan.ir.server_ops import ServerOp, sent, server_op
 from commplan.ir.types import DType
 from commplan.protocol.sites import FIRST_TAG, Buffer, Chunk, Kind, Site, Sites
 from commplan.protocol.units import Flat, Layout, beside, weights

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
-from commplan.ir.optimizer_leaf_match import weights_of
+from commplan.ir.analysis.optimizer_leaf_match import weights_of
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.protocol import chunks

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from commplan.diagnostics import plural
+from commplan.ir.analysis.server_ops import server_op
 from commplan.ir.schedule import Collective, Exchange, Map, Schedule
-from commplan.ir.server_ops import server_op
 
 
 class Claims(msgspec.Struct, frozen=True):
@@ -64,4 +64,5 @@ def _believed(schedule: Schedule) -> Iterator[str]:
         yield f"random functions draw from the key that they are given alone: {random}"
     values = schedule.values
     if any(server_op(op, values) for op in ops):
+        yield "servers keep their protocol"
         yield "servers answer by what workers told them alone"

@@ -18,7 +18,7 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir import plan as graph
-from commplan.ir.optimizer_leaf_match import LeafMatch, leaf_match
+from commplan.ir.analysis.optimizer_leaf_match import LeafMatch, leaf_match
 from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import (
     Axis,
@@ -32,7 +32,7 @@ from commplan.ir.schedule import (
     Value,
     results,
 )
-from commplan.ir.serialization import plan_digest
+from commplan.ir.serialization.canonical_json import plan_digest
 from commplan.ir.symbolic.blocks import Block, aligned
 from commplan.ir.symbolic.compare import Comparison
 from commplan.ir.symbolic.interpretation import Interpretation, Paths

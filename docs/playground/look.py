@@ -15,7 +15,7 @@ from commplan.dsl.format import format_source
 from commplan.explain.report import explain_plan
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Schedule
-from commplan.ir.text import print_schedule
+from commplan.ir.serialization.text import print_schedule
 from commplan.report.document import Document, Proofs
 from commplan.report.gather import Recorded, gather
 from commplan.report.graph import graphs

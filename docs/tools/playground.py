@@ -14,11 +14,11 @@ import vendor
 
 import commplan
 from commplan.cost import Predictor, simulate
-from commplan.dsl.check.loads import TAILS, VISITS
-from commplan.dsl.check.ops import OPS
-from commplan.dsl.check.servers import MODES
+from commplan.dsl.check.clauses.ops import OPS
+from commplan.dsl.check.clauses.via import ALGORITHMS
+from commplan.dsl.check.stages.loads import TAILS, VISITS
+from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
-from commplan.dsl.check.via import ALGORITHMS
 from commplan.dsl.lexer import KEYWORDS
 from commplan.explain.stages import phase_title
 from commplan.report import page

@@ -8,15 +8,16 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from commplan.cli.arguments import parser
 from commplan.collectives import registry
-from commplan.dsl.check.loads import TAILS, VISITS
-from commplan.dsl.check.ops import OPS
-from commplan.dsl.check.options import OPTIONS, Rule
-from commplan.dsl.check.servers import MODES
+from commplan.dsl.check.clauses.ops import OPS
+from commplan.dsl.check.clauses.options import OPTIONS, Rule
+from commplan.dsl.check.clauses.via import ALGORITHMS, KEYS
+from commplan.dsl.check.stages.loads import TAILS, VISITS
+from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
-from commplan.dsl.check.via import ALGORITHMS, KEYS
 from commplan.dsl.lexer import KEYWORDS, SOFT, UNITS
 from commplan.ir.stages import OVER_AXES, VERBS
 
@@ -87,7 +88,7 @@ def _values(rule: Rule) -> str:
 
 
 def _algorithms() -> str:
-    rows = []
+    rows = list[tuple[str, ...]]()
     for name, stages in ALGORITHMS.items():
         keys = _code(f"{key} = .." for key in KEYS.get(name, ()))
         rows.append((f"`{name}`", ", ".join(f"`{stage}`" for stage in stages), keys))
@@ -95,7 +96,7 @@ def _algorithms() -> str:
 
 
 def _costs() -> str:
-    rows = []
+    rows = list[tuple[str, ...]]()
     for kind in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "swap"):
         for name in registry.algorithms(kind):
             cells = [registry.formula(name, kind, n) for n in (6, 8, 64)]
@@ -122,8 +123,7 @@ def _words() -> str:
 
 def _command() -> str:
     """Every verb of the command with its flags, a heading each."""
-    root = parser()
-    (verbs,) = (action for action in root._actions if isinstance(action, argparse._SubParsersAction))
+    verbs: Any = next(action for action in parser()._actions if action.dest == "verb")
     parts = list[str]()
     for name, verb in verbs.choices.items():
         parts += [
@@ -136,7 +136,7 @@ def _command() -> str:
             "```",
             "",
         ]
-        flags = [action for action in verb._actions if not isinstance(action, argparse._HelpAction)]
+        flags = [action for action in verb._actions if action.dest != "help"]
         rows = [(f"`{_shown(flag)}`", _help(flag)) for flag in flags]
         parts += [_rows(("", ""), rows), ""]
     return "\n".join(parts)

@@ -1,9 +1,8 @@
 """The checker: the untyped tree to the typed plan graph, with every mistake reported once.
 
-One file for each idea: `declarations`, `types`, `placements`; `scope` (the names of a phase) and
-`phases`; `loads`, `maps`, `collectives`, `servers` (the stages); `ops`, `via`, `options` (the
-clauses). A name that was declared or bound in error stands for nothing that can be checked, so
-that what uses it stays silent.
+One file for each idea: `declarations`, `types`, `placements`; `scope` (the names of a phase) and `phases`,
+which asks `stages`, and those ask `clauses`. A name that was declared or bound in error stands for nothing
+that can be checked, so that what uses it stays silent.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ from contextlib import suppress
 
 from commplan.diagnostics import Note, Span
 from commplan.dsl import ast
-from commplan.dsl.check.collectives import check_collective
 from commplan.dsl.check.context import Context, MistakeError
-from commplan.dsl.check.loads import check_load
-from commplan.dsl.check.maps import check_map
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.scope import Scope
-from commplan.dsl.check.servers import check_elastic, check_exchange
+from commplan.dsl.check.stages.collectives import check_collective
+from commplan.dsl.check.stages.loads import check_load
+from commplan.dsl.check.stages.maps import check_map
+from commplan.dsl.check.stages.servers import check_elastic, check_exchange
 from commplan.ir.plan import Binding, Phase, Stage
 
 # What a bound plan calls its own: a phase of such a name could not be called.

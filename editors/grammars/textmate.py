@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from commplan.dsl.check.loads import TAILS, VISITS
-from commplan.dsl.check.ops import OPS
-from commplan.dsl.check.options import FLOATS, OPTIONS
-from commplan.dsl.check.servers import MODES
+from commplan.dsl.check.clauses.ops import OPS
+from commplan.dsl.check.clauses.options import FLOATS, OPTIONS
+from commplan.dsl.check.clauses.via import ALGORITHMS
+from commplan.dsl.check.stages.loads import TAILS, VISITS
+from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
-from commplan.dsl.check.via import ALGORITHMS
 from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, UNITS, VERBS
 from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS, Category
 

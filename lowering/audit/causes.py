@@ -42,7 +42,7 @@ _FOLDED = "the step asks for it, and XLA removed it: nothing uses the result, or
 _COPIED = "the step asks for it once, and XLA issues it again: it unrolled or peeled a loop"
 _RECOMPILED = (
     "the step asks for others here: its program was compiled from another plan or for other shapes, such as"
-    " those of one layer under `run.tap` or `run.layers`"
+    " those of one layer under `run.tap`"
 )
 _AUTODIFF = (
     "summed by autodiff: {}: what is differentiated is the same on all ranks, so its gradient is a sum over"
@@ -110,8 +110,7 @@ class Causes:
             if traced <= self.wanted[phase, line]:
                 return "copied", _COPIED
             if self.wanted[phase, line]:
-                again = f"it calls phase `{phase}` again, or `run.layers` runs its stages for each layer"
-                return "repeated", f"the step asks for it more than once: {again}"
+                return "repeated", f"the step asks for it more than once: it calls phase `{phase}` again"
             return "recompiled", _RECOMPILED
         origins = [o for o in actual.origins if o.op_name] or self._unnamed(actual, actual.count)
         if not origins:

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from commplan.collectives.program import Ints, Kind, Program
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import Span
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.axes import groups
-from commplan.ir.def_use import DefUse
 from commplan.ir.schedule import Collective, Leaf, Schedule, Spread
 from commplan.ir.types import DType
 from commplan.lowering.audit.hlo import Tensor

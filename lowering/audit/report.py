@@ -17,6 +17,7 @@ from commplan.lowering.audit.causes import Causes
 from commplan.lowering.audit.compare import Difference, Report, match
 from commplan.lowering.audit.estimate import Estimate, Machine, estimate
 from commplan.lowering.audit.expect import Expected, expected
+from commplan.lowering.audit.layers import matched, of_layers
 from commplan.lowering.audit.profile import Shift, shifts
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Memory
 from commplan.lowering.audit.walk import audit_text
@@ -45,7 +46,7 @@ class Audit(msgspec.Struct, frozen=True):
     """What a compiled step has of its plan. `str` gives it as a table and sentences.
 
     phases: those looked at; skipped: the others, which the step does not call. memory: of one device; None
-    where that is not known.
+    where that is not known. pgle: whether `run.jit` compiled the step with a profile of its own.
     """
 
     plan: str
@@ -57,6 +58,7 @@ class Audit(msgspec.Struct, frozen=True):
     estimate: Estimate | None = None
     profiled: Profiled | None = None
     memory: Memory | None = None
+    pgle: bool = False
 
     @property
     def ok(self) -> bool:
@@ -67,6 +69,7 @@ class Audit(msgspec.Struct, frozen=True):
         planned = sum(row.count for row in self.rows if not row.cause)
         head = f"plan {self.plan}: {plural(planned, 'collective')} as planned"
         head += f", {plural(len(self.differences), 'difference')}" if self.differences else ""
+        head += "; compiled by run.jit with a profile (pgle)" if self.pgle else ""
         lines = [head, *self._table()]
         lines += [f"  not called: {', '.join(self.skipped)}"] if self.skipped else []
         lines += _reasons(self.differences)
@@ -80,6 +83,7 @@ class Audit(msgspec.Struct, frozen=True):
             "differences": [_data_of(difference) for difference in self.differences],
             "estimate": msgspec.to_builtins(self.estimate), "machine": msgspec.to_builtins(self.machine),
             "profiled": self.profiled and self.profiled.data(), "memory": msgspec.to_builtins(self.memory),
+            "pgle": self.pgle,
         }  # fmt: skip
 
     def _table(self) -> list[str]:
@@ -152,6 +156,8 @@ def audit(
     platform: Literal["cpu", "gpu"] = "cpu",
     profiled: str | None = None,
     memory: Memory | None = None,
+    layers: Sequence[Schedule] = (),
+    pgle: bool = False,
     *,
     mesh: Mapping[str, int] | None = None,
     phases: Sequence[str] = (),
@@ -162,7 +168,9 @@ def audit(
     traced: the text of the step as JAX hands it to XLA. mesh: sizes of the axes in the order in which devices
     are counted; by default as `traced` says, else as the plan does. phases: those to look for; by default
     those that the step calls, and `each step`. machine: to estimate with. profiled: the step compiled with a
-    profile of what its instructions take on `machine`. memory: what the step takes of one device's.
+    profile of what its instructions take on `machine`. memory: what the step takes of one device's. layers:
+    schedules that `run.layers` may carry out in the step. pgle: whether `compiled` is what `run.jit` made of
+    the step with a profile of its own.
 
     Raises CP1151 for a phase that the plan does not have.
     """
@@ -174,7 +182,10 @@ def audit(
     sizes = _Mesh(mesh or _mesh_in(traced, schedule) or schedule.mesh_sizes)
     # A step may call phases of another program, which have no schedule here.
     wanted = {name: expected(schedule, name, sizes, platform) for name in chosen if name in known}
-    report = _matched(wanted, step)
+    called_items = [item for items in wanted.values() for item in items]
+    own_layers = (layer for layer in layers if layer.plan == schedule.plan)
+    layered = of_layers(asked, own_layers, called_items, sizes, platform)
+    report = _matched(wanted, layered, step)
     planned = {id(collective) for collective in report.found}
     ignored = set(known) - set(wanted)
     unplanned = [
@@ -186,10 +197,13 @@ def audit(
     costs = estimate(step, machine) if machine else None
     rows = _rows(report, differences, costs)
     skipped = tuple(name for name in known if name not in wanted and not phases)
-    result = Audit(schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs, memory=memory)
+    result = Audit(
+        schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs, memory=memory, pgle=pgle
+    )
     if profiled is None or costs is None:
         return result
-    other = audit(schedule, profiled, traced, platform, mesh=mesh, phases=phases, machine=machine)
+    same: dict[str, Any] = {"layers": layers, "mesh": mesh, "phases": phases, "machine": machine}
+    other = audit(schedule, profiled, traced, platform, **same)
     moved = shifts(step, audit_text(profiled), (costs, other.estimate or costs))
     return msgspec.structs.replace(result, profiled=Profiled(other, moved))
 
@@ -216,13 +230,19 @@ def _mesh_in(traced: str, schedule: Schedule) -> dict[str, int] | None:
     return None
 
 
-def _matched(wanted: Mapping[str, Sequence[Expected]], step: CompiledStep) -> Report:
+def _matched(
+    wanted: Mapping[str, Sequence[Expected]], layered: Sequence[Expected], step: CompiledStep
+) -> Report:
     """Each phase against its own collectives, since nothing orders one phase after another; those that XLA
-    gives no name are looked at with the first phase that is not as planned."""
+    gives no name are looked at with the first phase that is not as planned. Lines that layers carry out are
+    compared with `layered` alone."""
+    lines = {item.scope for item in layered}
+    wanted = {name: [item for item in items if item.scope not in lines] for name, items in wanted.items()}
+    in_layers = [c for c in step.collectives if c.scopes and lines.issuperset(c.scopes)]
     named = [
         collective
         for collective in step.collectives
-        if any(scope[0] in wanted for scope in collective.scopes)
+        if collective not in in_layers and any(scope[0] in wanted for scope in collective.scopes)
     ]
     nameless = [
         collective for collective in step.collectives if not any(o.op_name for o in collective.origins)
@@ -230,7 +250,7 @@ def _matched(wanted: Mapping[str, Sequence[Expected]], step: CompiledStep) -> Re
     mixed = any(len({phase for phase, _ in collective.scopes}) > 1 for collective in named)
     parts = [(item for items in wanted.values() for item in items)] if mixed else [*wanted.values()]
     places = {id(collective): place for place, collective in enumerate(step.collectives)}
-    reports: list[Report] = []
+    reports = [matched(layered, in_layers)]
     for items in map(tuple, parts):
         scopes = {item.phase for item in items}
         own = [collective for collective in named if mixed or collective.scopes[0][0] in scopes]

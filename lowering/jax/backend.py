@@ -1,7 +1,7 @@
 """What a phase asks of the machine that it runs on: places, types and collectives.
 
-`lowering.jax.collectives` answers for the devices of a mesh, inside a shard_map; `lowering.mpi.backend` for
-the ranks of a communicator, where a program runs on one device.
+`lowering.jax.collectives.lax_backend` answers for the devices of a mesh, inside a shard_map;
+`lowering.mpi.backend` for the ranks of a communicator, where a program runs on one device.
 """
 
 from __future__ import annotations

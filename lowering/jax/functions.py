@@ -12,7 +12,7 @@ import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import name_of
 from commplan.lowering.jax.pytree import LEAF, Tree, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from commplan.ir import schedule as ir
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.shard_shapes import row_size
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.backend import Array, Backend, BufferLayout, Run

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.analysis.server_ops import ServerOp, sent, server_op
 from commplan.ir.plan import Gather, name_of
-from commplan.ir.server_ops import ServerOp, sent, server_op
-from commplan.lowering.jax import _compat, ops, order, packing, servers
+from commplan.lowering.jax import _compat, ops, packing, servers
 from commplan.lowering.jax.backend import Backend
+from commplan.lowering.jax.collectives import order
 from commplan.lowering.jax.functions import RngContext, apply_function
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.pytree import LEAF, Structure, Tree, structure_by

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol
 
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
-from commplan.ir.server_ops import ServerOp
+from commplan.ir.analysis.server_ops import ServerOp
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import jnp

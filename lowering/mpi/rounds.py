@@ -12,8 +12,8 @@ from typing import Any
 
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import Program
-from commplan.lowering.jax.bitcast import from_bits, to_bits
-from commplan.lowering.jax.programs import blocks, slots
+from commplan.lowering.jax.collectives.bitcast import from_bits, to_bits
+from commplan.lowering.jax.collectives.programs import blocks, slots
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.mpi.tuning import Spec
 from commplan.lowering.mpi.typing_shim import MPI, mpi4jax
@@ -34,7 +34,7 @@ def after(token: Array, y: Array) -> Array:
 
 
 def run(program: Program, x: Array, rank: int, op: str, comm: Any) -> Array:
-    """What `rank` holds after `program`; one-dimensional, as in `lowering.jax.programs.run`.
+    """What `rank` holds after `program`; one-dimensional, as in `lowering.jax.collectives.programs.run`.
 
     comm: the communicator of the program's ranks, for mpi4jax alone.
     """

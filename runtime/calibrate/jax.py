@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.ir.schedule import Axis, Backend, Collective, Form
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.runtime.calibrate.calibrate import AXIS, Call, Pairs, host_gamma
 

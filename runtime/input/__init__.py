@@ -7,10 +7,10 @@ from commplan.runtime.input.group import Group as Group
 from commplan.runtime.input.group import group as group  # here, for its module is called like it
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.accounting import LineUsage as LineUsage
-    from commplan.runtime.input.accounting import Summary as Summary
     from commplan.runtime.input.host_batch import HostBatch as HostBatch
     from commplan.runtime.input.iterator import PhaseBatches as PhaseBatches
+    from commplan.runtime.input.observe.accounting import LineUsage as LineUsage
+    from commplan.runtime.input.observe.accounting import Summary as Summary
     from commplan.runtime.input.sources.adapters import column as column
     from commplan.runtime.input.sources.adapters import serial as serial
     from commplan.runtime.input.sources.files import Files as Files
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 # Loaded when it is first asked for: a member of a feed needs a part of it.
 _NAMES = {
-    "accounting": ("LineUsage", "Summary"),
     "host_batch": ("HostBatch",),
     "iterator": ("PhaseBatches",),
+    "observe.accounting": ("LineUsage", "Summary"),
     "sources.adapters": ("column", "serial"),
     "sources.files": ("Files", "Source", "folder", "paths"),
 }

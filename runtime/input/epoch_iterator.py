@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input import this_process
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.visit_check import Checks
-from commplan.runtime.input.wait_log import ClosedError
+from commplan.runtime.input.observe.visit_check import Checks
+from commplan.runtime.input.observe.wait_log import ClosedError
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.pinned import Pinning
+    from commplan.runtime.input.device.pinned import Pinning
 
 _Item = TypeVar("_Item")
 

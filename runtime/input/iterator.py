@@ -12,12 +12,14 @@ from commplan.diagnostics import fail
 from commplan.input.prefetch import CARRIED, KEEP, device_prefetch, slots
 from commplan.ir.schedule import Schedule
 from commplan.recorder.file import Call
-from commplan.runtime.input.accounting import Meter, Queue, Summary
-from commplan.runtime.input.batch_record import batch_record
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import aligned
+from commplan.runtime.input.observe.accounting import Meter, Queue, Summary
+from commplan.runtime.input.observe.batch_record import batch_record
+from commplan.runtime.input.observe.visit_check import Checks
+from commplan.runtime.input.observe.wait_log import PATIENCE_S, ClosedError
 from commplan.runtime.input.phase_order import (
     block_of,
     epoch_steps,
@@ -40,11 +42,9 @@ from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFacto
 from commplan.runtime.input.stages.functions import called_functions
 from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.stages.worker_pool import Workers
-from commplan.runtime.input.visit_check import Checks
-from commplan.runtime.input.wait_log import PATIENCE_S, ClosedError
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.pinned import Pinning
+    from commplan.runtime.input.device.pinned import Pinning
 
 
 @dataclass

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commplan.diagnostics import fail
-from commplan.ir.def_use import DefUse
-from commplan.ir.input_slice import connected
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.analysis.input_slice import connected
 from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
 from commplan.ir.types import BytesType, TreeType

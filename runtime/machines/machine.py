@@ -23,7 +23,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.check import Layout
-from commplan.runtime.input.pinned import Pinning
+from commplan.runtime.input.device.pinned import Pinning
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Carrier
 from commplan.runtime.machines.environment import ALIKE, environment

@@ -22,13 +22,13 @@ from commplan.ir.types import Placement
 from commplan.lowering.audit import CompiledCollective, HloError, audit_text
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.check import Layout
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
+from commplan.runtime.input.device.pinned import Pinning, pinning_of
 from commplan.runtime.input.layout import ALIGNMENT, aligned
-from commplan.runtime.input.pinned import Pinning, pinning_of
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
 from commplan.runtime.machines.explicit import resharded

@@ -28,7 +28,7 @@ from commplan.lowering.mpi.listing import collectives_of
 from commplan.lowering.mpi.service import requests_of
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
-from commplan.runtime.input.pinned import Pinning, pinning_of
+from commplan.runtime.input.device.pinned import Pinning, pinning_of
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
 from commplan.runtime.input.transport.mpi_group import goes_on

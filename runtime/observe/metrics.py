@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from commplan.diagnostics import fail
 from commplan.io import replacing
-from commplan.runtime.input.accounting import Meter, Summary, merged
+from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.wait import Wait, check_seconds, until
 
 PERIOD_S, STUCK_S = 10.0, 10.0  # between two writes; after which one has hung

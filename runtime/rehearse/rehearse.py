@@ -27,7 +27,7 @@ from commplan.runtime.input.multirate.run_batches import batches_of
 from commplan.runtime.input.multirate.schedule import clocked
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.accounting import Summary
+    from commplan.runtime.input.observe.accounting import Summary
     from commplan.runtime.phases import PhaseCall
     from commplan.runtime.run import Run
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import commplan
 from commplan.ir import schedule as ir
 from commplan.lowering.audit import audit_text, compare, expected
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
 
@@ -41,7 +41,8 @@ def found_and_wanted(text: str, passes: str | None = None) -> tuple[Any, Any]:
         one = run.varying(x.reshape(()))
         inputs = {"x": jnp.full(13, one).astype(dtype), "h": jnp.full((7, 2), one)}
         out, _ = run.start({}, **inputs)
-        return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in (out.y, out.z, out.w)).reshape(1)
+        total: Any = sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in (out.y, out.z, out.w))
+        return total.reshape(1)
 
     spec = P(mesh.axis_names)
     mapped = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -94,15 +95,16 @@ at start {
 """
     schedule = commplan.loads(text).compile(passes="").schedule
     levels = (ir.Spread("gpu", 3), ir.Spread("node", 2))
-    how = (
-        commplan.loads(text.replace("by sum", "by sum via hierarchical(data)")).graph.phases[0].stages[0].via
+    stage: Any = (
+        commplan.loads(text.replace("by sum", "by sum via hierarchical(data)")).graph.phases[0].stages[0]
     )
+    how = stage.via
     args = tuple(
         msgspec.structs.replace(how.args[0], value=v, key=k)
         for v, k in (("native", "gpu"), ("halving_doubling", "node"))
     )
     phase = schedule.phases[0]
-    op = msgspec.structs.replace(phase.ops[0], algorithm=msgspec.structs.replace(how, args=args))
+    op: Any = msgspec.structs.replace(phase.ops[0], algorithm=msgspec.structs.replace(how, args=args))
     schedule = msgspec.structs.replace(
         schedule,
         axes=(msgspec.structs.replace(schedule.axes[0], levels=levels),),

@@ -17,7 +17,7 @@ import twins
 from jax.sharding import PartitionSpec as P
 
 from commplan.ir.schedule import Schedule
-from commplan.ir.serialization import decode
+from commplan.ir.serialization.canonical_json import decode
 from commplan.lowering.audit import CompiledCollective, CompiledStep, audit_text, compare, expected
 from commplan.lowering.jax.typing_shim import jax, jnp
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.ir.schedule import Schedule
-from commplan.ir.serialization import encode
+from commplan.ir.serialization.canonical_json import encode
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
@@ -77,7 +77,8 @@ def hlo(function: Callable[..., Any], *arguments: Any) -> str:
     return jax.jit(function).lower(*arguments).compile().as_text()
 
 
-def mesh_of(devices: Any, **sizes: int) -> Mesh:
+def mesh_of(devices: Any, **sizes: int) -> Any:
+    """A mesh of the first devices; its `shape` is a cached property, which pyright takes for no mapping."""
     shape = tuple(sizes.values())
     count = int(np.prod(shape))
     array = np.array(devices).reshape(-1)[:count].reshape(shape)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from commplan.cli import main, verb_check
+from commplan.cli import main
 from commplan.cli.console import Console
+from commplan.cli.verbs import check
 
 Capture = pytest.CaptureFixture[str]
 TWO_RACK = str(Path(__file__).parents[2] / "examples" / "topologies" / "two_rack.toml")
@@ -98,7 +99,7 @@ def test_fix_leaves_a_file_that_changed_meanwhile(
         plan.write_text(PLAN + "# of an editor\n")
         return text
 
-    monkeypatch.setattr(verb_check.Console, "read", changed_behind)
+    monkeypatch.setattr(check.Console, "read", changed_behind)
     assert main(["check", str(plan), "--fix"]) == 1
     assert "error[CP1101]" in capsys.readouterr().err
     assert plan.read_text() == PLAN + "# of an editor\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commplan.cli import main
-from commplan.ir.text import parse_schedule
+from commplan.ir.serialization.text import parse_schedule
 
 Capture = pytest.CaptureFixture[str]
 EXAMPLES = Path(__file__).parents[2] / "examples"

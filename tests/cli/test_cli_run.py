@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from support import images, mpirun
 
-from commplan.cli import main, verb_run
+from commplan.cli import main
+from commplan.cli.verbs import run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "plans"
@@ -345,6 +346,6 @@ def test_the_template_with_servers_trains_as_new_says(
 
 def test_ranks_that_outlive_others_end_without_a_last_meeting() -> None:
     asked = {"OMPI_MCA_mpi_ft_enable": "1"}
-    assert verb_run.outliving(asked) == {"OMPI_MCA_async_mpi_finalize": "1"}
-    assert verb_run.outliving({**asked, "OMPI_MCA_async_mpi_finalize": "0"}) == {}, "the user's word counts"
-    assert verb_run.outliving({}) == {}
+    assert run.outliving(asked) == {"OMPI_MCA_async_mpi_finalize": "1"}
+    assert run.outliving({**asked, "OMPI_MCA_async_mpi_finalize": "0"}) == {}, "the user's word counts"
+    assert run.outliving({}) == {}

@@ -10,7 +10,7 @@ import pytest
 
 from commplan.cli import main
 from commplan.cli.jax_side import under_mpi
-from commplan.cli.verb_simulate import size, time
+from commplan.cli.verbs.simulate import size, time
 from commplan.cost.calibration import Calibration, MeasuredLevel, write_calibration
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ import pytest
 from commplan import __version__
 from commplan.cli import main
 from commplan.cli.arguments import EMITS, parser
-from commplan.ir.serialization import decode
-from commplan.ir.text import parse_plan, parse_schedule
+from commplan.ir.serialization.canonical_json import decode
+from commplan.ir.serialization.text import parse_plan, parse_schedule
 from commplan.passes.pipeline.registry import PASSES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console as Rich
 
 from commplan.cli.console import Console
-from commplan.cli.run_tables import RankCost, by_line
-from commplan.cli.run_view import View, live
+from commplan.cli.verbs.run.tables import RankCost, by_line
+from commplan.cli.verbs.run.view import View, live
 from commplan.diagnostics import Diagnostic, Span
-from commplan.runtime.input.accounting import Meter, Queue, Slow, Summary, remarks
+from commplan.runtime.input.observe.accounting import Meter, Queue, Slow, Summary, remarks
 
 LINE = Span(3, 5, 3, 20)
 

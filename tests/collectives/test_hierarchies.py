@@ -16,11 +16,13 @@ from commplan.collectives.postcondition import promise
 from commplan.collectives.program import BLOCKED, KINDS, REDUCING, ROOTED, Kind
 from commplan.collectives.registry import algorithms, formula, hierarchical, program, stages
 from commplan.diagnostics import CommplanError
-from commplan.dsl.check.via import COLLECTIVES
+from commplan.dsl.check.clauses.via import COLLECTIVES
 
 Levels = list[tuple[str, int]]
-SPLITS = [(2, 2), (2, 3), (3, 2), (4, 4), (5, 3), (1, 4), (4, 1), (1, 1), (7,)]
-SPLITS += [(2, 2, 2), (2, 3, 2), (3, 1, 2), (3, 2, 3), (2, 2, 2, 2)]
+SPLITS = [
+    (2, 2), (2, 3), (3, 2), (4, 4), (5, 3), (1, 4), (4, 1), (1, 1), (7,),
+    (2, 2, 2), (2, 3, 2), (3, 1, 2), (3, 2, 3), (2, 2, 2, 2),
+]  # fmt: skip
 
 
 def mixtures(kind: Kind, split: tuple[int, ...], most: int) -> list[Levels]:

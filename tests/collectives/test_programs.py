@@ -18,9 +18,9 @@ import commplan.collectives
 from commplan.collectives.postcondition import lower_bounds, promise, sources
 from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, Kind, Program
 from commplan.collectives.registry import algorithms, formula, program
-from commplan.dsl.check.via import COLLECTIVES
+from commplan.dsl.check.clauses.via import COLLECTIVES
 
-ALL = [(name, kind) for kind in KINDS for name in algorithms(kind)]
+ALL: list[tuple[str, Kind]] = [(name, kind) for kind in KINDS for name in algorithms(kind)]
 every_program = pytest.mark.parametrize(("name", "kind"), ALL, ids=str)
 
 
@@ -77,7 +77,7 @@ def contributions(made: Program) -> None:
         for (dst, chunk), content in new.items():
             holds[dst][chunk] = content
     for r, c in np.argwhere(ends):
-        whole = {sources(made)[r, c]} if made.kind == "swap" else set(np.flatnonzero(starts[:, c]))
+        whole = {int(sources(made)[r, c])} if made.kind == "swap" else set(np.flatnonzero(starts[:, c]))
         assert holds[r][c] == whole
     needed = ends.copy()
     for each in reversed(made.rounds):

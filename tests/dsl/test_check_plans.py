@@ -10,7 +10,7 @@ import pytest
 from commplan.diagnostics import Span
 from commplan.dsl import load
 from commplan.ir import plan as ir
-from commplan.ir.text import parse_plan, print_plan
+from commplan.ir.serialization.text import parse_plan, print_plan
 from commplan.ir.types import ArrayType, DType, Placement, RecordsType, TreeType
 
 TESTS = Path(__file__).parents[1]

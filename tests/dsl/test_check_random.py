@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.plans import random_plan
 
 from commplan.dsl import load
-from commplan.ir.text import parse_plan, print_plan
+from commplan.ir.serialization.text import parse_plan, print_plan
 
 TESTS = Path(__file__).parents[1]
 PLANS = [

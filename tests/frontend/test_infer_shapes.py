@@ -135,12 +135,14 @@ def test_an_empty_tree_is_a_tree() -> None:
     assert leaves(schedule, "grads.1") == {}
 
 
-def test_every_missing_shape_once() -> None:
-    problems = refusals(sharded_plan())
-    assert [p.code for p in problems] == ["CP0701", "CP0701"]
-    assert "no shapes are given for `params`, an input of type tree" in problems[0].message
-    assert "--shapes FILE" in problems[0].notes[0].text
-    assert problems[0].span == HERE
+def test_all_missing_shapes_are_one_error() -> None:
+    (problem,) = refusals(sharded_plan())
+    assert (problem.code, problem.span) == ("CP0701", HERE)
+    assert problem.message == "no shapes are given for 2 trees: `params`, `grads`"
+    assert problem.notes[0].text == "`grads` is an input"
+    assert 'shapes={"params": tree, "grads": tree}' in problem.notes[1].text
+    (problem,) = refusals(sharded_plan(), params=tree(w=(16,)))
+    assert problem.message == "no shapes are given for `grads`, an input of type tree"
 
 
 def test_a_state_that_nothing_implies() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
 from pygments.token import Error, Keyword, Number, Text
 
-from commplan.dsl.check.options import OPTIONS
-from commplan.dsl.check.via import ALGORITHMS
+from commplan.dsl.check.clauses.options import OPTIONS
+from commplan.dsl.check.clauses.via import ALGORITHMS
 from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, VERBS
 from commplan.highlight.categories import Category, categorise
 from commplan.highlight.pygments import PlanLexer

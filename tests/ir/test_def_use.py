@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from commplan.diagnostics import Span
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.schedule import Map
 
 AT = Span(1, 1, 1, 1)

@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 import commplan
-from commplan.ir.text import print_schedule
+from commplan.ir.serialization.text import print_schedule
 from commplan.verify import verify
 
 FOLDER = Path(__file__).parents[2] / "examples" / "plans"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import doctest
 
-from commplan.ir import optimizer_leaf_match
-from commplan.ir.optimizer_leaf_match import weights_of
+from commplan.ir.analysis import optimizer_leaf_match
+from commplan.ir.analysis.optimizer_leaf_match import weights_of
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 

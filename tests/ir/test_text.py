@@ -16,7 +16,7 @@ from commplan.diagnostics import CommplanError, Span
 from commplan.ir import plan as graph
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Schedule
-from commplan.ir.text import parse_plan, parse_schedule, print_plan, print_schedule
+from commplan.ir.serialization.text import parse_plan, parse_schedule, print_plan, print_schedule
 from commplan.ir.types import DType
 
 PLANS = sorted((Path(__file__).parents[2] / "examples" / "plans").glob("*.plan"))

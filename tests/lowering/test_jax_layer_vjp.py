@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from commplan.lowering.jax.layer_vjp import layer_vjp
+from commplan.lowering.jax.layers.vjp import layer_vjp
 
 WEIGHTS = {"w": jnp.linspace(-1, 1, 48).reshape(8, 6), "b": jnp.ones(6)}
 X = jnp.linspace(0, 1, 16).reshape(2, 8)

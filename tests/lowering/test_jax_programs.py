@@ -16,7 +16,8 @@ from support.oracle.programs import execute
 from commplan.collectives import registry
 from commplan.collectives.program import KINDS, REDUCING, ROOTED, Kind, Program
 from commplan.lowering import permutes
-from commplan.lowering.jax import _compat, programs
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.collectives import programs
 
 Op = Literal["sum", "max", "min"]
 

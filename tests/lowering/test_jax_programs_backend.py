@@ -22,7 +22,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.plan import Algorithm, Arg, Hints
 from commplan.ir.types import DType
 from commplan.lowering import programs
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 
 SPAN = Span(7, 5, 7, 20)
 

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.lowering.compiler_options import COPYING, LEFT_OUT
-from commplan.lowering.jax import variadic
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives import variadic
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import flatten
 

@@ -18,7 +18,8 @@ import commplan
 from commplan.ir import schedule as ir
 from commplan.ir.plan import AxisKind
 from commplan.lowering import permutes
-from commplan.lowering.jax import _compat, collectives, hierarchical, ops, phase, programs
+from commplan.lowering.jax import _compat, ops, phase
+from commplan.lowering.jax.collectives import hierarchical, lax_backend, programs
 
 
 @pytest.mark.parametrize(("name", "sizes"), EXAMPLES)
@@ -69,13 +70,13 @@ def wrong_divisor(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_axis_of_two(patch: pytest.MonkeyPatch) -> None:
-    right = collectives.LaxBackend._native_all_reduce
+    right = lax_backend.LaxBackend._native_all_reduce
 
     def wrong(self: Any, x: Any, op: ir.Collective) -> Any:
         made = right(self, x, replace(op, axes=op.axes[:1]))
         return _compat.assume_same(made, op.axes)
 
-    patch.setattr(collectives.LaxBackend, "_native_all_reduce", wrong)
+    patch.setattr(lax_backend.LaxBackend, "_native_all_reduce", wrong)
 
 
 def root_off_by_one(patch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commplan.diagnostics import CommplanError, Fix
-from commplan.dsl.check.loads import TAILS, VISITS
-from commplan.dsl.check.ops import OPS
-from commplan.dsl.check.options import OPTIONS
-from commplan.dsl.check.servers import MODES
+from commplan.dsl.check.clauses.ops import OPS
+from commplan.dsl.check.clauses.options import OPTIONS
+from commplan.dsl.check.clauses.via import ALGORITHMS
+from commplan.dsl.check.stages.loads import TAILS, VISITS
+from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
-from commplan.dsl.check.via import ALGORITHMS
 from commplan.dsl.lexer import KEYWORDS, SOFT, VERBS, tokenize
 from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS
 from commplan.lint.repairs import applied

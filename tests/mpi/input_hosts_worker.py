@@ -18,7 +18,7 @@ from support import host_processes
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.device_batches import shared_group
+from commplan.runtime.input.device.batches import shared_group
 
 # Fewer bytes than a message, so that hosts may run ahead of each other as far as they ever may.
 SURVIVED = """plan survived

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 from mpi4py import MPI
 from support import host_processes
@@ -18,7 +19,7 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.recorder.blame import process_state
 from commplan.runtime.calibrate import mpi as measured
 from commplan.runtime.calibrate.calibrate import calibrate
-from commplan.runtime.input.device_batches import shared_group
+from commplan.runtime.input.device.batches import shared_group
 from commplan.runtime.rehearse.mpi import World
 from commplan.topology import Level, Topology
 
@@ -68,7 +69,8 @@ def inside() -> None:
             stay_away()
         return call(self, *arguments)
 
-    Rendezvous.__call__ = counted
+    kind: Any = Rendezvous
+    kind.__call__ = counted
     plan.bind(comm, timeout=LIFE_S)
 
 

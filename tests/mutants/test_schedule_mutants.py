@@ -21,7 +21,7 @@ from bench import mutants
 from bench import schedule_mutants as campaign
 from commplan.diagnostics import CommplanError
 from commplan.ir import schedule as ir
-from commplan.ir.serialization import decode, encode
+from commplan.ir.serialization.canonical_json import decode, encode
 from commplan.ir.types import DType
 from commplan.verify import verify
 

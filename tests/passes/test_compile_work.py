@@ -12,7 +12,7 @@ import pytest
 import commplan
 from bench.compile_time import HEAD, leaves, reduces
 from commplan.explain.report import explain_plan
-from commplan.ir.text import parse_schedule, print_schedule
+from commplan.ir.serialization.text import parse_schedule, print_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPOLOGY = ROOT / "examples" / "topologies" / "h100_64.toml"

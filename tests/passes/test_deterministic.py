@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import commplan
-from commplan.ir.serialization import encode
+from commplan.ir.schedule import Backend
+from commplan.ir.serialization.canonical_json import encode
 
+BACKENDS: tuple[Backend, ...] = ("jax", "mpi")
 TOPOLOGIES = Path(__file__).resolve().parents[2] / "examples" / "topologies"
 PLAN = """plan three
 axis pod = 256
@@ -27,7 +29,7 @@ each step {
 SHAPES = {f"layer{i:02}": {"w": {"shape": [1024, 1000], "dtype": "f32"}} for i in range(24)}  # 98 MB
 
 
-def written(backend: str) -> bytes:
+def written(backend: Backend) -> bytes:
     plan = commplan.loads(PLAN)
     program = plan.compile(shapes={"grads": SHAPES}, topology=TOPOLOGIES / "h100_65536.toml", backend=backend)
     return encode(program.schedule)
@@ -43,7 +45,7 @@ print(*(hashlib.sha256(written(backend)).hexdigest() for backend in ("jax", "mpi
 
 @pytest.fixture(scope="module")
 def here() -> dict[str, bytes]:
-    return {backend: written(backend) for backend in ("jax", "mpi")}
+    return {backend: written(backend) for backend in BACKENDS}
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "4711"])
@@ -62,6 +64,6 @@ def test_the_same_bytes_a_hundred_times(here: dict[str, bytes]) -> None:
     assert {written("jax") for _ in range(100)} == {here["jax"]}
 
 
-@pytest.mark.parametrize("backend", ["jax", "mpi"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_65536_ranks_need_less_than_100_kb(here: dict[str, bytes], backend: str) -> None:
     assert len(here[backend]) < 100_000

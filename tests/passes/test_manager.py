@@ -17,7 +17,7 @@ from commplan.compiler import compile_plan
 from commplan.cost.calibration import Calibration, MeasuredLevel
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
-from commplan.ir.text import parse_schedule
+from commplan.ir.serialization.text import parse_schedule
 from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.overlap import OverlapPass
 from commplan.passes.pipeline import reproducer

@@ -10,7 +10,7 @@ import commplan
 from commplan.cli import main
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Schedule
-from commplan.ir.text import parse_schedule, print_schedule
+from commplan.ir.serialization.text import parse_schedule, print_schedule
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 OTHER = """plan clocks

@@ -16,7 +16,7 @@ from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, Sour
 from commplan.ir import plan as graph
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Map, Schedule, Share
-from commplan.ir.serialization import decode, encode
+from commplan.ir.serialization.canonical_json import decode, encode
 from commplan.ir.types import ArrayType, BytesType, DType, RecordsType
 from commplan.topology import Level, Topology
 

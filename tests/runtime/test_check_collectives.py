@@ -14,7 +14,7 @@ from support.example_cases import AXES, example
 from support.random_case import make_case
 
 from commplan.diagnostics import CommplanError
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 
 PLAN = """plan p
 axis a = 2

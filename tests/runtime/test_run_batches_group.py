@@ -10,7 +10,7 @@ from support import host_processes
 from support.embedding import mesh_of
 
 from commplan.input.work_partition import Division
-from commplan.runtime.input.device_batches import shared_group
+from commplan.runtime.input.device.batches import shared_group
 from commplan.runtime.machines.machine import Peers, peers_of
 
 

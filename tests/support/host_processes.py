@@ -15,14 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import xla_bridge
-from jax._src.lib import _jax, xla_client
+from jax._src.lib import _jax, xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import AxisType
 from support.dma import Registrar
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.device_batches import shared_group
-from commplan.runtime.input.pinned import Pinning
+from commplan.runtime.input.device.batches import shared_group
+from commplan.runtime.input.device.pinned import Pinning
 from commplan.runtime.machines.mesh import MeshMachine
 
 PLAN = """plan hosts

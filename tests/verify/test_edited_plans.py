@@ -16,7 +16,7 @@ from support.byhand import sharded_plan, tree
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Leaf, Schedule
-from commplan.ir.serialization import FORMAT, encode, plan_digest, schedule_digest
+from commplan.ir.serialization.canonical_json import FORMAT, encode, plan_digest, schedule_digest
 from commplan.ir.shard_shapes import cut, row_size
 from commplan.ir.types import LARGEST, MOST_SERVERS, DType
 from commplan.protocol.chunks import assign

@@ -14,7 +14,7 @@ import pytest
 import commplan
 from commplan.cli import main
 from commplan.ir import schedule as ir
-from commplan.ir.serialization import encode
+from commplan.ir.serialization.canonical_json import encode
 from commplan.ir.symbolic.rounding import accepts, cast
 from commplan.ir.types import DType
 from commplan.verify import load_schedule, verify

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from commplan.diagnostics import Span
 from commplan.frontend.lower.builder import Builder
 from commplan.ir import schedule as sched
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.analysis.server_ops import renewed, server_op
 from commplan.ir.ops import add_results
 from commplan.ir.plan import Binding, Ref, Value
-from commplan.ir.server_ops import renewed, server_op
 from commplan.ir.transfer import placed
 
 Bindings = tuple[sched.Binding, ...]

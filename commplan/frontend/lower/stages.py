@@ -13,9 +13,9 @@ from commplan.frontend.lower.builder import Builder, reduction
 from commplan.frontend.lower.server_ops import lower_server_ops
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
+from commplan.ir.analysis.input_slice import bind_sources
 from commplan.ir.assemble import assemble
-from commplan.ir.input_slice import bind_sources
-from commplan.ir.serialization import plan_digest
+from commplan.ir.serialization.canonical_json import plan_digest
 
 
 def lower(

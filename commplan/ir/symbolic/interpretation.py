@@ -11,8 +11,8 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import NamedTuple
 
+from commplan.ir.analysis.optimizer_leaf_match import LeafMatch
 from commplan.ir.axes import coordinates
-from commplan.ir.optimizer_leaf_match import LeafMatch
 from commplan.ir.roles import Ref, name_of
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic import blocks, moves

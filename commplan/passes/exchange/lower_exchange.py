@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from commplan.diagnostics import Span
 from commplan.frontend.lower.builder import Builder, reduction
 from commplan.ir import plan as graph
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Hints, Ref, name_of
 from commplan.ir.schedule import (
     Binding,

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from commplan.ir.analysis.optimizer_leaf_match import weights_of
 from commplan.ir.axes import coordinates, position
-from commplan.ir.optimizer_leaf_match import weights_of
 from commplan.ir.plan import Algorithm, Arg, Hints, name_of
 from commplan.ir.remark import Alternative, Choice
 from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Ownership, Schedule, widest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.analysis.optimizer_leaf_match import weights_of
 from commplan.ir.grouping import grouped
-from commplan.ir.optimizer_leaf_match import weights_of
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Collective, LocalSum, Map, Op, Pack, Part, Scale, Unpack
 from commplan.ir.schedule import operands as operands_of

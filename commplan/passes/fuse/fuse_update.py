@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Leaf, Map, Op, Part, Phase, Schedule, Unpack, Value

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from commplan.cost.calibration import Calibration
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
-from commplan.ir.text import print_schedule
+from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import Context, Pass, parse_pass
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
 from commplan.topology import Topology

@@ -9,7 +9,7 @@ import msgspec
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import Schedule
-from commplan.ir.text import print_schedule
+from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import Context
 from commplan.passes.pipeline.manager import Pipeline, Reproducer
 from commplan.select.cost_model import costs_for

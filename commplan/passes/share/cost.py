@@ -22,8 +22,8 @@ from commplan.input.costs import (
     predict,
 )
 from commplan.input.measured_costs import InputCosts
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.assemble import assemble
-from commplan.ir.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.remark import Choice, Design, SharingCost
 from commplan.ir.schedule import Map, Op, Phase, Read

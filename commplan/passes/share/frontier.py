@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from commplan.ir.def_use import DefUse
-from commplan.ir.input_slice import connected
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.analysis.input_slice import connected
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import FnType, Map, Op, Phase, Read, Share, Value

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec.structs import replace
 
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.remark import Choice, Design
 from commplan.ir.schedule import Map, Op, Phase, Read, Schedule, Share, rename_results, substitute

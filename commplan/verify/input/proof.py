@@ -9,7 +9,7 @@ from typing import NamedTuple
 from commplan.input.prefetch import KEEP, device_prefetch, prefetch, slots
 from commplan.input.rates import Rates, rates
 from commplan.input.work_partition import Division, Turns, division
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Design
 from commplan.ir.schedule import Phase, Read, Schedule, Share, results

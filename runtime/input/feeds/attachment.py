@@ -20,8 +20,8 @@ from commplan.runtime.input.feeds.facts import refuse_unlike
 from commplan.runtime.input.feeds.maker import MakerThreads, UnitMaker
 from commplan.runtime.input.feeds.memory import MEMBERS, MOST_SLOTS, NBYTES, Facts, FeedMemory
 from commplan.runtime.input.multirate.schedule import ClockPlan
+from commplan.runtime.input.observe.wait_log import LOG
 from commplan.runtime.input.shm.slots import Slots
-from commplan.runtime.input.wait_log import LOG
 from commplan.wait import Wait, until
 
 _END_S = 1.0  # seconds for threads to end in

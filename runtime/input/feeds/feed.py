@@ -15,7 +15,6 @@ from commplan.input.prefetch import KEEP
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read
 from commplan.runtime.input import this_process
-from commplan.runtime.input.accounting import Meter, Summary, merged
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.feeds import compiled
 from commplan.runtime.input.feeds.attachment import Attachment, attached, place_of
@@ -39,6 +38,9 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import Array
 from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.multirate.units import fill
+from commplan.runtime.input.observe.accounting import Meter, Summary, merged
+from commplan.runtime.input.observe.visit_check import Checks
+from commplan.runtime.input.observe.wait_log import LOG, ClosedError, WaitReporter
 from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders, restored
 from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.shm.shm_control import LOOK_S, cores_of
@@ -46,8 +48,6 @@ from commplan.runtime.input.shm.slots import CompletionCounter, give_back_freed
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
-from commplan.runtime.input.visit_check import Checks
-from commplan.runtime.input.wait_log import LOG, ClosedError, WaitReporter
 from commplan.wait import Wait, check_seconds, outcome
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ import numpy as np
 from commplan.diagnostics import CommplanError, fail
 from commplan.input.work_partition import division
 from commplan.ir.plan import Ref
-from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.feeds.memory import FeedMemory
 from commplan.runtime.input.layout import Array, aligned
 from commplan.runtime.input.multirate.schedule import ClockPlan
+from commplan.runtime.input.observe.accounting import Meter
+from commplan.runtime.input.observe.wait_log import LOG, ClosedError
 from commplan.runtime.input.phase_order import BLOCK, orders
 from commplan.runtime.input.program import EpochCursor, HostProgram, host_program
 from commplan.runtime.input.shm import slot_status
@@ -27,7 +28,6 @@ from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.sources.files import Source
 from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
-from commplan.runtime.input.wait_log import LOG, ClosedError
 
 if TYPE_CHECKING:
     from commplan.runtime.input.stages.batch_builder import BatchFactory

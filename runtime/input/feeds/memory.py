@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 import msgspec
 
 from commplan.diagnostics import fail
+from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.locks import is_locked, lock_byte, lock_holder, unlock_byte
 from commplan.runtime.input.shm.shm_control import LOOK_S, fence
 from commplan.runtime.input.shm.slots import mapped, owner_of
-from commplan.runtime.input.wait_log import ClosedError
 from commplan.wait import Wait, until
 
 MEMBERS, PROCESSES, MOST_SLOTS, MOST_CORES = 64, 64, 64, 512

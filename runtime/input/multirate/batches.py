@@ -11,19 +11,19 @@ from concurrent.futures import Future
 from typing import Self
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.accounting import Meter, Summary, merged
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.schedule import OWN
 from commplan.runtime.input.multirate.stream import MultirateStream, StreamOptions, close_on_gc
 from commplan.runtime.input.multirate.units import fill
+from commplan.runtime.input.observe.accounting import Meter, Summary, merged
+from commplan.runtime.input.observe.visit_check import Checks
 from commplan.runtime.input.phase_order import block_of, hints, orders
 from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
 from commplan.runtime.input.stages.functions import called_functions
 from commplan.runtime.input.stages.records import stages
-from commplan.runtime.input.visit_check import Checks
 from commplan.wait import outcome
 
 

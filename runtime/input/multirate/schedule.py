@@ -17,7 +17,7 @@ import msgspec
 from commplan.diagnostics import fail
 from commplan.input.order import Order, phase_steps
 from commplan.input.rates import PREFETCH, Rates, rates
-from commplan.ir.def_use import DefUse
+from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import (
     Binding,

@@ -23,16 +23,16 @@ from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Read
-from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.schedule import ClockPlan
+from commplan.runtime.input.observe.accounting import Meter
+from commplan.runtime.input.observe.wait_log import LOG, WaitReporter
 from commplan.runtime.input.program import Pace
 from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.shm_control import LOOK_S
 from commplan.runtime.input.sources import files as _sources
-from commplan.runtime.input.wait_log import LOG, WaitReporter
 from commplan.wait import attended, ended
 
 NOBODY_S = 120.0  # how long a member is waited for that no thread seems to drive

@@ -18,8 +18,8 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.schedule import Read
 from commplan.recorder import file as recorder
 from commplan.recorder.blame import process_state
+from commplan.runtime.input.observe.wait_log import LOG, START_S, WaitReporter
 from commplan.runtime.input.stages.records import Call, call_in
-from commplan.runtime.input.wait_log import LOG, START_S, WaitReporter
 
 Find = Callable[[FrameType | None], Call | None]
 

@@ -14,9 +14,10 @@ from commplan.input.prefetch import KEEP
 from commplan.input.work_partition import Division, division
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read, Share
-from commplan.runtime.input import wait_log
-from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.group import Group
+from commplan.runtime.input.observe import wait_log
+from commplan.runtime.input.observe.accounting import Meter
+from commplan.runtime.input.observe.wait_log import LOG, WaitReporter
 from commplan.runtime.input.program import EpochCursor, HostProgram, designed
 from commplan.runtime.input.shm import futex, segment
 from commplan.runtime.input.shm import shm_control as _control
@@ -26,12 +27,11 @@ from commplan.runtime.input.shm.slot_layout import slot_layout
 from commplan.runtime.input.shm.slot_status import PeerErrors
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.turn_schedule import TurnSchedule
-from commplan.runtime.input.wait_log import LOG, WaitReporter
 from commplan.verify.input.visitation import prove_division
 from commplan.wait import Wait, until
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.pinned import Pinning
+    from commplan.runtime.input.device.pinned import Pinning
 
 
 def _meet(group: Group, control: Control, errors: PeerErrors, wanted: segment.Wanted) -> None:

@@ -18,11 +18,11 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from commplan.diagnostics import Span, fail
-from commplan.runtime.input import wait_log
+from commplan.runtime.input.observe import wait_log
+from commplan.runtime.input.observe.wait_log import LOG, WaitReporter
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.arena import allocate
 from commplan.runtime.input.shm.locks import is_locked, lock_byte, lock_holder
-from commplan.runtime.input.wait_log import LOG, WaitReporter
 from commplan.wait import Wait, until
 
 _MAGIC = b"commplan"

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.slot_layout import PAGE
-from commplan.runtime.input.wait_log import ClosedError
 from commplan.wait import Wait, attended, until
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType
-from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState, HostBatch, Visit, compact, count, layout
 from commplan.runtime.input.layout import Array, Bools, Fresh, agrees, aligned, blocks, read_only
+from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import (
     FIRST,
     Coords,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.accounting import Cpu
+from commplan.runtime.input.observe.accounting import Cpu
 from commplan.runtime.input.sources import files
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read, Share, results
-from commplan.runtime.input.accounting import Meter
+from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import HostProgram
 
 

@@ -19,8 +19,8 @@ from commplan.input.order import generator
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, results
 from commplan.ir.types import ArrayType, BytesType, DType
-from commplan.runtime.input.accounting import Meter, thread_cpu
 from commplan.runtime.input.layout import read_only
+from commplan.runtime.input.observe.accounting import Meter, thread_cpu
 from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched

@@ -28,20 +28,20 @@ import numpy as np
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Map, Read, Share, results
-from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState
 from commplan.runtime.input.layout import Array
+from commplan.runtime.input.observe.accounting import Meter
+from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.shm.arena import HEADER, Arena, Cells
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.stages import worker_process as _worker
 from commplan.runtime.input.stages.batch_builder import BatchBuilder
 from commplan.runtime.input.stages.records import Call
-from commplan.runtime.input.wait_log import ClosedError
 from commplan.wait import attended
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.pinned import Pinning
+    from commplan.runtime.input.device.pinned import Pinning
 
 GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
 _FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up

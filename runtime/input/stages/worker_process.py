@@ -29,8 +29,8 @@ import numpy as np
 
 from commplan.diagnostics import Diagnostic
 from commplan.ir.plan import Ref
-from commplan.runtime.input.accounting import Meter
 from commplan.runtime.input.host_batch import FlowState
+from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import Coords, HostProgram
 from commplan.runtime.input.shm.arena import Cells
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory

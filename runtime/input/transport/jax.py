@@ -26,13 +26,14 @@ from commplan.collectives.layout import MESSAGE
 from commplan.collectives.program import Program
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division, Move
-from commplan.lowering.jax import _compat, order, programs
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.collectives import order, programs
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.lowering.programs import program_named
 from commplan.runtime.input.layout import aligned, rounded
+from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Bytes, RowSlices
-from commplan.runtime.input.wait_log import ClosedError
 from commplan.wait import Wait, apart
 
 AXIS = "host"

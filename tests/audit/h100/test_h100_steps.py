@@ -31,7 +31,7 @@ from commplan.lowering.audit import (
     target,
 )
 from commplan.lowering.jax.aot import devices
-from commplan.lowering.jax.collectives import LaxBackend
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

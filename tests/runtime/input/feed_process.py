@@ -23,8 +23,8 @@ if __name__ == "__main__":
 import numpy as np
 
 import commplan
-from commplan.runtime.input import wait_log
 from commplan.runtime.input.feeds.batch import Batch
+from commplan.runtime.input.observe import wait_log
 
 PLAN = """
 plan fed

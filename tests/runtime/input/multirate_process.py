@@ -16,12 +16,12 @@ from input_plans import FUNCTIONS, Counting, images
 from multirate_plans import BODY, rates
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input import wait_log
 from commplan.runtime.input.group import group
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.multirate.schedule import clock_plan
 from commplan.runtime.input.multirate.stream import MultirateStream, PeerGroup, StreamOptions
+from commplan.runtime.input.observe import wait_log
 
 _LOCK = threading.Lock()
 

@@ -22,7 +22,7 @@ from input_plans import Counting, images, schedule
 from msgspec.structs import replace
 
 from commplan.diagnostics import CommplanError, Span
-from commplan.runtime.input.accounting import Cpu, Meter, Queue, Slow, Summary, merged, thread_cpu
+from commplan.runtime.input.observe.accounting import Cpu, Meter, Queue, Slow, Summary, merged, thread_cpu
 from commplan.runtime.observe import metrics
 
 LINE = Span(3, 5, 3, 20)

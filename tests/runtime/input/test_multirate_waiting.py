@@ -14,10 +14,10 @@ from input_plans import FUNCTIONS, Counting, images
 from multirate_plans import ONCE, PLAIN, alone, code, in_turn, members, rates, same
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input import wait_log
 from commplan.runtime.input.multirate import stream
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.multirate.schedule import clock_plan
+from commplan.runtime.input.observe import wait_log
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from support.dma import Registrar
 from support.embedding import bind, mesh_of
 
 from commplan.lowering.jax import _compat
-from commplan.runtime.input.pinned import Pinning, pinning_of
+from commplan.runtime.input.device.pinned import Pinning, pinning_of
 from commplan.runtime.input.shm import slots as _slots
 from commplan.runtime.input.shm.arena import Arena
 from commplan.runtime.input.shm.slots import Slots
@@ -125,7 +125,8 @@ def test_what_cannot_be_registered_is_copied_all_the_same(
     def refuse(address: int, nbytes: int) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no more locked memory\n at line 3")
 
-    pinning = Pinning(SimpleNamespace(dma_map=refuse, dma_unmap=refuse))
+    client: Any = SimpleNamespace(dma_map=refuse, dma_unmap=refuse)
+    pinning = Pinning(client)
     run = bind(PLAN, mesh_of(data=2), sources={"images": RECORDS}, functions={"half": half})
     monkeypatch.setattr(MeshMachine, "pinning", lambda self: pinning)
     with caplog.at_level(logging.WARNING, "commplan.input"), run.batches() as batches:

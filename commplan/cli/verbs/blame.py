@@ -1,0 +1,116 @@
+"""`commplan blame`: which rank held the others, and where, from what the ranks recorded."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from commplan.cli.console import Console, fold_table
+from commplan.cli.records import runs
+from commplan.recorder import Blame, blame
+from commplan.recorder.blame import Activity, Rank, described
+from commplan.recorder.file import Event
+from commplan.recorder.stacks import main_stack
+
+_VERBS = {"make": "makes", "wait": "waits for", "request": "asks in", "serve": "has not answered"}
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Print who held whom; 1 where somebody did. Raises CP1114 for files that are no records."""
+    verdicts = [
+        blame(records, lambda record: main_stack(Path(record.path))) for records in runs(args.records)
+    ]
+    if not console.human:
+        console.document(runs=[_data(verdict) for verdict in verdicts])
+    else:
+        for verdict in verdicts:
+            _show(verdict, console)
+    return int(any(verdict.holders or verdict.verdicts for verdict in verdicts))
+
+
+def _show(verdict: Blame, console: Console) -> None:
+    table = fold_table("rank", "process", "is", "last finished", "now")
+    for rank in verdict.ranks:
+        process, known = f"{rank.process} on {rank.host}", _known(rank)
+        if rank.collective or not rank.activities:
+            table.add_row(str(rank.rank), process, known, _last(rank.last, verdict), _now(rank, verdict))
+            process = known = ""
+        for activity in rank.activities:
+            name = f"{rank.rank} {activity.lane}"
+            table.add_row(name, process, known, _last(activity.last, verdict), _does(activity, verdict))
+            process = known = ""
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(verdict.started))
+    console.put(f"plan {verdict.plan or '(without a name)'}, started {started}\n")
+    console.show(lambda screen: screen.print(table), 130)
+    for rank, reason in verdict.holders.items():
+        console.put(f"rank {rank} holds the others: {reason}\n")
+    for rank, text in verdict.verdicts.items():
+        console.put(f"the watchdog of rank {rank} said: {text}\n")
+    if not verdict.holders and not verdict.verdicts:
+        console.put("nobody holds the others\n")
+    elsewhere = {rank.host for rank in verdict.ranks if rank.state == "unknown"}
+    if elsewhere:
+        hosts = ", ".join(sorted(elsewhere))
+        console.put(f"whether processes on {hosts} live or are stopped is told there alone: commplan blame\n")
+    if verdict.missing:
+        listed = ", ".join(map(str, verdict.missing))
+        console.put(f"no record of ranks {listed}: they ended well, or are on another host\n")
+
+
+def _known(rank: Rank) -> str:
+    return f"{rank.state}: it {rank.end}" if rank.end not in ("", f"has {rank.state}") else rank.state
+
+
+def _last(last: Event | None, verdict: Blame) -> str:
+    return f"{described(last)}, {verdict.seconds - last.seconds:.1f} s ago" if last else "nothing"
+
+
+def _now(rank: Rank, verdict: Blame) -> str:
+    if rank.waits is None:
+        return "in no collective"
+    text = f"in {described(rank.waits)}, for {verdict.seconds - rank.waits.seconds:.1f} s"
+    return f"{text}, {rank.progress}" if rank.progress else text
+
+
+def _does(activity: Activity, verdict: Blame) -> str:
+    """What a rank does beside its collectives."""
+    texts: list[str] = []
+    for event in (activity.waits, activity.makes):
+        if event is not None and event.details is not None:
+            age = f"for {verdict.seconds - event.seconds:.1f} s"
+            texts.append(f"{_VERBS[event.details.kind]} {described(event)}, {age}")
+    if texts and activity.waits is not None and activity.progress:
+        texts[0] += f", of rank {activity.progress.rank}"
+    if activity.call is not None:
+        texts.append(activity.call.sentence(verdict.seconds))
+    return "; ".join(texts) or "nothing"
+
+
+def _data(verdict: Blame) -> dict[str, Any]:
+    def shown(event: Event | None) -> dict[str, Any] | None:
+        return event and {"name": event.name, "run": event.runs, "age_s": verdict.seconds - event.seconds}
+
+    def done(activity: Activity) -> dict[str, Any]:
+        call = activity.call
+        age_s = verdict.seconds - call.seconds if call else 0.0
+        return {
+            "lane": activity.lane, "last": shown(activity.last), "waits": shown(activity.waits),
+            "makes": shown(activity.makes), "progress": activity.progress and activity.progress._asdict(),
+            "call": call and {"text": call.text, "age_s": age_s, "stack": call.stack},
+        }  # fmt: skip
+
+    ranks = [
+        {
+            "rank": rank.rank, "process": rank.process, "host": rank.host, "state": rank.state,
+            "end": rank.end, "last": shown(rank.last), "waits": shown(rank.waits),
+            "progress": rank.progress and rank.progress._asdict(),
+            "activities": list(map(done, rank.activities)),
+        }
+        for rank in verdict.ranks
+    ]  # fmt: skip
+    holders = [{"rank": rank, "reason": reason} for rank, reason in verdict.holders.items()]
+    sayings = [{"rank": rank, "text": text} for rank, text in verdict.verdicts.items()]
+    missing = list(verdict.missing)
+    return {"plan": verdict.plan, "ranks": ranks, "holders": holders, "verdicts": sayings, "missing": missing}

@@ -1,0 +1,118 @@
+"""`commplan calibrate`: measure this machine, or the input of a plan, for later compilations."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+import os
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from commplan.cli.console import STDIN, Console
+from commplan.cli.jax_side import need, under_mpi
+from commplan.cost.calibration import Calibration, load_calibration, write_calibration
+from commplan.diagnostics import CommplanError
+from commplan.input.measured_costs import InputCosts
+from commplan.topology import Topology, load_topology
+
+if TYPE_CHECKING:
+    from commplan.runtime.calibrate.calibrate import Fabric
+
+_Call = Callable[[Callable[[], Calibration]], Calibration]
+SECONDS = 120  # about how long links and collectives are measured
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Measure with all ranks, or with a plan its input; the first rank writes the file.
+
+    Raises CP0755, CP0756, CP0849 and CP1111, and what `input_costs.measure` does.
+    """
+    if args.file is not None or args.source or args.fn:
+        from commplan.cli.verbs.calibrate import input_costs
+
+        measured = input_costs.measure(args, console)
+        if measured is not None:
+            _deliver(*measured, args.output, console)
+        return 0
+    topology = load_topology(args.topology) if args.topology else None
+    backend = args.backend or ("mpi" if under_mpi(os.environ) else "jax")
+    fabric, first, call = _mpi() if backend == "mpi" else _jax(args.devices)
+    return _measure(fabric, first, call, topology, args, console)
+
+
+def _measure(
+    fabric: Fabric, first: bool, call: _Call, topology: Topology | None, args: Namespace, console: Console
+) -> int:
+    """call: calls what measures, so that nobody waits for ever."""
+    from commplan.runtime.calibrate.calibrate import calibrate
+
+    seconds = args.seconds or SECONDS
+    if first:
+        ranks = len(fabric.hosts)
+        console.note(f"measuring {ranks} ranks on {len(set(fabric.hosts))} hosts, about {seconds} seconds")
+    calibration = call(functools.partial(calibrate, fabric, topology, seconds=seconds, largest=args.largest))
+    if not first:
+        return 0
+    calibration = replace(calibration, input=_kept(args.output))
+    _deliver(calibration, _lines(calibration), args.output, console)
+    return 0
+
+
+def _kept(path: str) -> InputCosts | None:
+    """The input of the file that is written anew, where it has one that can be read."""
+    if path == STDIN or not Path(path).is_file():
+        return None
+    try:
+        return load_calibration(path).input
+    except CommplanError:
+        return None
+
+
+def _lines(calibration: Calibration) -> list[str]:
+    lines = [
+        f"level {level.name}: latency {level.latency * 1e6:.1f} us, {level.bandwidth / 1e6:.1f} MB/s"
+        for level in calibration.levels
+    ]
+    lines.append(
+        f"message {calibration.overhead * 1e6:.1f} us, call {calibration.call * 1e6:.1f} us, "
+        f"reducing {1e-9 / calibration.gamma:.2g} GB/s, {len(calibration.curve_list)} curves"
+    )
+    return lines
+
+
+def _deliver(calibration: Calibration, lines: Sequence[str], output: str, console: Console) -> None:
+    """Write the calibration to the file `output`, or to stdout, and say what is in it."""
+    console.write(output, write_calibration(calibration).encode())
+    if console.human and output != STDIN:
+        for line in (f"wrote {output}", *lines):
+            console.note(line)
+    elif not console.human:
+        plain: dict[str, Any] = msgspec.to_builtins(calibration)
+        console.document(output=output, calibration=plain)
+
+
+def _mpi() -> tuple[Fabric, bool, _Call]:
+    need("jax", "'commplan[mpi]'")
+    need("mpi4py", "'commplan[mpi]'")
+    from commplan.runtime.calibrate.mpi import MpiFabric
+
+    fabric = MpiFabric()
+    return fabric, fabric.rank == 0, fabric.meet
+
+
+def _jax(devices: int | None) -> tuple[Fabric, bool, _Call]:
+    need("jax", "'commplan[jax]'")
+    jax: Any = importlib.import_module("commplan.lowering.jax.typing_shim").jax
+    if devices:
+        jax.config.update("jax_num_cpu_devices", devices)
+    if "JAX_COORDINATOR_ADDRESS" in os.environ or "SLURM_JOB_ID" in os.environ:
+        jax.distributed.initialize()
+    from commplan.runtime.calibrate.jax import JaxFabric
+
+    return JaxFabric(), jax.process_index() == 0, operator.call

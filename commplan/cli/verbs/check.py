@@ -1,0 +1,181 @@
+"""`commplan check`: what is wrong with plans, what is hardly meant, and the repairs that are certain."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from commplan import dsl, io
+from commplan.cli.console import STDIN, Console, name_of
+from commplan.cli.saved import plan_text
+from commplan.cli.shapes import is_function, read_shapes
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Severity, fail, plural
+
+if TYPE_CHECKING:
+    from commplan.ir.plan import Plan
+    from commplan.lint import Given
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Check every file; 1 if one has an error, under --strict a warning, or under --diff something to repair.
+    Under --watch as often as one of them changes, until it is interrupted."""
+    if args.watch:
+        from commplan.cli.watch import watch
+
+        shapes = None if is_function(args.shapes or "") else args.shapes
+        watched = [shapes, args.topology, args.calibration, *args.program]
+        watch([*args.files, *filter(None, watched)], lambda: _again(args, console), console)
+    return _check_all(args, console)
+
+
+def _again(args: Namespace, console: Console) -> None:
+    """One check of a watch, which goes on whatever is wrong."""
+    try:
+        _check_all(args, console)
+    except CommplanError as error:
+        console.report(error.diagnostics)
+
+
+def _check_all(args: Namespace, console: Console) -> int:
+    given = _given(args, console)
+    diagnostics: list[Diagnostic] = []
+    repairs: list[tuple[str, int, str]] = []
+    changes = ""
+    for path in args.files:
+        try:
+            text = plan_text(path, console)
+            if args.diff:
+                changes += _change(path, text, given, console)
+            elif args.fix:
+                text, count = _repair(path, text, given, console)
+                repairs.append((path, count, text))
+            diagnostics += _diagnostics(text, name_of(path), given)
+        except CommplanError as error:
+            diagnostics += error.diagnostics
+    console.put(changes)
+    _report(diagnostics, repairs, args, console)
+    errors = any(d.severity is Severity.ERROR for d in diagnostics)
+    return int(errors or bool(changes) or (args.strict and bool(diagnostics)))
+
+
+def _diagnostics(text: str, name: str, given: Given) -> Sequence[Diagnostic]:
+    """All errors of a text, or else its warnings."""
+    from commplan.lint import lint
+
+    analysis = dsl.analyse(text, name)
+    if analysis.plan is None:
+        return analysis.diagnostics
+    return _unknown_sources(analysis.plan, given) or lint(analysis, given)
+
+
+def _unknown_sources(plan: Plan, given: Given) -> list[Diagnostic]:
+    """CP1108: lengths of sources that the plan does not declare."""
+    declared = [source.name for source in plan.sources]
+    known = Note(f"it declares: {', '.join(declared) or 'none'}")
+    wrong = [name for name in given.records if name not in declared]
+    texts = [f"--records {name}: the plan has no source `{name}`" for name in wrong]
+    return [Diagnostic("CP1108", text, None, (known,), file=plan.file) for text in texts]
+
+
+def _change(path: str, text: str, given: Given, console: Console) -> str:
+    """What `_repair` would change in the text."""
+    from commplan.cli.text_diff import unified
+    from commplan.lint.repairs import repaired
+
+    name = name_of(path)
+    better, _ = repaired(text, lambda each: _diagnostics(each, name, given))
+    return unified(text, better, name, "repaired", console.color(sys.stdout))
+
+
+def _repair(path: str, text: str, given: Given, console: Console) -> tuple[str, int]:
+    """The text with what is certain put right, and written back where it lies in a file."""
+    from commplan.lint.repairs import repaired
+
+    better, count = repaired(text, lambda each: _diagnostics(each, name_of(path), given))
+    if count and path != STDIN:
+        if io.read(path) != text.encode():
+            fail(
+                "CP1101",
+                f"cannot write {path}: it has changed since it was read",
+                "check it again",
+                file=path,
+            )
+        console.write(path, better.encode())
+    console.texts[name_of(path)] = better
+    return better, count
+
+
+def _report(
+    diagnostics: Sequence[Diagnostic],
+    repairs: Sequence[tuple[str, int, str]],
+    args: Namespace,
+    console: Console,
+) -> None:
+    if args.fix and console.style == "json":
+        from commplan.render.machine import counts
+
+        files = [
+            {"file": name_of(path), "repairs": count, "text": text if path == STDIN else None}
+            for path, count, text in repairs
+        ]
+        console.document(diagnostics, files=files, summary=counts(diagnostics))
+        return
+    for path, count, text in repairs:
+        if path == STDIN:
+            console.put(text)
+        if count:
+            console.note(f"{plural(count, 'repair')} in {name_of(path)}")
+    console.report(diagnostics)
+    if not diagnostics:
+        console.note(f"{plural(len(args.files), 'plan')}, no problems")
+
+
+def _given(args: Namespace, console: Console) -> Given:
+    """What the flags say beside the plans. Raises CP1103 and CP1104 for shapes and sizes that are none."""
+    from commplan.lint import Given
+
+    programs = {path: console.read(path) for path in args.program}
+    for path, text in programs.items():
+        _check_program(path, text)
+    known = Given(records=dict(args.records), programs=programs)
+    bindings = (
+        args.shapes,
+        args.topology,
+        args.calibration,
+        args.passes,
+        args.axis or None,
+        args.map or None,
+    )
+    if bindings == (None,) * len(bindings):
+        return known
+    from msgspec.structs import replace
+
+    from commplan.cli.binding import once
+    from commplan.cost import load_calibration
+    from commplan.pytree import shapes_of
+    from commplan.topology import load_topology
+
+    shapes = read_shapes(args.shapes, console) if args.shapes else None
+    options = {"mapping": once(args.map, "--map") or None, "pipeline": args.passes}
+    return replace(
+        known,
+        sizes=once(args.axis, "--axis"),
+        shapes=None if shapes is None else {name: shapes_of(tree) for name, tree in shapes.items()},
+        topology=load_topology(args.topology) if args.topology else None,
+        calibration=load_calibration(args.calibration) if args.calibration else None,
+        options={**options, "backend": args.backend, "oversubscribe": args.oversubscribe},
+    )
+
+
+def _check_program(path: str, text: str) -> None:
+    try:
+        compile(text, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        fail(
+            "CP1116",
+            f"{path} is no Python program: {error}",
+            "--program takes those that run the plan",
+            file=path,
+        )

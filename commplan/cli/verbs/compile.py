@@ -1,0 +1,115 @@
+"""`commplan compile`: a plan to a schedule, or to a picture or program of it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from commplan.cli.binding import Compiled, checked, compiled
+from commplan.cli.console import STDIN, Console
+from commplan.diagnostics import fail
+from commplan.passes.pipeline.manager import Observer, Record, both, dump_to
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Compile, and write what --emit asks for to -o or stdout."""
+    if args.emit in ("plan", "dot", "mermaid"):
+        return _without_sizes(args, console)
+    records: list[Record] = []
+    observer = both(records.append, _dump(args.dump_passes))
+    done = compiled(args.file, args, console, observer)
+    text = _artefact(done, args, console)
+    _say(records, args, console)
+    _deliver(text, args, console, **_facts(done, records))
+    return 0
+
+
+def _without_sizes(args: Namespace, console: Console) -> int:
+    """What the plan graph alone shows: neither sizes nor shapes are needed."""
+    plan = checked(args.file, console)
+    match args.emit:
+        case "dot":
+            from commplan.explain.graph import dot
+
+            text = dot(plan)
+        case "mermaid":
+            from commplan.explain.graph import mermaid
+
+            text = mermaid(plan)
+        case _:
+            from commplan.ir.serialization.text import print_plan
+
+            text = print_plan(plan)
+    _deliver(text, args, console, plan=plan.name)
+    return 0
+
+
+def _artefact(done: Compiled, args: Namespace, console: Console) -> str:
+    if args.emit in ("jaxpr", "hlo"):
+        from commplan.cli.jax_side import program_text
+
+        return program_text(done, args, console)
+    if _as_json(args, console):
+        from commplan.ir.serialization.canonical_json import encode
+
+        return encode(done.schedule).decode()
+    from commplan.ir.serialization.text import print_saved
+
+    return print_saved(done.schedule)
+
+
+def _as_json(args: Namespace, console: Console) -> bool:
+    """A schedule is JSON in a file called so, and inside the JSON document; text elsewhere."""
+    return str(args.output or "").endswith(".json") or not console.human
+
+
+def _deliver(text: str, args: Namespace, console: Console, **facts: Any) -> None:
+    out = args.output
+    if out and out != STDIN:
+        console.write(out, text.encode())
+        console.note(f"wrote {out}")
+    if console.human:
+        if not out or out == STDIN:
+            console.put(text if text.endswith("\n") else f"{text}\n")
+        return
+    inline: Any = None
+    if not out or out == STDIN:
+        inline = msgspec.Raw(text.encode()) if args.emit == "schedule" else text
+    console.document(**facts, emit=args.emit, output=out if out != STDIN else None, artefact=inline)
+
+
+def _facts(done: Compiled, records: list[Record]) -> dict[str, Any]:
+    from commplan.ir.serialization.canonical_json import schedule_digest
+
+    schedule = done.schedule
+    return {
+        "plan": schedule.plan,
+        "digest": schedule_digest(schedule),
+        "axes": {axis.name: axis.size for axis in schedule.axes},
+        "mapping": done.mapping,
+        "pipeline": schedule.pipeline,
+        "passes": [{"name": r.name, "text": r.text, "seconds": r.seconds} for r in records],
+    }
+
+
+def _say(records: list[Record], args: Namespace, console: Console) -> None:
+    """For people, on stderr: what the passes took, and where their schedules are."""
+    if args.time_passes:
+        width = max(len(record.name) for record in records)
+        for record in records:
+            console.note(f"{record.name:<{width}}  {record.seconds * 1e3:9.3f} ms")
+    if args.dump_passes:
+        console.note(f"{len(records)} schedules are in {args.dump_passes}")
+
+
+def _dump(directory: str | None) -> Observer | None:
+    if directory is None:
+        return None
+    try:
+        return dump_to(Path(directory))
+    except (OSError, ValueError) as error:
+        message = f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}"
+        fail("CP1101", message, file=directory)

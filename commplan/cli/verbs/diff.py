@@ -1,0 +1,86 @@
+"""`commplan diff`: what differs between two plans or saved schedules, and whether the second is worse."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from commplan.cli.console import Console, fold_table, in_bytes, name_of
+from commplan.cli.simulated import simulated
+from commplan.cli.verbs.simulate import time
+from commplan.diagnostics import fail
+from commplan.explain.diff import Change, Limit, diff
+from commplan.ir.serialization.canonical_json import schedule_digest
+
+_MEASURES = {"slower": "time", "memory": "memory", "rounds": "rounds", "bytes": "bytes"}
+_BYTES = ("memory", "bytes", "link bytes", "collective bytes")
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Compare; 1 where the second is worse by more than --fail-on allows.
+
+    Raises CP1155 for `slower` without a topology, and what reading and compiling raise.
+    """
+    limits = [Limit(_MEASURES[name], share) for name, share in args.fail_on]
+    if not args.topology and any(limit.measure == "time" for limit in limits):
+        fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
+    given = (Namespace(**vars(args), file=path, ranks=None) for path in (args.a, args.b))
+    (a, _, first), (b, _, second) = (simulated(each, console) for each in given)
+    times = (first.simulation, second.simulation) if first and second else None
+    changes = diff(a, b, times)
+    worse = [change for limit in limits for change in limit.broken(changes)]
+    same = schedule_digest(a) == schedule_digest(b)
+    if console.human:
+        console.show(lambda rich: _print(rich, changes, worse, same=same, names=(args.a, args.b)), 110)
+    else:
+        facts = [{**msgspec.to_builtins(change), "changed": change.changed} for change in changes]
+        schedules = [
+            {"file": name_of(f), "digest": schedule_digest(s)} for f, s in ((args.a, a), (args.b, b))
+        ]
+        failed = msgspec.to_builtins(worse)
+        console.document(schedules=schedules, same=same, changes=facts, failed=failed)
+    return int(bool(worse))
+
+
+def _print(
+    rich: Any, changes: Sequence[Change], worse: Sequence[Change], *, same: bool, names: tuple[str, str]
+) -> None:
+    a, b = map(name_of, names)
+    if same:
+        rich.print(f"{a} and {b}: the same schedule", markup=False)
+        return
+    shown = [change for change in changes if change.changed]
+    rich.print(f"{a} -> {b}: {len(shown)} of {len(changes)} figures differ", markup=False)
+    for phase, rows in groupby(shown, lambda change: change.phase):
+        table = fold_table("", "before", "after", "change")
+        for row in rows:
+            subject = f"{row.measure} {row.subject}".strip()
+            table.add_row(subject, _shown(row, row.before), _shown(row, row.after), _growth(row))
+        rich.print(f"\nphase {phase}" if phase else "", markup=False, style="bold")
+        rich.print(table, markup=False)
+    if worse:
+        rich.print("\nworse than --fail-on allows:", markup=False, style="bold")
+    for change in worse:
+        subject = f"{change.measure} {change.subject}".strip()
+        values = f"{_shown(change, change.before)} to {_shown(change, change.after)}"
+        rich.print(f"  phase {change.phase}: {subject} {_growth(change)}, {values}", markup=False)
+
+
+def _shown(change: Change, value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if change.measure == "time":
+        return time(value)
+    nbytes = change.measure in _BYTES or (change.measure, change.subject) == ("buckets", "largest")
+    return in_bytes(value, ".4g") if nbytes else str(value)
+
+
+def _growth(change: Change) -> str:
+    growth = change.growth
+    if growth is None or change.before is None or change.after is None:
+        return "new" if change.before is None else "gone" if change.after is None else ""
+    return f"{growth:+.1%}"

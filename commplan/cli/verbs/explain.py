@@ -1,0 +1,123 @@
+"""`commplan explain`: what a plan became and why; or an error's page of the manual."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from commplan.cli.console import Console, name_of
+from commplan.diagnostics import fail
+from commplan.errors import RANGES, page, titles
+
+if TYPE_CHECKING:
+    from commplan.cost import Predictor
+    from commplan.ir.plan import Plan
+    from commplan.ir.schedule import Schedule
+    from commplan.lowering.compiler_options import CompilerOption
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Explain a plan, a code or a range of codes. Raises CP1102 for a code without a page."""
+    subject = args.what
+    if re.fullmatch(r"CP(\d\d){0,2}", subject, re.IGNORECASE) and not Path(subject).exists():
+        return _code(subject.upper(), console) if len(subject) == 6 else _codes(subject.upper(), console)
+    return _plan(args, console)
+
+
+def _codes(prefix: str, console: Console) -> int:
+    """List the codes that begin with `prefix`, range by range."""
+    codes = {code: title for code, title in titles().items() if code.startswith(prefix)}
+    if not codes:
+        ranges = (f"{start}..: {subject}" for start, subject in RANGES.items())
+        fail("CP1102", f"there is no error {prefix}..", *ranges)
+    if not console.human:
+        console.document(codes=codes)
+        return 0
+    for start, subject in RANGES.items():
+        own = [f"  {code}  {title}" for code, title in codes.items() if code.startswith(start)]
+        console.put("\n".join([f"{start}  {subject}", *own, ""]) if own else "")
+    return 0
+
+
+def _code(code: str, console: Console) -> int:
+    text = page(code)
+    if text is None:
+        alike = [known for known in titles() if known[:4] == code[:4]] or list(titles())
+        near = sorted(alike, key=lambda known: abs(int(known[2:]) - int(code[2:])))[:3]
+        notes = (f"{known}: {titles()[known]}" for known in sorted(near))
+        fail("CP1102", f"there is no error {code}", *notes, "`commplan explain CP` lists all codes")
+    if console.human and console.color(sys.stdout):
+        from rich.markdown import Markdown
+
+        console.show(lambda screen: screen.print(Markdown(text)), 100)
+    elif console.human:
+        console.put(text)
+    else:
+        title = text.splitlines()[0].partition(": ")[2]
+        console.document(code=code, title=title, text=text)
+    return 0
+
+
+def _plan(args: Namespace, console: Console) -> int:
+    from commplan.explain.report import explain_plan, line_text
+
+    plan, schedule = _subject(args, console)
+    explanation = explain_plan(plan, schedule, _predictor(args, schedule))
+    options = _options(args, schedule)
+    if not console.human:
+        more = {} if options is None else {"compiler_options": msgspec.to_builtins(options)}
+        data = msgspec.to_builtins(explanation)
+        for phase, lines in zip(explanation.phases, data["phases"], strict=True):
+            for line, fields in zip(phase.lines, lines["lines"], strict=True):
+                fields["text"] = line_text(line)
+        console.document(**data, mapping={axis.name: axis.level for axis in schedule.axes}, **more)
+        return 0
+    console.put(explanation.text())
+    if options is not None:
+        title = f"options of the compiler for {args.target}, which run.jit passes"
+        console.put("\n".join([title, *(f"  {option}" for option in options or ("none",)), ""]))
+    return 0
+
+
+def _subject(args: Namespace, console: Console) -> tuple[Plan, Schedule]:
+    """A plan, compiled as the flags say, or that of a saved schedule."""
+    from commplan.cli.binding import compiled
+    from commplan.cli.saved import is_saved
+
+    text = console.read(args.what)
+    if not is_saved(args.what, text):
+        done = compiled(args.what, args, console)
+        return done.plan, done.schedule
+    from commplan.cli.simulated import placed
+    from commplan.topology import load_topology
+
+    topology = load_topology(args.topology) if args.topology else None
+    schedule = placed(text, name_of(args.what), args, topology, console)
+    assert schedule.origin is not None  # files without it are refused
+    return schedule.origin.plan, schedule
+
+
+def _options(args: Namespace, schedule: Schedule) -> tuple[CompilerOption, ...] | None:
+    """What XLA is told for `--target`; None without one."""
+    if not args.target:
+        return None
+    from commplan.lowering.compiler_options import compiler_options
+
+    return compiler_options(schedule, args.target)
+
+
+def _predictor(args: Namespace, schedule: Schedule) -> Predictor | None:
+    """Of the topology that is given, with what was measured there."""
+    if not args.topology:
+        return None
+    from commplan.cost import Predictor, load_calibration
+    from commplan.topology import load_topology
+
+    measured = load_calibration(args.calibration).links if args.calibration else None
+    topology = load_topology(args.topology)
+    return Predictor(topology, schedule.axes, calibration=measured, backend=schedule.backend)

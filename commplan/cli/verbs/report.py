@@ -1,0 +1,54 @@
+"""`commplan report`: one HTML page of what a plan became, when, why, and what is proved of it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from commplan.cli.console import STDIN, Console, name_of
+from commplan.cli.records import run_in, totals
+from commplan.cli.simulated import simulated
+from commplan.cli.verbs.verify import Facts, show_lines
+from commplan.cli.verbs.verify.servers import Served
+from commplan.ir.schedule import Schedule
+from commplan.report.document import Collective, Proofs
+from commplan.report.gather import Recorded, Timed, gather
+from commplan.report.page import page
+from commplan.report.recorded import traces
+from commplan.report.trace import read_trace
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Gather, and write the page. Raises what compiling, simulating and verifying raise, CP1113, CP1114."""
+    trace = read_trace(console.read(args.trace), name_of(args.trace)) if args.trace else None
+    schedule, lines, times = simulated(args, console)
+    if not lines:
+        show_lines(schedule, console)
+    timed = Timed(*times) if times else None
+    recorded = Recorded((trace,) if trace else ())
+    if args.records:
+        ran = run_in(args.records, schedule, timed.simulation if timed else None)
+        lines = {op.span.line: phase.name for phase in schedule.phases for op in phase.ops}
+        recorded = Recorded(traces(ran, lines), totals(ran))
+    text = console.texts.get(schedule.file) if schedule.file else None
+    data = page(gather(schedule, text, _proofs(schedule), timed, recorded)).encode()
+    console.write(args.output, data)
+    if args.output != STDIN:
+        console.note(f"wrote {args.output}: {len(data) / 1e6:.2f} MB, open it in a browser")
+        if not console.human:
+            console.document(plan=schedule.plan, output=args.output, nbytes=len(data))
+    return 0
+
+
+def _proofs(schedule: Schedule) -> Proofs:
+    """What `commplan verify` says of a schedule that holds."""
+    facts = Facts(schedule, [])
+    collectives = tuple(
+        Collective(
+            line.line, line.kind, line.number, line.axes, line.ranks, line.via, line.proved,
+            line.proof.cost.rounds if line.proof else None, line.busiest, line.least,
+        )
+        for line in facts.lines
+    )  # fmt: skip
+    claims = facts.claims
+    sentences = (*facts.sentences(), *Served(schedule).text().splitlines())
+    return Proofs(claims.proved, claims.believed, claims.not_looked_at, collectives, sentences)

@@ -1,0 +1,124 @@
+"""`commplan run`: rehearse a plan on real input, on this machine's CPUs or on the ranks of `mpirun`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from commplan.cli import INTERRUPTED
+from commplan.cli.binding import Compiled, compiled
+from commplan.cli.console import Console
+from commplan.cli.jax_side import need, under_mpi
+from commplan.cli.verbs.run.tables import costs_of, print_tables
+from commplan.cli.verbs.run.view import live
+from commplan.diagnostics import CommplanError, text_of
+
+if TYPE_CHECKING:
+    from commplan.ir.plan import Plan
+    from commplan.runtime.rehearse.mpi import World
+    from commplan.runtime.rehearse.rehearse import Part
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Compile, bind, run, and say what every plan line cost."""
+    if not under_mpi(os.environ):
+        done = compiled(args.file, args, console)
+        return _report(done, args, console, [_rehearsed(done, args, console, None)], 1)
+    return _on_ranks(args, console)
+
+
+def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World | None) -> Part:
+    from commplan.cli.jax_side import bind, user_code
+
+    bound = bind(done.schedule, done.shapes, args, sources=True, world=world)
+    from commplan.runtime.rehearse.rehearse import part
+
+    kept = bound.metrics(args.metrics) if args.metrics else nullcontext()
+    title = "" if world is None or world.size == 1 else f"rank 0 of {world.size}"
+    quiet = world is not None and world.rank > 0
+    with kept, live(console, bound.ledger.summaries, title, quiet=quiet) as progress, user_code():
+        return part(bound, steps=args.steps, seed=args.seed, progress=progress)
+
+
+def _report(done: Compiled, args: Namespace, console: Console, parts: Sequence[Part], processes: int) -> int:
+    """parts: of every rank that lives. processes: how many ranks there were."""
+    costs = costs_of(done, [part.phases for part in parts if part.server is None])
+    served = [part.server for part in parts if part.server is not None]
+    if console.human:
+        console.show(lambda screen: print_tables(screen, done, costs, served, processes), 120)
+        return 0
+    sizes = {axis.name: axis.size for axis in done.schedule.axes}
+    phases, servers = msgspec.to_builtins(costs), msgspec.to_builtins(served)
+    console.document(
+        plan=done.plan.name, steps=args.steps, axes=sizes, mapping=done.mapping,
+        processes=processes, phases=phases, servers=servers,
+    )  # fmt: skip
+    return 0
+
+
+def _on_ranks(args: Namespace, console: Console) -> int:
+    """Every rank does the same; the first one speaks. A rank that fails alone ends the others."""
+    for module in ("jax", "mpi4py", "mpi4jax"):
+        need(module, "'commplan[mpi]'", "CP1107", "under mpirun this")
+    if "jax" not in sys.modules:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["JAX_NUM_CPU_DEVICES"] = "1"
+    os.environ |= outliving(os.environ)
+    from commplan.runtime.rehearse.mpi import World
+
+    world = World()
+    own = console if world.rank == 0 else Console("never", "json")
+    try:
+        done = compiled(args.file, args, own, adapt=lambda plan: _sized(plan, args, world))
+        mine = _rehearsed(done, args, own, world)
+        if mine.broken_off:  # workers have said why: without a word of this rank's own
+            return _failed(CommplanError(), console, world)
+        parts = world.gather(mine)
+        return _report(done, args, console, parts, world.size) if parts else 0
+    except CommplanError as error:
+        return _failed(error, console, world)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:  # the others may wait for this one, and nobody has interrupted them
+        console.say(f"rank {world.rank}: interrupted")
+        world.abort(INTERRUPTED)
+        raise
+    except Exception as error:  # whatever it was, the other ranks may wait for this one
+        if (reason := world.reason(error)) is not None:
+            return _failed(CommplanError(reason), console, world)
+        console.say(f"rank {world.rank}: internal failure: {text_of(error)}")
+        world.abort(2)
+        raise
+
+
+def outliving(environment: Mapping[str, str]) -> dict[str, str]:
+    """What to add before MPI begins where ranks may outlive others (`mpirun --with-ft ulfm`): that they end
+    without a last meeting, in which Open MPI would wait for the dead."""
+    asked = environment.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true")
+    variable = "OMPI_MCA_async_mpi_finalize"
+    return {variable: "1"} if asked and variable not in environment else {}
+
+
+def _sized(plan: Plan, args: Namespace, world: World) -> Plan:
+    """The plan unchanged; the flags are set to compile it for the ranks of MPI."""
+    args.backend = "mpi"
+    args.axis = list(world.sizes(plan, dict(args.axis)).items())
+    return plan
+
+
+def _failed(error: CommplanError, console: Console, world: World) -> int:
+    """Say once what ranks say alike; where others go on, end them: they would wait for ever."""
+    diagnostics, everyone = world.failed(error.diagnostics)
+    if diagnostics:
+        console.refuse(diagnostics)
+        console.flush()
+        sys.stderr.flush()
+    if not everyone:
+        world.abort(1)
+    return 1

@@ -1,0 +1,243 @@
+"""What a rehearsal cost, line by line: gathered from its processes, and as tables for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from commplan.diagnostics import plural
+from commplan.ir.assemble import assemble
+from commplan.ir.types import sized
+
+if TYPE_CHECKING:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    from commplan.cli.binding import Compiled
+    from commplan.explain.report import Line
+    from commplan.runtime.input.observe.accounting import LineUsage, Queue, Slow, Summary
+    from commplan.runtime.rehearse.rehearse import PhaseTimes, ServerWork
+
+
+class LineCost(msgspec.Struct, frozen=True):
+    """One plan line of one phase in the whole rehearsal: the input's part is measured, `sent` is what each
+    rank must at least send, to others and to servers. Bytes; seconds; cpu_s is user_s and system_s together.
+    """
+
+    line: int
+    stage: str
+    records: int | None = None
+    cpu_s: float | None = None
+    user_s: float | None = None
+    system_s: float | None = None
+    nbytes: int | None = None
+    wait_s: float | None = None
+    skipped: int | None = None
+    sent: int | None = None
+
+
+class RankCost(msgspec.Struct, frozen=True):
+    """The input work of one process in one phase."""
+
+    rank: int
+    batches: int
+    wait_s: float
+    cpu_s: float
+    checked: int
+    workers: str
+    restarts: int
+    queue: Queue | None
+    slow: Slow | None
+    lines: tuple[LineCost, ...]
+
+
+class PhaseCost(msgspec.Struct, frozen=True):
+    """One phase in the whole rehearsal. Calls take as long as on the slowest rank; `batches` and `wait_s` are
+    those of the rank that waited longest, `lines` those of all ranks together, one by one in `ranks`."""
+
+    name: str
+    title: str
+    calls: int
+    first_s: float | None
+    call_s: float | None
+    batches: int
+    wait_s: float
+    lines: tuple[LineCost, ...]
+    ranks: tuple[RankCost, ...] = ()
+
+
+def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[PhaseCost]:
+    """times: of every worker, phase by phase."""
+    from commplan.explain.report import explain_plan
+    from commplan.runtime.input.observe.accounting import merged
+
+    explained = {phase.name: phase for phase in explain_plan(done.plan, done.schedule).phases}
+    costs: list[PhaseCost] = []
+    for same in zip(*times, strict=True):
+        first, phase = same[0], explained[same[0].name]
+        inputs = [summary.input for summary in same if summary.input is not None]
+        usage = by_line(merged(inputs).lines if inputs else ())
+        waited = max(inputs, key=lambda cost: cost.wait_s, default=None)
+        batches, wait_s = (waited.batches, waited.wait_s) if waited else (0, 0.0)
+        first_s, call_s = (_most(getattr(cost, name) for cost in same) for name in ("first_s", "call_s"))
+        lines = tuple(_line(line, usage.get(line.line), first.calls) for line in phase.lines)
+        named = (first.name, phase.title, first.calls)
+        ranks = tuple(map(_rank, inputs))
+        costs.append(PhaseCost(*named, first_s, call_s, batches, wait_s, lines, ranks))
+    return costs
+
+
+def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
+    """The input's work by plan line; one line may be mapped and then shared: its records are one and the
+    same.
+    """
+    from commplan.runtime.input.observe.accounting import added
+
+    usage_by_line: dict[int, LineUsage] = {}
+    for usage in lines:
+        before = usage_by_line.setdefault(usage.span.line, usage)
+        if before is not usage:
+            usage_by_line[usage.span.line] = replace(
+                added(before, usage),
+                records=max(before.records, usage.records),
+                nbytes=max(before.nbytes, usage.nbytes),
+            )
+    return usage_by_line
+
+
+def _most(seconds: Iterable[float | None]) -> float | None:
+    return max((duration for duration in seconds if duration is not None), default=None)
+
+
+def _rank(summary: Summary) -> RankCost:
+    lines = tuple(_used(line.span.line, line.what, line) for line in summary.lines)
+    return assemble(RankCost, summary, lines=lines)
+
+
+def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
+    once = sum(entry.nbytes for entry in line.traffic) + line.sent
+    sent = once * calls if line.traffic or line.sent else None
+    if usage is None:
+        return LineCost(line.line, line.stage, sent=sent)
+    return _used(line.line, line.stage, usage, sent)
+
+
+def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> LineCost:
+    return assemble(LineCost, usage, line=line, stage=stage, sent=sent)
+
+
+# --- for people ---
+
+
+def print_tables(
+    screen: Rich, done: Compiled, costs: Sequence[PhaseCost], servers: Sequence[ServerWork], processes: int
+) -> None:
+    """One table for each phase; with several processes one of them as well; one of the servers."""
+    ranks = math.prod(done.schedule.mesh_sizes.values())
+    where = f"{ranks} CPU device{'s' if ranks > 1 else ''}" if processes == 1 else f"{processes} ranks"
+    screen.print(f"plan {done.plan.name} on {where}{_beside(servers)}", markup=False)
+    for cost in costs:
+        _phase(screen, cost)
+    if servers:
+        _serving(screen, servers)
+
+
+def _table(titles: Iterable[str], wide: str = "") -> Table:
+    """A table of numbers, but for the column `wide`."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in titles:
+        if title == wide:
+            table.add_column(title, overflow="fold", ratio=1)
+        else:
+            table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+# Of each field its title, and how its value is written.
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "records": ("records", str),
+    "skipped": ("skipped", str),
+    "user_s": ("user s", "{:.3f}".format),
+    "system_s": ("system s", "{:.3f}".format),
+    "nbytes": ("bytes", sized),
+    "wait_s": ("waited s", "{:.3f}".format),
+    "sent": ("sent by a rank", sized),
+}
+
+
+def _phase(screen: Rich, cost: PhaseCost) -> None:
+    from rich.text import Text
+
+    from commplan.runtime.input.observe.accounting import remarks
+
+    screen.print(f"\n{_headline(cost)}", markup=False)
+    shown = dict(_COLUMNS)
+    if not any(line.skipped for line in cost.lines):
+        del shown["skipped"]
+    table = _table(("line", "stage", *(title for title, _ in shown.values())), "stage")
+    for line in cost.lines:
+        cells = ((getattr(line, name), text) for name, (_, text) in shown.items())
+        written = ("" if value is None else text(value) for value, text in cells)
+        table.add_row(str(line.line), Text(line.stage), *written)
+    if cost.lines:
+        screen.print(table)
+    if len(cost.ranks) > 1:
+        screen.print(_of_ranks(cost.ranks))
+    for remark in remarks(cost.ranks):
+        screen.print(remark, markup=False)
+
+
+def _beside(servers: Sequence[ServerWork]) -> str:
+    match len(servers):
+        case 0:
+            return ""
+        case 1:
+            return f", of which rank {servers[0].rank} is a server"
+        case _:
+            return f", of which {', '.join(str(server.rank) for server in servers)} are servers"
+
+
+def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
+    from rich.text import Text
+
+    screen.print("\nservers")
+    asked = ("requests", "in its memory", "received", "sent", "updates", "busy s", "waited s", "CPU s")
+    table = _table(("rank", "server", *asked), "server")
+    for server in servers:
+        requests = (str(server.requests), str(server.shared))
+        counts = (*requests, sized(server.nbytes), sized(server.answered), str(server.updates))
+        seconds = (server.busy_s, server.wait_s, server.cpu_s)
+        table.add_row(str(server.rank), Text(server.name), *counts, *(f"{each:.3f}" for each in seconds))
+    screen.print(table)
+    if lost := sorted({worker for server in servers for worker in server.lost}):
+        named = ", ".join(map(str, lost))
+        screen.print(f"died, and left out: rank{'s' if len(lost) > 1 else ''} {named}", markup=False)
+
+
+def _headline(cost: PhaseCost) -> str:
+    parts = [f"{cost.title}: {plural(cost.calls, 'call')}"]
+    if cost.first_s is not None:
+        parts.append(f"first {cost.first_s:.3f} s with compilation")
+    if cost.call_s is not None:
+        parts.append(f"then {cost.call_s * 1e3:.2f} ms each")
+    if cost.batches:
+        parts.append(f"{cost.batches} batches, waited {cost.wait_s:.3f} s for them")
+    return ", ".join(parts)
+
+
+def _of_ranks(ranks: Sequence[RankCost]) -> Table:
+    waited = ("waited for peers s", "waited for batches s")
+    table = _table(("rank", "batches", "CPU s", *waited, "ready: mean", "least"))
+    for summary in ranks:
+        queue = summary.queue
+        ready = (f"{queue.mean:.2f}", str(queue.least)) if queue else ("", "")
+        seconds = (summary.cpu_s, sum(line.wait_s or 0.0 for line in summary.lines), summary.wait_s)
+        spent = (f"{each:.3f}" for each in seconds)
+        table.add_row(str(summary.rank), str(summary.batches), *spent, *ready)
+    return table

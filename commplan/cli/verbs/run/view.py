@@ -1,0 +1,118 @@
+"""The live view of `commplan run`: what each line of the input has cost so far, on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from commplan.cli.console import Console
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.observe.accounting import Summary
+
+PERIOD_S = 0.5  # between two looks, at least
+SHARE = 0.008  # of a core that drawing may take, at most
+Progress = Callable[[str, int, int], None]
+
+
+@contextmanager
+def live(
+    console: Console, summaries: Callable[[], Sequence[Summary]], title: str = "", *, quiet: bool = False
+) -> Generator[Progress | None]:
+    """A table on stderr, drawn again at most twice a second, where that is a terminal and people read it.
+
+    It goes when the run ends. Yields what the rehearsal tells its progress, or None.
+    """
+    if quiet or not console.human or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console as Rich
+    from rich.live import Live
+
+    screen = Rich(stderr=True, no_color=not console.color(sys.stderr), highlight=False)
+    view = View(summaries, title)
+    with Live(console=screen, auto_refresh=False, transient=True, redirect_stdout=False) as shown:
+        ended = threading.Event()
+
+        def keep_drawing() -> None:
+            pause = PERIOD_S
+            while not ended.wait(pause):
+                before = time.thread_time()
+                shown.update(view.table(), refresh=True)
+                pause = max(PERIOD_S, (time.thread_time() - before) / SHARE)
+
+        thread = threading.Thread(target=keep_drawing, name="commplan-view", daemon=True)
+        shown.update(view.table(), refresh=True)
+        thread.start()
+        try:
+            yield view.progress
+        finally:
+            ended.set()
+            thread.join()
+            shown.update(view.table(), refresh=True)
+
+
+@dataclass
+class View:
+    """What is drawn: the costs that `summaries` gives, and what changed since the last look."""
+
+    summaries: Callable[[], Sequence[Summary]]
+    title: str = ""
+    _at: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    _before: dict[tuple[str, int, str], tuple[int, float]] = field(
+        default_factory=dict[tuple[str, int, str], tuple[int, float]]
+    )
+    _looked: float = field(default_factory=time.perf_counter)
+
+    def progress(self, phase: str, done: int, of: int) -> None:
+        """Told after every call of a phase."""
+        self._at[phase] = (done, of)
+
+    def table(self) -> Any:
+        """The state of things as something that rich prints."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        now = time.perf_counter()
+        passed, self._looked = max(now - self._looked, 1e-9), now
+        head = ", ".join(f"{phase} {done}/{of}" for phase, (done, of) in list(self._at.items()))
+        parts: list[Any] = [Text(f"{self.title}: {head}" if self.title and head else self.title or head)]
+        for summary in self.summaries():
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+            table.add_column("line", justify="right")
+            table.add_column(summary.phase, overflow="ellipsis", no_wrap=True, min_width=12)
+            for name in ("records", "/s", "user s", "system s", "of a core", "waited s"):
+                table.add_column(name, justify="right", no_wrap=True)
+            for line in summary.lines:
+                key = (summary.phase, line.span.line, line.what)
+                records, cpu_s = self._before.get(key, (0, 0.0))
+                self._before[key] = (line.records, line.cpu_s)
+                label = Text(line.what + (f" ({line.skipped} skipped)" if line.skipped else ""))
+                rate, share = (line.records - records) / passed, (line.cpu_s - cpu_s) / passed
+                spent = f"{line.user_s:.2f}", f"{line.system_s:.2f}", f"{share:.0%}", f"{line.wait_s:.2f}"
+                table.add_row(str(line.span.line), label, str(line.records), f"{rate:.0f}", *spent)
+            parts += [table, Text(_state(summary))]
+        return Group(*parts)
+
+
+def _state(summary: Summary) -> str:
+    queue = summary.queue
+    words = [
+        f"{summary.batches} batches, waited {summary.wait_s:.2f} s for them",
+        f"ready {queue.ready} of {queue.depth} (mean {queue.mean:.1f}, least {queue.least})",
+    ]
+    if summary.workers:
+        words.append(summary.workers)
+    if queue.slots:
+        words.append(f"slots {queue.used} of {queue.slots}")
+    if summary.checked:
+        words.append(f"{summary.checked} ids checked")
+    if summary.slow:
+        words.append(f"member {summary.slow.member} is {summary.slow.behind} records behind")
+    return ", ".join(words)

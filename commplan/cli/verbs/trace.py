@@ -1,0 +1,135 @@
+"""`commplan trace`: what the ranks of a run recorded, as a trace that Perfetto opens, or in numbers."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from typing import Any
+
+import msgspec
+
+from commplan.cli.console import STDIN, Console, fold_table
+from commplan.cli.records import run_in, totals
+from commplan.cli.simulated import simulated
+from commplan.cli.verbs.simulate import size, time
+from commplan.cost import Simulation
+from commplan.diagnostics import plural
+from commplan.ir.schedule import Schedule
+from commplan.recorder import Run, Summary, trace
+from commplan.recorder.collectives import step_of
+from commplan.recorder.summary import Line, Waits
+from commplan.recorder.trace import head
+
+SHOWN = 3  # ranks that came last, of a line
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Write the trace, or print the summary. Raises CP1114 for files that are no records, are of several runs
+    or of another plan, and without a collective to summarise; and what compiling and simulating raise."""
+    schedule, simulation = _plan(args, console)
+    recorded = run_in(args.records, schedule, simulation)
+    if args.summarise:
+        return _summarise(recorded, console)
+    console.write(args.output, trace(recorded))
+    ranks, events = len(recorded.records), sum(len(record.events) for record in recorded.records)
+    if args.output != STDIN:
+        counts = f"{plural(ranks, 'rank')}, {plural(events, 'event')}"
+        console.note(f"wrote {args.output}: {counts}; open it at ui.perfetto.dev")
+        _remark(recorded, console)
+        if not console.human:
+            console.document(output=args.output, ranks=ranks, events=events, lost=recorded.lost)
+    return 0
+
+
+def _plan(args: Namespace, console: Console) -> tuple[Schedule | None, Simulation | None]:
+    if not args.plan:
+        return None, None
+    args.file, args.ranks = args.plan, None
+    schedule, _, timed = simulated(args, console)
+    return schedule, timed and timed.simulation
+
+
+def _summarise(recorded: Run, console: Console) -> int:
+    summary = totals(recorded)
+    if not console.human:
+        data: dict[str, Any] = msgspec.to_builtins(summary)
+        for line, known in zip(data["lines"], summary.lines, strict=True):
+            line |= {"drift": known.drift, "last": dict(known.last)}
+        for step, known in zip(data["steps"], summary.steps, strict=True):
+            step["hidden"] = known.hidden
+        for waits, awaited in zip(data["waits"], summary.waits, strict=True):
+            waits["last"] = dict(awaited.last)
+        console.document(**data, clocks=head(recorded)["clocks"], missing=head(recorded)["missing"])
+        return 0
+    _show(summary, recorded, console)
+    return 0
+
+
+def _show(summary: Summary, recorded: Run, console: Console) -> None:
+    hosts = len({record.host for record in recorded.records})
+    where = f"{summary.recorded} of {summary.ranks} ranks on {hosts} host{'s' * (hosts != 1)}"
+    console.put(f"plan {summary.plan or '(without a name)'}: {where}, {time(summary.seconds)} recorded\n")
+    for steps in summary.steps:
+        each = f"{time(steps.seconds)} each (p95 {time(steps.p95)})"
+        share = f"communication {steps.communicating:.1%} of it, {steps.hidden:.0%} of that beside other work"
+        console.put(f"phase {steps.phase}: {steps.count} runs, {each}; {share}\n")
+    predicted = any(line.predicted is not None for line in summary.lines)
+    extra = ("predicted", "times that") if predicted else ()
+    table = fold_table(
+        "what", "bytes", "times", "median", "p95", "all there", "bandwidth", "waited", "came last", *extra
+    )
+    for line in summary.lines:
+        table.add_row(*_row(line), *(_compared(line) if predicted else ()))
+    if summary.lines:
+        console.show(lambda screen: screen.print(table), 150)
+    for waits in summary.waits:
+        console.put(f"{_waited(waits)}\n")
+    _remark(recorded, console)
+
+
+def _waited(waits: Waits) -> str:
+    """`line 9: 30 waits for a batch, 1.2 ms each (p95 3 ms), 12.0% of the time; ..`."""
+    if waits.lane == "input":
+        text, done = f"{waits.name}: {plural(waits.count, 'wait')} for a batch", "made"
+    else:
+        text, done = f"{waits.name}: {plural(waits.count, 'request')}", "answered"
+    text += f" ({waits.unfinished} not ended)" if waits.unfinished else ""
+    text += f", {time(waits.seconds)} each (p95 {time(waits.p95)}), {waits.share:.1%} of the time"
+    text += f"; {done} in {time(waits.making)}" if waits.making else ""
+    last = ", ".join(f"rank {rank} {count}x" for rank, count in waits.last[:SHOWN])
+    return f"{text}; the last part came from {last}" if last else text
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    step = f", in `{step_of(line.name)}`" if line.name else ""
+    where = f"line {line.line}{step}" if line.line else line.name
+    name = f"{where}: {line.kind} {line.algorithm}" if line.kind else where
+    last = [f"rank {rank} {count}x" for rank, count in line.last[:SHOWN]]
+    last += [f"{len(line.last) - SHOWN} others"] if len(line.last) > SHOWN else []
+    last += [f"unsure {line.unsure}x"] if line.unsure else []
+    times = f"{line.count:,}" + (f" ({line.unfinished} not ended)" if line.unfinished else "")
+    moved = (size(line.nbytes), f"{size(line.bandwidth)}/s") if line.nbytes else ("", "")  # of steps: unknown
+    return (
+        name, moved[0], times, time(line.seconds), time(line.p95), time(line.transfer), moved[1],
+        time(line.waited), ", ".join(last),
+    )  # fmt: skip
+
+
+def _compared(line: Line) -> tuple[str, str]:
+    if line.predicted is None:
+        return "", ""
+    return time(line.predicted), f"{line.drift:.3g}" if line.drift else ""
+
+
+def _remark(recorded: Run, console: Console) -> None:
+    """What is missing, and how well the clocks of hosts agree."""
+    written = sum(record.lost + len(record.events) for record in recorded.records)
+    if recorded.lost:
+        share = recorded.lost / written
+        console.note(f"the first {recorded.lost:,} of {written:,} events ({share:.0%}) have been overwritten")
+    if missing := head(recorded)["missing"]:
+        console.note(f"no record of ranks {', '.join(map(str, missing[:20]))}: their part is not known")
+    if len(recorded.clocks) > 1:
+        unsure = max(clock.uncertainty for clock in recorded.clocks)
+        how = f"agree within {time(unsure)}" if math.isfinite(unsure) else "cannot be compared: no collective"
+        console.note(f"the clocks of {len(recorded.clocks)} hosts {how}")

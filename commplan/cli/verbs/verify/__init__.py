@@ -1,0 +1,344 @@
+"""`commplan verify`: the proofs of a plan, of a saved schedule, or of one algorithm; or counter-examples."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import Namespace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from commplan.cli.console import Console, fold_table, in_bytes, name_of, printed
+from commplan.cli.saved import is_saved, read_saved
+from commplan.cli.verbs.verify.input import input_data, input_text
+from commplan.cli.verbs.verify.servers import Served
+from commplan.diagnostics import CommplanError, Diagnostic, fail, plural
+from commplan.ir.schedule import Collective, Schedule
+from commplan.verify.programs.algorithm_proof import (
+    Proof,
+    prove_algorithm,
+    prove_levels,
+    prove_sliced,
+    str_of,
+)
+from commplan.verify.programs.counterexample import Counterexample
+from commplan.verify.programs.proof import Counted
+
+
+def run(args: Namespace, console: Console) -> int:
+    """Prove, and say what was proved; 1 where there is a counter-example."""
+    if args.file is None:
+        return _algorithm(args, console)
+    text = console.read(args.file)
+    if is_saved(args.file, text):
+        schedule, diagnostics = _saved(text, name_of(args.file), console)
+    else:
+        from commplan.cli.binding import compiled
+
+        # Compiling proves after every pass, and refuses with the counter-examples where one does not hold.
+        schedule, diagnostics = compiled(args.file, args, console).schedule, []
+    served = Served(schedule) if not diagnostics else None
+    facts = Facts(schedule, diagnostics)
+    data = facts.data() | {"servers": served.data() if served else {}, "proved": not diagnostics}
+    return console.conclude(
+        diagnostics, lambda: facts.text(console.color(sys.stdout)) + (served.text() if served else ""), **data
+    )
+
+
+def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
+    """A schedule that somebody may have changed, and all that is wrong with it."""
+    from commplan.verify.structural import verify
+
+    diagnostics: list[Diagnostic] = []
+    read: list[Schedule] = []
+
+    def look(schedule: Schedule) -> tuple[Diagnostic, ...]:
+        read.append(schedule)
+        diagnostics.extend(verify(schedule))
+        return ()
+
+    try:
+        read_saved(text, name, look)
+    except CommplanError as error:
+        if not read:
+            raise
+        diagnostics.extend(error.diagnostics)
+    show_lines(read[0], console)
+    return read[0], diagnostics
+
+
+def show_lines(schedule: Schedule, console: Console) -> None:
+    """Read the plan that a schedule was compiled from, for the excerpts, if it still says the same."""
+    from commplan import dsl
+    from commplan.ir.serialization.canonical_json import is_of
+
+    if not schedule.file or schedule.file in console.texts or not Path(schedule.file).is_file():
+        return
+    try:
+        plan, _ = dsl.load(console.read(schedule.file), schedule.file)
+    except CommplanError:
+        return
+    if plan is None or not is_of(schedule, plan):
+        console.texts.pop(schedule.file, None)
+
+
+class Line(NamedTuple):
+    """Collectives of one plan line that are alike."""
+
+    phase: str
+    line: int
+    kind: str
+    axes: tuple[str, ...]
+    via: str
+    ranks: int
+    number: int  # of collectives
+    nbytes: int  # of the whole buffers, S
+    proof: Proof | None
+
+    @property
+    def proved(self) -> str:
+        """How it is known to be right."""
+        if self.proof is None:
+            return "believed: the backend's own"
+        believed = f"; believed: {', '.join(self.proof.believed)}" if self.proof.believed else ""
+        if len(self.proof.tasks) == 1 and not believed:
+            return "proved"
+        return f"{len(self.proof.tasks)} programs{believed}"
+
+    @property
+    def busiest(self) -> int | None:
+        """Bytes that the busiest rank sends or receives, whichever is more."""
+        if self.proof is None:
+            return None
+        return _bytes(max(self.proof.cost.sent, self.proof.cost.received), self.nbytes)
+
+    @property
+    def least(self) -> int | None:
+        """Bytes that the busiest rank moves at least, whatever the algorithm."""
+        return _bytes(self.proof.cost.least, self.nbytes) if self.proof else None
+
+
+class Facts:
+    """What `verify` says of a schedule in which nothing is wrong."""
+
+    def __init__(self, schedule: Schedule, diagnostics: list[Diagnostic]) -> None:
+        from commplan.verify.claims import claims
+        from commplan.verify.input.proof import input_memory, shares, visits
+        from commplan.verify.memory import memory
+
+        self.schedule = schedule
+        self.visits = () if diagnostics else visits(schedule)
+        self.shares = () if diagnostics else shares(schedule)
+        self.input = () if diagnostics else input_memory(schedule)
+        self.lines = [] if diagnostics else _lines(schedule)
+        self.memory = () if diagnostics else memory(schedule)
+        self.calls = [op for phase in schedule.phases for op in phase.ops if isinstance(op, Collective)]
+        self.communicators = list(dict.fromkeys(op.axes for op in self.calls))  # in the order of first use
+        self.claims = claims(schedule)
+        self.ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "plan": self.schedule.plan,
+            "claims": msgspec.to_builtins(self.claims),
+            "axes": {axis.name: axis.size for axis in self.schedule.axes},
+            "collectives": [
+                {
+                    "phase": line.phase, "line": line.line, "kind": line.kind, "axes": list(line.axes),
+                    "via": line.via, "ranks": line.ranks, "count": line.number, "nbytes": line.nbytes,
+                    **_proof_data(line.proof, line.nbytes),
+                }
+                for line in self.lines
+            ],
+            "communicators": [list(axes) for axes in self.communicators],
+            "calls": len(self.calls),
+            "memory": [
+                {
+                    "phase": line.phase, "nbytes": line.nbytes, "collectives_nbytes": line.buffers,
+                    "line": line.span.line if line.span else None,
+                }
+                for line in self.memory
+            ],
+            **input_data(self.visits, self.shares, self.input),
+        }  # fmt: skip
+
+    def text(self, color: bool) -> str:
+        ranks = _sizes("rank", self.ranks, self.schedule.mesh_sizes)
+        mesh = self.schedule.mesh_sizes
+        hubs = {axis.name: axis.size for axis in self.schedule.axes if axis.name not in mesh}
+        servers = f" and {_sizes('server', sum(hubs.values()), hubs)}" if hubs else ""
+        word = "proved" if self.schedule.origin is not None else self.claims.proved
+        out = [f"plan {self.schedule.plan}, {ranks}{servers}: {word}"]
+        out += [f"  {line}" for line in self.claims.lines()]
+        if self.lines:
+            out += ["", _table(self.lines, color).rstrip("\n"), ""]
+        return "\n".join([*out, *self.sentences()]) + "\n"
+
+    def sentences(self) -> list[str]:
+        """What is said of communicators, input and memory."""
+        out: list[str] = []
+        if self.calls:
+            groups = ", ".join("x".join(axes) for axes in self.communicators)
+            out.append(
+                f"communicators: {len(self.communicators)} ({groups}), created and called in one order by all"
+                f" ranks, {plural(len(self.calls), 'call')}"
+            )
+        out += input_text(self.visits, self.shares, self.input)
+        for memory in self.memory:
+            at = f" (line {memory.span.line})" if memory.span else ""
+            out.append(
+                f"memory of a rank in phase {memory.phase}: at most {_size(memory.nbytes)}{at},"
+                f" of which collectives use {_size(memory.buffers)}"
+            )
+        return out
+
+
+def _sizes(noun: str, number: int, sizes: dict[str, int]) -> str:
+    """How many there are of something, and along which axes."""
+    each = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+    return plural(number, noun) + (f" ({each})" if each else "")
+
+
+def _lines(schedule: Schedule) -> list[Line]:
+    from commplan.verify.algorithms import prove_op
+
+    lines: dict[tuple[Any, ...], Line] = {}
+    for phase in schedule.phases:
+        for op in (op for op in phase.ops if isinstance(op, Collective)):
+            ranks = schedule.size(op.axes)
+            whole = op.nbytes * ranks if op.kind == "all_gather" else op.nbytes
+            key = (phase.name, op.span.line, op.kind, op.axes, str(op.algorithm), op.root)
+            before = lines.get(key)
+            lines[key] = Line(
+                *key[:5], ranks, (before.number if before else 0) + 1,
+                (before.nbytes if before else 0) + whole,
+                before.proof if before else prove_op(schedule, op),
+            )  # fmt: skip
+    return list(lines.values())
+
+
+def _proof_data(proof: Proof | None, nbytes: int) -> dict[str, Any]:
+    if proof is None:
+        return {"proved": False, "believed": ["native"]}
+    shares = {f"{name}_nbytes": _bytes(share, nbytes) for name, share in _shares(proof.cost).items()}
+    return {"proved": True, **_proved(proof), **shares}
+
+
+def _proved(proof: Proof) -> dict[str, Any]:
+    return {
+        "believed": list(proof.believed),
+        "programs": [task._asdict() for task in proof.tasks],
+        "rounds": proof.cost.rounds,
+        "least_rounds": proof.cost.least_rounds,
+    }
+
+
+def _shares(cost: Counted) -> dict[str, Fraction]:
+    return {"sent": cost.sent, "received": cost.received, "least": cost.least, "staged": cost.staged}
+
+
+def _bytes(share: Fraction, nbytes: int) -> int:
+    """Rounded up: chunks of a buffer differ by an element at most."""
+    return -(-share.numerator * nbytes // share.denominator)
+
+
+def _table(lines: list[Line], color: bool) -> str:
+    table = fold_table("line", "collective", "over", "via", "rounds", "busiest rank", "at least", "proof")
+    for line in lines:
+        kind = f"{line.kind} x {line.number}" if line.number > 1 else line.kind
+        over = f"{', '.join(line.axes)} ({line.ranks})"
+        rounds = str(line.proof.cost.rounds) if line.proof else ""
+        moved = ("" if nbytes is None else _size(nbytes) for nbytes in (line.busiest, line.least))
+        table.add_row(str(line.line), kind, over, line.via, rounds, *moved, line.proved)
+    return printed(lambda screen: screen.print(table), 130, color=color)
+
+
+def _size(nbytes: int) -> str:
+    return in_bytes(nbytes, ".1f")
+
+
+def _algorithm(args: Namespace, console: Console) -> int:
+    """One algorithm, or one hierarchy of them."""
+    subject, proof = _named(args)
+    diagnostics = [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
+    ranks = args.ranks
+    return console.conclude(
+        diagnostics, lambda: _praise(subject, proof),
+        algorithm=args.algorithm, collective=args.collective,
+        ranks=ranks if isinstance(ranks, int) else dict(ranks),
+        root=args.root or 0, slices=args.slices, proved=not diagnostics, **_proved(proof),
+        **{name: float(share) for name, share in _shares(proof.cost).items()},
+        counterexamples=[_as_data(counterexample) for _, counterexample in proof.wrong],
+    )  # fmt: skip
+
+
+def _as_data(wrong: Counterexample) -> dict[str, Any]:
+    data = msgspec.structs.asdict(wrong)
+    return {name: value for name, value in data.items() if name not in ("span", "others")}
+
+
+_HIERARCHY = re.compile(r"hierarchical\s*\((.*)\)\s*", re.DOTALL)
+_LEVEL = re.compile(r"\s*(\w+)\s*(?:=\s*(\w+)\s*)?")
+
+
+def _named(args: Namespace) -> tuple[str, Proof]:
+    root, kind = args.root or 0, args.collective
+    hierarchy = _HIERARCHY.fullmatch(args.algorithm)
+    if hierarchy is None:
+        if not isinstance(args.ranks, int):
+            fail("CP0748", f"`{args.algorithm}` has no levels", "give a number: --ranks 13")
+        subject = f"{args.algorithm} for {kind} over {args.ranks} ranks"
+        if args.slices > 1:
+            return subject, prove_sliced(args.algorithm, kind, args.ranks, root, args.slices)
+        return subject, prove_algorithm(args.algorithm, kind, args.ranks, root)
+    if args.slices > 1:
+        fail("CP0748", "a hierarchy is proved by its levels, whatever the slices", "leave --slices out")
+    levels = _levels(hierarchy[1], args)
+    sizes = " x ".join(str(size) for _, size in levels)
+    return f"{args.algorithm} for {kind} over {sizes} ranks", prove_levels(tuple(levels), kind, root)
+
+
+def _levels(text: str, args: Namespace) -> list[tuple[str, int]]:
+    """Algorithm and ranks of each level, as --algorithm lists them. Raises CP0748 where they do not fit."""
+    parts = [_LEVEL.fullmatch(part) for part in text.split(",")]
+    if isinstance(args.ranks, int) or None in parts:
+        message = f"`{args.algorithm}` over {args.ranks} ranks: the levels and their sizes are not clear"
+        note = 'write --algorithm "hierarchical(gpu = ring, node = chain)" --ranks gpu=8,node=4'
+        fail("CP0748", message, note)
+    sizes = dict(args.ranks)
+    names = [(part[1], part[2] or "native") for part in parts if part is not None]
+    if sorted(sizes) != sorted(name for name, _ in names):
+        message = (
+            f"the levels are {', '.join(name for name, _ in names)}, sizes are given of {', '.join(sizes)}"
+        )
+        fail("CP0748", message, "give one size for each level")
+    return [(algorithm, sizes[name]) for name, algorithm in names]
+
+
+def _praise(subject: str, proof: Proof) -> str:
+    out = [f"{subject}: {'proved' if proof.tasks else 'believed'}"]
+    if proof.tasks:
+        out += [
+            "  every send meets its receive; no rank waits for ever, though sends wait for their receives",
+            "  at the end every slot holds what is promised: each contribution once, sums bit by bit alike",
+            "  no message is useless, none races with another, none carries what was never set",
+        ]
+    if len(proof.tasks) > 1:
+        out += ["  composed of:", *(f"    {str_of(task)}" for task in proof.tasks)]
+    if proof.believed:
+        out.append(f"  believed, being the backend's own: {', '.join(proof.believed)}")
+    if proof.tasks:
+        out += [
+            f"  rounds {proof.cost.rounds} (no fewer than {proof.cost.least_rounds})",
+            f"  the busiest rank sends {_share(proof.cost.sent)} and receives {_share(proof.cost.received)}",
+            f"  (no less than {_share(proof.cost.least)}; S are the bytes of the whole buffer)",
+            f"  a rank has to have room for {_share(proof.cost.staged)} to receive into",
+        ]
+    return "\n".join(out) + "\n"
+
+
+def _share(share: Fraction) -> str:
+    return f"{share} S" if share.denominator == 1 else f"{share} S ({float(share):.3f})"

@@ -1,0 +1,325 @@
+"""The notation under `ir.serialization.text`: frozen structs to lines, and lines back to plain values."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any, cast
+
+import msgspec
+
+from commplan.diagnostics import Span
+from commplan.ir import plan as graph
+from commplan.ir import schedule as sched
+from commplan.ir.schedule import Leaf, Part
+from commplan.ir.types import ArrayType, Placement
+
+_WORD = r"[A-Za-z_][A-Za-z0-9_./~-]*"
+_TOKEN = re.compile(
+    rf'(?P<space>[ \t]+|\# [^\n]*)|(?P<newline>\n)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<span>@\d+:\d+-\d+:\d+)'
+    rf"|(?P<part>\#\d+\[\d+:\d+\]->\d+)|(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<word>{_WORD})"
+    r"|(?P<mark>[][{}()<>=,:;])"
+)
+_PLAIN = re.compile(_WORD)
+_RESERVED = {"none": None, "true": True, "false": False}
+_END = "the end"
+
+
+class TextError(Exception):
+    """What is wrong with a text, and where."""
+
+    def __init__(self, message: str, span: Span) -> None:
+        super().__init__(message)
+        self.span = span
+
+
+def head(value: msgspec.Struct | type[msgspec.Struct]) -> str:
+    """The word that names a struct: its tag, else its class in lower case."""
+    tag = value.__struct_config__.tag
+    kind = value if isinstance(value, type) else type(value)
+    return str(tag) if tag else kind.__name__.lower()
+
+
+# The fields that stand left of `=`: what an op or stage makes, and what a value is called.
+_LEFT_OF: dict[str, tuple[str, ...]] = {
+    head(kind): kind.WRITES for kind in (*typing.get_args(graph.Stage), *typing.get_args(sched.Op))
+} | {"value": ("id",)}
+
+_fields = functools.cache(msgspec.structs.fields)
+
+
+def _changed(value: msgspec.Struct) -> list[tuple[str, Any]]:
+    """Fields of `value` that differ from their default, and always the schema: a file says what it is of."""
+    changed: list[tuple[str, Any]] = []
+    for field in _fields(type(value)):
+        item = getattr(value, field.name)
+        if field.required or item != field.default or field.name == "schema":
+            changed.append((field.name, item))
+    return changed
+
+
+def _structs(item: Any) -> bool:
+    return isinstance(item, tuple) and isinstance((*cast("tuple[Any, ...]", item), None)[0], msgspec.Struct)
+
+
+def write_struct(value: msgspec.Struct, depth: int) -> list[str]:
+    """One field a line; a tuple of structs becomes a block with one struct a line."""
+    pad, lines = "  " * depth, list[str]()
+    for name, item in _changed(value):
+        if isinstance(item, Span):
+            lines.append(f"{pad}{write(item)}")
+        elif isinstance(item, sched.Origin | graph.Plan):
+            lines += [f"{pad}{name} is {{", *write_struct(item, depth + 1), f"{pad}}}"]
+        elif _structs(item):
+            lines.append(f"{pad}{name} {{")
+            for element in item:
+                lines += _element(element, depth + 1)
+            lines.append(f"{pad}}}")
+        else:
+            lines.append(f"{pad}{name} = {write(item)}")
+    return lines
+
+
+def _element(value: msgspec.Struct, depth: int) -> list[str]:
+    pad = "  " * depth
+    if isinstance(value, graph.Phase | sched.Phase):
+        return [f"{pad}{head(value)} {{", *write_struct(value, depth + 1), f"{pad}}}"]
+    left = _LEFT_OF.get(head(value), ())
+    names = [n for f in left for n in _several(getattr(value, f))]
+    words = [head(value)]
+    words += [_field(name, item) for name, item in _changed(value) if name not in left]
+    text = f"{', '.join(map(write, names))} = " if names else ""
+    return [f"{pad}{text}{' '.join(words)}"]
+
+
+def _several(item: Any) -> tuple[str, ...]:
+    if item is None:
+        return ()
+    return cast("tuple[str, ...]", item) if isinstance(item, tuple) else (item,)
+
+
+def _field(name: str, item: Any) -> str:
+    return write(item) if isinstance(item, Span) else f"{name}={write(item)}"
+
+
+def write(item: Any) -> str:
+    """One value in the notation."""
+    match item:
+        case None | bool():
+            return str(item).lower()
+        case str():
+            plain = str(item)  # an enum's member prints as its value
+            usable = _PLAIN.fullmatch(plain) and plain not in _RESERVED
+            return plain if usable else json.dumps(plain)
+        case int() | float():
+            return repr(item)
+        case tuple():
+            return f"[{', '.join(write(inner) for inner in cast('tuple[Any, ...]', item))}]"
+        case Span():
+            return f"@{item}"
+        case ArrayType():
+            return f"{item.dtype}[{', '.join(map(str, item.shape))}]"
+        case Leaf():
+            return f"{json.dumps(item.path)}: {item.dtype}[{', '.join(map(str, item.shape))}]"
+        case Part():
+            return f"{write(item.value)}#{item.leaf}[{item.start}:{item.size}]->{item.offset}"
+        case Placement():
+            return f"<{'; '.join(item.words(write))}>"
+        case _:
+            return f"{head(item)}({', '.join(_field(name, inner) for name, inner in _changed(item))})"
+
+
+class Reader:
+    """Reads the notation back to plain values."""
+
+    def __init__(self, text: str) -> None:
+        self.tokens: list[tuple[str, str, int, int]] = []
+        self.at = 0
+        line, begin, position = 1, 0, 0
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise TextError(f"`{text[position]}` cannot stand here", _here(line, position - begin + 1))
+            kind = str(match.lastgroup)
+            if kind != "space":
+                self.tokens.append((kind, match[0], line, position - begin + 1))
+            position = match.end()
+            if kind == "newline":
+                line, begin = line + 1, position
+        self.tokens.append(("end", _END, line, position - begin + 1))
+
+    def plain(self) -> dict[str, Any]:
+        """The rest of the text as plain values."""
+        return self._block(_END)
+
+    def word(self, expected: str) -> None:
+        self._skip_lines()
+        self._take("word", expected)
+
+    def _block(self, closing: str) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        while True:
+            self._skip_lines()
+            if self.tokens[self.at][1] == closing:
+                self.at += 1
+                return fields
+            self._one_field(fields, blocks=True)
+
+    def _elements(self) -> list[Any]:
+        elements: list[Any] = []
+        self._skip_lines()
+        while not self._accepts("}"):
+            elements.append(self._element())
+            self._skip_lines()
+        return elements
+
+    def _element(self) -> dict[str, Any]:
+        left = self._left()
+        name = self._take("word")
+        if self._accepts("{"):
+            return self._block("}")
+        fields: dict[str, Any] = {"type": name}
+        self._assign_left(fields, name, left)
+        while self.tokens[self.at][0] not in ("newline", "end") and not self._is("}"):
+            self._one_field(fields)
+        return fields
+
+    def _left(self) -> list[str]:
+        """`a, b =` where the line begins so."""
+        start, names = self.at, list[str]()
+        while self.tokens[self.at][0] in ("word", "string"):
+            names.append(cast("str", self._value()))
+            if self._accepts("="):
+                return names
+            if not self._accepts(","):
+                break
+        self.at = start
+        return []
+
+    def _assign_left(self, fields: dict[str, Any], name: str, left: list[str]) -> None:
+        wanted = _LEFT_OF.get(name, ())
+        if left and not wanted:
+            raise self._wrong(f"there is no op `{name}`")
+        if wanted == ("results",):  # as many as there are
+            fields["results"] = left
+            return
+        if len(left) > len(wanted):
+            raise self._wrong(f"`{name}` makes {len(wanted)} values, not {len(left)}")
+        fields.update(zip(wanted, left, strict=False))
+
+    def _one_field(self, fields: dict[str, Any], *, blocks: bool = False) -> None:
+        if self.tokens[self.at][0] == "span":
+            fields["span"] = self._value()
+            return
+        name = self._take("word")
+        if blocks and self._accepts("{"):
+            fields[name] = self._elements()
+        elif blocks and self.tokens[self.at][:2] == ("word", "is"):
+            self.at += 1
+            self._take("mark", "{")
+            fields[name] = self._block("}")
+        else:
+            self._take("mark", "=")
+            fields[name] = self._value()
+
+    def _value(self) -> Any:
+        kind, text, _, _ = self.tokens[self.at]
+        self.at += 1
+        match kind:
+            case "span":
+                numbers = [int(number) for number in re.findall(r"\d+", text)]
+                return dict(zip(("line", "column", "end_line", "end_column"), numbers, strict=True))
+            case "number":
+                return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+            case "string":
+                return self._after_name(json.loads(text, strict=False))
+            case "word":
+                return self._after_word(text)
+            case "mark" if text == "[":
+                return self._list()
+            case "mark" if text == "<":
+                return self._placement()
+            case _:
+                self.at -= 1
+                raise self._wrong("a value was expected")
+
+    def _after_word(self, text: str) -> Any:
+        if self._accepts("("):
+            return self._call(text)
+        if self._accepts("["):
+            return {"type": "array", "dtype": text, "shape": self._list()}
+        if text in _RESERVED:
+            return _RESERVED[text]
+        return self._after_name(text)
+
+    def _after_name(self, text: str) -> Any:
+        kind, following, _, _ = self.tokens[self.at]
+        if kind == "part":
+            self.at += 1
+            leaf, start, size, offset = (int(number) for number in re.findall(r"\d+", following))
+            return {"value": text, "leaf": leaf, "start": start, "size": size, "offset": offset}
+        if following == ":" and kind == "mark":
+            self.at += 1
+            array = self._value()
+            if not isinstance(array, dict):
+                raise self._wrong("the type of a leaf was expected")
+            return {"path": text, **cast("dict[str, Any]", array)}
+        return text
+
+    def _call(self, name: str) -> dict[str, Any]:
+        fields: dict[str, Any] = {"type": name}
+        for _ in self._until(")"):
+            self._one_field(fields)
+        return fields
+
+    def _list(self) -> list[Any]:
+        return [self._value() for _ in self._until("]")]
+
+    def _placement(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for _ in self._until(">", ";"):
+            word = self._take("word")
+            names = [self._value()]
+            while self._accepts(","):
+                names.append(self._value())
+            fields["server" if word == "on" else word] = names[0] if word == "on" else names
+        return fields
+
+    def _until(self, closing: str, between: str = ",") -> Iterator[None]:
+        """Once for each of several items, `between` them; and past what closes them."""
+        while not self._accepts(closing):
+            yield
+            if not self._is(closing):
+                self._take("mark", between)
+
+    def _accepts(self, mark: str) -> bool:
+        """Whether `mark` is next, which is then behind."""
+        accepted = self._is(mark)
+        self.at += accepted
+        return accepted
+
+    def _is(self, mark: str) -> bool:
+        return self.tokens[self.at][:2] == ("mark", mark)
+
+    def _skip_lines(self) -> None:
+        while self.tokens[self.at][0] == "newline":
+            self.at += 1
+
+    def _take(self, kind: str, text: str | None = None) -> str:
+        actual, word, _, _ = self.tokens[self.at]
+        if actual != kind or (text is not None and word != text):
+            raise self._wrong(f"`{text}` was expected" if text else f"a {kind} was expected")
+        self.at += 1
+        return word
+
+    def _wrong(self, message: str) -> TextError:
+        _, text, line, column = self.tokens[self.at]
+        shown = "the end of the line" if text == "\n" else f"`{text}`"
+        return TextError(f"{message}, found {shown}", _here(line, column))
+
+
+def _here(line: int, column: int) -> Span:
+    return Span(line, column, line, column + 1)

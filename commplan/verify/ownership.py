@@ -1,0 +1,214 @@
+"""States on servers: that every element has one owner, what a server keeps, and the ops that talk to them.
+
+The units of a state are proved to cover it, none twice and none out of range, and no owner to have more than
+the mean and one unit; every message of every site to have a tag of its own; and what is sent of a state to be
+just its units. Besides, a bound for what servers and workers keep.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from commplan.diagnostics import CommplanError
+from commplan.ir.analysis.server_ops import ServerOp
+from commplan.ir.plan import AxisKind, name_of
+from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule
+from commplan.ir.stages import rules
+from commplan.protocol.build_sites import sites
+from commplan.protocol.sites import FIRST_TAG, Held, Site, Sites, nbytes_of
+from commplan.protocol.units import Layout
+from commplan.verify.scope import Report, Scope
+
+
+class Kept(NamedTuple):
+    """At most, in bytes: on one server its states, what has arrived and is not served yet, and answers under
+    way; on one worker what it sends and gets at a site.
+
+    Of an exchange each worker has at most staleness + 1 requests that are not answered, of everything else
+    one, since it waits for the answer: arriving = sum over sites of (staleness + 1) * workers * own bytes. A
+    worker that does nothing but put is held back by nobody; one put of each site is counted.
+    """
+
+    states: int
+    arriving: int
+    answers: int
+    worker: int
+    staleness: int
+
+
+def owned(schedule: Schedule) -> tuple[tuple[Site, Held], ...]:
+    """Every state on servers, once, with the first site that uses it. Raises what `survey.sites` raises."""
+    owners: dict[str, tuple[Site, Held]] = {}
+    for site in sites(schedule).all:
+        for held in site.held:
+            owners.setdefault(held.state, (site, held))
+    return tuple(owners.values())
+
+
+def kept(schedule: Schedule) -> Kept | None:
+    """The bounds of the busiest server and of a worker; None where there are no servers."""
+    surveyed = sites(schedule)
+    if not surveyed.all:
+        return None
+    states, arriving, answers = ([0] * surveyed.servers for _ in range(3))
+    seen: set[str] = set()
+    for site in surveyed.all:
+        groups = len(surveyed.members(site))
+        for held in site.held:
+            if held.state not in seen:
+                seen.add(held.state)
+                for server, nbytes in enumerate(held.nbytes):
+                    states[site.first + server] += nbytes * groups
+        late = (site.staleness or 0) + 1 if site.kind == "exchange" else 1
+        senders = groups if site.kind == "put" else surveyed.workers
+        for server in range(site.servers):
+            arriving[site.first + server] += late * senders * nbytes_of(site.up, server)
+            answers[site.first + server] += surveyed.workers * nbytes_of(site.down, server)
+    busiest = max(range(surveyed.servers), key=lambda server: states[server] + arriving[server])
+    worker = max(nbytes_of(site.up) + nbytes_of(site.down) for site in surveyed.all)
+    stale = max((site.staleness or 0 for site in surveyed.all), default=0)
+    return Kept(states[busiest], arriving[busiest], answers[busiest], worker, stale)
+
+
+def check_servers(schedule: Schedule, report: Report) -> None:
+    """Report what is wrong with the states on the servers of a schedule whose ops are sound."""
+    if not any(axis.kind is AxisKind.SERVER for axis in schedule.axes):
+        return
+    try:
+        surveyed = sites(schedule)
+    except CommplanError as error:
+        report.found.extend(error.diagnostics)
+        return
+    _tags(surveyed, report)
+    for site in surveyed.all:
+        for name, layout in zip(site.states, site.layouts, strict=True):
+            wrong = misowned(layout)
+            if wrong:
+                report.add("CP0764", f"`{name}` on `{site.server}`: {wrong}", site.span)
+        if not 0 <= site.first <= surveyed.servers - site.servers:
+            report.add("CP0764", f"`{site.server}` has servers that the plan does not have", site.span)
+        _messages(site, report)
+
+
+def misowned(layout: Layout) -> str:
+    """What is wrong with the owners of a state; nothing where every element has one and they are balanced."""
+    if not layout.slots:  # scalars at most, kept with the units of the weights
+        return ""
+    for number, part in enumerate(layout.parts):
+        end = 0
+        for unit in sorted((u for u in layout.units if u.part == number), key=lambda u: u.start):
+            if unit.start != end or unit.size < 1:
+                reason = "is owned twice" if unit.start < end else "is owned by nobody"
+                return f"element {min(unit.start, end)} of its part {number} ({part.dtype}) {reason}"
+            if not 0 <= unit.server < layout.servers:
+                return f"unit {unit.number} belongs to server {unit.server} of {layout.servers}"
+            end += unit.size
+        if end != part.size:
+            return f"element {min(end, part.size)} of its part {number} ({part.dtype}) is owned by nobody"
+    if len({unit.number for unit in layout.units}) != len(layout.units):
+        return "two of its units have one number"
+    mean = sum(layout.loads) / layout.servers
+    largest = max((layout.nbytes(unit) for unit in layout.units), default=0)
+    if max(layout.loads) > mean + largest:
+        return f"a server has {max(layout.loads)} bytes, the mean is {mean:.0f} and a unit at most {largest}"
+    return ""
+
+
+def _tags(surveyed: Sites, report: Report) -> None:
+    """No two messages of the plan have one tag, so that an arrival is known by it."""
+    seen: dict[int, Site] = {}
+    for site in surveyed.all:
+        for buffer in (*site.up, *site.down, *site.token):
+            for chunk in buffer.chunks:
+                if chunk.tag < FIRST_TAG or chunk.tag in seen:
+                    report.add("CP0764", f"two messages have the tag {chunk.tag}", site.span)
+                    return
+                seen[chunk.tag] = site
+
+
+def _messages(site: Site, report: Report) -> None:
+    """What data a site sends or gets of its first state is that state's units, each once."""
+    units = {(u.number, u.part, u.start, u.size, u.server) for u in site.layout.units}
+    for verb, buffers in (("sent", site.up), ("got", site.down)):
+        data = [buffer for buffer in buffers if buffer.what == "data" and buffer.slot == 0]
+        moved = [(c.unit, b.part, c.start, c.size, c.server) for b in data for c in b.chunks]
+        if data and (len(moved) != len(units) or set(moved) != units):
+            state = site.states[0]
+            report.add("CP0764", f"what is {verb} of `{state}` is not each of its units once", site.span)
+
+
+# Single ops.
+
+
+def check_server_op(scope: Scope, op: ServerOp) -> None:
+    """Report what is wrong with an op that talks with servers, or could; shapes are checked elsewhere."""
+    match op:
+        case Exchange():
+            _hints(scope, op)
+            _exchange(scope, op)
+        case Elastic():
+            _hints(scope, op)
+            _elastic(scope, op)
+        case Put():
+            _on_server(scope, op, op.result, "put to")
+        case Get():
+            _on_server(scope, op, op.operand, "got from")
+
+
+def _hints(scope: Scope, op: Exchange | Elastic) -> None:
+    for name, number, least in (("staleness", op.hints.staleness, 0), ("chunk", op.hints.chunk, 1)):
+        if number is not None and number < least:
+            scope.report.add("CP0735", f"{name} = {number} is less than {least}", op.span)
+    if not op.axes or math.prod(scope.sizes.get(axis, 0) for axis in op.axes) < 1:
+        scope.report.add("CP0734", "workers meet over no axis", op.span)
+
+
+def _on_server(scope: Scope, op: Op, ref: str, how: str) -> None:
+    """`ref` is a state, or what a phase makes of one; its state lives on the same server."""
+    state = scope.values.get(scope.axes.states.get(name_of(ref).partition("/")[0], ""))
+    server = scope.values[ref].placement.server
+    if server is None:
+        scope.report.add("CP0735", f"`{ref}` lies on no server", op.span)
+    elif state is None:
+        scope.report.add("CP0730", f"`{ref}` is {how} server `{server}`, but is no state", op.span)
+    elif state.placement.server != server:
+        home = state.placement.server or "no server"
+        scope.report.add("CP0734", f"`{ref}` is {how} `{server}`, but its state lies on {home}", op.span)
+
+
+def _exchange(scope: Scope, op: Exchange) -> None:
+    if len(op.results) != len(op.states) or not op.states:
+        return  # said already
+    values = scope.values
+    homes = [(name_of(ref), values[ref].placement.server) for ref in (*op.states, *op.results)]
+    scope.report.refuse("CP0734", rules.one_home(homes), op.span)
+    owners = op.algorithm and op.algorithm.get("owners")
+    scope.report.refuse("CP0735", rules.chosen("owners", owners, op.axes, scope.ranks), op.span)
+    shapes = [[leaf.shape for leaf in values[ref].leaves] for ref in (op.gradient, op.states[0])]
+    if shapes[0] != shapes[1]:
+        scope.report.add("CP0731", f"`{op.gradient}` has not the shapes of `{op.states[0]}`", op.span)
+    scope.report.refuse("CP0735", rules.summable(op.op, values[op.gradient].leaves, op.gradient), op.span)
+    if values[op.gradient].placement.server is not None:
+        scope.report.add("CP0734", f"`{op.gradient}` lies on a server, and workers send it", op.span)
+    fn = scope.axes.fns.get(op.fn)
+    if fn is None:
+        return  # said already
+    count = len(op.states)
+    scope.report.refuse("CP0731", rules.takes(fn.name, len(fn.operands), count + 1), op.span)
+    scope.report.refuse("CP0731", rules.gives(fn.name, len(fn.results), count), op.span)
+    broken = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
+    scope.report.refuse("CP0735", broken, op.span)
+
+
+def _elastic(scope: Scope, op: Elastic) -> None:
+    home = scope.values[op.center].placement.server
+    scope.report.refuse("CP0734", rules.center_home(op.mode, name_of(op.center), home), op.span)
+    if op.result is not None and op.mode != "sync":
+        result = scope.values[op.result]
+        if result.placement.server != home:
+            scope.report.add("CP0734", f"`{op.result}` lies elsewhere than its centre", op.span)
+    leaves = scope.values[op.operand].leaves
+    scope.report.refuse("CP0735", rules.summable("elastic", leaves, op.operand), op.span)
+    broken = rules.coefficients(op.eta, op.rho) or rules.stable(op.mode, op.eta, op.rho, op.axes, scope.ranks)
+    scope.report.refuse("CP0735", broken, op.span)

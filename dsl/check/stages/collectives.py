@@ -1,0 +1,222 @@
+"""Stages of one operand over some axes: what each makes of a placement."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, cast
+
+from msgspec.structs import replace
+
+from commplan.diagnostics import Note, listed
+from commplan.dsl import ast
+from commplan.dsl.check.clauses.axes import axis_span, check_on_workers, collective_axes
+from commplan.dsl.check.clauses.ops import WrittenReduction, check_operand, reduction, sum_or_mean
+from commplan.dsl.check.clauses.options import hints
+from commplan.dsl.check.clauses.via import algorithm, carrying, check_accumulation
+from commplan.dsl.check.context import Axes, Context, is_scalar
+from commplan.dsl.check.numbers import integer
+from commplan.dsl.check.placements import Status, status
+from commplan.dsl.check.scope import Scope
+from commplan.ir.plan import Stage, Value
+from commplan.ir.stages import OVER_AXES, StageOverAxes, rules
+from commplan.ir.types import ArrayType, Placement, RecordsType
+from commplan.ir.values import Leaf
+
+
+def check_collective(
+    ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.StageExpr
+) -> Stage | None:
+    """`y = VERB x over AXES ..`."""
+    kind = OVER_AXES[expr.kind]
+    well_formed = _well_formed(ctx, statement, expr, kind)
+    operand = scope.operand(expr.operand)
+    over = collective_axes(ctx, scope, expr)
+    by = _reduction(ctx, scope, expr)
+    via = algorithm(ctx, expr.via, expr.kind, over)
+    options = hints(ctx, expr.options, expr.kind, operand.type if operand else None)
+    check_accumulation(ctx, expr.via, by and by.op.name, via, options, operand)
+    number = _number(ctx, expr, kind, over)
+    if expr.kind == "share" and expr.via is None:
+        message = "the share does not say how"
+        note = "without a `share` the compiler chooses"
+        ctx.error("CP0402", message, expr.span, f"add `via` with {listed(carrying('share'), 'or')}", note)
+    if operand is None or over is None or number is None:
+        return None
+    _check_placement(ctx, scope, expr, kind, operand, by)
+    if by is not None:
+        check_operand(ctx, by, operand)
+    elif expr.kind in ("reduce", "scatter"):
+        return None
+    target = statement.targets[0]
+    result = scope.bind(target, operand.type, _placed(kind, operand.placement, over))
+    if kind.MAKES == "same":
+        scope.mark_same(result, operand.id, over, target.span)
+    # Without a sound `via` of a share there is an error: the design does not matter then.
+    if not well_formed or (expr.kind == "share" and via is None):
+        return None
+    across = expr.over_word.text == "across"
+    fields: dict[str, Any] = {
+        "result": result, "operand": operand.id, "axes": over, "span": statement.span, "via": via,
+        "hints": options, "op": by and by.op, "across": across, **number,
+    }  # fmt: skip
+    stage = kind(**{name: fields[name] for name in kind.__struct_fields__})
+    if isinstance(operand.type, ArrayType):
+        leaf = Leaf("", operand.type.shape, operand.type.dtype)
+        ctx.refuse("CP0429", stage.misfit([(leaf.label(operand.id), leaf)], ctx.size), expr.operand.span)
+    return cast("Stage", stage)
+
+
+def _well_formed(
+    ctx: Context, statement: ast.StageStmt, expr: ast.StageExpr, kind: type[StageOverAxes]
+) -> bool:
+    """Report clauses and names that the stage does not take; `via` and braces have their own reports."""
+    before = len(ctx.diagnostics)
+    word = kind.NUMBER[1].word if kind.NUMBER else None
+    if expr.root is not None and word != "from":
+        ctx.error("CP0403", f"`{expr.kind}` takes no `from`", expr.root.span, "only `broadcast` has a root")
+    if expr.by is not None and word != "by" and "op" not in kind.__struct_fields__:
+        message = f"`{expr.kind}` takes no `by`"
+        ctx.error("CP0403", message, expr.by.span, "it combines nothing: `reduce` and `scatter` do")
+    if len(statement.targets) > 1:
+        message = f"`{expr.kind}` gives one value, found {len(statement.targets)} names for it"
+        ctx.error("CP0401", message, ast.span_of(statement.targets[1:]))
+    return len(ctx.diagnostics) == before
+
+
+def _reduction(ctx: Context, scope: Scope, expr: ast.StageExpr) -> WrittenReduction | None:
+    """The operator of a stage that combines; a reduce-scatter adds."""
+    if expr.kind == "reduce":
+        return reduction(ctx, scope, expr.by, expr.span)
+    return sum_or_mean(ctx, scope, expr.by, expr.span, "scatter") if expr.kind == "scatter" else None
+
+
+def _number(
+    ctx: Context, expr: ast.StageExpr, kind: type[StageOverAxes], over: Axes | None
+) -> dict[str, int] | None:
+    """The number of a stage by its field, nothing without one, or None with the error reported."""
+    if kind.NUMBER is None:
+        return {}
+    field, number = kind.NUMBER
+    written = expr.root if number.word == "from" else expr.by
+    if not isinstance(written, ast.Number):
+        where = written.span if written else expr.span
+        return ctx.error("CP0402", number.missing[0], where, number.missing[1])
+    value = integer(ctx, written, number.what, least=number.least)
+    if value is None or over is None or number.rule is None:
+        return None if value is None else {field: value}
+    return None if ctx.refuse("CP0409", number.rule(value, over, ctx.size), written.span) else {field: value}
+
+
+def _placed(kind: type[StageOverAxes], placement: Placement, over: Axes) -> Placement:
+    """How the result lies."""
+    if kind.MAKES == "kept":
+        return placement
+    whole = placement.without(over)
+    return replace(whole, split=(*whole.split, *over)) if kind.MAKES == "split" else whole
+
+
+def _check_placement(
+    ctx: Context,
+    scope: Scope,
+    expr: ast.StageExpr,
+    kind: type[StageOverAxes],
+    operand: Value,
+    by: WrittenReduction | None,
+) -> None:
+    """The stage takes what its operand is; the first axis along which it does not is reported."""
+    if expr.kind == "share":
+        broken = rules.loaded(expr.operand.text, records=isinstance(operand.type, RecordsType))
+        ctx.require("CP0420", broken, expr.operand.span, operand)
+        varying = [axis.text for axis in expr.over if operand.placement.varies(axis.text)]
+        span = axis_span(expr.over, varying[0]) if varying else expr.span
+        ctx.require("CP0421", rules.alike(expr.operand.text, varying), span, operand)
+        return
+    check_on_workers(ctx, expr.operand, operand, expr.kind)
+    for axis in expr.over:
+        lies = status(operand.placement, axis.text)
+        if lies not in kind.TAKES:
+            _fail_placement(ctx, scope, expr, operand, axis, lies)
+        if lies == "partial" and by is not None and by.op.name in ("max", "min"):
+            message = (
+                f"`{by.op.name}` of terms of a sum means nothing: `{expr.operand.text}` is partial "
+                f"over `{axis.text}`"
+            )
+            note = "`sum` or `mean` adds the terms; `max` and `min` compare values that are `per` rank"
+            ctx.fail("CP0317", message, by.span, operand, note)
+    if expr.kind == "gather":
+        _check_cut_last(ctx, expr, operand)
+    elif kind.WHOLE and operand.placement.split:
+        cut = operand.placement.split[-1]
+        message = (
+            f"`{expr.operand.text}` is split over `{cut}`, and `{expr.kind}` takes what is whole on a rank"
+        )
+        note = f"`gather {expr.operand.text} over {cut}` first"
+        ctx.fail("CP0314", message, expr.operand.span, operand, note)
+    elif (kind.WHOLE or kind.MAKES == "split") and is_scalar(operand.type):
+        message = f"a scalar cannot be split, found `{expr.operand.text}`"
+        note = "the leading dimension is cut, and a scalar has none" + (
+            ": `reduce` it" * (expr.kind == "scatter")
+        )
+        ctx.fail("CP0311", message, expr.operand.span, operand, note)
+
+
+def _fail_placement(
+    ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, axis: ast.Name, lies: Status
+) -> NoReturn:
+    """The operand lies along `axis` otherwise than the stage takes it."""
+    name, over = f"`{expr.operand.text}`", f"`{axis.text}`"
+    match expr.kind, lies:
+        case "slice", _:
+            code, takes = "CP0321", "`slice` takes what is the same over it"
+            message = f"{name} is {lies} over {over}, and {takes}"
+            remedy = {
+                "per": f"`broadcast` or `reduce` it over {over} first",
+                "partial": f"`scatter` adds the terms and cuts the sum over {over}",
+                "split": "one axis cuts a value once",
+            }[lies]
+        case _, "same":
+            _fail_same(ctx, scope, expr, operand, axis)
+        case "gather", _:
+            code, takes = "CP0316", "`gather` takes what is split over it"
+            message = f"{name} is {lies} over {over}, and {takes}"
+            remedy = "its ranks hold whole values: `reduce` combines them"
+            remedy += ", `broadcast` keeps one" * (lies == "per")
+        case _, "split":
+            code = "CP0314"
+            message = f"{name} is split over {over}: its ranks hold different parts, not different values"
+            remedy = f"`gather {expr.operand.text} over {axis.text}` puts the parts together"
+        case _, "partial":
+            code = "CP0315"
+            message = f"{name} is partial over {over}: one term of a sum is no value to {expr.kind}"
+            remedy = "use `reduce` to add the terms"
+        case _:
+            code, message = "CP0316", f"{name} is per {over}, and `scatter` takes terms of a sum"
+            remedy = (
+                f"declare it `partial {axis.text}` if it is a term; `reduce` takes values that are `per` rank"
+            )
+    ctx.fail(code, message, axis.span, operand, remedy)
+
+
+def _fail_same(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, axis: ast.Name) -> NoReturn:
+    """A collective along an axis on which nothing varies: reduced before, or never different."""
+    reduced_at = scope.made_same.get(operand.id, {}).get(axis.text)
+    if reduced_at is not None:
+        message = f"`{expr.operand.text}` is already the same over `{axis.text}`"
+        note = f"leave this `{expr.kind}` out"
+        ctx.fail("CP0301", message, axis.span, Note("it was made so here", reduced_at), note)
+    remedy = (
+        f"if each rank has its own, declare it `per {axis.text}`; a term of a sum is `partial {axis.text}`"
+    )
+    if expr.kind == "gather":
+        remedy = f"if it is cut over `{axis.text}`, declare it `split {axis.text}`"
+    message = f"`{expr.operand.text}` does not vary over `{axis.text}`, so there is nothing to {expr.kind}"
+    ctx.fail("CP0302", message, axis.span, operand, remedy)
+
+
+def _check_cut_last(ctx: Context, expr: ast.StageExpr, operand: Value) -> None:
+    split, axis = operand.placement.split, expr.over[0]
+    if split[-1] != axis.text:
+        message = (
+            f"`{expr.operand.text}` was cut over {listed(split)} in this order, "
+            f"so `{split[-1]}` is gathered first"
+        )
+        ctx.fail("CP0313", message, axis.span, operand, "gather in the opposite order: the last cut first")

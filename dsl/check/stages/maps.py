@@ -1,0 +1,197 @@
+"""`map`: functions on records and on whole values, and how sharding limits them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from msgspec.structs import replace
+
+from commplan.diagnostics import Note, Span, listed
+from commplan.dsl import ast
+from commplan.dsl.check.clauses.options import hints
+from commplan.dsl.check.context import Context, is_scalar
+from commplan.dsl.check.placements import resolve_axes, status
+from commplan.dsl.check.scope import Scope
+from commplan.ir.plan import AxisKind, Fn, Map, Value
+from commplan.ir.stages import rules
+from commplan.ir.types import ArrayType, Placement, RecordsType, TreeType, Type
+
+
+def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.MapExpr) -> Map | None:
+    """`y, ... = map FN(x, ...) [per MEMBER]`."""
+    operands = scope.operands(expr.operands)
+    per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
+    fn = find_fn(ctx, expr.fn)
+    options = hints(ctx, expr.options, "host map" if fn is None or fn.where == "host" else "map")
+    if fn is None:
+        return None
+    check_call(
+        ctx, fn, len(expr.operands), len(statement.targets), expr.fn.span, ast.span_of(statement.targets)
+    )
+    if per and not fn.random:
+        message = f"`{fn.name}` is not random, so it differs between members only where its operands do"
+        note = "leave `per` out, or declare the fn `random` if it draws numbers"
+        ctx.fail("CP0213", message, expr.per[0].span, fn, note)
+    if operands is None or per is None or not _types_match(ctx, expr.operands, operands, fn):
+        return None
+    loaded = [value for value in operands if isinstance(value.type, RecordsType)]
+    _check_batches(ctx, expr, operands)
+    placement = _combined(ctx, fn, expr.operands, operands)
+    types = _results(ctx, statement, fn, loaded[0].type if loaded else None)
+    # The placement is that of one rank's result: every result of one call lies alike.
+    placement = replace(placement, per=ctx.ordered((*placement.per, *per)))
+    results = tuple(
+        scope.bind(name, type_, placement) for name, type_ in zip(statement.targets, types, strict=True)
+    )
+    refs, members = tuple(value.id for value in operands), ctx.ordered(per)
+    return Map(results, fn.name, refs, statement.span, members, per_record=bool(loaded), hints=options)
+
+
+def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
+    """The declared fn, or None with the error reported (nothing is reported of a wrong declaration)."""
+    how = "declare it: `fn NAME(TYPES) -> TYPES on host|device`"
+    return ctx.look_up(name, ctx.fns, "CP0106", "fn", how)
+
+
+def check_call(
+    ctx: Context, fn: Fn, operands: int, results: int, call: Span, names: Span, *notes: Note
+) -> None:
+    """A fn is called with as many values as it takes, for as many names as it gives values."""
+    ctx.require("CP0207", rules.takes(fn.name, len(fn.operands), operands), call, fn, *notes)
+    ctx.require("CP0208", rules.gives(fn.name, len(fn.results), results), names, fn)
+
+
+def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:
+    sound = True
+    for name, value, expected in zip(names, operands, fn.operands, strict=True):
+        type_ = value.type
+        if fn.where == "host" and not isinstance(type_, RecordsType):
+            message = f"`{fn.name}` runs on the host and takes loaded values only, found `{name.text}`"
+            note = "a value is loaded from its `load` on, through host fns and `share`"
+            ctx.error("CP0210", message, name.span, value, note)
+            sound = False
+            continue
+        element = type_.element if isinstance(type_, RecordsType) else type_
+        if element != expected:
+            ctx.error("CP0209", f"`{fn.name}` takes {expected} here, found {element}", name.span, value, fn)
+            sound = False
+    return sound
+
+
+def _check_batches(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -> None:
+    first: Value | None = None
+    for name, value in zip(expr.operands, operands, strict=True):
+        if not isinstance(value.type, RecordsType):
+            continue
+        if first is None:
+            first = value
+        elif isinstance(first.type, RecordsType) and value.type.batch != first.type.batch:
+            message = f"`{name.text}` and `{first.name}` are batches of different sizes"
+            note = "a fn on loaded values is applied record by record"
+            ctx.fail("CP0211", message, name.span, value, first, note)
+
+
+def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None) -> tuple[Type, ...]:
+    """Types of the results: whole values as declared; on records, one per record."""
+    if not isinstance(loaded, RecordsType):
+        return fn.results
+    if fn.where == "host":
+        return tuple(RecordsType(loaded.batch, result) for result in fn.results)
+    if len(frozenset(loaded.batch)) > 1:
+        message = f"`{fn.name}` runs on the device, and the members' batches differ in size"
+        note = f"the operand is {loaded}: its result would have another shape for every member"
+        ctx.fail("CP0212", message, statement.expr.span, note, "use a fn on the host here")
+    batch = loaded.batch[0]
+    return tuple(
+        ArrayType(result.dtype, (batch, *result.shape)) if isinstance(result, ArrayType) else TreeType()
+        for result in fn.results
+    )
+
+
+def _combined(ctx: Context, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Placement:
+    """The placement of what `fn` gives for these operands."""
+    pairs = tuple(zip(names, operands, strict=True))
+    _check_partial(ctx, fn, pairs)
+    _check_split(ctx, fn, pairs)
+    _check_place(ctx, pairs)
+    split = next((value.placement.split for value in operands if value.placement.split), ())
+    for name, value in pairs:
+        both = [axis for axis in split if axis in value.placement.per]
+        if both:
+            message = f"`{name.text}` differs over {listed(both)}, where another operand is split"
+            note = "each shard would be computed with another value, and would be a shard of nothing"
+            ctx.fail("CP0319", message, name.span, value, note)
+    per = ctx.ordered(axis for value in operands for axis in value.placement.per)
+    partial = operands[0].placement.partial if operands else ()
+    server = operands[0].placement.server if operands else None
+    return Placement(per, partial, split, server)
+
+
+Pairs = Sequence[tuple[ast.Name, Value]]
+
+
+def _check_partial(ctx: Context, fn: Fn, pairs: Pairs) -> None:
+    partial = next(((name, value) for name, value in pairs if value.placement.partial), None)
+    if partial is None:
+        return
+    name, value = partial
+    if not fn.linear:
+        message = (
+            f"`{name.text}` is partial over {listed(value.placement.partial)}, and `{fn.name}` is not linear"
+        )
+        note = "reduce the value first; a fn that commutes with the sum can be declared `linear`"
+        ctx.fail("CP0303", message, name.span, value, fn, note)
+    for other_name, other in pairs:
+        for axis in ctx.ordered((*value.placement.partial, *other.placement.partial)):
+            if axis in value.placement.partial and axis in other.placement.partial:
+                continue
+            lacks = other_name if axis not in other.placement.partial else name
+            lacking = other if lacks is other_name else value
+            message = (
+                f"`{lacks.text}` is {status(lacking.placement, axis)} over `{axis}`, where another "
+                "operand is partial"
+            )
+            note = "terms of a sum combine with terms of the same sum only: reduce first"
+            ctx.fail("CP0304", message, lacks.span, value, other, note)
+
+
+def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:
+    """Split records are cut between records; split whole values need a fn that cannot tell."""
+    loaded = [pair for pair in pairs if isinstance(pair[1].type, RecordsType)]
+    whole = [pair for pair in pairs if pair not in loaded and not is_scalar(pair[1].type)]
+    cut = next((pair for pair in whole if pair[1].placement.split), None)
+    if cut is not None and not loaded and not fn.elementwise:
+        name, value = cut
+        message = (
+            f"`{name.text}` is split over {listed(value.placement.split)}, and `{fn.name}` is not elementwise"
+        )
+        note = (
+            "a shard would give another result than the whole (a norm, for one): gather it first, or "
+            "declare the fn `elementwise` if it works on each element for itself"
+        )
+        ctx.fail("CP0305", message, name.span, value, fn, note)
+    alike = loaded if loaded else whole
+    for name, value in alike[1:]:
+        if value.placement.split != alike[0][1].placement.split:
+            _fail_lists(ctx, name, value, alike[0][1])
+    if loaded and cut is not None:
+        _fail_lists(ctx, cut[0], cut[1], loaded[0][1], whole=True)
+
+
+def _fail_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, whole: bool = False) -> NoReturn:
+    note = (
+        f"`{other.name}` is records and `{name.text}` is a whole value: gather it first"
+        if whole
+        else "operands of one fn are split over the same axes in the same order, scalars apart"
+    )
+    ctx.fail("CP0306", f"`{name.text}` and `{other.name}` are not cut alike", name.span, value, other, note)
+
+
+def _check_place(ctx: Context, pairs: Pairs) -> None:
+    for name, value in pairs[1:]:
+        if value.placement.server != pairs[0][1].placement.server:
+            misplaced, other = (name, value) if value.placement.server else pairs[0]
+            message = f"`{misplaced.text}` lives on `{other.placement.server}`, and the other operands do not"
+            note = "only `exchange` and `elastic` bring servers and workers together"
+            ctx.fail("CP0318", message, misplaced.span, other, note)

@@ -1,0 +1,278 @@
+"""`exchange` and `elastic`: states that live with workers or on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from commplan.diagnostics import Note, Span, listed, plural
+from commplan.dsl import ast
+from commplan.dsl.check.clauses.axes import check_on_workers, stage_axes
+from commplan.dsl.check.clauses.ops import check_operand, check_scalar, sum_or_mean, written_call
+from commplan.dsl.check.clauses.options import hints
+from commplan.dsl.check.clauses.via import algorithm, check_accumulation, keyed
+from commplan.dsl.check.context import Axes, Context, is_scalar
+from commplan.dsl.check.numbers import written
+from commplan.dsl.check.placements import Status, status
+from commplan.dsl.check.scope import Scope
+from commplan.dsl.check.stages.maps import check_call, find_fn
+from commplan.ir.plan import Elastic, Exchange, Fn, Ref, Value
+from commplan.ir.stages import rules
+from commplan.ir.types import ArrayType, Placement
+
+Mode = Literal["sync", "round_robin", "async", "hogwild"]
+OTHERWISE: dict[Status, str] = {"same": "CP0302", "split": "CP0314", "partial": "CP0315", "per": "CP0316"}
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+def check_exchange(
+    ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.ExchangeExpr
+) -> Exchange | None:
+    """`w [, m] = exchange g into w [, m] with FN over AXES by OP`."""
+    gradient = scope.operand(expr.gradient)
+    states = _states(ctx, scope, expr.states)
+    fn = find_fn(ctx, expr.fn)
+    over = stage_axes(ctx, expr.over, "exchange")
+    by = sum_or_mean(ctx, scope, expr.by, expr.span, "exchange")
+    server = states[0].placement.server if states else None
+    via = algorithm(ctx, expr.via, "exchange", over, server)
+    options = hints(ctx, expr.options, "exchange", gradient.type if gradient else None)
+    if len(expr.states) > 2:
+        message = f"`exchange` updates one or two states, found {len(expr.states)}"
+        note = "`w, m`: what the optimiser keeps beside the weights is one tree"
+        ctx.fail("CP0422", message, expr.states[2].span, note)
+    if states is None:
+        return None
+    _check_targets(ctx, statement.targets, expr.states)
+    if gradient is None or over is None:
+        return None
+    _check_terms(ctx, expr, gradient, over)
+    _check_states(ctx, expr, states, over)
+    if fn is None:
+        return None
+    _check_fn(ctx, expr, fn, states, gradient)
+    if by is None:
+        return None
+    check_operand(ctx, by, gradient)
+    reduced = gradient.placement.same_over(over)
+    results: list[Ref] = []
+    for name, state in zip(statement.targets, states, strict=True):
+        per = ctx.ordered((*reduced.per, *(axis for s in states for axis in s.placement.per)))
+        results.append(scope.bind(name, state.type, Placement(per, server=server)))
+    refs, span = tuple(state.id for state in states), statement.span
+    return Exchange(tuple(results), gradient.id, refs, fn.name, over, by.op, span, via=via, hints=options)
+
+
+def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
+    """Current values of the named states, or None with the errors reported."""
+    sound = True
+    for name in names:
+        if name.text in ctx.unknown or name.text in ctx.states:
+            continue
+        kind = ctx.kind_of(name.text)
+        value = scope.operand(name)
+        sound = False
+        if value is None:
+            continue  # reported, here or before
+        message = f"`{name.text}` is {kind or 'a value of this phase'}, expected a state"
+        note = "what a stage updates must carry over to the next step: declare it `state`"
+        ctx.error("CP0422", message, name.span, note)
+    return scope.operands(names) if sound else None
+
+
+def _check_targets(ctx: Context, targets: Sequence[ast.Name], states: Sequence[ast.Name]) -> None:
+    wanted = [name.text for name in states]
+    if [name.text for name in targets] == wanted:
+        return
+    wrong = next((t for t, s in zip(targets, wanted, strict=False) if t.text != s), targets[-1])
+    note = f"found {listed(name.text for name in targets)}; write `{', '.join(wanted)} = exchange ...`"
+    ctx.fail("CP0423", f"`exchange` gives back the states it takes: {listed(wanted)}", wrong.span, note)
+
+
+def _check_lies(
+    ctx: Context, name: ast.Name, value: Value, over: Sequence[ast.Name], wanted: Status, *why: str
+) -> None:
+    """A value is `wanted` along all of `over`. why: what the message says otherwise, then remarks."""
+    for axis in over:
+        actual = status(value.placement, axis.text)
+        if actual != wanted:
+            reason, *fix = (text.format(axis.text) for text in why)
+            message = f"`{name.text}` is {actual} over `{axis.text}`, and {reason}"
+            ctx.fail(OTHERWISE[actual], message, axis.span, value, *fix)
+
+
+def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: Axes) -> None:
+    """The gradient must be partial over exactly the axes of the stage, and whole otherwise."""
+    check_on_workers(ctx, expr.gradient, gradient, "exchange")
+    why = "`exchange` adds terms that are partial over it"
+    _check_lies(ctx, expr.gradient, gradient, expr.over, "partial", why)
+    partial, split = gradient.placement.partial, gradient.placement.split
+    left = next((axis for axis in (*partial, *split) if axis not in over), None)
+    if left is not None:
+        code, way = "CP0314", "gather it first"
+        if left in partial:
+            code, way = "CP0303", f"add `{left}` to the axes of the exchange"
+        message = f"`{expr.gradient.text}` would stay {status(gradient.placement, left)} over `{left}`"
+        ctx.fail(code, message, expr.gradient.span, gradient, f"the update needs whole values: {way}")
+
+
+def _check_states(ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], over: Axes) -> None:
+    """The states live together, and all ranks of the exchange have the same ones."""
+    broken = rules.one_home([(state.name, state.placement.server) for state in states])
+    if broken is not None:
+        index = broken.at
+        notes = states[index], states[0]
+        ctx.require("CP0424", broken, expr.states[index].span, *notes)
+    for name, state in zip(expr.states, states, strict=True):
+        spread = [axis for axis in state.placement.varying if axis in over] or [*state.placement.split]
+        if spread:
+            message = (
+                f"`{name.text}` is {status(state.placement, spread[0])} over `{spread[0]}`, and all ranks "
+                "of an exchange get the same state"
+            )
+            note = f"declare it without `{spread[0]}`: the compiler divides the work among owners by itself"
+            ctx.fail("CP0424", message, name.span, state, note)
+
+
+def _check_fn(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Value], gradient: Value) -> None:
+    """`FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
+    values = (*states, gradient)
+    known = Note(f"the exchange gives {listed(value.name for value in values)}")
+    check_call(ctx, fn, len(values), len(states), expr.fn.span, expr.fn.span, known)
+    update = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
+    ctx.require("CP0214", update, expr.fn.span, fn)
+    for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
+        if value.type != type_:
+            ctx.fail("CP0209", f"`{fn.name}` takes {type_} here, found {value.type}", name.span, value, fn)
+
+
+class Coefficient(msgspec.Struct, frozen=True):
+    """`eta` or `rho`: a literal, or a scalar value."""
+
+    given: float | Ref
+    span: Span
+    value: Value | None = None
+
+
+def check_elastic(
+    ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.ElasticExpr
+) -> Elastic | None:
+    """`d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)`."""
+    operand = scope.operand(expr.operand)
+    centers = _states(ctx, scope, (expr.center,))
+    over = stage_axes(ctx, expr.over, "elastic")
+    by = written_call(ctx, expr.by, "mode", MODES)
+    mode = _mode(ctx, expr, by)
+    coefficients = _coefficients(ctx, scope, by, mode) if by and mode else None
+    stage = f"elastic {mode}" if mode else "elastic sync"
+    type_ = operand.type if operand else None
+    # With an unknown mode it is not known either what may stand in `via` and braces.
+    via = algorithm(ctx, expr.via if mode else None, stage, over)
+    options = hints(ctx, expr.options if mode else None, stage, type_)
+    check_accumulation(ctx, expr.via, "elastic", via, options, operand)
+    if by and mode and coefficients and over:
+        eta, rho = (coefficient.given for coefficient in coefficients)
+        if not ctx.refuse("CP0425", rules.coefficients(eta, rho), by.span):
+            ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), by.span)
+    if centers is None:
+        return None
+    _check_pull_and_center(ctx, statement, expr)
+    if operand is None or over is None:
+        return None
+    center = centers[0]
+    _check_replicas(ctx, expr, operand)
+    _check_center(ctx, expr, operand, center, over, mode)
+    if mode is None or coefficients is None:
+        return None
+    for key, coefficient in zip(("eta", "rho"), coefficients, strict=True):
+        if coefficient.value:
+            check_scalar(ctx, coefficient.value, operand, coefficient.span, f"`{key}`", "CP0425")
+    pull = scope.bind(statement.targets[0], operand.type, operand.placement)
+    result = scope.bind(statement.targets[1], center.type, center.placement)
+    eta, rho = (coefficient.given for coefficient in coefficients)
+    return Elastic(pull, result, operand.id, center.id, over, mode, eta, rho, statement.span, via, options)
+
+
+def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
+    targets = statement.targets
+    if len(targets) != 2:
+        message = f"`elastic` gives the pull and the new centre, found {plural(len(targets), 'name')}"
+        ctx.fail("CP0401", message, ast.span_of(targets), f"write `pull, {expr.center.text} = elastic ...`")
+    if targets[1].text != expr.center.text:
+        message = f"`elastic` gives back the centre it takes, `{expr.center.text}`"
+        note = f"write `{targets[0].text}, {expr.center.text} = elastic ...`"
+        ctx.fail("CP0423", message, targets[1].span, note)
+
+
+def _mode(ctx: Context, expr: ast.ElasticExpr, by: ast.Call | None) -> Mode | None:
+    if expr.by is None:
+        message = "the stage does not say how workers and centre meet"
+        return ctx.error("CP0402", message, expr.span, f"add `by` with {listed(MODES, 'or')}")
+    if by is None:
+        return None
+    message = f"there is no mode `{by.name.text}`"
+    return ctx.choose(by.name, MODES, "CP0404", message, f"the modes are {listed(MODES)}")
+
+
+def _coefficients(
+    ctx: Context, scope: Scope, by: ast.Call, mode: Mode
+) -> tuple[Coefficient, Coefficient] | None:
+    given = keyed(ctx, by, ("eta", "rho"), "CP0405")
+    if given is None:
+        return None
+    missing = [key for key in ("eta", "rho") if key not in given]
+    if missing:
+        usage = f"write `{mode}(eta = .., rho = ..)`"
+        return ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", by.span, usage)
+    eta = _coefficient(ctx, scope, given["eta"].value, "eta")
+    rho = _coefficient(ctx, scope, given["rho"].value, "rho")
+    return (eta, rho) if eta and rho else None
+
+
+def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, key: str) -> Coefficient | None:
+    if isinstance(value, ast.Number):
+        if value.unit is not None:
+            return ctx.error("CP0425", f"`{key}` is a positive number, found `{written(value)}`", value.span)
+        if ctx.refuse("CP0425", rules.coefficient(key, value.value), value.span):
+            return None
+        return Coefficient(float(value.value), value.span)
+    scalar = scope.operand(value)
+    if scalar is None:
+        return None
+    if not isinstance(scalar.type, ArrayType) or not is_scalar(scalar.type) or not scalar.type.dtype.is_float:
+        message = f"`{key}` is a number or a float scalar, found {scalar.type}"
+        return ctx.error("CP0425", message, value.span, scalar)
+    return Coefficient(scalar.id, value.span, scalar)
+
+
+def _check_replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value) -> None:
+    check_on_workers(ctx, expr.operand, operand, "elastic")
+    if isinstance(operand.type, ArrayType):
+        broken = rules.floats("elastic", operand.type.dtype, f"`{operand.name}`")
+        ctx.require("CP0406", broken, expr.operand.span, operand)
+    why = "elastic averaging is for workers that have weights of their own"
+    _check_lies(ctx, expr.operand, operand, expr.over, "per", why, "declare it `per {}`")
+    if operand.placement.partial:
+        message = f"`{expr.operand.text}` is partial over {listed(operand.placement.partial)}"
+        ctx.fail("CP0303", message, expr.operand.span, operand, "reduce it first")
+
+
+def _check_center(
+    ctx: Context, expr: ast.ElasticExpr, operand: Value, center: Value, over: Axes, mode: Mode | None
+) -> None:
+    name = expr.center
+    home = rules.center_home(mode, name.text, center.placement.server) if mode else None
+    ctx.require("CP0427", home, name.span, center)
+    if center.type != operand.type:
+        message = f"the centre is {center.type}, and `{expr.operand.text}` is {operand.type}"
+        ctx.fail("CP0428", message, name.span, center, operand)
+    expected = operand.placement.same_over(over)
+    given = Placement(center.placement.per, center.placement.partial, center.placement.split)
+    if given != expected:
+        message = (
+            f"the centre is placed `{given}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
+            f"over {listed(over)}"
+        )
+        ctx.fail("CP0428", message, name.span, center, operand)

@@ -1,0 +1,243 @@
+"""`run.batches`: host batches as sharded arrays, with the device functions that belong to the input."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from commplan.diagnostics import fail
+from commplan.input.prefetch import device_prefetch
+from commplan.input.work_partition import division
+from commplan.ir import schedule as ir
+from commplan.ir.plan import name_of
+from commplan.ir.remark import Design
+from commplan.runtime.context import Context
+from commplan.runtime.input.device.maps import DeviceMaps
+from commplan.runtime.input.group import Group, group
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.observe.accounting import Meter, Summary
+from commplan.runtime.input.observe.wait_log import LOG, PATIENCE_S
+from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.machines.machine import Machine, OnFailure, Peers
+from commplan.runtime.observe import metrics
+from commplan.tracebacks import public_face
+
+Host = npt.NDArray[Any]
+
+
+@public_face
+class Batches(Iterator[dict[str, Any]]):
+    """What a phase makes of its sources, batch by batch: `{"batch": array, "labels": array}`.
+
+    Iterate to run to the end of an epoch; iterate again for the next. Each item holds the phase's
+    source-only outputs, and the source values that the phase takes as arguments, as global arrays in the
+    layout of the plan; bytes travel as u8. Device functions on single records run here, under jit.
+
+    `.state()` is where the next batch stands, as integers; give it back as `run.batches(state=...)`.
+    `.steps` is the number of batches of an epoch, `.summary()` the cost so far; `.close()` ends the work
+    ahead. Raises `CommplanError` CP09xx as `commplan.runtime.input` does, CP0819 where the processes of a
+    job hold devices in a pattern that is no block of the mesh.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        phase: ir.Phase,
+        sources: Mapping[str, Any],
+        *,
+        state: Mapping[str, int] | None = None,
+        among: Group | None = None,
+        timeout: float | None = None,
+        clocked: ClockedBatches | None = None,
+        workers: str = "threads",
+    ) -> None:
+        self.context, self._phase = context, phase
+        self.local = context.machine.local()
+        schedule = context.whole or context.schedule
+        self._host: PhaseBatches | ClockedBatches
+        if clocked is not None:
+            self._host = clocked
+        else:
+            patience = PATIENCE_S if timeout is None else timeout
+            if among is None:
+                among = shared_group(context, phase, self.local, timeout=patience)
+            else:
+                check_group(schedule, phase, among)
+                among = among if timeout is None else dataclasses.replace(among, timeout=timeout)
+            local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
+            self._host = PhaseBatches(
+                schedule, phase.name, sources, context.functions,
+                local=local, group=among, state=state, workers=workers, timeout=patience,
+                pinning=context.machine.pinning() if device_prefetch(phase.ops) else None,
+            )  # fmt: skip
+        for meter in self.meters:
+            meter.rank = context.machine.process()[0]
+        self._values = {value.id: value for value in phase.values}
+        self._per = {value.id: value.placement.per for value in schedule.phase(phase.name).values}
+        self._wanted = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
+        self._maps: DeviceMaps | None = None
+
+    def __iter__(self) -> Batches:
+        iter(self._host)
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        settle = None if self._host.pinning is None else self._host.pinning.settle
+        return self._host.take(self._item, self._host.on_devices, settle)
+
+    def _item(self, batch: HostBatch) -> dict[str, Any]:
+        arrays = {ref: self._sharded(ref, host) for ref, host in batch.values.items()}
+        rest = [ref for ref in self._wanted.values() if ref not in arrays]
+        if rest:
+            arrays |= self._map(batch, arrays)
+        return {name: arrays[ref] for name, ref in self._wanted.items()}
+
+    def state(self) -> dict[str, int]:
+        """Where the next batch stands: integers, the same under any number of ranks."""
+        return self._host.state()
+
+    @property
+    def steps(self) -> int:
+        """Batches of one epoch."""
+        return self._host.steps
+
+    def summary(self) -> Summary:
+        """What the input cost so far, per plan line, in this process."""
+        return self._host.summary()
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """What adds up the costs; they may be kept when the batches are gone."""
+        return self._host.meters
+
+    def write_metrics(self, path: str | os.PathLike[str]) -> Path:
+        """Write what the input cost so far in the text format of Prometheus, and return where.
+
+        path: a file, put in its place whole; where a job has several processes and no `{rank}` stands in the
+        path, `costs.prom` becomes `costs.rank3.prom`. Raises CP0960. `run.metrics` keeps a file up to date.
+        """
+        place = metrics.place(path, *self.context.machine.process())
+        metrics.write(place, metrics.text([self.summary()]))
+        return place
+
+    def close(self) -> None:
+        """End the work ahead. Closing twice is fine."""
+        self._host.close()
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _sharded(self, ref: str, host: Host) -> Any:
+        """One process's part of a value, laid out as `HostBatch` says, as a global array."""
+        if self.context.members:
+            fixed = [i for i, axis in enumerate(self._per[ref]) if axis in self.context.members]
+            host = host.squeeze(tuple(fixed))  # of one member: its dimension is 1, and its arrays have none
+        return self.context.machine.array(host, self._values[ref].placement, self.local)
+
+    def _map(self, batch: HostBatch, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that device functions make of single records."""
+        compiled = self.context.compiled
+        maps = self._maps = self._maps or compiled.get(self._phase.name)
+        if maps is None:
+            maps = DeviceMaps(self.context, self._phase, tuple(self._wanted.values()), tuple(arrays))
+            self._maps = compiled[self._phase.name] = maps
+        records = {ref: self._sharded(ref, batch.records[ref].astype(np.uint32)) for ref in maps.loads}
+        return maps(batch, arrays, records)
+
+
+def check_group(schedule: ir.Schedule, phase: ir.Phase, among: Group) -> None:
+    """Look whether processes that were named can share values of `phase`. Raises CP0927 where they cannot.
+
+    Where each is to make everything itself, the logger `commplan.input` says that nothing is shared.
+    """
+    shares = [op for op in phase.ops if isinstance(op, ir.Share)]
+    if among.count == 1 or any(op.design != "duplicate" for op in shares):
+        return
+    if not shares:
+        refuse_group(schedule, phase.name)
+    line = f"line {shares[0].span.line}: {name_of(shares[0].result)} via duplicate"
+    LOG.warning("process %d of %d reads everything itself: %s", among.index, among.count, line)
+
+
+def refuse_group(schedule: ir.Schedule, phase: str) -> NoReturn:
+    """Raise CP0927."""
+    fail(
+        "CP0927",
+        f"a group was given for phase `{phase}`, which shares nothing: each process would read everything",
+        "an ensemble shares what is the same for its members; records of variable length, and what differs"
+        " between members, do not travel",
+        "write `share VALUE over MEMBER` in the plan, or leave out group=",
+        span=schedule.phase(phase).span,
+        file=schedule.file,
+    )
+
+
+def shared_group(
+    context: Context,
+    phase: ir.Phase,
+    local: Mapping[str, tuple[int, ...]],
+    *,
+    host: str | None = None,
+    timeout: float = PATIENCE_S,
+) -> Group | None:
+    """The processes that share the loaded values of `phase`, on all hosts; None where this one is alone.
+
+    Every process of the job calls this alike: it is one small all-gather. They hold the same indices of all
+    axes but those shared over. A plan's readers are members: the processes that hold the first members make
+    the rows. host: the name of this process's host, if not the machine's own.
+    """
+    shares = [op for op in phase.ops if isinstance(op, ir.Share) and op.design != "duplicate"]
+    if not shares or context.members:
+        return None
+    over = [axis for axis in context.sizes if any(axis in op.axes for op in shares)]
+    others = repr(sorted((axis, places) for axis, places in local.items() if axis not in over))
+    place = 0
+    for axis in over:
+        place = place * context.sizes[axis] + min(local[axis])
+    key = "\0".join((context.schedule.plan_digest, phase.name, others))
+    peers = context.machine.peers(key, host or this_host(), place, timeout)
+    if peers is None:
+        return None
+    first = shares[0]
+    reads = [op for op in phase.ops if isinstance(op, ir.Read)]
+    on_failure = "continue" if any(op.hints.on_failure == "continue" for op in reads) else "stop"
+    readers = None if first.readers is None else sum(each < first.readers for each in peers.places)
+    blame = Blame(f"share {name_of(first.result)} via {first.design}", first.span, context.schedule.file)
+    return carried_group(context.machine, peers, first.design, blame, on_failure, timeout, readers)
+
+
+def carried_group(
+    machine: Machine,
+    peers: Peers,
+    design: Design,
+    blame: Blame,
+    on_failure: OnFailure,
+    timeout: float,
+    readers: int | None = None,
+) -> Group:
+    """The group of `peers`, with what carries rows between their hosts."""
+    partition = division(design, peers.hosts, readers)
+    carrier = machine.carrier(peers, partition, blame=blame, on_failure=on_failure, timeout=timeout)
+    run_id, count = f"commplan-{peers.run_id}", len(peers.hosts)
+    among = group(
+        run_id, peers.index, count, timeout=timeout, hosts=peers.hosts, carrier=carrier, readers=readers
+    )
+    return dataclasses.replace(among, ranks=peers.ranks)
+
+
+def this_host() -> str:
+    """A name for this process's host: containers of one host see the same memory, and have its boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return platform.node() + (boot.read_text() if boot.exists() else "")

@@ -1,0 +1,82 @@
+"""Device functions on single records, which belong to the input of a phase: under jit, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from commplan.ir import schedule as ir
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.plan import Ref
+from commplan.lowering.jax.functions import RngContext, loaded_by, short_seed
+from commplan.lowering.jax.layout import spec
+from commplan.lowering.jax.pytree import LEAF, Tree
+from commplan.lowering.jax.typing_shim import jax
+from commplan.runtime.context import Carried, Context
+from commplan.runtime.input.host_batch import HostBatch
+
+Array = Any
+
+
+class DeviceMaps:
+    """What makes the values `wanted` of a phase from those in `made`, which the host made.
+
+    given: the values that it takes, of those. loads: the loads whose records its random functions draw by.
+    """
+
+    def __init__(
+        self, context: Context, phase: ir.Phase, wanted: Sequence[Ref], computed: Sequence[Ref]
+    ) -> None:
+        self._context, self._phase = context, phase
+        self._values = {value.id: value for value in phase.values}
+        self._wanted = tuple(ref for ref in wanted if ref not in computed)
+        self._ops = DefUse(phase.ops).behind(self._wanted, computed)
+        used = {ref for op in self._ops for ref in ir.operands(op)}
+        self.given = tuple(ref for ref in computed if ref in used)
+        random = [op for op in self._ops if isinstance(op, ir.Map) and op.random]
+        drawn = dict.fromkeys(loaded_by(phase, ref) for op in random for ref in ir.operands(op))
+        self.loads = tuple(load for load in drawn if load)
+        self._run: Any = jax.jit(self._on_device)
+
+    def __call__(
+        self, batch: HostBatch, given: Mapping[Ref, Array], records: Mapping[Ref, Array]
+    ) -> dict[Ref, Array]:
+        """given: values by their ids, at least `self.given`. records: u32, the records of `self.loads`, laid
+        out like their values."""
+        numbers = np.empty(0, np.uint32)
+        if self.loads:
+            seeds = [short_seed(batch.seeds[load]) for load in self.loads]
+            numbers = np.array([batch.epoch & 0xFFFFFFFF, batch.step, *seeds], np.uint32)
+        return self._run({ref: given[ref] for ref in self.given}, dict(records), numbers)
+
+    def _on_device(
+        self, given: dict[Ref, Array], records: dict[Ref, Array], numbers: Array
+    ) -> dict[Ref, Array]:
+        context = self._context
+        lowered = context.lower(self._phase)
+        carried = Carried.of(context, {ref: self._values[ref] for ref in self._wanted})
+        placements = {ref: self._values[ref].placement for ref in (*given, *records)}
+
+        def stripped(ref: Ref, x: Array) -> Tree:
+            return context.strip(Tree((x,), LEAF), placements[ref])
+
+        def body(given: dict[Ref, Array], records: dict[Ref, Array], numbers: Array) -> Any:
+            env = {ref: stripped(ref, x) for ref, x in given.items()}
+            mine = {ref: stripped(ref, x).leaves[0] for ref, x in records.items()}
+            for op in self._ops:
+                draw = None
+                if isinstance(op, ir.Map) and op.random:
+                    place = 2 + self.loads.index(loaded_by(self._phase, op.operands[0]))
+                    key = RngContext.of(numbers[place], numbers[0], numbers[1]).key
+                    draw = RngContext(key, mine, context.members)
+                lowered.apply([op], env, draw)
+            return carried.leave({ref: env[ref] for ref in self._wanted})
+
+        specs = tuple({ref: spec(placements[ref]) for ref in refs} for refs in (given, records))
+        result = context.machine.spread(body, (*specs, PartitionSpec()), carried.specs)(
+            given, records, numbers
+        )
+        return carried.build(result)

@@ -1,0 +1,82 @@
+"""The audit of steps that run layers on sharded weights: what is gathered and scattered is planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import commplan
+from commplan.lowering.audit.report import Audit, audit
+from commplan.lowering.jax.aot import StepText, compile_step
+from commplan.lowering.jax.typing_shim import jax, jnp
+
+PLAN = """plan sharded
+axis data = 8
+input weights : tree split data
+input grads   : tree partial data
+each step {
+    whole = gather weights over data
+    grads = scatter grads over data by mean
+    output whole, grads
+}
+"""
+WIDTH = 16
+LIKE = {
+    "w": jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32),
+    "b": jax.ShapeDtypeStruct((WIDTH,), jnp.float32),
+}
+
+
+def block(weights: Any, x: Any) -> Any:
+    return x + jnp.tanh(x @ weights["w"] + weights["b"])
+
+
+def compiled(depth: int, *, scan: bool = False) -> tuple[Any, StepText, Audit]:
+    """The program of the plan, and a step of `depth` layers as text and audited."""
+    mesh = jax.make_mesh((8,), ("data",))
+    run = commplan.loads(PLAN).compile(mesh, shapes={"weights": LIKE, "grads": LIKE}).bind(mesh)
+    layers = run.scan_layers if scan else run.layers
+
+    @jax.jit
+    @run.spmd(shards="split data", x="split data")
+    def train(state: Any, shards: Any, x: Any) -> Any:
+        grads = jax.grad(lambda shards: (layers(block, shards, x) ** 2).mean())(shards)
+        return state, jax.tree.map(lambda s, g: s - 0.1 * g, shards, grads)
+
+    def placed(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P("data")))
+
+    def cut(kind: Any) -> Any:
+        return placed(8 * depth, kind.size // 8) if scan else placed(kind.size)
+
+    one = jax.tree.map(cut, LIKE)
+    arguments = ({}, one if scan else [one] * depth, placed(64, WIDTH))
+    return run.program, compile_step(train, *arguments), run.program.audit(train, *arguments)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_layers_are_as_planned(scan: bool) -> None:
+    _, _, report = compiled(4, scan=scan)
+    assert report.ok, report
+    lines = {(row.phase, row.line): 0 for row in report.rows}
+    for row in report.rows:
+        lines[row.phase, row.line] += row.count
+    if not scan:  # for the backward pass the last layer's are kept, and the first one's not needed
+        assert lines == {("step", 6): 4 + 2, ("step", 7): 4}
+
+
+def test_layers_that_xla_left_out_are_missing() -> None:
+    program, fewer, _ = compiled(3)
+    _, more, _ = compiled(4)
+    report = audit(program.schedule, fewer.compiled, more.traced, layers=more.layers)
+    assert [(d.kind, d.cause) for d in report.differences] == [("missing", "folded")] * 3
+    assert {d.expected[0].kind for d in report.differences} == {"all_gather", "reduce_scatter"}
+
+
+def test_layers_of_another_plan_are_none_of_its_own() -> None:
+    program, text, _ = compiled(2)
+    report = audit(program.schedule, *text[:3])
+    assert "repeated" in {d.cause for d in report.differences}
