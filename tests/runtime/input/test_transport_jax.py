@@ -15,6 +15,7 @@ from support.ports import free_port
 from commplan.diagnostics import Span
 from commplan.input.work_partition import division
 from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, chain
 
 
@@ -55,7 +56,7 @@ def test_a_silent_host_is_an_error_after_the_timeout(tmp_path: Path):
 
 
 def test_a_carrier_that_was_stopped_carries_nothing():
-    mover = JaxCarrier(division("all_shared", (0, 1)), 0, (None, None), 1.0, ("x", Span(1, 1, 1, 1), ""))
+    mover = JaxCarrier(division("all_shared", (0, 1)), 0, (None, None), 1.0, Blame("x", Span(1, 1, 1, 1), ""))
     assert mover.by_caller
     mover.stop()
     with pytest.raises(ClosedError):
