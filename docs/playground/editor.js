@@ -101,6 +101,7 @@
       set(text) {
         area.value = text;
         marks = [];
+        active = 0;
         draw();
       },
       mark(diagnostics) {
