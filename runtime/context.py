@@ -18,6 +18,7 @@ from commplan.lowering import compiler_options as xla
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
+from commplan.lowering.jax.latency_profile import Given, LatencyProfile, latency_profile
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.pytree import Structure, Tree, flatten
@@ -58,6 +59,11 @@ class Context:
     def _options(self) -> tuple[xla.CompilerOption, ...]:
         on_gpus = isinstance(self.backend, LaxBackend) and self.backend.platform == "gpu"
         return xla.compiler_options(self.schedule, "gpu") if on_gpus else ()
+
+    def profile(self, given: Given) -> LatencyProfile | None:
+        """What `run.jit(.., pgle=given)` means on these devices: see `latency_profile`."""
+        mesh, jax_devices = self.machine.mesh, isinstance(self.backend, LaxBackend)
+        return latency_profile(given, mesh.devices.flat if jax_devices else ())
 
     def warn_of_flags(self) -> None:
         """Warn of what XLA_FLAGS would undo of the schedule (CP0858)."""

@@ -9,11 +9,13 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
+from commplan.lowering.audit.estimate import Machine as Rates
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layers import backward_reduce as tap
 from commplan.lowering.jax.pytree import build, flatten
@@ -124,6 +126,7 @@ class Bound(ShardedWeights):
         *,
         timeout: float = preflight.TIMEOUT_S,
         check_s: float = BUDGET_S,
+        pgle: bool | str | Path | Rates = False,
         **options: Any,
     ) -> Any:
         """`jax.jit(function, **options)` of a step that all ranks compare before they run it.
@@ -133,21 +136,24 @@ class Bound(ShardedWeights):
         step of the run they try the plan's collectives, see `check_collectives`, for about `check_s` seconds;
         0: not at all. Later calls cost what those of `jax.jit` do. On GPUs XLA gets the options of
         `program.compiler_options`, but where `compiler_options` says otherwise. timeout: seconds to wait for
-        a rank, which may still compile. Without `function` a decorator. Calls raise CP0854 on all ranks where
-        they do not fit together, CP0855 where one does not come, CP0856 where a collective gives what it
-        should not.
-        Raises CP0857 for times that are none.
+        a rank, which may still compile. pgle: compile for GPUs once more with a profile of what instructions
+        take: estimated for `"h100:4x8"`, a `lowering.audit.Machine`, or the devices at hand (True), and used
+        where by the same estimate it makes the step faster; or the path of a measured one. Without `function`
+        a decorator. Calls raise CP0854 on all ranks where they do not fit together, CP0855 where one does not
+        come, CP0856 where a collective gives what it should not. Raises CP0857 for times that are none, and
+        CP0859 and CP1150 for `pgle`; warns where that has no effect (CP0860).
         """
         self._check_times(check_s=check_s, timeout=timeout)
         if function is None:
-            return functools.partial(self.jit, timeout=timeout, check_s=check_s, **options)
+            return functools.partial(self.jit, timeout=timeout, check_s=check_s, pgle=pgle, **options)
 
         def check() -> preflight.Check | None:
             return None if self._checked or not check_s else functools.partial(self._check, check_s)
 
         own: dict[str, Any] = options.pop("compiler_options", None) or {}
         options["compiler_options"] = {**self.context.compiler_options, **own}
-        return preflight.jit(self.context.machine, function, self._file, timeout, options, check)
+        profile = self.context.profile(pgle)
+        return preflight.jit(self.context.machine, function, self._file, timeout, options, check, profile)
 
     def check_collectives(
         self, seconds: float = BUDGET_S, timeout: float = preflight.TIMEOUT_S

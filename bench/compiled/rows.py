@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from bench.compiled.orders import best_order
 from commplan.lowering.audit import Machine, audit_text, estimate, least_exposed
 
-HEAD = ("collectives", "instructions", "MB", "memory MB", "step ms", "waiting ms", "at least")
+HEAD = ("collectives", "instructions", "MB", "memory MB", "step ms", "waiting ms", "at least", "an order")
 
 
 class Row(NamedTuple):
@@ -23,21 +24,28 @@ class Row(NamedTuple):
     seconds: float
     exposed: float
     least: float
+    order: float | None
 
 
-def row(name: tuple[str, str, str], text: str, memory: int, machine: Machine) -> Row:
-    """The row of a step with this compiled `text`, which needs `memory` bytes."""
+def row(
+    name: tuple[str, str, str], text: str, memory: int, machine: Machine, tries: int | None = None
+) -> Row:
+    """The row of a step with this compiled `text`, which needs `memory` bytes.
+
+    tries: of looking for a better order of its instructions; None: none is looked for."""
     step = audit_text(text)
     guess = estimate(step, machine)
     nbytes = sum(collective.nbytes * step.trips(collective) for collective in step.collectives)
     counts = (len(step.collectives), sum(n for _, n in step.ops), nbytes)
-    return Row(*name, *counts, memory, guess.total, guess.exposed, least_exposed(text, machine))
+    order = None if tries is None else best_order(text, machine, tries).exposed
+    return Row(*name, *counts, memory, guess.total, guess.exposed, least_exposed(text, machine), order)
 
 
 def cells(row: Row) -> list[str]:
     sizes = [f"{nbytes / 1e6:.0f}" for nbytes in (row.nbytes, row.memory)]
     times = [f"{seconds * 1e3:.2f}" for seconds in (row.seconds, row.exposed, row.least)]
-    return [str(row.collectives), str(row.instructions), *sizes, *times]
+    order = "" if row.order is None else f"{row.order * 1e3:.2f}"
+    return [str(row.collectives), str(row.instructions), *sizes, *times, order]
 
 
 def summary(rows: Sequence[Row]) -> Iterator[Row]:

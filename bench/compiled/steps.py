@@ -26,6 +26,7 @@ LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 COMBINE = tuple(f"xla_gpu_{kind}_combine_threshold_bytes" for kind in KINDS)
 PLAN, LEVELS, ALONE = "plan", "plan in levels", "XLA alone"
+PROFILED = "plan, profiled"  # run.jit(.., pgle=TARGET)
 IN_LEVELS = "via hierarchical(gpu, node) { overlap = backward, bucket = 64 MiB }"
 
 
@@ -40,6 +41,7 @@ def ways_of(name: str, machine: Target) -> Iterator[tuple[str, dict[str, str]]]:
     Experts lie along one axis, and so are not reduced in levels.
     """
     yield PLAN, {}
+    yield PROFILED, {}
     if machine.hosts > 1 and not MODELS[name].own_shapes():
         yield LEVELS, {}
     yield ALONE, {}
@@ -49,14 +51,14 @@ def ways_of(name: str, machine: Target) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 class Compiler:
-    """Compiles steps, or finds them in `folder` where there is one."""
+    """Compiles steps, or finds them in `folder` where there is one. tries: see `orders.best_order`."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None = None, tries: int | None = None) -> None:
+        self.folder, self.tries = folder, tries
 
     def row(self, name: str, machine: Target, way: str, options: Mapping[str, str]) -> Row:
         text, memory = self._kept(name, machine, way, options)
-        return row((name, str(machine), way), text, memory, machine.machine)
+        return row((name, str(machine), way), text, memory, machine.machine, self.tries)
 
     def _kept(self, name: str, machine: Target, way: str, options: Mapping[str, str]) -> tuple[str, int]:
         """The text of the compiled step, and the bytes that it needs beside its arguments and results."""
@@ -73,7 +75,7 @@ class Compiler:
 
 
 def _compiled(name: str, machine: Target, way: str, options: Mapping[str, str]) -> tuple[str, int]:
-    lowered = _lowered(name, str(machine), way if way in (PLAN, LEVELS) else ALONE)
+    lowered = _lowered(name, str(machine), way if way in (PLAN, LEVELS, PROFILED) else ALONE)
     executable = lowered.compile(**({"compiler_options": dict(options)} if options else {}))
     return executable.as_text(), executable.memory_analysis().temp_size_in_bytes
 
@@ -87,6 +89,7 @@ def _lowered(name: str, place: str, way: str) -> Any:
         sizes = {"data": machine.hosts * machine.per_host}
     own = np.array(devices(machine)).reshape(tuple(sizes.values()))
     mesh = Mesh(own, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-    options = {"options": IN_LEVELS} if way == LEVELS else {}
+    options: dict[str, Any] = {"options": IN_LEVELS} if way == LEVELS else {}
+    options |= {"pgle": place} if way == PROFILED else {}
     step: Any = ways.alone(mesh, model) if way == ALONE else ways.planned(mesh, model, **options)
     return step.lower(*ways.arguments(mesh, model))

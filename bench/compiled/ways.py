@@ -85,9 +85,13 @@ def alone(mesh: Mesh, model: Model) -> Callable[..., Any]:
 
 
 def planned(
-    mesh: Mesh, model: Model, topology: Any = None, options: str = "{ overlap = backward }"
+    mesh: Mesh,
+    model: Model,
+    topology: Any = None,
+    options: str = "{ overlap = backward }",
+    pgle: str | bool = False,
 ) -> Callable[..., Any]:
-    """The step through a plan, compiled for `topology`; layers under a scan are tapped."""
+    """The step through a plan, compiled for `topology`; layers under a scan are tapped. pgle: `run.jit`."""
     shapes, experts = model.shapes(), bool(model.own_shapes())
     free = {name: tree for name, tree in shapes.items() if name != "layers"}
     named = {"params": shapes, "grads": free} | ({"blocks": _blocks(mesh, model)} if experts else {})
@@ -116,7 +120,7 @@ def planned(
     def step(params: Tree, own: Tree, batch: Mapping[str, Any]) -> Any:
         return train({}, params, own, batch)
 
-    return run.jit(step, donate_argnums=(0, 1))
+    return run.jit(step, donate_argnums=(0, 1), pgle=pgle)
 
 
 def _blocks(mesh: Mesh, model: Model) -> Any:

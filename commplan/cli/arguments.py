@@ -149,8 +149,6 @@ def _verify(verb: Any) -> None:
     _flag(group, "--algorithm", "NAME", 'such as ring, or "hierarchical(gpu = ring, node = chain)"')
     _flag(group, "--collective", "KIND", "such as all_reduce or broadcast")
     _flag(group, "--ranks", "N|LEVEL=N,..", "how many ranks, or how many at each level", argument_types.ranks)
-    _switch(group, "--protocol", "the protocol of servers, in every order of messages")
-    _switch(group, "--whole", "with --protocol: up to four workers and two servers (minutes)")
     _flag(group, "--root", "R", "the rank that has or gets all", argument_types.place)
     _flag(group, "--slices", "N", "parts of every chunk, pipelined (default: 1)", argument_types.count, 1)
     _binding(verb)
@@ -170,12 +168,6 @@ def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> Non
     if args.verb != "verify":
         return
     named = (args.algorithm, args.collective, args.ranks)
-    if args.whole and not args.protocol:
-        root.error("verify: --whole belongs to --protocol")
-    if args.protocol:
-        if args.file is not None or (*named, args.root) != (None,) * 4:
-            root.error("verify: --protocol stands alone: without it, a plan's own servers are explored")
-        return
     if args.file is None and None in named:
         root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
     if args.file is not None and (*named, args.root) != (None,) * 4:

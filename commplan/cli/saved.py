@@ -34,15 +34,13 @@ def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
     """The schedule in `text`. Raises CommplanError: what `decode` and `parse_saved` raise, what `verify`
     finds, and CP1004 where it is not what was compiled."""
     from commplan.ir.serialization.canonical_json import compare_digest, decode
-    from commplan.ir.serialization.migration import OLD, retyped
     from commplan.ir.serialization.text import parse_saved
 
     if not _is_text(text):
         return decode(text.encode(), name, verify)
-    written, digest, schema = parse_saved(text.replace("\r\n", "\n"), name)
-    schedule = retyped(written) if schema == OLD else written
+    schedule, digest = parse_saved(text.replace("\r\n", "\n"), name)
     fail_if(verify(schedule))
-    compare_digest(written, digest, name, schema)
+    compare_digest(schedule, digest, name)
     return schedule
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -12,6 +13,7 @@ from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Cal
 
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _GONE = ("dead", "ended")
+_SILENT = re.compile(r"(?:rank|process) (\d+) ((?:is st|does not answer).*)")  # a watchdog's verdict
 _STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
 
 
@@ -92,7 +94,7 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
     }
     when = time.time() if alive else latest
     judged = any(event.kind in (VERDICT, FAILED) for record in records for event in record.events)
-    holders = _followed(_holders(ranks, judged=judged), ranks, when)
+    holders = _silenced(ranks, verdicts) or _followed(_holders(ranks, judged=judged), ranks, when)
     first = {record.rank: record for record in reversed(ordered)}
     for rank in ranks:
         if rank.rank in holders and rank.state == "alive" and not any(act.call for act in rank.activities):
@@ -115,7 +117,7 @@ def _rank(records: Sequence[Record]) -> Rank:
     known = "dead" if died else state(first)
     judged = any(event.kind == VERDICT for record in records for event in record.events)
     ended = first.ended or ("has ended, as its watchdog said" if judged else "")
-    if ended and known in ("dead", "unknown") and not died:
+    if ended and known in ("dead", "unknown") and (not died or (judged and died.startswith("exited"))):
         known, died = "ended", ended
     activities = tuple(_activity(record) for record in records if record.lane)
     return Rank(
@@ -203,7 +205,21 @@ def _down(ranks: Sequence[Rank]) -> dict[int, str]:
         }
     if len(gone) == len(ranks) and not any(rank.state in _GONE for rank in ranks):
         return {}  # somebody has stopped them all
-    return {number: f"it {rank.end or f'is {rank.state}'}" for number, rank in gone.items()}
+    return {number: _how(rank) for number, rank in gone.items()}
+
+
+def _how(rank: Rank) -> str:
+    """How a rank is that can do nothing."""
+    lives = "" if rank.state in _GONE else f": process {rank.process} on {rank.host} lives"
+    return f"it {rank.end}" if rank.end else f"it is {rank.state}{lives}"
+
+
+def _silenced(ranks: Sequence[Rank], verdicts: Mapping[int, str]) -> dict[int, str]:
+    """The ranks that watchdogs called silent, where all have gone since: nothing else tells how they were."""
+    if any(rank.state not in _GONE for rank in ranks):
+        return {}
+    matches = ((teller, _SILENT.match(text)) for teller, text in verdicts.items())
+    return {int(m[1]): f"it {m[2]}, said the watchdog of rank {teller}" for teller, m in matches if m}
 
 
 def _left_waiting(rank: Rank) -> bool:

@@ -266,6 +266,12 @@ def offer_stacks(recording: Recording) -> None:
         _stacks.append(descriptor)
 
 
+def stack_signal(memory: mmap.mmap | bytes) -> int:
+    """The signal that `offer_stacks` has found for a record; 0 for none."""
+    number: int = struct.unpack_from("<q", memory, STACK_SIGNAL)[0]
+    return number
+
+
 def _is_used(number: int) -> bool:
     """Whether this process handles or ignores a signal, in Python or in C."""
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()

@@ -63,10 +63,21 @@ class Attended:
             if not data:
                 return False
             message = json.loads(data)
-            self.left = not message
-            if message:
+            if "who" in message:
                 self.who = self.who or message["who"]
                 self.records.append(Path(message["record"]))
+                continue
+            self.left = True
+            if message:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """It ends the job: some launchers do that when nobody holds its standard error any more."""
+        if self.errors >= 0:
+            os.close(self.errors)
+            self.errors = -1
+        with contextlib.suppress(OSError):
+            self.line.send(b"{}")
 
     def close(self) -> None:
         self.line.close()

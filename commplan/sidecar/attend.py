@@ -17,9 +17,10 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-SOCKET = "sidecar-1"  # the number is that of what is said over it
+SOCKET = "sidecar-2"  # the number is that of what is said over it
 LOCK_S = 5.0  # seconds to start or end a sidecar in, which takes milliseconds
 _POLL_S = 0.005
+_ANSWER_S = 3.0  # for the sidecar to answer one that aborts
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _lines: list[socket.socket] = []  # to the sidecar, while there is one
 _exempt: list[bool] = []  # this process says nothing more of itself
@@ -49,11 +50,14 @@ def attend(record: Path, who: str) -> None:
             os.close(own)
 
 
-def leave() -> None:
-    """This process ends, and has said why where that is to be said."""
+def leave(*, aborts: bool = False) -> None:
+    """This process ends, and has said why where that is to be said. aborts: it ends its job as well, once the
+    sidecar, which may still be starting, has let go of what it holds of this process."""
     while _lines:
         with contextlib.suppress(OSError), _lines.pop() as line:
-            line.send(b"{}")
+            line.send(b'{"aborts": 1}' if aborts else b"{}")
+            line.settimeout(_ANSWER_S)
+            _ = aborts and line.recv(1)
 
 
 def _forked() -> None:

@@ -2,8 +2,8 @@
 
 `structural` begins, and asks the others: `equivalence` compares a schedule with its plan on symbols,
 `algorithms` its collectives with what they promise (`programs`: one chunk program), `input` proves what an
-epoch promises, `servers` explores the protocol of servers, `memory` bounds a rank's bytes. `claims` says
-what is proved, believed and not looked at.
+epoch promises, `ownership` that states on servers have one owner, `memory` bounds a rank's bytes. `claims`
+says what is proved, believed and not looked at.
 """
 
 from __future__ import annotations

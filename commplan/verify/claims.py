@@ -64,4 +64,5 @@ def _believed(schedule: Schedule) -> Iterator[str]:
         yield f"random functions draw from the key that they are given alone: {random}"
     values = schedule.values
     if any(server_op(op, values) for op in ops):
+        yield "servers keep their protocol"
         yield "servers answer by what workers told them alone"

@@ -2,7 +2,7 @@
 
 CP0730 names and definitions, CP0731 types and shapes, CP0732 bytes and dtypes of collectives, CP0733 order
 and dependencies, CP0734 axes and placements, CP0735 values that an op does not permit; CP0760 to CP0762 what
-members are given (`verify.input`); CP0764 what servers own (`verify.servers`); CP0766 what the plan says
+members are given (`verify.input`); CP0764 what servers own (`verify.ownership`); CP0766 what the plan says
 (`verify.equivalence`).
 """
 
@@ -38,8 +38,8 @@ from commplan.ir.types import LARGEST, MOST_SERVERS
 from commplan.verify.algorithms import check_algorithm
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin
 from commplan.verify.input.proof import check_input
+from commplan.verify.ownership import check_server_op, check_servers
 from commplan.verify.scope import Axes, Report, Scope
-from commplan.verify.servers.ownership import check_server_op, check_servers
 
 _LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")
 

@@ -101,7 +101,6 @@
       set(text) {
         area.value = text;
         marks = [];
-        active = 0;
         draw();
       },
       mark(diagnostics) {

@@ -46,7 +46,7 @@ class Audit(msgspec.Struct, frozen=True):
     """What a compiled step has of its plan. `str` gives it as a table and sentences.
 
     phases: those looked at; skipped: the others, which the step does not call. memory: of one device; None
-    where that is not known.
+    where that is not known. pgle: whether `run.jit` compiled the step with a profile of its own.
     """
 
     plan: str
@@ -58,6 +58,7 @@ class Audit(msgspec.Struct, frozen=True):
     estimate: Estimate | None = None
     profiled: Profiled | None = None
     memory: Memory | None = None
+    pgle: bool = False
 
     @property
     def ok(self) -> bool:
@@ -68,6 +69,7 @@ class Audit(msgspec.Struct, frozen=True):
         planned = sum(row.count for row in self.rows if not row.cause)
         head = f"plan {self.plan}: {plural(planned, 'collective')} as planned"
         head += f", {plural(len(self.differences), 'difference')}" if self.differences else ""
+        head += "; compiled by run.jit with a profile (pgle)" if self.pgle else ""
         lines = [head, *self._table()]
         lines += [f"  not called: {', '.join(self.skipped)}"] if self.skipped else []
         lines += _reasons(self.differences)
@@ -81,6 +83,7 @@ class Audit(msgspec.Struct, frozen=True):
             "differences": [_data_of(difference) for difference in self.differences],
             "estimate": msgspec.to_builtins(self.estimate), "machine": msgspec.to_builtins(self.machine),
             "profiled": self.profiled and self.profiled.data(), "memory": msgspec.to_builtins(self.memory),
+            "pgle": self.pgle,
         }  # fmt: skip
 
     def _table(self) -> list[str]:
@@ -154,6 +157,7 @@ def audit(
     profiled: str | None = None,
     memory: Memory | None = None,
     layers: Sequence[Schedule] = (),
+    pgle: bool = False,
     *,
     mesh: Mapping[str, int] | None = None,
     phases: Sequence[str] = (),
@@ -165,7 +169,8 @@ def audit(
     are counted; by default as `traced` says, else as the plan does. phases: those to look for; by default
     those that the step calls, and `each step`. machine: to estimate with. profiled: the step compiled with a
     profile of what its instructions take on `machine`. memory: what the step takes of one device's. layers:
-    schedules that `run.layers` may carry out in the step.
+    schedules that `run.layers` may carry out in the step. pgle: whether `compiled` is what `run.jit` made of
+    the step with a profile of its own.
 
     Raises CP1151 for a phase that the plan does not have.
     """
@@ -192,7 +197,9 @@ def audit(
     costs = estimate(step, machine) if machine else None
     rows = _rows(report, differences, costs)
     skipped = tuple(name for name in known if name not in wanted and not phases)
-    result = Audit(schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs, memory=memory)
+    result = Audit(
+        schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs, memory=memory, pgle=pgle
+    )
     if profiled is None or costs is None:
         return result
     same: dict[str, Any] = {"layers": layers, "mesh": mesh, "phases": phases, "machine": machine}

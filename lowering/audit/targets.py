@@ -115,9 +115,20 @@ def target(text: str) -> Target:
              f"targets are {', '.join(_GPUS)}, with hosts x devices per host: `h100:4x8`")  # fmt: skip
     config = _CONFIG.format(gpu=gpu, fpus=64 if gpu.capability[0] == 8 else 128)
     hosts, per_host = int(match.group(2) or 1), int(match.group(3) or 1)
+    return Target(match.group(1), "cuda", hosts, per_host, config, _rates(gpu, hosts, per_host))
+
+
+def _rates(gpu: _Gpu, hosts: int, per_host: int) -> Machine:
     rates = (gpu.tflops * 1e12 * _FLOPS_REACHED, gpu.bandwidth * _MEMORY_REACHED, gpu.bus)
-    machine = Machine(*rates, network=gpu.network if hosts > 1 else 0, per_host=per_host)
-    return Target(match.group(1), "cuda", hosts, per_host, config, machine)
+    return Machine(*rates, network=gpu.network if hosts > 1 else 0, per_host=per_host)
+
+
+def rates_of_kind(device_kind: str, hosts: int, per_host: int) -> Machine | None:
+    """The rates of devices that call themselves `NVIDIA H100 80GB HBM3`, say; None for those without a
+    target."""
+    words = re.split(r"[\W_]+", device_kind.lower())
+    gpu = next((gpu for name, gpu in _GPUS.items() if name in words), None)
+    return None if gpu is None else _rates(gpu, hosts, per_host)
 
 
 def rates(machine: Machine | str | None) -> Machine | None:

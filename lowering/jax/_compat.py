@@ -216,12 +216,48 @@ def _unit() -> Any:
     return jax.jit(lambda: 0).lower()
 
 
+def with_profile(lowered: Any, recompile: Callable[[Any, Callable[[bytes], Any]], Any]) -> Any:
+    """`lowered`, a `jax.stages.Lowered`, whose compilation is what `recompile` gives, whoever asks for it.
+
+    `recompile` is called with what XLA compiles without a profile, and what compiles with one.
+    """
+    lowering = lowered._lowering
+    if "compile" in vars(lowering):
+        return lowered
+    plain, kept = lowering.compile, list[Any]()
+
+    def compile_with_profile(compiler_options: Mapping[str, Any] | None = None, **given: Any) -> Any:
+        own = dict(compiler_options or {})
+        if "fdo_profile" in own:
+            return plain(compiler_options=own, **given)
+        usual = compiler_options is None and all(value is None for value in given.values())
+        if usual and kept:
+            return kept[0]
+
+        def profiled(profile: bytes) -> Any:
+            return plain(compiler_options={**own, "fdo_profile": profile}, **given)
+
+        executable = recompile(plain(compiler_options=own, **given), profiled)
+        if usual:
+            kept.append(executable)
+        return executable
+
+    lowering.compile = compile_with_profile
+    return lowered
+
+
+def has_profile(lowered: Any) -> bool:
+    """Whether `lowered` is compiled by `with_profile`."""
+    return "compile" in vars(lowered._lowering)
+
+
 def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **options: Any) -> Any:
     """`jax.jit(function, **options)`, compiled with `compiler_options` where it is the outermost.
 
     JAX refuses them within another trace, where what is around decides on them.
     """
-    if not compiler_options:
+    if not compiler_options and options.get("recompile") is None:
+        options.pop("recompile", None)
         return jax.jit(function, **options)
 
     def nothing(*_: Any) -> None:
@@ -234,12 +270,14 @@ def jit_ahead(
     function: Callable[..., Any],
     ahead: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None],
     compiler_options: Mapping[str, Any] | None = None,
+    recompile: Callable[[Any, Callable[[bytes], Any]], Any] | None = None,
     **options: Any,
 ) -> Any:
     """`jit(function, ..)` that first calls `ahead(jitted, args, kwargs)` where it may compile.
 
     `ahead` is called for a signature that the fast path of JAX does not know; other calls never leave that
     path. What `ahead` compiles by `jitted.lower(..)` is what then runs. Not called within another trace.
+    recompile: see `with_profile`.
     """
 
     @functools.wraps(function)
@@ -251,8 +289,14 @@ def jit_ahead(
     def miss(*args: Any, **kwargs: Any) -> Any:
         if tracing():
             return inner._cache_miss(*args, **kwargs)
+        if recompile is not None:  # JAX keeps what is lowered, and compiles that
+            lower(*args, **kwargs)
         ahead(jitted, args, kwargs)
         return jitted._cache_miss(*args, **kwargs)
+
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        lowered = jitted.lower(*args, **kwargs)
+        return lowered if recompile is None else with_profile(lowered, recompile)
 
     outermost = variadic.compiled_with(compiler_options or {}, entered)
     jitted: Any = jax.jit(outermost, compiler_options=dict(compiler_options or {}) or None, **options)
@@ -266,6 +310,8 @@ def jit_ahead(
         )
     )  # fmt: skip
     fast._fun, fast._jit_info = outermost, info  # what `lower`, `trace` and `eval_shape` read
+    if recompile is not None:
+        fast.lower = lower
     return fast
 
 

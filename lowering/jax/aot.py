@@ -24,6 +24,7 @@ from commplan.lowering.audit.estimate import Machine
 from commplan.lowering.audit.profile import profile
 from commplan.lowering.audit.step import Memory
 from commplan.lowering.audit.targets import Target
+from commplan.lowering.jax._compat import has_profile
 from commplan.lowering.jax.layers.exchange import schedules_in_use
 from commplan.lowering.jax.typing_shim import jax
 
@@ -67,7 +68,8 @@ class StepText(NamedTuple):
     """A step as text, as XLA compiled it and as JAX handed it to XLA, and what it is compiled for.
 
     profiled: as XLA compiled it with a profile; None where it was given none. memory: of the step without
-    one; None where XLA does not say. layers: the schedules of `run.layers` that the step may have.
+    one; None where XLA does not say. layers: the schedules of `run.layers` that the step may have. pgle:
+    whether `run.jit` compiles it with a profile of its own.
     """
 
     compiled: str
@@ -76,6 +78,7 @@ class StepText(NamedTuple):
     profiled: str | None = None
     memory: Memory | None = None
     layers: tuple[Schedule, ...] = ()
+    pgle: bool = False
 
 
 def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | None = None) -> StepText:
@@ -92,7 +95,8 @@ def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | N
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for sharding in shardings for device in sharding.device_set}
     platform = "cpu" if (platforms or {jax.default_backend()}) == {"cpu"} else "gpu"
-    text = StepText(compiled.as_text(), traced, platform, memory=_memory(compiled), layers=schedules_in_use())
+    counts, own = _memory(compiled), has_profile(lowered)
+    text = StepText(compiled.as_text(), traced, platform, None, counts, schedules_in_use(), own)
     if profiled_for is None:
         return text
     if text.platform == "cpu":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -79,6 +81,13 @@ class BrokenOffError(Exception):
     """The engine ended a list: what MPI, or another rank, said."""
 
 
+@functools.cache
+def _end_looks_at_exit(library: Any) -> None:
+    """A thread that nobody has joined must not wait for the interpreter's lock once that has ended, nor MPI
+    at its end for that thread."""
+    atexit.register(library.commplan_end_looks)
+
+
 class Runner:
     """Runs lists in the calling thread, which lets others run meanwhile, Python's too.
 
@@ -87,6 +96,7 @@ class Runner:
 
     def __init__(self, comm: Any, pace: Pace) -> None:
         self._library = build.library()
+        _end_looks_at_exit(self._library)
         self._channel: int = self._library.commplan_channel_open(comm.py2f(), 0)
         self._pace = (ctypes.c_int64 * 4)(*pace)
         self._numbers: list[int] = []

@@ -137,7 +137,7 @@ def _abort(error: BaseException, status: int) -> None:
     from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415  only where it is used
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
-        leave()
+        leave(aborts=True)
         with contextlib.suppress(TimeoutError):
             until(_is_read, Wait(READ_S, _unread_too_long))
         MPI.COMM_WORLD.Abort(status)

@@ -48,6 +48,12 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
         unreachable = f"does not answer: it is stopped or dead, or host {self.host} cannot be reached"
         return _STATES.get(state, unreachable)
 
+    def identity(self, state: str) -> str:
+        """Which process of the operating system it is, and what to do where it is stopped."""
+        return f"process {self.process} is PID {self.pid} on {self.host}" + (
+            f", and lives: kill -CONT {self.pid} lets it go on" if state == "stopped" else ""
+        )
+
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
     """kind: `hello`, `ask`, `answer`, `verdict` or `left`. serial: of what is asked, and of its answer."""

@@ -19,6 +19,7 @@ import msgspec
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.types import DType
 from commplan.lowering.jax import _compat
+from commplan.lowering.jax.latency_profile import LatencyProfile
 from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.machines.machine import Issue, Machine, reason
 
@@ -67,9 +68,15 @@ class Preflight:
     """What all ranks of `machine` do before a step that they have not agreed on runs."""
 
     def __init__(
-        self, machine: Machine, file: str, timeout_s: float, check: Callable[[], Check | None] = lambda: None
+        self,
+        machine: Machine,
+        file: str,
+        timeout_s: float,
+        check: Callable[[], Check | None] = lambda: None,
+        profile: LatencyProfile | None = None,
     ) -> None:
         self.machine, self.file, self.timeout_s, self.check = machine, file, timeout_s, check
+        self.profile = profile
         self.who = "process" if machine.layout == "global" else "rank"
         self._agreed: set[str] = set()  # digests
         self._known: set[Any] = set()  # executables of steps that were agreed on
@@ -91,6 +98,8 @@ class Preflight:
             arguments = _arguments(lowered)
             if jax.config.jax_disable_jit and self.who == "process":  # devices would run it op by op
                 arguments = ("jax_disable_jit is set", *arguments)
+            if self.profile is not None:
+                arguments = (self.profile.source, *arguments)
             issues = self.machine.issues(traced, compiled)
             _locate(self.machine, self.index, issues, self.file)
             step = Step(jitted.__name__, arguments, issues, self._program(lowered))
@@ -219,13 +228,17 @@ def jit(
     timeout_s: float,
     options: Mapping[str, Any],
     check: Callable[[], Check | None],
+    profile: LatencyProfile | None = None,
 ) -> Any:
     """`_compat.jit(function, **options)` with a preflight; itself where this process is the only participant.
 
-    check: what is still to be carried out by all alike, once they agree on a step and before it runs."""
+    check: what is still to be carried out by all alike, once they agree on a step and before it runs.
+    profile: with which the step is compiled once more."""
+    if profile is not None:
+        options = {**options, "recompile": profile.recompile}
     if len(machine.participants()) == 1:
         return _recorded(machine, function, file, options)
-    ahead = Preflight(machine, file, timeout_s, check)
+    ahead = Preflight(machine, file, timeout_s, check, profile)
     jitted = _compat.jit_ahead(function, ahead, **options)
     if machine.calls is not None:
         jitted, ahead.index = machine.calls.counted(jitted, jitted.__name__)

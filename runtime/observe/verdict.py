@@ -55,11 +55,12 @@ def key(processes: Sequence[int]) -> str:
     return ",".join(map(str, processes))
 
 
-def silence(reports: Mapping[int, Report], silent: Mapping[int, str]) -> str:
-    """The verdict on processes that do not answer, each with what is known of it."""
-    lines = [f"process {number} {state}" for number, state in sorted(silent.items())]
-    waiting = sorted(number for number, report in reports.items() if report.waits)
-    notes = [f"{listed(waiting)} {'wait' if len(waiting) > 1 else 'waits'}"] if waiting else []
+def silence(reports: Mapping[int, Report], silent: Mapping[int, tuple[str, Sequence[str]]]) -> str:
+    """The verdict on processes that do not answer, each with how it is and notes on it."""
+    lines = [f"process {number} {state}" for number, (state, _) in sorted(silent.items())]
+    notes = [note for _, (_, notes) in sorted(silent.items()) for note in notes]
+    if waiting := sorted(number for number, report in reports.items() if report.waits):
+        notes.append(f"{listed(waiting)} {'wait' if len(waiting) > 1 else 'waits'}")
     return "".join([lines[0], *map(_note, lines[1:] + notes)])
 
 

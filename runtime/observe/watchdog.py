@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 from zlib import crc32
 
@@ -41,6 +42,7 @@ _GRACE_S = 2.0  # to answer in
 _SETTLE_S = 1.0  # in which a process may find out by itself what is wrong
 _UNWIND_S = 10.0  # for the `finally` blocks of a main thread that is in no step
 _STACK = 2048  # characters of the main thread's stack
+_STACKS = 4  # processes that are asked for theirs at once
 _DOWN = ("dead", "stopped", "stuck in the kernel")
 Exchange = Callable[[Peer], Mapping[int, Peer]]
 
@@ -62,6 +64,8 @@ class Watchdog:
         self._asked: float | None = None
         self._serial, self._again, self._scanned, self._noticed = 0, 0.0, 0.0, 0
         self._reports: dict[int, Report] = {}
+        self._stacks: dict[int, str] = {}  # of processes that do not answer, and who asks for them
+        self._asking: dict[int, threading.Thread] = {}
         self._verdict, self._is_said, self._settled = "", False, threading.Event()
         self._deadline, self._place = 0.0, Place(0, 0)  # once the verdict is out: where the main thread was
         self._interruption = Interruption()
@@ -191,7 +195,7 @@ class Watchdog:
         if self._asked is not None:
             missing = self._missing()
             gone = all(self._state(process) in ("dead", "stopped") for process in missing)
-            if gone or now > self._asked + _GRACE_S:
+            if (gone or now > self._asked + _GRACE_S) and self._has_stacks(missing):
                 self._asked, self._again = None, now + _SETTLE_S
                 self._weigh(missing)
             else:
@@ -199,6 +203,8 @@ class Watchdog:
         elif now > self._again and self._alarmed(now):
             self._asked, self._serial = now, self._serial + 1
             self._reports.clear()
+            self._stacks.clear()
+            self._asking.clear()
             self.endpoint.send(Message(self.own, "ask", self._serial), self._missing())
 
     def _alarmed(self, now: float) -> bool:
@@ -246,14 +252,24 @@ class Watchdog:
             )
             print(text, file=sys.stderr, flush=True)
 
-    def _silence(self, process: int, state: str) -> str:
-        text = self.endpoint.others[process].silence(state)
-        recordings = (calls.recording for calls in self._calls.values() if process in calls.processes)
-        recording = next(filter(None, recordings), None)
-        if state != "alive" or recording is None:
-            return text
-        stack = main_stack_of(path_of(recording.job, process))  # a thread of its own cannot tell
-        return f"{text}\nnote: its Python: {stack}" if stack else text
+    def _has_stacks(self, missing: Sequence[int]) -> bool:
+        """Whether it is known what those do in Python that live and do not answer. They are asked from
+        outside, by other threads: it may take seconds, in which this one answers."""
+        alive = [p for p in missing if p not in self._asking and self._state(p) == "alive"]
+        for process in alive[: _STACKS - len(self._asking)]:
+            recordings = (calls.recording for calls in self._calls.values() if process in calls.processes)
+            if (recording := next(filter(None, recordings), None)) is not None:
+                words = process, path_of(recording.job, process)
+                self._asking[process] = thread = threading.Thread(target=self._ask, args=words, daemon=True)
+                thread.start()
+        return not any(thread.is_alive() for thread in self._asking.values())
+
+    def _ask(self, process: int, record: Path) -> None:
+        self._stacks[process] = main_stack_of(record)
+
+    def _silence(self, process: int, state: str) -> tuple[str, list[str]]:
+        peer, stack = self.endpoint.others[process], self._stacks.get(process)
+        return peer.silence(state), [peer.identity(state), *([f"its Python: {stack}"] if stack else [])]
 
     def _patience(self) -> Patience:
         waits = self._waits()

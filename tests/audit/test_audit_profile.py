@@ -13,7 +13,7 @@ import commplan
 from commplan.cli import main
 from commplan.diagnostics import CommplanError
 from commplan.lowering.audit import Machine, audit, audit_text, estimate
-from commplan.lowering.audit.profile import profile, shifts
+from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, profile, shifts
 from commplan.lowering.jax.typing_shim import jax
 
 MACHINE = Machine(flops=10_000, memory=10_000, bus=1_000, start=1)
@@ -51,6 +51,12 @@ def costs(text: str) -> dict[str, float]:
 def test_each_instruction_takes_what_the_estimate_says() -> None:
     # 20,000 operations; 6,000 bytes over the bus, after a start of a second; 8,000 bytes of memory.
     assert costs(OVERLAPPED) == {"product": 2e6, "start": 7e6, "copy": 0.8e6}
+
+
+def test_an_exchange_is_said_to_take_more() -> None:
+    seconds = costs(OVERLAPPED)["start"] / 1e6 - MACHINE.start
+    exchanged = costs(OVERLAPPED.replace("all-reduce", "all-to-all"))["start"]
+    assert exchanged == pytest.approx(1e6 * EXCHANGE_WEIGHT * (MACHINE.start + seconds / 2))
 
 
 def test_a_loop_takes_its_body_as_often_as_it_goes_round() -> None:

@@ -177,16 +177,6 @@ def test_a_saved_schedule(plan: str, shapes: str, tmp_path: Path, capsys: Captur
     assert {one["code"] for one in found["diagnostics"]} >= {"CP1004"}
 
 
-def test_a_file_without_its_plan_is_not_compared(capsys: Capture) -> None:
-    old = Path(__file__).parents[1] / "ir" / "schema2" / "easgd_sync.saved.json"
-    assert main(["verify", str(old)]) == 0
-    first, said = capsys.readouterr().out.splitlines()[:2]
-    assert first.endswith(": sound by itself, not compared with a plan")
-    assert said == "  proved: sound by itself, not compared with a plan"
-    assert main(["verify", str(old), "--format", "json"]) == 0
-    assert document(capsys)["claims"]["not_looked_at"][0] == "whether it does what its plan says"
-
-
 def test_a_schedule_that_was_saved_as_text(plan: str, shapes: str, tmp_path: Path, capsys: Capture) -> None:
     saved = tmp_path / "two_level.schedule"
     assert main(["compile", plan, "--shapes", shapes, "-o", str(saved)]) == 0

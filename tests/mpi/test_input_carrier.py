@@ -78,6 +78,20 @@ def test_who_is_silent_is_named(tmp_path: Path):
         assert one["error"].startswith("CP0937: process 1 on host 1 was silent for 1 s; line 7"), one
 
 
+def test_who_waits_for_another_one_in_turn_is_not_blamed(tmp_path: Path):
+    """Rows come from host to host, and all give up at once."""
+    words = {"design": "single_broadcast", "readers": 1, "hosts": (0, 1, 2, 3), "pause": {"0": 3.0}}
+    said, _ = played(tmp_path, {**words, "timeout": dict.fromkeys("123", 1.0)})
+    for process in (1, 2, 3):
+        assert said[process]["error"].startswith("CP0937: process 0 on host 0 was silent for 1 s; line 7")
+
+
+def test_a_thread_that_carries_does_not_outlive_the_interpreter():
+    """Nobody has joined it, and it would wait for the interpreter's lock, and MPI at its end for it."""
+    done = mpirun.started(mpirun.command(2, WORKER.with_name("carrier_exit_worker.py")), 60)
+    assert (done.returncode, sorted(done.stdout.split("\n"))) == (0, ["", "rank 0 ends", "rank 1 ends"])
+
+
 def test_continue_needs_an_mpi_that_goes_on(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1), "on_failure": "continue"}
     said, _ = played(tmp_path, words)

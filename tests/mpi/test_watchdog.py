@@ -7,7 +7,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from unittest import mock
 
@@ -32,7 +32,7 @@ def job(
 
 
 @contextlib.contextmanager
-def recorded_in(place: Path) -> Iterator[None]:
+def recorded_in(place: Path) -> Generator[None]:
     with mock.patch.dict(os.environ, COMMPLAN_RECORDS=str(place)):
         yield
 
@@ -44,22 +44,40 @@ def told(done: subprocess.CompletedProcess[str], rank: int) -> str:
     return match[1]
 
 
-@pytest.mark.parametrize("form", ["call", "split"])
-@pytest.mark.parametrize(("fault", "says"), [("stop", STOPPED), ("sleep", LATE), ("stopped early", STOPPED)])
-def test_who_holds_the_others_is_named_on_all_that_wait(fault: str, says: str, form: str, tmp_path: Path):
-    done = job(fault, tmp_path, form=form)
-    assert done.returncode != 0
-    for rank in (0, 1):
-        text = told(done, rank)
-        assert says in text and text.endswith("; line 6 of x.plan ")
-        if fault.startswith("stop"):
-            assert "note: rank 0 waits in round 1 of 4, for rank 2" in text
-            assert "note: rank 1 waits in round 2 of 4, for rank 0" in text
+@pytest.mark.parametrize("fault", ["stop", "sleep", "stopped early"])
+def test_who_holds_the_others_is_named_on_all_that_wait(fault: str, tmp_path: Path):
+    done = job(fault, tmp_path)
+    check_named(fault, done)
     if fault == "sleep":
         text = told(done, 0)
         assert "is alive, in no collective for" in text
         assert "it last finished line 7 of x.plan, 5 times so far" in text
         assert "watchdog_worker.py:" in text and " in decode, from " in text
+
+
+@pytest.mark.parametrize("fault", ["stop", "lock", "stopped early"])
+def test_who_holds_split_collectives_is_named(fault: str, tmp_path: Path):
+    done = job(fault, tmp_path, form="split")
+    check_named(fault, done)
+    if fault == "lock":
+        text = told(done, 0)
+        assert re.search(
+            r"its Python: \S+__init__\.py:\d+ in match, from \S+_worker\.py:\d+ in keep_the_", text
+        )
+        assert "; it does not let go of the interpreter's lock" in text
+
+
+def check_named(fault: str, done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode != 0
+    for rank in (0, 1):
+        text = told(done, rank)
+        assert (STOPPED if fault.startswith("stop") else LATE) in text and text.endswith(
+            "; line 6 of x.plan "
+        )
+        if fault.startswith("stop"):
+            assert "note: rank 0 waits in round 1 of 4, for rank 2" in text
+            assert re.search(r"note: rank 2 is PID (\d+) on \S+, and lives: kill -CONT \1 lets", text)
+            assert "note: rank 1 waits in round 2 of 4, for rank 0" in text
 
 
 def test_another_order_of_collectives_is_said_with_both_lines(tmp_path: Path):
@@ -100,7 +118,8 @@ def test_the_records_say_the_same_afterwards(tmp_path: Path):
     verdict = blame(records)
     assert verdict.holders == {2: "it has not come to line 6 of x.plan"}
     assert any(LATE in text for text in verdict.verdicts.values())
-    assert [rank.state for rank in verdict.ranks] == ["dead"] * 3
+    assert {rank.state for rank in verdict.ranks[:2]} <= {"dead", "ended"}  # the launcher may be sooner
+    assert verdict.ranks[2].state == "dead"
     assert [str(rank.progress) for rank in verdict.ranks] == [
         "in round 1 of 4, waiting for rank 2", "in round 2 of 4, waiting for rank 0", "None",
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -40,11 +41,17 @@ def decode() -> None:
     time.sleep(600)
 
 
+def keep_the_lock() -> None:
+    re.match("(a+)+b", "a" * 60)  # in C, which lets no other thread in
+
+
 def go_wrong() -> None:
     if fault.startswith("stop"):
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "sleep":
         decode()
+    elif fault == "lock":
+        keep_the_lock()
     elif fault == "late":
         with expected_late():
             time.sleep(3 * bound_s)

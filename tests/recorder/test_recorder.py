@@ -19,6 +19,7 @@ from commplan.recorder.file import (
     BEGIN,
     END,
     FAILED,
+    GONE,
     ROUND,
     VERDICT,
     Call,
@@ -82,6 +83,15 @@ def test_the_dead_hold_the_living():
     assert verdict.holders == {1: "it is dead"}
     assert verdict.missing == (2,)
     assert [rank.state for rank in verdict.ranks] == ["alive", "dead"]
+
+
+def test_who_was_stopped_when_the_job_ended_is_said_to_have_been():
+    """Whoever waited has ended with the verdict, and what ended the stopped one left no trace."""
+    said = Event(9, VERDICT, "rank 1 is stopped (SIGSTOP, or a debugger)", 0, 0, 0)
+    events = (*run("line 6", 1, None, 1), said, Event(10, GONE, "exited with status 1", 0, 0, 0))
+    verdict = blame([record(0, *events, process=gone()), record(1, process=gone())])
+    reason = "it is stopped (SIGSTOP, or a debugger), said the watchdog of rank 0"
+    assert verdict.holders == {1: reason}
 
 
 def test_of_another_machine_nothing_is_known():
@@ -363,4 +373,4 @@ def test_who_ended_with_a_verdict_is_not_to_blame(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         sys.modules["commplan.recorder.blame"], "process_state", lambda process: states.get(process, "dead")
     )
-    assert blame([*others, behind]).holders == {1: "it is stopped"}
+    assert blame([*others, behind]).holders == {1: f"it is stopped: process {os.getpid()} on node lives"}

@@ -113,8 +113,12 @@ def test_processes_that_wait_in_different_groups_wait_for_one_another():
 
 
 def test_who_does_not_answer_is_named_with_its_state():
-    text = silence({0: report(0, "ab", waits=True)}, {2: "has died", 1: "is stopped"})
-    assert text.splitlines() == ["process 1 is stopped", "note: process 2 has died", "note: process 0 waits"]
+    silent = {2: ("has died", ["process 2 is PID 7 on b"]), 1: ("is stopped", ["process 1 is PID 6 on a"])}
+    text = silence({0: report(0, "ab", waits=True)}, silent)
+    assert text.splitlines() == [
+        "process 1 is stopped", "note: process 2 has died", "note: process 1 is PID 6 on a",
+        "note: process 2 is PID 7 on b", "note: process 0 waits",
+    ]  # fmt: skip
 
 
 def test_who_has_ended_is_named_with_what_ended_it():

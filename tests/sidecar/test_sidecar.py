@@ -97,6 +97,18 @@ def test_who_speaks_for_itself_is_not_spoken_for(place: Path, code: str, said: s
     left(place)
 
 
+def test_who_ends_the_job_is_let_go_of_first(place: Path) -> None:
+    """A launcher may wait for the end of its standard error before it ends the others."""
+    started = process(0, "leave(aborts=True); os.close(2); sys.stdin.readline(); os._exit(0)")
+    assert started.stdin is not None and started.stderr is not None
+    started.stdin.write("\n")
+    started.stdin.flush()
+    assert select.select([started.stderr], [], [], 60)[0] and started.stderr.read() == ""
+    assert started.poll() is None
+    started.communicate("\n", timeout=60)
+    left(place)
+
+
 def left(place: Path) -> None:
     """Wait until nothing is left of the sidecar."""
     while (place / "s").exists():

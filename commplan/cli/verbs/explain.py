@@ -85,7 +85,7 @@ def _plan(args: Namespace, console: Console) -> int:
 
 
 def _subject(args: Namespace, console: Console) -> tuple[Plan, Schedule]:
-    """A plan, compiled as the flags say, or that of a saved schedule. Raises CP1010 where it carries none."""
+    """A plan, compiled as the flags say, or that of a saved schedule."""
     from commplan.cli.binding import compiled
     from commplan.cli.saved import is_saved
 
@@ -98,9 +98,7 @@ def _subject(args: Namespace, console: Console) -> tuple[Plan, Schedule]:
 
     topology = load_topology(args.topology) if args.topology else None
     schedule = placed(text, name_of(args.what), args, topology, console)
-    if schedule.origin is None:
-        message = "the schedule does not carry the plan that it was compiled from"
-        fail("CP1010", message, "its schema is 2: compile the plan again", file=schedule.file)
+    assert schedule.origin is not None  # files without it are refused
     return schedule.origin.plan, schedule
 
 

@@ -16,7 +16,6 @@ import msgspec
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import SCHEMA_VERSION, Schedule
-from commplan.ir.serialization.migration import OLD, downgraded, has_new, retyped, upgraded
 
 FORMAT = "commplan-schedule"
 # Where something was written is no part of what it is: members `span` and `file`, each with one comma, which
@@ -71,28 +70,30 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
         fail("CP1001", "this is no schedule file", str(error), fix, file=file)
     if head.format != FORMAT:
         fail("CP1001", f"this is a `{head.format}` file, not a `{FORMAT}`", file=file)
-    if head.schema not in (OLD, SCHEMA_VERSION):
-        message = f"the file has schema version {head.schema}, this commplan reads {OLD} and {SCHEMA_VERSION}"
-        fail("CP1002", message, "compile the plan again", file=file)
-    written = _schedule(head, file)
-    schedule = retyped(written) if head.schema == OLD else written
+    check_schema(head.schema, file)
+    schedule = _schedule(head, file)
     problems = verify(schedule) if verify is not None else ()
     if problems:
         notes = tuple(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems)
         message = f"the schedule contradicts itself: {problems[0].message}"
         raise CommplanError(Diagnostic("CP1005", message, problems[0].span, notes, file=file))
-    compare_digest(written, head.digest, file, head.schema)
+    compare_digest(schedule, head.digest, file)
     return schedule
 
 
-def compare_digest(schedule: Schedule, recorded: str | None, file: str, schema: int = SCHEMA_VERSION) -> None:
-    """Raises CP1004 where `recorded`, the digest in a file of `schema`, is not that of what the file says,
-    CP1003 where the file lacks a plan or, of the older schema, has what the digest there does not cover."""
-    if schema != OLD and schedule.origin is None:
+def check_schema(schema: Any, file: str) -> None:
+    """Raises CP1002 for any version of the form but this commplan's own."""
+    if schema != SCHEMA_VERSION:
+        message = f"the file has schema version {schema}, this commplan reads {SCHEMA_VERSION}"
+        fail("CP1002", message, "compile the plan again", file=file)
+
+
+def compare_digest(schedule: Schedule, recorded: str | None, file: str) -> None:
+    """Raises CP1004 where `recorded`, the digest in a file, is not that of what the file says, and CP1003
+    where the file lacks the plan."""
+    if schedule.origin is None:
         fail("CP1003", "a field of the schedule is wrong: `origin`, its plan, is missing", file=file)
-    if schema == OLD and has_new(schedule):
-        fail("CP1003", f"schema {OLD} has no `origin`, `state_shards` or `stacked`", file=file)
-    digest = _older_digest(schedule) if schema == OLD else schedule_digest(schedule)
+    digest = schedule_digest(schedule)
     if digest == recorded:
         return
     message, written = "the schedule was changed after it was compiled", f"the file says {recorded}"
@@ -103,14 +104,13 @@ def compare_digest(schedule: Schedule, recorded: str | None, file: str, schema: 
 
 
 def is_of(schedule: Schedule, plan: Plan) -> bool:
-    """Whether `schedule` was compiled from `plan`, in this schema or in one that is still read."""
-    return schedule.plan_digest in (plan_digest(plan), _older_digest(plan))
+    """Whether `schedule` was compiled from `plan`."""
+    return schedule.plan_digest == plan_digest(plan)
 
 
 def _schedule(head: _File, file: str) -> Schedule:
     try:
         plain = msgspec.json.decode(head.schedule)
-        plain = upgraded(plain) if head.schema == OLD else plain
         schedule = msgspec.convert(plain, Schedule)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fail("CP1003", f"a field of the schedule is wrong: {error}", file=file)
@@ -140,11 +140,7 @@ def _difference(plain: Any, known: Any, path: str) -> str | None:
     return None
 
 
-def _older_digest(value: Schedule | Plan) -> str:
-    return _digest(downgraded(msgspec.to_builtins(value)))
-
-
-def _digest(value: msgspec.Struct | dict[str, Any]) -> str:
+def _digest(value: msgspec.Struct) -> str:
     """sha256 of the canonical JSON: keys sorted, without the members that say where something was written."""
     text = msgspec.json.encode(value, order="sorted")
     for place in _PLACES:

@@ -16,8 +16,7 @@ import msgspec
 from commplan.diagnostics import Span, fail
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Schedule
-from commplan.ir.serialization.canonical_json import schedule_digest
-from commplan.ir.serialization.migration import OLD, upgraded
+from commplan.ir.serialization.canonical_json import check_schema, schedule_digest
 from commplan.ir.serialization.text_syntax import Reader, TextError, write_struct
 
 _DIGEST = "# digest "
@@ -30,7 +29,7 @@ def print_plan(plan: Plan) -> str:
 
 def parse_plan(text: str, file: str = "<text>") -> Plan:
     """The plan that `print_plan` wrote. Raises CP1008 for other text, with line and column."""
-    return _parse("plan_graph", text, Plan, file)[0]
+    return _parse("plan_graph", text, Plan, file)
 
 
 def print_schedule(schedule: Schedule) -> str:
@@ -40,7 +39,7 @@ def print_schedule(schedule: Schedule) -> str:
 
 def parse_schedule(text: str, file: str = "<text>") -> Schedule:
     """The schedule that `print_schedule` wrote. Raises CP1008 for other text, with line and column."""
-    return _parse("schedule", text, Schedule, file)[0]
+    return _parse("schedule", text, Schedule, file)
 
 
 def print_saved(schedule: Schedule) -> str:
@@ -48,27 +47,26 @@ def print_saved(schedule: Schedule) -> str:
     return f"{print_schedule(schedule)}{_DIGEST}{schedule_digest(schedule)}\n"
 
 
-def parse_saved(text: str, file: str = "<text>") -> tuple[Schedule, str | None, int]:
-    """The schedule that `print_saved` wrote, the digest that stands behind it, if one does, and its schema.
-    Raises as `parse_schedule`."""
+def parse_saved(text: str, file: str = "<text>") -> tuple[Schedule, str | None]:
+    """The schedule that `print_saved` wrote, and the digest that stands behind it, if one does. Raises as
+    `parse_schedule`, and CP1002 for one of another schema."""
     last = text.rstrip().rpartition("\n")[2]
     digest = last.removeprefix(_DIGEST).strip() if last.startswith(_DIGEST) else None
-    schedule, schema = _parse("schedule", text, Schedule, file)
-    return schedule, digest, schema
+    schedule = parse_schedule(text, file)
+    check_schema(schedule.schema, file)
+    return schedule, digest
 
 
 def _print(word: str, value: msgspec.Struct) -> str:
     return "\n".join([word, *write_struct(value, 1)]) + "\n"
 
 
-def _parse(word: str, text: str, kind: type[Any], file: str) -> tuple[Any, int]:
-    """The struct of `kind` that a text says, and the schema in which it says so."""
+def _parse(word: str, text: str, kind: type[Any], file: str) -> Any:
+    """The struct of `kind` that a text says."""
     try:
         reader = Reader(text)
         reader.word(word)
-        plain = reader.plain()
-        schema = plain.get("schema", OLD)  # texts say it since schema 3
-        return msgspec.convert(upgraded(plain) if schema == OLD else plain, kind), schema
+        return msgspec.convert(reader.plain(), kind)
     except msgspec.ValidationError as error:
         return fail("CP1008", str(error), span=Span(1, 1, 1, 2), file=file)
     except (RecursionError, ValueError) as error:  # nested too deeply, a number too long, an odd escape

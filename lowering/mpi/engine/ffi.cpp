@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <deque>
+#include <shared_mutex>
 
 #include "watch.h"
 #include "xla/ffi/api/c_api.h"
@@ -40,6 +41,17 @@ Callable* find(int64_t number) {
   std::lock_guard<std::mutex> lock(registry_mutex());
   if (number < 0 || number >= static_cast<int64_t>(registry().size())) return nullptr;
   return &registry()[number];
+}
+
+// Calls of Python by threads that run a list; `ended` once there is no Python any more.
+struct Looks {
+  std::shared_mutex mutex;
+  bool ended = false;
+};
+
+Looks& looks() {
+  static auto* all = new Looks;
+  return *all;
 }
 
 XLA_FFI_Error* failure(XLA_FFI_CallFrame* frame, const std::string& message) {
@@ -182,6 +194,7 @@ COMMPLAN_API int64_t commplan_channel_verdict(void* channel, char* text, int64_t
 }
 
 COMMPLAN_API void commplan_stack_writer(StackWriter writer) { set_stack_writer(writer); }
+COMMPLAN_API void commplan_stack_signal(const char* file, int number) { set_stack_signal(file, number); }
 COMMPLAN_API void commplan_signals(int (*ensure)(), void (*release)(int), int (*check)(),
                                    void (*fetch)(void**, void**, void**), void (*normalize)(void**, void**, void**)) {
   set_signals({ensure, release, check, fetch, normalize});
@@ -258,7 +271,8 @@ COMMPLAN_API int64_t commplan_run(int64_t number, void* memory, const int64_t* p
     if (begun.error.empty()) begun.operation = run_list(*x.channel, *x.list, nullptr, memory);
   }
   auto told = [look](const Progress& progress, int64_t idle) {
-    return look(idle, progress.absent >= 0 ? progress.absent : progress.rank) == 0;
+    std::shared_lock<std::shared_mutex> lock(looks().mutex);
+    return !looks().ended && look(idle, progress.absent >= 0 ? progress.absent : progress.rank) == 0;
   };
   if (begun.operation) {
     begun.error = x.channel->drive(std::move(begun.operation), {pace[0], pace[1], pace[2], pace[3]}, told);
@@ -266,6 +280,12 @@ COMMPLAN_API int64_t commplan_run(int64_t number, void* memory, const int64_t* p
   std::string error = begun.error.substr(0, most);
   std::memcpy(text, error.c_str(), error.size() + 1);
   return static_cast<int64_t>(error.size());
+}
+
+// The interpreter is about to end: no `look` is called any more, and what threads run is broken off.
+COMMPLAN_API void commplan_end_looks() {
+  std::unique_lock<std::shared_mutex> lock(looks().mutex);
+  looks().ended = true;
 }
 
 // settings: kind, communicator, count, root, dtype, op.

@@ -197,7 +197,9 @@ void Watch::serve(const Served& served) {
 }
 
 void end_job(const std::string& why) {
-  std::fprintf(stderr, "commplan: %s: the job ends\n", why.c_str());
+  size_t line = why.find('\n');
+  std::string notes = line == std::string::npos ? std::string() : why.substr(line);
+  std::fprintf(stderr, "commplan: %s: the job ends%s\n", why.substr(0, line).c_str(), notes.c_str());
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, 1);
 }

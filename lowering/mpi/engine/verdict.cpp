@@ -25,22 +25,35 @@ std::string listed(const std::vector<int>& ranks) {
 
 }  // namespace
 
+char Watch::state(int rank) const {
+  if (std::strcmp(processes_[rank].machine, processes_[own_].machine) != 0) return '?';
+  std::string path = "/proc/" + std::to_string(processes_[rank].pid) + "/stat";
+  std::string line = first_line(path.c_str());
+  size_t at = line.rfind(')');
+  return at == std::string::npos || at + 2 >= line.size() ? 'X' : line[at + 2];
+}
+
 std::string Watch::silent(int rank) const {
   const Process& process = processes_[rank];
   const Process& mine = processes_[own_];
-  if (std::strcmp(process.machine, mine.machine) != 0) {
+  char state = this->state(rank);
+  if (state == '?') {
     return "does not answer: it is stopped or dead, or host " + std::string(process.host) + " cannot be reached";
   }
-  std::string path = "/proc/" + std::to_string(process.pid) + "/stat";
-  std::string line = first_line(path.c_str());
-  size_t at = line.rfind(')');
-  char state = at == std::string::npos || at + 2 >= line.size() ? 0 : line[at + 2];
-  if (state == 0 || state == 'Z' || state == 'X') return "has died";
+  if (state == 'Z' || state == 'X') return "has died";
   if (state == 'T' || state == 't') return "is stopped (SIGSTOP, or a debugger)";
   if (state == 'D') return "is stuck in the kernel (a disk or a file system that does not answer)";
   bool near = std::strcmp(process.host, mine.host) == 0;  // else it may have a network of its own
   return "does not answer: its process lives, and its threads do not run" +
          (near ? std::string() : ", or " + std::string(process.host) + " cannot be reached");
+}
+
+// A note that says which process of the operating system it is.
+std::string Watch::identity(int rank) const {
+  std::string pid = std::to_string(processes_[rank].pid);
+  bool stopped = state(rank) == 'T' || state(rank) == 't';
+  return "\nnote: rank " + std::to_string(rank) + " is PID " + pid + " on " + processes_[rank].host +
+         (stopped ? ", and lives: kill -CONT " + pid + " lets it go on" : "");
 }
 
 std::string Watch::described(int rank, const Report& report) const {
@@ -93,6 +106,7 @@ void Watch::conclude() {
     for (int rank : silent_ranks) {
       text += (text.empty() ? "rank " : "\nnote: rank ") + std::to_string(rank) + " " + silent(rank);
     }
+    for (size_t i = 0; i < std::min<size_t>(silent_ranks.size(), 4); ++i) text += identity(silent_ranks[i]);
     text += "\nnote: nothing has moved for " + seconds(mine.idle) + "; " + listed(waiting) +
             (waiting.size() > 1 ? " wait" : " waits");
     for (size_t i = 0; i < std::min<size_t>(waiting.size(), 4); ++i) {
@@ -156,7 +170,7 @@ void Watch::conclude_parting() {
     text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + silent(rank);
   }
   abandoned_ = true;
-  judge(text + ", and all others have ended", "");
+  judge(text + ", and all others have ended" + identity(silent_ranks[0]), "");
 }
 
 }  // namespace commplan

@@ -14,13 +14,10 @@ namespace commplan {
 namespace {
 
 constexpr int64_t kTick = 50'000'000, kGrace = 2'000'000'000, kAgain = 1'000'000'000;  // nanoseconds
-constexpr int64_t kStack = 500'000'000;   // that Python may take to say what it does
-constexpr size_t kLongest = 2048;         // bytes of a stack
 constexpr int kFew = 3, kIntervals = 16;  // runs before a median is known, and of which it is one
 constexpr int64_t kMedians = 5;
 enum Tag { kAsk = 1, kAnswer = 2, kVerdict = 3 };
 
-std::atomic<StackWriter> stack_writer{nullptr};
 std::atomic<int> busy{0};
 
 std::string line_of(const std::string& where) {
@@ -42,30 +39,6 @@ std::string told(const Progress& progress) {
                                                std::to_string(progress.rounds) + ", "
                                          : std::string();
   return text + "for rank " + std::to_string(progress.rank) + (progress.sends ? " to take what it sends" : "");
-}
-
-// What Python's main thread does, or nothing where the interpreter does not come to say so: its lock is held.
-std::string python_stack() {
-  StackWriter writer = stack_writer.load();
-  if (writer == nullptr) return {};
-  struct Shared {
-    std::mutex mutex;
-    std::condition_variable done;
-    bool ready = false;
-    char text[kLongest] = {};
-  };
-  auto shared = std::make_shared<Shared>();
-  std::thread([shared, writer] {
-    char text[kLongest] = {};
-    writer(text, kLongest - 1);
-    std::lock_guard<std::mutex> lock(shared->mutex);
-    std::memcpy(shared->text, text, kLongest);
-    shared->ready = true;
-    shared->done.notify_one();
-  }).detach();
-  std::unique_lock<std::mutex> lock(shared->mutex);
-  shared->done.wait_for(lock, std::chrono::nanoseconds(kStack), [&] { return shared->ready; });
-  return shared->ready ? shared->text : "it does not let go of the interpreter's lock";
 }
 
 // Numbers and texts in a row of bytes; both ends run the same build.
@@ -123,7 +96,6 @@ std::string first_line(const char* path) {
   return line.substr(0, line.find('\n'));
 }
 
-void set_stack_writer(StackWriter writer) { stack_writer = writer; }
 void add_busy(int change) { busy += change; }
 
 Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool requests)

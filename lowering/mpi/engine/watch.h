@@ -9,7 +9,9 @@ namespace commplan {
 
 // Writes what Python's main thread does, at most so many bytes.
 using StackWriter = void (*)(char* text, int64_t most);
-void set_stack_writer(StackWriter writer);
+void set_stack_writer(StackWriter function);
+void set_stack_signal(const char* file, int signal);  // has the main thread write its frames to a file; 0: none
+std::string python_stack();  // what the main thread does, or nothing; within a second
 void add_busy(int change);  // this process says itself that it will come later
 std::string first_line(const char* path);
 
@@ -90,7 +92,9 @@ class Watch {
   int64_t patience(const Operation& operation, bool alive);
   Report own_report();
   std::vector<int64_t> all_left();
+  char state(int rank) const;  // of its process, as the kernel says it; ? on another machine
   std::string silent(int rank) const;
+  std::string identity(int rank) const;
   std::string described(int rank, const Report& report) const;
 
   const int64_t bound_, first_;

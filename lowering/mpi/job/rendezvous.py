@@ -212,5 +212,5 @@ def _end_job() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     time.sleep(_SETTLE_S)  # the others have been told, and say so
-    leave()
+    leave(aborts=True)
     MPI.COMM_WORLD.Abort(1)

@@ -27,6 +27,7 @@ from commplan.recorder.blame import process_state
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.layout import Array
 from commplan.runtime.input.observe.accounting import Meter
+from commplan.runtime.input.observe.wait_log import Cadence, WaitReporter
 from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.program import EpochCursor
 from commplan.runtime.input.shm import futex
@@ -78,6 +79,7 @@ class SharedRing:
     _done: dict[int, CompletionCounter] = field(default_factory=dict[int, CompletionCounter])
     _returns: CompletionCounter = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _cadence: Cadence = field(default_factory=Cadence)  # of whole batches
 
     def __post_init__(self) -> None:
         self.index, self.count, self.carrier = self.group.index, self.group.count, self.group.carrier
@@ -134,6 +136,7 @@ class SharedRing:
             return self.control.beyond("filled", self._makers, number)
 
         self._await_all("filled", number, lambda: self._makers, filled)
+        self._cadence.came()
 
     def _await_all(
         self,
@@ -148,10 +151,15 @@ class SharedRing:
             words = ((process, self.control.word(process, name).value) for process in processes())
             return [process for process, value in words if process != self.index and value <= beyond]
 
-        def look(_: float) -> None:
+        lasting: list[WaitReporter] = []  # made where the wait lasts
+
+        def look(waited: float) -> None:
+            lasting.extend(() if lasting else (WaitReporter(self._cadence.usual_s()),))
             for process in behind():
                 self._look_after(process, name, beyond)
                 self._awaited[name] = process
+            if name == "filled" and lasting[0].due(waited):
+                self._warn(beyond, waited, behind())
 
         def late(waited: float) -> NoReturn:
             names = behind()
@@ -162,6 +170,17 @@ class SharedRing:
         bound_s = self.group.timeout
         self.control.wait(name, enough, Wait(bound_s, late, look, LOOK_S))
         self._awaited.pop(name, None)
+
+    def _warn(self, number: int, waited: float, behind: Sequence[int]) -> None:
+        """Say who keeps batch `number`: one that has not taken an earlier one, in whose slot it belongs, else
+        one that has not made its part. Not this process itself, whose calls are looked after elsewhere."""
+        full = number - self.slots.count
+        takers = [p for p in self._living() if self.control.word(p, "taken").value <= full]
+        if self.index in takers or not (takers or behind):
+            return
+        process = (takers or behind)[0]
+        owed = f"to take batch {full}" if takers else f"for its part of batch {number}"
+        self.told.warn(process, waited, owed, self.control.memory.holder(process))
 
     def awaited(self) -> int:
         """The process that a wait which lasts waits for, -1 for none."""

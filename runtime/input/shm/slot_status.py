@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.recorder.blame import process_state
+from commplan.runtime.input.observe.wait_log import LOG
 
 if TYPE_CHECKING:
     from commplan.runtime.input.group import Group
@@ -107,6 +109,17 @@ class PeerErrors:
         if state in ("alive", "dead"):  # what the kernel lets go of now is not seen as dead yet
             self.fail("CP0921", f"{name} lives, but was silent for {seconds:g} s", *notes)
         self.fail("CP0921", f"{name} is {state}, and was silent for {seconds:g} s", *notes)
+
+    def warn(self, process: int, waited: float, owed: str, number: int) -> None:
+        """Log that `process` is waited for. owed: what for, `to take batch 3`. number: of its process of the
+        operating system, 0 where that is not known."""
+        state = process_state(number) if number else "alive"
+        doing = self.doing(process) if state == "alive" else state
+        LOG.warning(
+            "process %d has waited %.0f s for process %d of %d %s; line %d waits%s", self.group.index,
+            waited, process, self.group.count, owed, self.blame.span.line,
+            f"; process {process}{f' (PID {number})' if number else ''} is {doing}" if doing else "",
+        )  # fmt: skip
 
     def fail(self, code: str, message: str, *notes: str) -> NoReturn:
         self.blame.fail(

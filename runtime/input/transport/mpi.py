@@ -13,7 +13,9 @@ are left.
 from __future__ import annotations
 
 import functools
+import re
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -23,7 +25,7 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.input.work_partition import Division, Move, adopted
 from commplan.lowering.mpi.lists import BrokenOffError
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.runtime.input.observe.wait_log import ClosedError
+from commplan.runtime.input.observe.wait_log import LOG, Cadence, ClosedError, WaitReporter
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.mpi_group import Team, free_closed, goes_on
 from commplan.runtime.input.transport.transfer_plan import Form
@@ -32,6 +34,7 @@ from commplan.runtime.input.transport.ulfm import Survivors
 from commplan.wait import Wait
 
 LOOK_S = 0.05  # seconds between two looks at who has died or left
+_GIVEN_UP = re.compile(r"\? (-?\d+) (\S+)")  # the last word of who has waited for a host, so many seconds
 _LAST_WORDS_S = 1.0  # seconds that what a host sent before it left may take
 
 
@@ -82,12 +85,15 @@ class MpiCarrier:
         self._due: RegroupedError | None = None
         self._busy = threading.Lock()
         self._stopped = self._closed = False
+        self._cadence, self._lasting = Cadence(), WaitReporter()  # of the batches, of the wait for one
+        self._gave_up = 0.0, 0.0  # when, on `time.monotonic`, and after how many seconds
 
     # --- the calls of the ring ---
 
     def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
         with self._busy:
             self._go_on()
+            self._lasting = WaitReporter(self._cadence.usual_s())
             if self._survivors is None:
                 try:
                     self._exchange(self._team, parcels)
@@ -95,6 +101,7 @@ class MpiCarrier:
                     self._raise_dead(self._team, error)
             else:
                 self._survive(self._survivors, number, parcels, before)
+            self._cadence.came()
 
     def stop(self) -> None:
         self._stopped = True
@@ -234,13 +241,31 @@ class MpiCarrier:
         """Nothing has moved for so many seconds; a message from `rank` of the team, or to it, is the first
         that has not."""
         self._look(waited)
-        if waited >= self._timeout:
-            hosts = {other: host for host, other in self._speaking.ranks.items()}
-            host = hosts.get(rank)
-            who = (
-                "another host" if host is None else f"process {self._speaking.speakers[host]} on host {host}"
-            )
-            self._fail("CP0937", f"{who} was silent for {self._timeout:g} s")
+        team = self._speaking
+        host = next((host for host, other in team.ranks.items() if other == rank), -1)
+        given_up = {other: match for other, word in team.gone().items() if (match := _GIVEN_UP.match(word))}
+        if waited < self._timeout and not given_up:
+            if self._lasting.due(waited):
+                text = "process %d on host %d has waited %.0f s for %s; line %d waits for its part"
+                mine = self.division.hosts[self._process]
+                LOG.warning(text, self._process, mine, waited, self._named(host), self._blame.span.line)
+            return
+        if not team.told:
+            first = next(iter(given_up.values()), None)
+            self._gave_up = time.monotonic(), self._timeout if first is None else float(first[2])
+            team.tell(f"? {host} {self._gave_up[1]:g}")
+        begun, seconds = self._gave_up
+        if time.monotonic() < begun + _LAST_WORDS_S:
+            return
+        # Rows come from host to host: who waits for another one in turn is not the one that is silent.
+        awaited = {other: int(match[1]) for other, match in given_up.items()}
+        for _ in awaited:
+            host = awaited.get(host, host)
+        self._fail("CP0937", f"{self._named(host)} was silent for {seconds:g} s")
+
+    def _named(self, host: int) -> str:
+        process = self._speaking.speakers.get(host)
+        return "another host" if process is None else f"process {process} on host {host}"
 
     def _look(self, waited: float) -> None:
         self._go_on()
@@ -250,7 +275,7 @@ class MpiCarrier:
             raise _SilencedError
         if survivors is None and (dead := team.dead()):
             self._died(team, dead)
-        gone = team.gone()
+        gone = {host: word for host, word in team.gone().items() if not _GIVEN_UP.match(word)}
         if not gone or waited < _LAST_WORDS_S:
             return
         for host, cause in gone.items():

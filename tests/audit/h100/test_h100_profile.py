@@ -23,7 +23,7 @@ OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
 STRICT = {"xla_gpu_pgle_accuracy_checker": "PGLE_STRICTNESS_LEVEL_ERROR"}
 
 
-def step_of(mesh: Any) -> tuple[Any, Any]:
+def step_of(mesh: Any, **options: Any) -> tuple[Any, Any]:
     """A program, and a step that has a sum of its own between the sums of its four gradients."""
     text = steps.PLAN.replace("8 KiB", "20 MiB").replace("data = 8", "data = 32")
     program = commplan.loads(text, "audited.plan").compile(mesh, {"grads": steps.shapes(WIDTH)})
@@ -37,7 +37,7 @@ def step_of(mesh: Any) -> tuple[Any, Any]:
         return state, jax.tree.map(lambda w, g: w - total * g, params, out.grads)
 
     # One at a time: with the plan's own limit nothing is left for a profile to gain.
-    return program, run.jit(train, compiler_options={OVERLAP: 1})
+    return program, run.jit(train, compiler_options={OVERLAP: 1}, **options)
 
 
 @pytest.fixture(name="mesh")
@@ -54,6 +54,18 @@ def test_collectives_move_to_where_they_hide(mesh: Any) -> None:
     assert after.estimate is not None and after.estimate.exposed < result.estimate.exposed
     assert any(shift.moved for shift in result.profiled.shifts)
     assert [row.expected for row in after.rows if row.cause] == [""]  # the step's own sum, as without
+
+
+def test_run_jit_compiles_with_the_profile(mesh: Any) -> None:
+    arguments = steps.arguments(mesh, WIDTH, ROWS)
+    program, usual = step_of(mesh)
+    without: Audit = program.audit(usual, *arguments, machine="h100:4x8", pgle=True)
+    _, step = step_of(mesh, pgle="h100:4x8")
+    result: Audit = program.audit(step, *arguments, machine="h100:4x8")
+    assert without.profiled is not None and result.pgle and not without.pgle
+    assert result.estimate == without.profiled.audit.estimate
+    assert [d.kind for d in result.differences] == [d.kind for d in without.differences]
+    assert str(result).splitlines()[0].endswith("compiled by run.jit with a profile (pgle)")
 
 
 @pytest.mark.parametrize("scanned", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import sys
 import threading
@@ -22,10 +23,16 @@ from commplan.input.work_partition import division
 from commplan.ir.schedule import Schedule
 from commplan.runtime.input.group import group
 from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.observe import wait_log
 
 
 def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
+
+
+class Said(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(warned=record.getMessage())
 
 
 def again_and_again(made: Schedule, source: object, index: int, count: int, run: str, cycles: int) -> None:
@@ -105,6 +112,8 @@ def main(orders: dict[str, Any]) -> None:
             orders["run"], index, count, timeout=orders.get("timeout", 30.0), hosts=places, carrier=carrier
         )
     time.sleep(orders.get("late", 0.0))
+    wait_log.USUAL_S = orders.get("usual_s", wait_log.USUAL_S)
+    wait_log.LOG.addHandler(Said())
     try:
         functions = {**FUNCTIONS, "decode": broken}
         sources = {"images": source}
@@ -121,8 +130,8 @@ def main(orders: dict[str, Any]) -> None:
                     say(
                         step=batch.step,
                         epoch=batch.epoch,
-                        sums={ref: zlib.crc32(np.ascontiguousarray(a)) for ref, a in batch.values.items()},
-                        count=[int(n) for ref, a in batch.values.items() if a.ndim == 0 for n in [a]],
+                        sums={ref: zlib.crc32(a.tobytes()) for ref, a in batch.values.items()},
+                        count=[int(a) for a in batch.values.values() if a.ndim == 0],
                     )
                     if number == orders.get("stop_after"):
                         feed.close()

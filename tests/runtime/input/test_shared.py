@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -199,18 +200,23 @@ def test_who_waits_for_one_that_gave_up_blames_whom_that_one_blames(team: Team, 
         assert "process 0 of 3 left: it had waited for this one in vain" in message
 
 
-def test_a_silent_peer_is_named_in_the_end(team: Team) -> None:
+def test_a_silent_peer_is_named_soon_and_in_the_end(team: Team) -> None:
     slow = {"records": 4000, "pause": SLOW_S, "timeout": 120.0}
-    processes = [team.start(0, 2, **slow), team.start(1, 2, **slow, then_timeout=2.0)]
+    processes = [team.start(0, 2, **slow), team.start(1, 2, **slow, then_timeout=2.0, usual_s=0.5)]
     sleeper = processes[0]
     assert sleeper.stdout is not None
     pid = json.loads(sleeper.stdout.readline())["joined"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        problem = errors(told(processes[1]))[0]
+        said = told(processes[1])
+        problem = errors(said)[0]
         assert (
             problem["code"] == "CP0921" and "process 0 of 2 is stopped, and was silent" in problem["message"]
         )
+        first = next(entry["warned"] for entry in said if "warned" in entry)
+        waits = r"process 1 has waited \d s for process 0 of 2 for its part of batch \d+"
+        state = rf"line {problem['line']} waits; process 0 \(PID {pid}\) is stopped"
+        assert re.fullmatch(f"{waits}; {state}", first)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert errors(told(sleeper))[0]["code"] == "CP0920"

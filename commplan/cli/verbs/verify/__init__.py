@@ -30,10 +30,6 @@ from commplan.verify.programs.proof import Counted
 
 def run(args: Namespace, console: Console) -> int:
     """Prove, and say what was proved; 1 where there is a counter-example."""
-    if args.protocol:
-        from commplan.cli.verbs.verify.servers import protocol
-
-        return protocol(console, whole=args.whole)
     if args.file is None:
         return _algorithm(args, console)
     text = console.read(args.file)
@@ -45,7 +41,6 @@ def run(args: Namespace, console: Console) -> int:
         # Compiling proves after every pass, and refuses with the counter-examples where one does not hold.
         schedule, diagnostics = compiled(args.file, args, console).schedule, []
     served = Served(schedule) if not diagnostics else None
-    diagnostics += served.wrong if served else []
     facts = Facts(schedule, diagnostics)
     data = facts.data() | {"servers": served.data() if served else {}, "proved": not diagnostics}
     return console.conclude(

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from commplan.protocol.server import Effect, Machine
 from commplan.protocol.sites import LEAVE, Sites, receives, sends
-from commplan.verify.servers.plan_models import Model, program, sites_of
-from commplan.verify.servers.server_model_check import Book, BrokenError
+
+from .models import Model, program, sites_of
+from .one_server import Book, BrokenError
 
 Event = tuple[str, int, int]  # what happens, to which worker, and at which server, or -1
 LOST = -1  # in a channel: the server hears that the worker has died

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.plain_protocol import explore_plainly
+from support.server_models.exploration import explore
+from support.server_models.models import WHOLE, Model, models, sites_of
+from support.server_models.one_server import Desk, Event, explore_server, legs, stream
+from support.server_models.plain import explore_plainly
+from support.server_models.together import explore_together
 
 from commplan.protocol.server import Cell, Effect, Machine, Unit
 from commplan.protocol.sites import LEAVE, sends
-from commplan.verify.servers.exploration import explore
-from commplan.verify.servers.plan_models import WHOLE, Model, models, sites_of
-from commplan.verify.servers.product_exploration import explore_together
-from commplan.verify.servers.server_model_check import Desk, Event, explore_server, legs, stream
 
 KINDS = (
     Model(),

@@ -37,7 +37,8 @@ from typing import NamedTuple
 
 from commplan.protocol.server import Effect, Machine
 from commplan.protocol.sites import LEAVE, Sites, receives, sends
-from commplan.verify.servers.plan_models import Model, program
+
+from .models import Model, program
 
 NEVER = 127  # a leg that no worker comes to
 

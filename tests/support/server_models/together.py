@@ -1,7 +1,7 @@
 """Several servers at once: every combination of states that they can be in.
 
 Servers share nothing but workers, and a worker posts its next leg when every server has answered the one
-before. So the state of the whole is one state of each server, as `server_model_check` has found them, and how
+before. So the state of the whole is one state of each server, as `one_server` has found them, and how
 many legs each worker that will die is to post before. An event changes the state of one server; it can happen
 if the leg of its message has been posted, which what the servers have answered tells.
 
@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commplan.protocol.sites import Sites
-from commplan.verify.servers.plan_models import Model
-from commplan.verify.servers.server_model_check import Graph, legs
+
+from .models import Model
+from .one_server import Graph, legs
 
 Codes = NDArray[np.int64]
 _WIDTH = 1 << 22  # states whose successors are made at once

@@ -1,1 +1,0 @@
-"""States on servers: one owner for every element, and every order in which messages can arrive."""

@@ -1,0 +1,105 @@
+// What Python's main thread does: Python says it, or where that thread is in C and keeps the interpreter's lock, the
+// handler of a signal that needs no lock, which writes the frames of all threads to a file (`recorder/file.py`).
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "watch.h"
+
+namespace commplan {
+namespace {
+
+constexpr int64_t kPython = 500'000'000, kHandler = 300'000'000, kPoll = 20'000'000;  // nanoseconds that they may take
+constexpr size_t kLongest = 2048;                                                     // bytes of a stack
+constexpr int kFrames = 6;                                                            // the innermost ones
+constexpr char kLocked[] = "it does not let go of the interpreter's lock";
+
+std::atomic<StackWriter> writer{nullptr};
+std::mutex mutex;  // of what follows
+std::string path;
+int handled = 0;  // the signal
+
+// `  File "x.py", line 3 in f` as `x.py:3 in f`; empty for another line.
+std::string frame(const std::string& line) {
+  constexpr char kFile[] = "  File \"", kLine[] = "\", line ";
+  size_t at = line.find(kLine);
+  if (line.rfind(kFile, 0) != 0 || at == std::string::npos) return {};
+  return line.substr(sizeof kFile - 1, at - sizeof kFile + 1) + ":" + line.substr(at + sizeof kLine - 1);
+}
+
+std::string written(int64_t from) {
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(from);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The frames that the handler of the signal has written, innermost first; empty where there is none.
+std::string frames_by_signal() {
+  std::lock_guard<std::mutex> lock(mutex);
+  struct sigaction action {};
+  // Without a handler, which Python takes back at its end, the signal would end the process.
+  if (handled == 0 || sigaction(handled, nullptr, &action) != 0 || action.sa_handler == SIG_DFL) return {};
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) return {};
+  int64_t from = file.tellg();
+  if (syscall(SYS_tgkill, getpid(), getpid(), handled) != 0) return {};
+  std::string text, before;
+  for (int64_t until = now() + kHandler; now() < until && (text.empty() || text != before);) {
+    sleep_ns(kPoll);
+    before = std::move(text);
+    text = written(from);
+  }
+  size_t at = text.find("Current thread"), next = text.find('\n', at);
+  std::string frames;
+  for (int i = 0; i < kFrames && next != std::string::npos; ++i) {
+    size_t end = text.find('\n', next + 1);
+    std::string shown = frame(text.substr(next + 1, end == std::string::npos ? end : end - next - 1));
+    if (shown.empty()) break;
+    frames += (frames.empty() ? "" : ", from ") + shown;
+    next = end;
+  }
+  return frames;
+}
+
+}  // namespace
+
+void set_stack_writer(StackWriter function) { writer = function; }
+
+void set_stack_signal(const char* file, int signal) {
+  std::lock_guard<std::mutex> lock(mutex);
+  path = file;
+  handled = signal;
+}
+
+std::string python_stack() {
+  StackWriter function = writer.load();
+  if (function == nullptr) return {};
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable done;
+    bool ready = false;
+    char text[kLongest] = {};
+  };
+  auto shared = std::make_shared<Shared>();
+  std::thread([shared, function] {
+    char text[kLongest] = {};
+    function(text, kLongest - 1);
+    std::lock_guard<std::mutex> lock(shared->mutex);
+    std::memcpy(shared->text, text, kLongest);
+    shared->ready = true;
+    shared->done.notify_one();
+  }).detach();
+  std::unique_lock<std::mutex> lock(shared->mutex);
+  shared->done.wait_for(lock, std::chrono::nanoseconds(kPython), [&] { return shared->ready; });
+  if (shared->ready) return shared->text;
+  lock.unlock();
+  std::string frames = frames_by_signal();
+  return frames.empty() ? kLocked : frames + "; " + kLocked;
+}
+
+}  // namespace commplan

@@ -1,0 +1,121 @@
+"""Steps that are compiled once more, with a profile of what their instructions take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_audit_profile import AWAITED_FIRST, MACHINE, OVERLAPPED
+
+import commplan
+from commplan.diagnostics import CommplanError
+from commplan.lowering.audit import Machine, target
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.latency_profile import LatencyProfile, latency_profile
+from commplan.lowering.jax.typing_shim import jax, jnp
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def gpus(*processes: int, kind: str = H100) -> list[Any]:
+    return [SimpleNamespace(platform="gpu", device_kind=kind, process_index=p) for p in processes]
+
+
+class Executable:
+    """What XLA compiles, by its text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def as_text(self) -> str:
+        return self.text
+
+
+def test_what_is_compiled_again_is_what_runs() -> None:
+    given: list[str] = []
+
+    def recompile(plain: Any, profiled: Any) -> Any:
+        given.append(plain.as_text())
+        return profiled(b'costs { name: "add" cost_us: 1.0 }')
+
+    step = _compat.jit(lambda x, n: x * n, {}, recompile=recompile, static_argnums=1, donate_argnums=0)
+    for size in (3, 3, 4):
+        assert step(jnp.ones(size), 2)[0] == 2
+    assert len(given) == 2 and "f32[3]" in given[0] and "f32[4]" in given[1]
+    lowered = step.lower(jnp.ones(5), 2)
+    assert _compat.has_profile(lowered)
+    assert lowered.compile()(jnp.ones(5))[0] == 2
+    assert step(jnp.ones(5), 2)[0] == 2 and len(given) == 3
+    assert "add" not in lowered.compile(compiler_options={"fdo_profile": b""}).as_text() and len(given) == 3
+    assert jax.jit(lambda x: step(x, 2))(jnp.ones(6))[0] == 2 and len(given) == 3
+
+
+@pytest.mark.parametrize(("before", "after", "kept"), [(0, 1, 1), (1, 0, 1), (1, 1, 1)])
+def test_a_profile_is_used_where_the_step_gets_faster(before: int, after: int, kept: int) -> None:
+    texts, seen = (AWAITED_FIRST, OVERLAPPED), list[bytes]()
+    plain = Executable(texts[before])
+
+    def profiled(data: bytes) -> Executable:
+        seen.append(data)
+        return Executable(texts[after])
+
+    chosen = LatencyProfile("estimated", MACHINE).recompile(plain, profiled)
+    assert chosen.text == texts[kept] and (chosen is plain) == (before >= after)
+    assert len(seen) == 1 and b'name: "start" cost_us: 7000000.000' in seen[0]
+
+
+def test_rates_by_name_by_rates_and_by_devices(tmp_path: Path) -> None:
+    def machine(given: Any, devices: list[Any]) -> Machine | None:
+        found = latency_profile(given, devices)
+        return found and found.machine
+
+    assert latency_profile(False, gpus(0)) is None
+    assert (
+        machine("h100:4x8", gpus(0))
+        == target("h100:4x8").machine
+        == machine(True, gpus(*(n // 8 for n in range(32))))
+    )
+    assert machine(True, gpus(0, 0)) == target("h100:1x2").machine
+    assert machine(True, gpus(0, 0, kind="NVIDIA A100-SXM4-80GB")) == target("a100:1x2").machine
+    assert machine(MACHINE, gpus(0)) == MACHINE
+    for devices in (gpus(0, 1), gpus(0, 0, 1), gpus(0, kind="Tesla V100"), gpus(0, 0, kind="")):
+        with pytest.raises(CommplanError, match=r"CP0859.*pgle=True does not tell what machine"):
+            latency_profile(True, devices)
+    with pytest.raises(CommplanError, match="CP1150"):
+        latency_profile("h999:1x8", gpus(0))
+
+
+def test_a_measured_profile_is_a_file_of_this_step(tmp_path: Path) -> None:
+    file = tmp_path / "step.pbtxt"
+    with pytest.raises(CommplanError, match=r"CP0859.*cannot be read: No such file"):
+        latency_profile(str(file), gpus(0))
+    file.write_text("nothing")
+    with pytest.raises(CommplanError, match=r"CP0859.*is no profile of instructions"):
+        latency_profile(file, gpus(0))
+    texts = b'costs { name: "start" cost_us: 7.0 }\ncosts { name: "product" cost_us: 7.0 }'
+    message = b"\n\x10\n\x05start\x11" + bytes(8) + b"\n\x12\n\x07product\x11" + bytes(8)
+    for data in (texts, message):
+        file.write_bytes(data)
+        profile = latency_profile(str(file), gpus(0))
+        assert profile is not None and profile.source.startswith("profile step.pbtxt (sha256 ")
+        chosen = profile.recompile(Executable(OVERLAPPED), lambda data: Executable(data.decode("latin1")))
+        assert chosen.text.encode("latin1") == data
+        with pytest.warns(RuntimeWarning, match="CP0860.* names 0 of the 2 collectives and products"):
+            other = OVERLAPPED.replace("%start", "%begin").replace("%product", "%dot")
+            profile.recompile(Executable(other), lambda _: None)
+
+
+@pytest.mark.parametrize("given", [True, "h100:1x8", MACHINE])
+def test_cpus_take_no_profile_and_run_all_the_same(given: Any) -> None:
+    plan = commplan.loads(
+        "plan mean\naxis data = 2\ninput grads : f32[4] partial data\n"
+        "each step {\n    grads = reduce grads over data by mean\n    output grads\n}\n"
+    )
+    run = plan.compile(mesh := jax.make_mesh((2,), ("data",))).bind(mesh)
+    with pytest.warns(RuntimeWarning, match=r"CP0860.*compiles for CPU devices"):
+        step = run.jit(lambda x: x + 1, pgle=given)
+    assert step(jnp.ones(2))[0] == 2
+    with pytest.raises(CommplanError, match="CP1150"):
+        run.jit(lambda x: x, pgle="h999:1x8")
