@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -17,8 +16,6 @@ import vendor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-
-FLOWCHART = re.compile(r'<pre class="mermaid">.*?</pre>', re.S)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -35,11 +32,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name = page.file.src_uri
     linked = error_pages.linked(repository.linked(markdown, name), name)
     return pictures.drawn(tables.made(linked))
-
-
-def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lets flow charts be scrolled where the page is narrow."""
-    return FLOWCHART.sub(r'<div class="flowchart">\g<0></div>', html)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
