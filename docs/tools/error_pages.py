@@ -24,7 +24,8 @@ def pages() -> dict[str, str]:
 def linked(markdown: str, name: str) -> str:
     """`markdown` of page `name`, its codes turned into links to their pages."""
     folder = posixpath.relpath(FOLDER, posixpath.dirname(name) or ".")
-    parts, end = [], 0
+    parts: list[str] = []
+    end = 0
     for kept in VERBATIM.finditer(markdown):
         parts += [_links(markdown[end : kept.start()], folder), kept[0]]
         end = kept.end()
