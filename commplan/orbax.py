@@ -311,10 +311,12 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         if how:
             try:
                 arrays = self._arrays.restore(directory, args=restore)
-            except (OSError, ValueError, KeyError) as error:  # files that are gone, or cut short
+                if any(isinstance(leaf, int) for own in arrays.values() for leaf in own.values()):
+                    raise ValueError("it lacks some of them")  # Orbax leaves those as they were asked for
+            except (OSError, ValueError, KeyError) as error:
                 reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
                 message = f"the arrays of the checkpoint {directory} cannot be read: {reason}"
-                fail("CP0873", message, "files of it are missing or damaged: restore an earlier step")
+                fail("CP0873", message, *self._differences(directory, entries), "restore an earlier step")
         result: dict[str, Any] = {}
         if counts:
             result[f"state/{CALLS}"] = {
@@ -325,6 +327,28 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
             placed = {path: _placed(own.get(path), entry, leaf) for path, leaf in leaves.items()}
             result[key] = jax.tree_util.tree_map(placed.__getitem__, entry.tree)
         return result
+
+    def _differences(self, directory: Any, entries: Mapping[str, _Wanted]) -> tuple[str, ...]:
+        """Where the arrays in a folder are not those that its record says: the first such place; and what
+        else may be wrong where there is none."""
+        try:
+            tree = self._arrays.metadata(directory).tree
+        except Exception as error:  # noqa: BLE001  Orbax says in many ways that it cannot read them
+            return (f"files of it are missing or damaged: its list of arrays raises {type(error).__name__}",)
+        for key, entry in entries.items():
+            for leaf in entry.saved.leaves if entry.saved is not None else ():
+                stored = tree.get(key, {}).get(leaf.path)
+                if math.prod(leaf.shape) and stored is None:
+                    return (
+                        f"expected: `{key}` at `{leaf.path}`, {leaf.dtype}{list(leaf.shape)}",
+                        "found: none",
+                    )
+                if leaf.dtype.startswith("key"):  # keys of random numbers, saved as numbers
+                    continue
+                if stored is not None and (str(stored.dtype), *stored.shape) != (leaf.dtype, *leaf.shape):
+                    expected = f"expected: `{key}` at `{leaf.path}`, {leaf.dtype}{list(leaf.shape)}"
+                    return (expected, f"found: {stored.dtype}{list(stored.shape)}")
+        return ("it lists the arrays that were expected: files of them are missing or damaged",)
 
     def finalize(self, directory: Any) -> None:
         self._arrays.finalize(directory)

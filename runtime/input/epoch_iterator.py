@@ -60,11 +60,8 @@ class EpochIterator(Iterator[HostBatch]):
         ahead: of so many batches behind it `form` makes it now, too, those of this epoch that lie ready.
         settle: is then called with what is handed out.
         """
-        if this_process.number() != self._process:
-            message = f"the batches of phase `{self._phase}` belong to process {self._process}"
-            fail(
-                "CP0916", message, "this one was forked from it, without its threads: make batches here, anew"
-            )
+        if this_process.pid != self._process:
+            self._refuse_forked()
         with self._turn:  # whichever thread asks next gets the next batch
             if not self._closing.alive:
                 self._refuse_closed()
@@ -124,9 +121,14 @@ class EpochIterator(Iterator[HostBatch]):
         except ClosedError:
             self._refuse_closed()
         except Exception as error:
-            if not isinstance(error, CommplanError) or error.diagnostics[0].code not in self._patient:
-                self.close()  # the place stays: `.state()` names the batch that failed
+            self._close_after(error)
             raise
+
+    def _close_after(self, error: Exception) -> None:
+        """Where a caller cannot go on after `error`. The place stays: `.state()` names the batch that
+        failed."""
+        if not isinstance(error, CommplanError) or error.diagnostics[0].code not in self._patient:
+            self.close()
 
     def _await_due(self) -> HostBatch:
         """The batch at `_front`, which is kept in `_due`."""
@@ -162,6 +164,12 @@ class EpochIterator(Iterator[HostBatch]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _refuse_forked(self) -> NoReturn:
+        fail(
+            "CP0916", f"the batches of phase `{self._phase}` belong to process {self._process}",
+            "this one was forked from it, without its threads: make batches here, anew",
+        )  # fmt: skip
 
     def _refuse_closed(self) -> NoReturn:
         fail("CP0916", f"the batches of phase `{self._phase}` were closed", "make them anew")

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import os
 
-_number = os.getpid()
+pid = os.getpid()
 
 
 def _forked() -> None:
-    global _number  # noqa: PLW0603
-    _number = os.getpid()
+    global pid  # noqa: PLW0603
+    pid = os.getpid()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-
-
-def number() -> int:
-    return _number

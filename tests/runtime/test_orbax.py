@@ -382,7 +382,22 @@ def test_a_checkpoint_whose_files_are_gone(folder: Folder):
         shutil.rmtree(path)
     code, text = folder.refused(layout.restore())
     assert (code, "cannot be read: NOT_FOUND" in text) == ("CP0873", True)
+    assert "missing or damaged" in text, text
     gc.collect()
+
+
+def test_arrays_that_are_others_than_the_record_says(folder: Folder):
+    run = owned(SHARDED, mesh_of(worker=4))
+    layout = commplan.orbax.Checkpoint(run)
+    folder.save(layout.save(trained(run)))
+    names = folder.place / "1" / "_METADATA"
+    tree = json.loads(names.read_text())
+    gone = next(name for name in tree["tree_metadata"] if "state/" in name)
+    del tree["tree_metadata"][gone]
+    names.write_text(json.dumps(tree))
+    code, text = folder.refused(layout.restore())
+    assert (code, "expected: `state/" in text, "found: none" in text) == ("CP0873", True, True)
+    assert "damaged" not in text
 
 
 def test_what_is_named_and_saved_agrees():

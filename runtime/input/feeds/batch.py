@@ -15,10 +15,8 @@ class Batch(dict[str, Array]):
     members of the feed see, and good for as long as anything shows them. epoch, step: where it stands."""
 
     __slots__ = ("epoch", "step")
-
-    def __init__(self, arrays: dict[str, Array], epoch: int, step: int) -> None:
-        super().__init__(arrays)
-        self.epoch, self.step = epoch, step
+    epoch: int
+    step: int
 
     def torch(self) -> dict[str, Any]:
         """The same memory as tensors of PyTorch, which do not know that others read it: do not write to

@@ -44,7 +44,7 @@ def kept(name: str, key: str, file: str) -> Generator[Schedule | None]:
     with contextlib.ExitStack() as stack:
         schedule = _kept(name, key, file)
         if schedule is None:
-            stack.enter_context(directory.beginning())
+            stack.enter_context(directory.beginning(name))
             schedule = _kept(name, key, file)
         if schedule is not None:
             stack.close()

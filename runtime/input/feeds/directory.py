@@ -95,11 +95,11 @@ def meeting() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def beginning() -> Generator[None]:
-    """Another process of this user that begins a feed meanwhile waits, so that it finds this one's plan;
-    where that takes long it goes on."""
+def beginning(name: str) -> Generator[None]:
+    """Another process of this user that begins the feed `name` meanwhile waits, so that it finds this one's
+    plan; where that takes long it goes on."""
     last = time.monotonic() + BEGIN_S
-    while (locked := _locked("-begun")) is None:
+    while (locked := _locked(f"-begun-{name}")) is None:
         if time.monotonic() > last:
             yield
             return

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.input.prefetch import KEEP
@@ -29,18 +29,20 @@ from commplan.runtime.input.feeds.memory import (
     HOLDS,
     IDLE_S,
     IDLE_SINCE,
+    MADE,
     RECORDS,
+    SPOILED,
     WAITED_NS,
     WANTED,
 )
-from commplan.runtime.input.feeds.waiting import slowest_of, waits_for
+from commplan.runtime.input.feeds.waiting import WaitingMember, wait_on
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import Array
 from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.multirate.units import fill
 from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.runtime.input.observe.visit_check import Checks
-from commplan.runtime.input.observe.wait_log import LOG, ClosedError, WaitReporter
+from commplan.runtime.input.observe.wait_log import LOG, ClosedError
 from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders, restored
 from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.shm.shm_control import LOOK_S, cores_of
@@ -48,7 +50,9 @@ from commplan.runtime.input.shm.slots import CompletionCounter, give_back_freed
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
-from commplan.wait import Wait, check_seconds, outcome
+from commplan.wait import check_seconds, outcome
+
+_AT_ONCE = 64  # batches that are taken until the next look at what has changed
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -162,25 +166,26 @@ class Feed(EpochIterator):
         if state is None and not begun:
             place = self._next_place(mine, steps)
         self._start(*place, steps=steps, order=order)
+        self._upto = 0  # the batches before it may be taken without a look at what has changed
         self._orders, self._bound = mine, bound
         self._called, (_, cores) = called_functions(program, functions), hints(program)
         declared(program, self._meter)
         own = [op for flow in program.flows for op in flow.after]
         self._pool = _threads(cores, f"commplan-{self.name}-own") if own else None
-        is_one = is_one_unit(program, each)
-        self._one_unit = OneUnit(program, mine, self._maker.layout, steps) if is_one else None
-        self._is_dense = each == 1 and steps == self._maker.epoch  # it takes all units
+        is_one = is_one_unit(program, each) and steps == self._maker.epoch  # a batch is numbered as its unit
+        layout = self._maker.layout
+        self._one_unit = OneUnit(program, mine, layout, steps, self._wanted) if is_one else None
+        self._ready: Batch | None = None  # the next one, until it is handed out, and the slots that it shows
+        self._held: dict[int, Any] = {}
+        self._look_s = min(LOOK_S, self._timeout)
+        self._slot_words, self._count = memory.slot_words, memory.slots
+        self._kept_before = min(KEEP * each, memory.slots) - 1
         self._records_each, self._words = each * memory.header.get("unit"), memory.members[member].words
-        self._checks = Checks(program, mine, steps, place[1], self._meter)
+        self._checks = self._contract = Checks(program, mine, steps, place[1], self._meter)
         self._slots = attachment.slots()
-        process, returns = self._process, CompletionCounter(lambda upto: memory.pass_on(member, upto))
-        self._returns = returns
+        self._returns = returns = CompletionCounter(functools.partial(memory.pass_on, member))
 
-        def returned(unit: int) -> None:  # holds nothing that holds this object
-            if this_process.number() == process:  # what a forked one drops is still shown here
-                returns.add(unit)
-
-        self._slots.returned = returned
+        self._slots.returned = returns.add  # holds nothing that holds this object
         words = memory.members[member]
         values = {
             "pid": os.getpid(), "process": memory.process + 1, "batch": program.flows[0].batch,
@@ -247,62 +252,92 @@ class Feed(EpochIterator):
     def __iter__(self) -> Feed:
         super().__iter__()
         if self._closing.alive:
-            self._begin()
+            self._begin(self._place)
         return self
 
     def __next__(self) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.take(self._item)
+        # In few calls: a step has taken the caches, and each call costs some of them again.
+        if this_process.pid != self._process:
+            self._refuse_forked()
+        with self._turn:  # whichever thread asks next gets the next batch
+            place = self._place
+            if place >= self._upto:
+                self._turn_to(place)
+            self._attachment.drivers[self.member] = threading.get_ident()
+            batch = self._ready
+            try:
+                if batch is None:
+                    batch = self._ready = self._batch_at(place)
+                if place + 1 == self._upto:
+                    self._settle(place)
+            except ClosedError:
+                self._refuse_closed()
+            except Exception as error:
+                self._close_after(error)
+                raise
+            self._words[RECORDS] = (place + 1 - self._first) * self._records_each
+            # Whoever is interrupted before this line gets the same batch the next time.
+            self._ready, self._held, self._place = None, {}, place + 1
+            return batch
 
-    def _begin(self) -> None:
+    def _turn_to(self, place: int) -> None:
+        """Batches from `place` on are taken, up to `_upto`."""
+        if not self._closing.alive:
+            self._refuse_closed()
+        if place // self._steps > self._armed:
+            raise StopIteration
+        self._begin(place)
+
+    def _begin(self, place: int) -> None:
         """The member begins an epoch, or goes on with it."""
-        memory, words = self._memory, self._memory.members[self.member]
-        armed = self._place // self._steps + 1
-        if words.get("armed") < armed:
-            words.set("armed", armed)
+        memory, words, begun = self._memory, self._words, place // self._steps + 1
+        if words[ARMED] < begun:
+            words[ARMED] = begun
             memory.ring("taken")
         if self._from is None:
             with memory.locked():
                 self._attach()
             memory.ring("taken")  # who found nobody to make units for looks again
-        words.set("idle_since", 0)
+        words[IDLE_SINCE] = 0
+        self._upto = min(begun * self._steps, place + (_AT_ONCE if self._from is not None else 1))
 
-    def _item(self, batch: HostBatch) -> Batch:
-        arrays = {name: batch.values[ref][0] if per else batch.values[ref] for name, ref, per in self._wanted}
-        return Batch(arrays, batch.epoch, batch.step)
-
-    def _await_due(self) -> HostBatch:
-        if self._due is None:
-            self._attachment.drivers[self.member] = threading.get_ident()
-            words = self._words
-            if self._from is None or words[IDLE_SINCE] or words[ARMED] <= self._armed:
-                self._begin()
-            self._due = self._taken()
-        return self._due
-
-    def _pass_on(self, place: int) -> None:
-        words = self._words
-        words[RECORDS] += self._records_each
-        if self._from is not None and not self._is_dense:
-            first = self._position(place - 1)
-            for unit in range(max(first + self._each, self._from), self._position(place)):
+    def _settle(self, place: int) -> None:
+        """The batch before `_upto` is there: what it and those before it gave is counted."""
+        self._note(place)
+        if self._meter.least is None and self._steps > 1:
+            self._meter.least = 1
+        if (place + 1) % self._steps:
+            return
+        if self._from is not None:
+            for unit in range(max(self._position(place) + self._each, self._from), self._position(place + 1)):
                 self._returns.add(unit)  # which others take, and this member passes over
-        if place // self._steps > self._armed:
-            words[IDLE_SINCE] = time.monotonic_ns()
+        self._words[IDLE_SINCE] = time.monotonic_ns()
 
-    def _taken(self) -> HostBatch:
-        asked, (epoch, step) = time.perf_counter(), divmod(self._place, self._steps)
-        batch, ready = None, True
-        if self._one_unit is not None and self._is_kept(epoch, step):
-            unit = epoch * self._maker.epoch + step
-            root, ready = self._lent(unit)
-            if self._memory.is_spoiled(unit):
-                batch = self._composed([self._maker.layout.views(root, writable=False)])
-            else:
-                batch = self._one_unit.batch(root, epoch, step, self._place)
-        if batch is None:
-            units, ready = self._units(epoch, step)
-            batch = self._composed(units)
-        self._meter.handed_out(int(ready), time.perf_counter() - asked, first=step == 0)
+    def _note(self, place: int) -> None:
+        if self._one_unit is not None and (visits := self._one_unit.visits(place // self._steps)) is not None:
+            self._contract.add(visits)
+            self._one_unit.forget()
+
+    def _batch_at(self, place: int) -> Batch:
+        if self._one_unit is not None and self._from is not None and place >= self._from:
+            root, at_once, is_spoiled = self._lent(place)
+            if not is_spoiled:
+                self._meter.batches += 1
+                self._meter.ready += at_once
+                return self._one_unit.batch(root, *divmod(place, self._steps))
+        return self._composed_at(place)
+
+    def _composed_at(self, place: int) -> Batch:
+        epoch, step = divmod(place, self._steps)
+        units, ready = self._units(epoch, step)
+        composed = self._composed(units)
+        self._meter.batches += 1
+        self._meter.ready += ready
+        self._note(place)  # of those before
+        self._contract.add(composed)
+        values = ((name, composed.values[ref], per) for name, ref, per in self._wanted)
+        batch = Batch((name, array[0] if per else array) for name, array, per in values)
+        batch.epoch, batch.step = epoch, step
         return batch
 
     def _units(self, epoch: int, step: int) -> tuple[list[Mapping[Ref, Array]], bool]:
@@ -313,7 +348,7 @@ class Feed(EpochIterator):
         ready, words = True, self._memory.members[self.member]
         for inside in range(first, first - (-rows // (flow.batch // self._each))):
             if self._is_kept(epoch, inside):
-                root, at_once = self._lent(epoch * self._maker.epoch + inside)
+                root, at_once, _ = self._lent(epoch * self._maker.epoch + inside)
                 units.append(self._maker.layout.views(root, writable=False))
                 ready = ready and at_once
             else:
@@ -346,77 +381,36 @@ class Feed(EpochIterator):
                 outcome(future)
         return making.finish()
 
-    def _lent(self, unit: int) -> tuple[Any, bool]:
-        """Unit `unit` as it lies in its slot, and whether it was there at once."""
-        memory = self._memory
-        # `unit` needs a slot of its own.
-        self._slots.recall_before(unit + 1 - min(KEEP * self._each, memory.slots))
-        at_once = memory.is_made(unit)
+    def _lent(self, unit: int) -> tuple[Any, bool, bool]:
+        """Unit `unit` as it lies in its slot, whether it was there at once, and whether some records of it
+        were skipped."""
+        slots, slot = self._slots, self._slot_words[unit % self._count].words
+        slots.recall_before(unit - self._kept_before)  # `unit` needs a slot of its own
+        at_once = slot[MADE] == unit + 1
         if not at_once:
             self._wait(unit)
-        root = self._slots.lend(unit)
-        if memory.is_spoiled(unit):
+        root = slots.lend(unit, self._held)  # it is kept until the batch is handed out
+        if slot[SPOILED]:
             check_unit(root, self._maker.place(unit), self.name)
-        return root, at_once
+            return root, at_once, True
+        return root, at_once, False
 
     # --- waiting ---
 
     def _wait(self, unit: int) -> None:
-        words, begun = self._words, time.monotonic_ns()
+        words, meter, begun = self._words, self._meter, time.monotonic_ns()
         words[WANTED] = unit + 1
         try:
-            if not self._memory.await_made(unit, min(LOOK_S, self._timeout)):
-                self._wait_on(unit)
+            if not self._memory.await_made(unit, self._look_s):
+                where = WaitingMember(self.name, self.member, self._timeout, self._plan.schedule.file)
+                wait_on(self._attachment, where, unit, lambda: self._closing.alive)
         finally:
             words[WANTED] = 0
-            words[WAITED_NS] += time.monotonic_ns() - begun
-
-    def _wait_on(self, unit: int) -> None:
-        """Wait for longer, and look who keeps it from being made."""
-        memory, lasting = self._memory, WaitReporter()
-
-        def look(waited: float) -> None:
-            if memory.reap():
-                return
-            self._refuse_own(unit)
-            if lasting.due(waited):
-                LOG.warning("member %d of feed %r has waited %.0f s for %s", self.member, self.name, waited,
-                            waits_for(memory, unit)[0])  # fmt: skip
-
-        def late(waited: float) -> NoReturn:
-            who, state = waits_for(memory, unit)
-            fail(
-                "CP0947",
-                f"member {self.member} of feed {self.name!r} waited {waited:.0f} s for {who}{state}",
-                f"{memory.slots * memory.header.get('unit')} records are kept at most",
-                "end what does not go on, or close its feed",
-                file=self._plan.schedule.file,
-            )
-
-        def is_there() -> bool:
-            if not self._closing.alive:  # while others of this process go on
-                raise ClosedError
-            return memory.is_made(unit)
-
-        memory.ring("taken")  # a unit that a dead process began is to be made anew
-        memory.wait("made", is_there, Wait(self._timeout, late, look, LOOK_S))
-
-    def _refuse_own(self, unit: int) -> None:
-        """Raise CP0946 where this wait is for a member that the calling thread drives."""
-        attachment, memory = self._attachment, self._memory
-        if memory.slot_words[unit % memory.slots].get("unit") == unit + 1:
-            return
-        slowest = slowest_of(memory, unit)
-        thread = threading.get_ident()
-        if slowest in attachment.members and attachment.drivers.get(slowest, thread) == thread:
-            fail(
-                "CP0946",
-                f"member {self.member} of feed {self.name!r} would wait for member {slowest},"
-                " which the same thread drives",
-                f"{memory.slots * memory.header.get('unit')} records are kept at most",
-                f"drive member {slowest} first, give each member a thread of its own, or close its feed",
-                file=self._plan.schedule.file,
-            )
+            waited = time.monotonic_ns() - begun
+            words[WAITED_NS] += waited
+            meter.wait_s += waited * 1e-9
+            if self._place % self._steps:
+                meter.least = 0
 
     # --- the rest ---
 
@@ -437,6 +431,7 @@ class Feed(EpochIterator):
                 return
             for unit in self._slots.lent():
                 self._slots.recall(unit)
+            self._upto = 0
             with self._memory.locked():
                 self._from = None
                 words.set("state", ALONE)
@@ -466,7 +461,7 @@ class Feed(EpochIterator):
         still shown: the member is there as before."""
         if os.getpid() != self._process or self._closing.detach() is None:
             return
-        self._due = None
+        self._ready, self._held, self._upto = None, {}, 0
         try:
             self._slots.close()
         except CommplanError:

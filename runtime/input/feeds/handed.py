@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +11,10 @@ import numpy.typing as npt
 from commplan.diagnostics import fail
 from commplan.input.order import Order
 from commplan.ir.plan import Ref
+from commplan.runtime.input.feeds.batch import Batch
 from commplan.runtime.input.host_batch import HostBatch, Visit
-from commplan.runtime.input.layout import Array
 from commplan.runtime.input.program import HostProgram, identity
-from commplan.runtime.input.shm.slot_layout import Room, SlotLayout
+from commplan.runtime.input.shm.slot_layout import SlotLayout
 
 
 def handed_out(program: HostProgram) -> list[tuple[str, Ref, bool]]:
@@ -37,61 +36,89 @@ def handed_out(program: HostProgram) -> list[tuple[str, Ref, bool]]:
     return [(name, ref, bool(program.per(ref))) for name, ref in bindings.items()]
 
 
-@dataclass
+class _Load(NamedTuple):
+    """Where the records of a load lie in what is copied of a slot. rows: of a batch; counted: those that
+    count."""
+
+    ref: Ref
+    at: int
+    rows: int
+    counted: int
+
+
+class _Table(NamedTuple):
+    """Of the batches with as many rows: what is handed out by name, as the arguments of `np.ndarray` or as a
+    count, and where records lie."""
+
+    arrays: list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
+    counts: dict[str, npt.NDArray[np.int32]]
+    loads: list[_Load]
+
+
 class OneUnit:
     """Batches that are a unit each, of which no record was skipped and the member makes nothing: the arrays
-    in the slot, as they lie. steps: of an epoch."""
+    in the slot, as they lie. steps: of an epoch. wanted: as `handed_out` says."""
 
-    program: HostProgram
-    orders: Mapping[Ref, Order]
-    layout: SlotLayout
-    steps: int
-    _counts: dict[tuple[Ref, int], npt.NDArray[np.int32]] = field(
-        default_factory=dict[tuple[Ref, int], npt.NDArray[np.int32]]
-    )
+    def __init__(
+        self, program: HostProgram, orders: Mapping[Ref, Order], layout: SlotLayout, steps: int,
+        wanted: Sequence[tuple[str, Ref, bool]],
+    ) -> None:  # fmt: skip
+        self._program, self._orders, self._layout, self._wanted = program, orders, layout, wanted
+        self._last_step = steps - 1
+        self._full, self._last = self._table(0), self._table(steps - 1)  # only the last may be short
+        self._seeds = {read.result: read.seed for flow in program.flows for read in flow.reads}
+        self._ids: dict[int, bytes] = {}  # what lies between these bytes of slots, by steps
+        rooms = [layout.arrays[identity(read)] for flow in program.flows for read in flow.reads]
+        self._from = min(room.offset for room in rooms)
+        self._upto = max(room.offset + room.shape[1] * room.dtype.itemsize for room in rooms)
 
-    def __post_init__(self) -> None:
-        flows, roots, rooms = self.program.flows, self.program.roots, self.layout.arrays
-        # What a flow hands over, and its loads, with the place of the flow.
-        self._moved = [
-            (ref, rooms[ref], place) for place, flow in enumerate(flows) for ref in flow.moved if ref in roots
-        ]
-        self._reads = [
-            (read, rooms[identity(read)], place) for place, flow in enumerate(flows) for read in flow.reads
-        ]
-        self._seeds = {read.result: read.seed for read, _, _ in self._reads}
-        self._full, self._last = self._sizes(0), self._sizes(self.steps - 1)  # only the last may be short
+    def _table(self, step: int) -> _Table:
+        rooms, counts = self._layout.arrays, dict[Ref | None, int]()
+        arrays: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
+        loads: list[_Load] = []
+        rows = [self._orders[flow.reads[0].result].rows(step) for flow in self._program.flows]
+        for place, flow in enumerate(self._program.flows):
+            for read in flow.reads:
+                counted = counts[read.count] = self._orders[read.result].counted(step)
+                loads.append(_Load(read.result, rooms[identity(read)].offset, rows[place], counted))
+        for name, ref, _ in self._wanted:
+            if ref not in counts:
+                room = rooms[ref]
+                arrays.append((name, (rows[room.flow], *room.shape[2:]), room.dtype, room.offset))
+        numbers = {name: np.asarray(counts[ref], np.int32) for name, ref, _ in self._wanted if ref in counts}
+        for number in numbers.values():
+            number.flags.writeable = False
+        return _Table(arrays, numbers, loads)
 
-    def _sizes(self, step: int) -> tuple[list[int], list[int]]:
-        """Rows of the batch of `step`, by flow, and how many of them count, by load."""
-        rows = [self.orders[flow.reads[0].result].rows(step) for flow in self.program.flows]
-        return rows, [self.orders[read.result].counted(step) for read, _, _ in self._reads]
+    def batch(self, root: Any, epoch: int, step: int) -> Batch:
+        """The batch in the slot whose bytes are `root`, which its arrays keep."""
+        table = self._full if step < self._last_step else self._last
+        batch = Batch(table.counts)
+        for name, shape, dtype, offset in table.arrays:
+            array = batch[name] = np.ndarray(shape, dtype, root, offset)
+            array.setflags(write=False)
+        batch.epoch, batch.step = epoch, step
+        self._ids[step] = memoryview(root)[self._from : self._upto].tobytes()
+        return batch
 
-    def batch(self, root: Any, epoch: int, step: int, number: int) -> HostBatch:
-        """The batch in the slot whose bytes are `root`."""
-        rows, counts = self._full if step < self.steps - 1 else self._last
-        values = {ref: _array(room, root, rows[flow]) for ref, room, flow in self._moved}
-        records: dict[Ref, npt.NDArray[np.int64]] = {}
-        visits: list[Visit] = []
-        for (read, room, flow), counted in zip(self._reads, counts, strict=True):
-            own = records[read.result] = np.ndarray(rows[flow], room.dtype, root, room.offset).copy()
-            visits.append(Visit(read.result, (), own[:counted], 0))
-            if read.count in self.program.roots:
-                values[read.count] = self._count(read.count, counted)
-        return HostBatch(values, records, self._seeds, epoch, step, number, tuple(visits))
+    def visits(self, epoch: int) -> HostBatch | None:
+        """The records of all batches since `forget`, as one batch that stands where the last of them does.
+        It has no arrays."""
+        if not self._ids:
+            return None
+        steps, ids = list(self._ids), list(self._ids.values())
+        tables = [self._full if step < self._last_step else self._last for step in steps]
+        visits = tuple(
+            Visit(load.ref, (), np.concatenate([
+                np.frombuffer(data, np.int64, table.loads[place].counted, load.at - self._from)
+                for data, table in zip(ids, tables, strict=True)
+            ]), 0)
+            for place, load in enumerate(self._full.loads)
+        )  # fmt: skip
+        return HostBatch({}, {}, self._seeds, epoch, max(steps), 0, visits)
 
-    def _count(self, ref: Ref, counted: int) -> npt.NDArray[np.int32]:
-        if (ref, counted) not in self._counts:
-            self._counts[ref, counted] = np.asarray(counted, np.int32)
-            self._counts[ref, counted].flags.writeable = False
-        return self._counts[ref, counted]
-
-
-def _array(room: Room, root: Any, rows: int) -> Array:
-    """The first rows of a value's only copy."""
-    array: Array = np.ndarray((rows, *room.shape[2:]), room.dtype, root, room.offset)
-    array.setflags(write=False)
-    return array
+    def forget(self) -> None:
+        self._ids = {}
 
 
 def is_one_unit(program: HostProgram, each: int) -> bool:

@@ -19,7 +19,7 @@ from commplan.runtime.input.layout import Array, aligned
 from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.observe.wait_log import LOG, ClosedError
-from commplan.runtime.input.phase_order import BLOCK, orders
+from commplan.runtime.input.phase_order import orders
 from commplan.runtime.input.program import EpochCursor, HostProgram, host_program
 from commplan.runtime.input.shm import slot_status
 from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from commplan.runtime.input.stages.batch_builder import BatchFactory
 
 SEATS_S = 2.0  # seconds between two looks for a seat, where nobody says that one is free
+_BLOCK = 64  # records of a unit that are read at once, where a source can do that
 _WIDE = 1 << 32  # more than the units of an epoch
 
 
@@ -74,7 +75,7 @@ class UnitMaker:
 
         return BatchFactory(
             self.program, self.orders, stages(self.program, self._sources, self.called, self.meter),
-            self.meter, BLOCK, course=_UnitCursor(0, 0, 1),
+            self.meter, _BLOCK, course=_UnitCursor(0, 0, 1),
         )  # fmt: skip
 
     def place(self, unit: int) -> Place:

@@ -19,11 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from commplan.diagnostics import fail
+from commplan.runtime.input import this_process
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.locks import is_locked, lock_byte, lock_holder, unlock_byte
@@ -35,7 +36,7 @@ MEMBERS, PROCESSES, MOST_SLOTS, MOST_CORES = 64, 64, 64, 512
 ABSENT, HOLDS, ALONE = 0, 1, 2  # of a member: units are kept for it; it reads for itself
 IDLE_S = 60.0  # how long a member that has ended an epoch is waited for to begin the next
 _LOCK_S = 30.0
-_MAGIC = int.from_bytes(b"cmpfeed2", "little")
+_MAGIC = int.from_bytes(b"cmpfeed3", "little")
 _EACH = 256
 _MEMBERS_AT, _PROCESSES_AT = 4096, 4096 + MEMBERS * _EACH
 _SLOTS_AT = _PROCESSES_AT + PROCESSES * 64
@@ -61,6 +62,7 @@ _HEADER = _places(
     "facts",
     "compiled",
     "awaited",
+    "places",
 )
 _MEMBER = _places(
     "state", "position", "wanted", "records", "pid", "idle_since", "since", "waited_ns", "armed", "batch",
@@ -69,8 +71,9 @@ _MEMBER = _places(
 _PROCESS = _places("pid", "units", "records")
 _SLOT = _places("unit", "owner", "made", "spoiled")
 # Where words lie that are read for every batch: `_Record.get` would cost more than all else of that.
-_AWAITED, _POSITION, _MADE, _SPOILED = (
-    _HEADER["awaited"], _MEMBER["position"], _SLOT["made"], _SLOT["spoiled"],
+_AWAITED, _PLACES = _HEADER["awaited"], _HEADER["places"]
+_STATE, _POSITION, MADE, SPOILED = (
+    _MEMBER["state"], _MEMBER["position"], _SLOT["made"], _SLOT["spoiled"],
 )  # fmt: skip
 WANTED, RECORDS, IDLE_SINCE, WAITED_NS, ARMED = (
     _MEMBER[name] for name in ("wanted", "records", "idle_since", "waited_ns", "armed")
@@ -78,7 +81,7 @@ WANTED, RECORDS, IDLE_SINCE, WAITED_NS, ARMED = (
 # The bytes that are locked.
 _FEED, _MEMBER_LOCK, _PROCESS_LOCK, _SEAT_LOCK = 0, 16, 16 + MEMBERS, 16 + MEMBERS + PROCESSES
 
-Words = Any  # a ctypes array of 64-bit words
+Words = memoryview  # of 64-bit words
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -108,6 +111,7 @@ class FeedMemory:
     def __post_init__(self) -> None:
         # Not by Python's `mmap`, which opens the file once more: closing that lets go of all locks.
         self._root = owner_of(mapped(NBYTES, mmap.MAP_SHARED, self.descriptor, 0), NBYTES)
+        self._table = memoryview(self._root).cast("B").cast("Q")  # as quick to read as a list
         self.header = _Record(self._words(0, len(_HEADER)), _HEADER)
         self.members = [
             _Record(self._words(_MEMBERS_AT + i * _EACH, len(_MEMBER)), _MEMBER) for i in range(MEMBERS)
@@ -119,11 +123,12 @@ class FeedMemory:
             _Record(self._words(_SLOTS_AT + i * 64, len(_SLOT)), _SLOT) for i in range(MOST_SLOTS)
         ]
         self._bells = {name: ctypes.c_uint32.from_buffer(self._root, at) for name, at in _BELLS.items()}
+        self._forked_from = this_process.pid
         self._lock, self._inside, self._closing = threading.RLock(), False, threading.Lock()
         self._seats: set[int] = set()
 
     def _words(self, offset: int, count: int) -> Words:
-        return (ctypes.c_uint64 * count).from_buffer(self._root, offset)
+        return self._table[offset // 8 : offset // 8 + count]
 
     # --- making and finding ---
 
@@ -241,6 +246,8 @@ class FeedMemory:
         """Become `member`; False where that is there already."""
         if member in self.own or not lock_byte(self.descriptor, _MEMBER_LOCK + member):
             return False
+        if member >= self.header.words[_PLACES]:
+            self.header.words[_PLACES] = member + 1
         self.own.add(member)
         return True
 
@@ -308,11 +315,15 @@ class FeedMemory:
 
     def present(self) -> list[int]:
         """Members that have not left; some may be dead."""
-        return [member for member, words in enumerate(self.members) if words.get("state")]
+        return [member for member, words in enumerate(self.places()) if words.get("state")]
 
     def holding(self) -> list[int]:
         """Members that units are kept for."""
-        return [member for member, words in enumerate(self.members) if words.get("state") == HOLDS]
+        return [member for member, words in enumerate(self.places()) if words.words[_STATE] == HOLDS]
+
+    def places(self) -> list[_Record]:
+        """Of members, up to the last one that anybody has had."""
+        return self.members[: self.header.words[_PLACES]]
 
     def reap(self) -> bool:
         """Clear the words of members that are dead; whether there were any."""
@@ -334,7 +345,8 @@ class FeedMemory:
 
     def least(self) -> int | None:
         """The first unit that is kept for a member; None where there is no member that holds any."""
-        return min([self.members[member].get("position") for member in self.holding()], default=None)
+        held = (words.words for words in self.places())
+        return min([words[_POSITION] for words in held if words[_STATE] == HOLDS], default=None)
 
     def maker_of(self, unit: int) -> int | None:
         """The pid of the process that makes `unit`; None where nobody does, or who did has died."""
@@ -362,7 +374,7 @@ class FeedMemory:
                     words.set("owner", self.process + 1)
                     return unit
             unit = max(first, least)
-            armed = max((words.get("armed") for words in self.members if words.get("state")), default=0)
+            armed = max((words.get("armed") for words in self.places() if words.get("state")), default=0)
             if unit >= least + slots or unit >= armed * self.header.get("epoch"):
                 return None
             words = self.slot_words[unit % slots]
@@ -390,11 +402,7 @@ class FeedMemory:
         self.ring("made")
 
     def is_made(self, unit: int) -> bool:
-        return self.slot_words[unit % self.slots].words[_MADE] == unit + 1
-
-    def is_spoiled(self, unit: int) -> bool:
-        """Of one that is made: whether it has to be looked at."""
-        return self.slot_words[unit % self.slots].words[_SPOILED] != 0
+        return self.slot_words[unit % self.slots].words[MADE] == unit + 1
 
     def is_kept(self, unit: int) -> bool:
         """Whether a member that begins to hold `unit` now will find it (under the feed's lock)."""
@@ -408,6 +416,8 @@ class FeedMemory:
 
     def pass_on(self, member: int, upto: int) -> None:
         """`member` has let go of units before `upto`."""
+        if this_process.pid != self._forked_from:  # what a forked one drops is still shown there
+            return
         words = self.members[member].words
         before = words[_POSITION]
         fence()
@@ -415,9 +425,12 @@ class FeedMemory:
         fence()  # of it and who says that room is awaited, one at least sees the other
         if not self.header.words[_AWAITED]:
             return
-        if all(other.get("position") > before for other in self.members if other.get("state") == HOLDS):
-            self.header.set("awaited", 0)
-            self.ring("taken")
+        for other in self.places():
+            words = other.words
+            if words[_POSITION] <= before and words[_STATE] == HOLDS:
+                return
+        self.header.words[_AWAITED] = 0
+        self.ring("taken")
 
     # --- waiting ---
 
@@ -436,13 +449,14 @@ class FeedMemory:
 
     def await_made(self, unit: int, seconds: float) -> bool:
         """Whether `unit` is made, after one sleep of so many seconds at most where it is not yet."""
-        bell = self._bells["made"]
+        bell, words = self._bells["made"], self.slot_words[unit % self.slots].words
         seen = bell.value
         fence()
-        if not self.is_made(unit):
+        if words[MADE] != unit + 1:
             futex.wait(bell, seen, seconds)
-        fence()
-        return self.is_made(unit)
+        is_made = words[MADE] == unit + 1
+        fence()  # what lies in the slot is read behind this
+        return is_made
 
     def ring(self, *names: str) -> None:
         """Wake all who wait for one of `names`."""

@@ -267,9 +267,10 @@ class Meter:
         self._slow: dict[int, Slow] = {}
         self._lock = threading.Lock()
         self._now = Summary(phase, (), 0, 0.0, 0.0)
-        self._batches, self._wait_s, self._checked = 0, 0.0, 0
-        self._ready = 0
-        self._least: int | None = None
+        self._checked = 0
+        # Of who hands out batches, one at a time. ready: lay ready, in sum; least: and at least.
+        self.batches, self.ready, self.wait_s = 0, 0, 0.0
+        self.least: int | None = None
 
     def line(self, key: str, label: str, span: Span) -> None:
         """Name the line that later reports call `key`, if it has no name yet."""
@@ -294,12 +295,11 @@ class Meter:
     def handed_out(self, ready: int, wait_s: float, *, first: bool = False) -> None:
         """A batch was handed out; `ready` lay ready, and the caller waited `wait_s` for it. first: of an
         epoch, before which no work is done ahead, so that none could lie ready."""
-        with self._lock:
-            self._batches += 1
-            self._wait_s += wait_s
-            self._ready += ready
-            if not first:
-                self._least = ready if self._least is None else min(self._least, ready)
+        self.batches += 1
+        self.wait_s += wait_s
+        self.ready += ready
+        if not first:
+            self.least = ready if self.least is None else min(self.least, ready)
 
     def checked(self, records: int) -> None:
         """So many records had their ids compared with the contract."""
@@ -325,15 +325,15 @@ class Meter:
     def summary(self, queue: Queue | None = None) -> Summary:
         """What was reported so far. queue: how it stands now; what the caller found is filled in here."""
         with self._lock:
-            mean = self._ready / self._batches if self._batches else 0.0
+            mean = self.ready / self.batches if self.batches else 0.0
             return replace(
                 self._now,
-                batches=self._batches,
-                wait_s=self._wait_s,
+                batches=self.batches,
+                wait_s=self.wait_s,
                 checked=self._checked,
                 lines=tuple(self._lines.values()),
                 ready_mean=mean,
-                queue=replace(queue or Queue(), mean=mean, least=self._least or 0),
+                queue=replace(queue or Queue(), mean=mean, least=self.least or 0),
                 slow=max(self._slow.values(), key=lambda slow: (slow.wait_s, slow.behind), default=None),
                 plan=self.plan,
                 rank=self.rank,

@@ -9,10 +9,12 @@ import weakref
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from commplan.diagnostics import text_of
 from commplan.recorder.file import Call, path_of, read_call
 from commplan.recorder.lane import Lane, lane_of, on_activity
 from commplan.recorder.stacks import shown, stacks
 from commplan.runtime.input.group import Group
+from commplan.runtime.input.observe.wait_log import LOG
 from commplan.runtime.input.program import EpochCursor, HostProgram
 from commplan.runtime.input.stages import records
 
@@ -149,7 +151,11 @@ def _look() -> None:
     while True:
         time.sleep(TICK_S)
         for record in list(_watched):
-            record.look()
+            try:
+                record.look()
+            except Exception as error:  # noqa: BLE001  the other records are looked after all the same
+                _watched.discard(record)
+                LOG.warning("the record of the input says no more of waits: %s", text_of(error))
 
 
 def _of_user(frames: list[str]) -> list[str]:

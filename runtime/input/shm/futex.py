@@ -7,6 +7,7 @@ aligned to 4 bytes, and one process alone writes each of them.
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
 import sys
 import time
@@ -44,13 +45,17 @@ _SYSCALL.argtypes = (
 _FUTEX = _number()
 
 
+@functools.lru_cache(maxsize=16)  # most waits look again after the same time
+def _limit(seconds: float) -> _Timespec:
+    return _Timespec(int(seconds), int(seconds % 1 * 1e9))
+
+
 def wait(word: ctypes.c_uint32, seen: int, seconds: float, *, futex: bool = True) -> None:
     """Return when `word` no longer holds `seen`, after a wake, or after `seconds`; the caller looks again."""
     if word.value != seen:
         return
     if _FUTEX is not None and futex:
-        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-        _SYSCALL(_FUTEX, ctypes.byref(word), _WAIT, seen, limit, None, 0)
+        _SYSCALL(_FUTEX, ctypes.byref(word), _WAIT, seen, _limit(seconds), None, 0)
         return
     until, sleep = time.monotonic() + seconds, _SLEEP_FIRST
     while word.value == seen and time.monotonic() < until:

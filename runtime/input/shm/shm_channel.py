@@ -427,7 +427,7 @@ class SharedRing:
 
     def lend(self, number: int) -> dict[Ref, Array]:
         """The same to read from; the slot is let go when nothing shows it any more."""
-        return self.rooms.views(self.slots.lend(number), writable=False)
+        return self.rooms.views(self.slots.lend(number, {}), writable=False)
 
     def publish(self, number: int, processes: tuple[int, ...], error: BaseException | None) -> None:
         """Say that the parts of `processes` in batch `number` are there, or what went wrong with them."""

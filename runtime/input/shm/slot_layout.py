@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,25 +73,30 @@ def slot_layout(program: HostProgram, divisions: Mapping[int, Division]) -> Slot
     makers = tuple(dict.fromkeys(reader for partition in divisions.values() for reader in partition.readers))
     arrays: dict[Ref, Room] = {}
     offset = rounded(len(makers) * slot_status.ROOM)
-    for place, flow in enumerate(program.flows):
-        if not flow.moved:
-            continue
-        for ref, shape, dtype in _wanted(program, flow):
-            arrays[ref] = Room(offset, shape, dtype, place)
-            offset += rounded(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    moving = [(place, flow) for place, flow in enumerate(program.flows) if flow.moved]
+    for wanted in (_records, _values):  # the records of all flows lie together: they are copied at once
+        for place, flow in moving:
+            for ref, shape, dtype in wanted(program, flow):
+                arrays[ref] = Room(offset, shape, dtype, place)
+                offset += rounded(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
     return SlotLayout(arrays, makers, divisions, rounded(offset, PAGE))
 
 
-def _wanted(program: HostProgram, flow: Flow) -> list[tuple[Ref, tuple[int, ...], np.dtype[Any]]]:
+_Wanted = tuple[Ref, tuple[int, ...], np.dtype[Any]]
+
+
+def _records(program: HostProgram, flow: Flow) -> Iterator[_Wanted]:
+    """Which rows are valid, and which records they are of."""
     rows = len(program.rows(flow, flow.batch))
-    wanted: list[tuple[Ref, tuple[int, ...], np.dtype[Any]]] = [
-        (validity(flow), (len(program.variants(flow.per)), rows), np.dtype(np.uint8))
-    ]
+    yield validity(flow), (len(program.variants(flow.per)), rows), np.dtype(np.uint8)
     for read in flow.reads:
-        wanted.append((identity(read), (len(program.variants(read.per)), rows), np.dtype(np.int64)))
+        yield identity(read), (len(program.variants(read.per)), rows), np.dtype(np.int64)
+
+
+def _values(program: HostProgram, flow: Flow) -> Iterator[_Wanted]:
+    rows = len(program.rows(flow, flow.batch))
     for ref in flow.moved:
         element = program.elements[ref]
         if isinstance(element, ArrayType):
             shape = (len(program.variants(program.copies[ref])), rows, *element.shape)
-            wanted.append((ref, shape, numpy_dtype(element.dtype)))
-    return wanted
+            yield ref, shape, numpy_dtype(element.dtype)

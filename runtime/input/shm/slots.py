@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from commplan.diagnostics import fail
 
@@ -118,6 +118,7 @@ class Slots:
     _loans: dict[int, _Loan] = field(default_factory=dict[int, _Loan])
 
     def __post_init__(self) -> None:
+        self._type: Any = type("Root", (ctypes.c_ubyte * self.nbytes,), {"__slots__": ("owner",)})
         self._owners = [self._fresh(place) for place in range(self.count)]
 
     def _fresh(self, place: int) -> Root:
@@ -138,11 +139,15 @@ class Slots:
                 return self.start + place * self.nbytes + address - base
         return None
 
-    def lend(self, number: int) -> Root:
+    def lend(self, number: int, roots: dict[int, Root]) -> Root:
         """The slot of batch `number` to read from. It is let go when the root that this returns is dead, or
-        with `recall`."""
-        owner = self.memory(number)
-        root = (ctypes.c_ubyte * self.nbytes).from_buffer(owner)
+        with `recall`. Who is interrupted finds the root in `roots`, and may ask again with them."""
+        owner = self._owners[number % self.count]
+        root = roots.get(number)
+        if root is None:
+            root = self._type.from_address(ctypes.addressof(owner))  # `from_buffer` takes far longer
+            root.owner = owner
+            roots[number] = root
         loan = _Loan(root, self._dead)
         loan.number, loan.owner = number, owner
         self._loans[number] = loan
@@ -160,9 +165,10 @@ class Slots:
         return sorted(self._loans)
 
     def _dead(self, loan: weakref.ref[Root]) -> None:
-        if isinstance(loan, _Loan) and self._loans.get(loan.number) is loan:
-            del self._loans[loan.number]
-            self.returned(loan.number)
+        number = cast("_Loan", loan).number
+        # Another thread may recall it meanwhile: whoever takes it out says that it is back.
+        if self._loans.get(number) is loan and self._loans.pop(number, None) is not None:
+            self.returned(number)
 
     def recall(self, number: int) -> None:
         """Take the slot of batch `number` back: what shows it keeps its content, as private memory. Errors:
@@ -217,16 +223,13 @@ class CompletionCounter:
         self._new.append(number)
         while self._new and self._lock.acquire(blocking=False):
             try:
-                self._settle()
+                start, after = self.upto, self.after
+                while self._new:
+                    self._back.add(self._new.popleft())
+                while self.upto in self._back:
+                    self._back.remove(self.upto)
+                    self.upto = self.upto + 1 if after is None else after(self.upto)
+                if self.upto > start:
+                    self.advance(self.upto)
             finally:
                 self._lock.release()
-
-    def _settle(self) -> None:
-        start, after = self.upto, self.after
-        while self._new:
-            self._back.add(self._new.popleft())
-        while self.upto in self._back:
-            self._back.remove(self.upto)
-            self.upto = self.upto + 1 if after is None else after(self.upto)
-        if self.upto > start:
-            self.advance(self.upto)

@@ -14,7 +14,7 @@ from commplan.diagnostics import fail
 from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, operands, results
-from commplan.ir.types import ArrayType
+from commplan.ir.types import ArrayType, BytesType
 from commplan.runtime.input.host_batch import FlowState, HostBatch, Visit, compact, count, layout
 from commplan.runtime.input.layout import Array, Bools, Fresh, agrees, aligned, blocks, read_only
 from commplan.runtime.input.observe.accounting import Meter
@@ -73,7 +73,8 @@ class BatchFactory:
             task()
 
     def chained(self, flow: Flow, before: bool) -> frozenset[Ref]:
-        """Results of host functions that go to one other function and nowhere else, record by record.
+        """Results that go to one host function and nowhere else, record by record: of functions, and of loads
+        of bytes.
 
         A function may return the same memory each time. So what takes one such result takes no other, and is
         not called on what its own memory may show.
@@ -86,15 +87,19 @@ class BatchFactory:
             for op in flow.ops:
                 for ref in operands(op):
                     takers.setdefault(ref, []).append(op)
-            memory: dict[
-                Ref, list[Callable[..., Any]]
-            ] = {}  # of each: the functions whose memory it may show
+            memory: dict[Ref, list[Callable[..., Any]]] = {}  # the functions whose memory each may show
             fed: set[Ref] = set()  # those that take one
             for op in ops:
-                if not isinstance(op, Map) or len(results(op)) != 1:
+                refs = [ref for ref in results(op) if ref in self.program.elements]
+                if isinstance(op, Share) or len(refs) != 1:
                     continue
-                (ref,) = results(op)
+                (ref,) = refs
                 if ref in kept or not self._is_taken_once(ref, takers.get(ref, []), ops):
+                    continue
+                if isinstance(op, Read):
+                    stage = self.stages[ref]
+                    if isinstance(stage.elements[0], BytesType) and stage.many is None:
+                        memory[ref] = []  # bytes never change
                     continue
                 (taker,) = takers[ref]
                 calls = [self.stages[ref].call]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from commplan.diagnostics import CommplanError
+from commplan.runtime.input.layout import Array, read_only
 from commplan.runtime.input.observe.accounting import Cpu
 from commplan.runtime.input.sources import files
 
@@ -42,7 +45,7 @@ class Chained(Sequence["Record"]):
     def __getitem__(self, row: int) -> Record:  # pyright: ignore[reportIncompatibleMethodOverride]
         start, record = time.thread_time(), self.records[row]
         try:
-            (value,) = self.stage.one(self.place, record, [column[row] for column in self.operands])
+            value = self.stage.one(self.place, record, [column[row] for column in self.operands])
         except CommplanError as error:
             if not self.stage.skip:
                 raise
@@ -52,7 +55,8 @@ class Chained(Sequence["Record"]):
             self.cpu_s += time.thread_time() - start
         self.done += 1
         self.nbytes += files.nbytes(value)
-        return value
+        # An array may be the function's own memory.
+        return read_only(cast("Array", value)) if isinstance(value, np.ndarray) else value
 
 
 def account(operands: Sequence[Sequence[Record]], cpu: Cpu) -> Cpu:

@@ -50,16 +50,11 @@ def _described(value: object) -> str:
 
 
 def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Record:
-    """`value` as a record of `element`: bytes, or a read-only array or scalar.
+    """`value` as a record of `element`: bytes, or an array or scalar.
 
     Arrays must have the written shape and dtype exactly; a Python number stands for a scalar that can
-    hold it. Read-only, because a value may be the operand of several stages and members. Raises
-    UnlikeError.
+    hold it. Raises UnlikeError.
     """
-    if type(value) is np.ndarray and isinstance(element, ArrayType):  # mostly
-        array = cast("np.ndarray[Any, Any]", value)
-        if array.dtype == dtype and array.shape == element.shape:
-            return read_only(array)
     if isinstance(element, BytesType):
         if isinstance(value, bytes):
             return value
@@ -75,7 +70,7 @@ def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Rec
     array = np.asarray(value)
     if array.shape != element.shape or array.dtype != dtype:
         raise UnlikeError(_described(array))
-    return read_only(array)
+    return array
 
 
 def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Record:
@@ -136,11 +131,10 @@ class Stage:
             _column(len(records), element, dtype, target)
             for element, dtype, target in zip(self.elements, self.dtypes, targets, strict=True)
         ]
-        start, done, skipped = thread_cpu(), 0, 0
+        start, done, skipped, is_single = thread_cpu(), 0, 0, len(columns) == 1
         fetched, failure = self._fetched(records, valid)
-        for row, record in enumerate(records):
-            if not valid[row]:
-                continue
+        for row in np.flatnonzero(valid).tolist():
+            record = records[row]
             try:
                 given = [fetched.pop(record)] if record in fetched else [column[row] for column in operands]
             except SkippedError:
@@ -155,6 +149,9 @@ class Stage:
                 skipped += 1
                 continue
             done += 1
+            if is_single:
+                columns[0][row] = out
+                continue
             for column, value in zip(columns, out, strict=True):
                 column[row] = value
         if failure and done and not skipped:
@@ -206,11 +203,15 @@ class Stage:
         message = f"`__getitems__` of source `{source}` fails, and its records are fetched one by one"
         warnings.warn(f"{message}: {failure}", RuntimeWarning, stacklevel=2)
 
-    def one(self, place: Place, record: int, arguments: list[Record]) -> tuple[Record, ...]:
-        """The results for one record, checked."""
-        out = self._called(place, record, arguments)
+    def one(self, place: Place, record: int, arguments: list[Record]) -> Any:
+        """The result for one record, checked; a tuple where there are several."""
+        out, element = self._called(place, record, arguments), self.elements[0]
         if len(self.elements) == 1:
-            return (self._checked(record, 0, out),)
+            if isinstance(element, ArrayType) and isinstance(out, np.ndarray | np.generic):
+                array = cast("np.ndarray[Any, Any]", out)
+                if array.dtype == self.dtypes[0] and array.shape == element.shape:  # mostly
+                    return array
+            return self._checked(record, 0, cast("object", out))
         values = _as_tuple(out)
         if values is None or len(values) != len(self.elements):
             actual = f"{len(values)} results" if values is not None else f"{_described(out)}, one result"

@@ -92,5 +92,12 @@ def test_one_who_begins_for_long_holds_nobody(
     feed_name: str, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory, "BEGIN_S", 0.05)
-    with directory.beginning(), joined(feed_name, plan) as feed:
+    with directory.beginning(feed_name), joined(feed_name, plan) as feed:
         assert len(list(feed)) == 3
+
+
+def test_who_begins_one_feed_holds_nobody_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "default_folder", lambda: tmp_path)
+    with directory.beginning("first"), directory.beginning("second"):
+        assert len(list(tmp_path.iterdir())) == 2  # neither waited for the other, or went on without
+    assert not list(tmp_path.iterdir())

@@ -54,7 +54,7 @@ def test_slots_are_registered_where_they_are_mapped(tmp_path: Path, monkeypatch:
     os.ftruncate(descriptor, START + COUNT * NBYTES)
     slots = Slots(descriptor, START, NBYTES, COUNT, pinning=Pinning(client))
     assert sorted(client.ranges.values()) == [NBYTES] * COUNT
-    kept = np.frombuffer(slots.lend(0), np.uint8)
+    kept = np.frombuffer(slots.lend(0, {}), np.uint8)
     assert client.holds(kept)
     slots.recall(0)
     assert len(exchanged) == 1 and not client.holds(kept) and len(client.ranges) == COUNT

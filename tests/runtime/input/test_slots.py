@@ -51,7 +51,7 @@ def view(root: Any, offset: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def test_a_slot_comes_back_with_its_last_view(slots: Slots) -> None:
     fill(slots, 0, 7)
-    array = view(slots.lend(0))
+    array = view(slots.lend(0, {}))
     part = array[100:200].reshape(10, 10)
     assert slots.lent() == [0] and back == []
     del array
@@ -62,13 +62,13 @@ def test_a_slot_comes_back_with_its_last_view(slots: Slots) -> None:
 
 def test_what_is_recalled_keeps_its_content_and_its_address(slots: Slots) -> None:
     fill(slots, 0, 7)
-    array = view(slots.lend(0))
+    array = view(slots.lend(0, {}))
     address = array.ctypes.data
     slots.recall(0)
     assert back == [0] and slots.lent() == []
     fill(slots, COUNT, 9)  # the same slot, for a later batch
     assert (array == 7).all() and array.ctypes.data == address
-    later = view(slots.lend(COUNT))
+    later = view(slots.lend(COUNT, {}))
     assert (later == 9).all() and later.ctypes.data != address
     assert slots.offset(later.ctypes.data) == START and slots.offset(address) is None
     del array
@@ -84,7 +84,7 @@ def test_readers_see_the_same_bytes_while_pages_are_exchanged(slots: Slots) -> N
     seen: set[str] = set()
     for number in range(40):
         fill(slots, number, number)
-        array = view(slots.lend(number))
+        array = view(slots.lend(number, {}))
         expected = hashlib.sha256(array.tobytes()).hexdigest()
         stop = threading.Event()
 
@@ -121,7 +121,7 @@ def test_a_computation_of_jax_that_is_still_to_run_keeps_its_input(slots: Slots)
             slots.recall(number - COUNT)
         assert number < COUNT or number - COUNT in back, "written over as soon as it may be, and no sooner"
         fill(slots, number, value)
-        array = view(slots.lend(number))
+        array = view(slots.lend(number, {}))
         on_device = jax.device_put(array)
         shown += on_device.unsafe_buffer_pointer() == array.ctypes.data
         results.append((value, many(on_device)))
@@ -133,7 +133,7 @@ def test_a_computation_of_jax_that_is_still_to_run_keeps_its_input(slots: Slots)
 
 def test_a_closed_ring_leaves_what_is_still_shown(slots: Slots) -> None:
     fill(slots, 1, 5)
-    array = view(slots.lend(1), 64)
+    array = view(slots.lend(1, {}), 64)
     maps = Path("/proc/self/maps").read_text().count("/memory")
     slots.close()
     assert (array == 5).all() and array.ctypes.data % 64 == 0
@@ -146,7 +146,7 @@ def test_a_closed_ring_leaves_what_is_still_shown(slots: Slots) -> None:
 
 def test_pages_that_cannot_be_exchanged_are_an_error(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(slots, 0, 3)
-    array = view(slots.lend(0))
+    array = view(slots.lend(0, {}))
     monkeypatch.setattr(_slots, "_MOVE_TO", 1 << 30)  # flags that mremap(2) does not know
     with pytest.raises(CommplanError, match="exchanged"):
         slots.recall(0)
