@@ -166,8 +166,10 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for a system to answer")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     options = parser.parse_args(argv)
-    if options.records % BATCH:
-        parser.error(f"--records must be a multiple of {BATCH}: every batch has one shape")
+    if min(options.members, options.makers, options.records, options.rounds) < 1 or options.records % BATCH:
+        parser.error(f"counts are 1 or more, and --records a multiple of {BATCH}: every batch has one shape")
+    if unknown := set(options.systems) - set(SYSTEMS):
+        parser.error(f"there is no system {', '.join(unknown)}: {', '.join(SYSTEMS)}")
     return options
 
 

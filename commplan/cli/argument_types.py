@@ -1,8 +1,12 @@
-"""What the values of arguments are read as. Each raises ArgumentTypeError for what it is not."""
+"""What the values of arguments are read as. Each type raises ArgumentTypeError for what it is not."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from commplan.diagnostics import fail
 
 MEASURES = ("slower", "bytes", "memory", "rounds")  # of `diff --fail-on`
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -83,3 +87,12 @@ def nbytes(text: str) -> int:
     if unit not in _SIZES or not _is_number(number) or not int(number):
         raise argparse.ArgumentTypeError(f"expected a size such as 64MiB, found {text!r}")
     return int(number) * _SIZES[unit]
+
+
+def once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
+    """The pairs as a mapping. Raises CP1104 where a name is given two values."""
+    bindings: dict[str, Any] = {}
+    for name, value in pairs:
+        if bindings.setdefault(name, value) != value:
+            fail("CP1104", f"{flag} {name} is given twice: {bindings[name]} and {value}")
+    return bindings

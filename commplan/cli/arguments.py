@@ -163,6 +163,8 @@ def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> Non
             args.records = args.records[1:]
         elif args.output is None:
             root.error("trace: give -o OUT.json, or `trace summarise REC...`")
+    if args.verb == "feeds" and args.watch and args.format != "human":
+        root.error(f"feeds: --format {args.format} is one document, and --watch would write many")
     if args.verb == "check":
         _checked(root, args)
     if args.verb != "verify":
@@ -200,7 +202,8 @@ def _report(verb: Any) -> None:
     recorded = "what the ranks of a run recorded, files *.rec or folders: shown below the prediction"
     run = verb.add_mutually_exclusive_group()
     run.add_argument("--records", nargs="+", metavar="REC", help=recorded)
-    _flag(run, "--trace", "RUN.json", "instead, a recorded run in Chrome's trace format")
+    traced = "instead, a recorded run in Chrome's trace format"
+    run.add_argument("--trace", dest="recorded", metavar="RUN.json", help=traced)
     verb.add_argument("-o", "--output", metavar="OUT.html", required=True, help="write the page here")
 
 
@@ -321,14 +324,12 @@ def _trace(verb: Any) -> None:
     _binding(verb)
 
 
-_JSON = ("json",)
-
-
-# Of each verb its summary, what else its help says, the formats besides `human`, and what adds its arguments.
 def _feeds(verb: Any) -> None:
     _switch(verb, "--watch", "show them live, until Ctrl-C")
 
 
+_JSON = ("json",)
+# Of each verb its summary, what else its help says, the formats besides `human`, and what adds its arguments.
 _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     "check": (
         "report what is wrong with plans, and what is hardly meant",

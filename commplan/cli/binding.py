@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from commplan import dsl
+from commplan.cli.argument_types import once
 from commplan.cli.console import Console, name_of
 from commplan.cli.saved import plan_text
 from commplan.cli.shapes import read_shapes
 from commplan.compiler import check_complete, compile_plan
-from commplan.diagnostics import CommplanError, fail
+from commplan.diagnostics import CommplanError
 from commplan.explain.stages import levels_text
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Schedule
@@ -71,12 +72,3 @@ def note_levels(schedule: Schedule, console: Console) -> None:
     for axis in schedule.axes:
         if axis.levels:
             console.note(f"{axis.kind} {axis.name} = {axis.size} on {levels_text(axis)}")
-
-
-def once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
-    """The pairs as a mapping. Raises CP1104 where a name is given two values."""
-    bindings: dict[str, Any] = {}
-    for name, value in pairs:
-        if bindings.setdefault(name, value) != value:
-            fail("CP1104", f"{flag} {name} is given twice: {bindings[name]} and {value}")
-    return bindings

@@ -29,7 +29,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         code = leaving.code if isinstance(leaving.code, int) else FAILURE
         return _finished(lambda console: code, Console())
     verb = import_module(f"commplan.cli.verbs.{args.verb}")
-    given = [getattr(args, name, None) for name in ("file", "shapes", "topology", "calibration")]
+    flags = ("file", "shapes", "topology", "calibration", "plan", "recorded")
+    given = [getattr(args, flag, None) for flag in flags]
     given += getattr(args, "records", None) or ()
     if getattr(args, "output", None):  # else files may be those that are rewritten
         given += getattr(args, "files", None) or ()

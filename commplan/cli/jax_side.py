@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commplan.cli.argument_types import once
 from commplan.cli.binding import Compiled
 from commplan.cli.console import LAUNCHED, Console
 from commplan.diagnostics import Diagnostic, Note, fail, fail_if, text_of
@@ -76,8 +77,8 @@ def bind(
     `sources`: whether its data is needed too. Raises CP1107 for too many ranks or no JAX, CP1108 for
     functions and sources that are not given, CP1109 for functions that cannot be found, CP1110 for data.
     """
-    functions = {name: function_at(f"--fn {name}={where}", where) for name, where in args.fn}
-    data = {name: source_at(name, path) for name, path in args.source} if sources else {}
+    functions = functions_of(args)
+    data = sources_of(args) if sources else {}
     _check_given(schedule, functions, data if sources else None)
     if world is not None:
         world.agree()
@@ -150,6 +151,17 @@ def differences(
     ]
 
 
+def functions_of(args: Namespace) -> dict[str, Callable[..., Any]]:
+    """What --fn gives. Raises CP1104 for a name that is given twice, and as `function_at`."""
+    given = once(args.fn, "--fn")
+    return {name: function_at(f"--fn {name}={where}", where) for name, where in given.items()}
+
+
+def sources_of(args: Namespace) -> dict[str, Any]:
+    """What --source gives. Raises CP1104 for a name that is given twice, and as `source_at`."""
+    return {name: source_at(name, path) for name, path in once(args.source, "--source").items()}
+
+
 def function_at(flag: str, where: str) -> Callable[..., Any]:
     """The function at MODULE:FUNCTION, or FILE.py:FUNCTION; `flag` is how it was asked for. Raises CP1109."""
     place, colon, attribute = where.rpartition(":")
@@ -174,14 +186,26 @@ def _module(name: str) -> Any:
     return importlib.import_module(name)
 
 
+_loaded: dict[
+    str, tuple[Path, int]
+] = {}  # modules that `_file` made: where from, and the file's time of change
+
+
 def _file(path: str) -> Any:
-    name = Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, path)
+    """The program in a file, run once as long as it does not change. Raises ImportError where it cannot be
+    read, or is called like a module that is loaded already."""
+    place = Path(path).absolute()
+    name, version = place.stem, (place, place.stat().st_mtime_ns)
+    if name in sys.modules and _loaded.get(name) == version:
+        return sys.modules[name]
+    if name in sys.modules and name not in _loaded:
+        raise ImportError(f"{path} is called like the module `{name}`, which is loaded: give it another name")
+    spec = importlib.util.spec_from_file_location(name, place)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    _loaded[name] = version
     return module
 
 

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from commplan.cli.argument_types import once
+from commplan.cli.binding import compiled, note_levels
 from commplan.cli.console import Console, name_of
 from commplan.cli.saved import is_saved, read_saved
-from commplan.cost import Predictor, Simulation, load_calibration, simulate
+from commplan.cost import Calibration, Predictor, Simulation, load_calibration, simulate
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Schedule
@@ -44,17 +46,25 @@ def simulated(args: Namespace, console: Console) -> Simulated:
     schedule, lines = _schedule(args, topology, console)
     if topology is None:
         return Simulated(schedule, lines, None)
-    costs = dict[str, float](getattr(args, "cost", ()))
+    costs = once(getattr(args, "cost", ()), "--cost")
     names = [declared.name for declared in (*schedule.fns, *schedule.sources)]
     for name in costs:
         if name not in names:
             message = f"--cost {name}: the plan has no function or source `{name}`"
             fail("CP1108", message, f"it declares: {', '.join(names) or 'none'}")
-    if calibration is not None:
-        calibration.check_backend(schedule.backend, args.calibration)
-    links, measured = (calibration.links, calibration.input) if calibration else (None, None)
-    predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
+    predictor = predictor_of(schedule, topology, calibration, args.calibration)
+    measured = calibration.input if calibration else None
     return Simulated(schedule, lines, Timed(predictor, simulate(schedule, predictor, costs, measured)))
+
+
+def predictor_of(
+    schedule: Schedule, topology: Topology, calibration: Calibration | None, file: str
+) -> Predictor:
+    """What predicts times on `topology`. Raises CP0753 for a calibration, in `file`, of another backend."""
+    if calibration is not None:
+        calibration.check_backend(schedule.backend, file)
+    links = calibration.links if calibration else None
+    return Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
 
 
 def _schedule(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:
@@ -64,7 +74,6 @@ def _schedule(args: Namespace, topology: Topology | None, console: Console) -> t
         if args.ranks:
             fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
         return placed(text, name, args, topology, console), []
-    from commplan.cli.binding import compiled
 
     def adapt(plan: Plan) -> Plan:
         return _scaled(plan, args.ranks, args.axis) if args.ranks else plan
@@ -94,7 +103,6 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
 
 def placed(text: str, name: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
     """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
-    from commplan.cli.binding import note_levels
     from commplan.verify import verify
 
     schedule = read_saved(text, name, verify)

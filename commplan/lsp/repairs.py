@@ -63,7 +63,6 @@ def _ignored(document: Document, warning: Diagnostic, span: Span) -> Repair:
         change = (start, end, f"  # commplan: ignore {warning.code}")
         if comments:  # a comment that is there comes behind ours
             start = places.offset(span.line, comments[0].column)
-            change = (start, start, f"# commplan: ignore {warning.code} ")
             text = comments[0].text.removeprefix("#").strip()
             change = (start, end, f"# commplan: ignore {warning.code}: {text}")
     return Repair(f"ignore {warning.code} here", (change,), warning, certain=False)

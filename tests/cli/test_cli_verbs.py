@@ -17,6 +17,8 @@ import pytest
 from commplan import __version__
 from commplan.cli import main
 from commplan.cli.arguments import EMITS, parser
+from commplan.cli.jax_side import function_at
+from commplan.diagnostics import CommplanError
 from commplan.ir.serialization.canonical_json import decode
 from commplan.ir.serialization.text import parse_plan, parse_schedule
 from commplan.passes.pipeline.registry import PASSES
@@ -493,3 +495,29 @@ def test_interruptions_are_said(monkeypatch: pytest.MonkeyPatch, capsys: Capture
     monkeypatch.setattr("commplan.dsl.analyse", interrupt)
     assert main(["check", DATA_PARALLEL]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_what_is_given_twice_is_said_by_every_flag(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "p.plan"
+    path.write_text("plan p\naxis data = 2\ninput x : f32 per data\neach step { output x }\n")
+    twice = ["check", str(path), "--records", "s=1", "--records", "s=2"]
+    assert main(twice) == 1
+    assert "CP1104" in capsys.readouterr().err
+
+
+def test_a_program_is_run_once_and_hides_no_module(tmp_path: Path) -> None:
+    program, hiding = tmp_path / "two_functions.py", tmp_path / "json.py"
+    program.write_text("class Made: pass\none, two = (lambda: Made), (lambda: Made)\n")
+    hiding.write_text("one = len\n")
+    one, two = (function_at("--fn", f"{program}:{name}") for name in ("one", "two"))
+    assert one() is two()
+    with pytest.raises(CommplanError, match="is called like the module `json`"):
+        function_at("--fn", f"{hiding}:one")
+    program.write_text("one = str\n")
+    os.utime(program, ns=(1, 1))
+    assert function_at("--fn", f"{program}:one") is str
+
+
+def test_a_live_view_of_feeds_is_for_people(capsys: Capture) -> None:
+    assert main(["feeds", "--watch", "--format", "json"]) == 2
+    assert "--watch would write many" in capsys.readouterr().err

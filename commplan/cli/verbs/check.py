@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from commplan import dsl, io
+from commplan.cli.argument_types import once
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.saved import plan_text
 from commplan.cli.shapes import is_function, read_shapes
@@ -139,7 +140,7 @@ def _given(args: Namespace, console: Console) -> Given:
     programs = {path: console.read(path) for path in args.program}
     for path, text in programs.items():
         _check_program(path, text)
-    known = Given(records=dict(args.records), programs=programs)
+    known = Given(records=once(args.records, "--records"), programs=programs)
     bindings = (
         args.shapes,
         args.topology,
@@ -152,7 +153,6 @@ def _given(args: Namespace, console: Console) -> Given:
         return known
     from msgspec.structs import replace
 
-    from commplan.cli.binding import once
     from commplan.cost import load_calibration
     from commplan.pytree import shapes_of
     from commplan.topology import load_topology

@@ -115,9 +115,9 @@ def _predictor(args: Namespace, schedule: Schedule) -> Predictor | None:
     """Of the topology that is given, with what was measured there."""
     if not args.topology:
         return None
-    from commplan.cost import Predictor, load_calibration
+    from commplan.cli.simulated import predictor_of
+    from commplan.cost import load_calibration
     from commplan.topology import load_topology
 
-    measured = load_calibration(args.calibration).links if args.calibration else None
-    topology = load_topology(args.topology)
-    return Predictor(topology, schedule.axes, calibration=measured, backend=schedule.backend)
+    calibration = load_calibration(args.calibration) if args.calibration else None
+    return predictor_of(schedule, load_topology(args.topology), calibration, args.calibration)

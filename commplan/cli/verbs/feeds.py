@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import Namespace
 from typing import Any
@@ -28,7 +29,8 @@ def run(args: Namespace, console: Console) -> int:
     from rich.console import Group
     from rich.live import Live
 
-    with Live(console=Rich(), refresh_per_second=4) as live:
+    screen = Rich(no_color=not console.color(sys.stdout))
+    with Live(console=screen, refresh_per_second=4) as live:
         while True:
             live.update(Group(*_drawn(feeds())))
             time.sleep(_EVERY_S)

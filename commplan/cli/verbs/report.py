@@ -19,7 +19,7 @@ from commplan.report.trace import read_trace
 
 def run(args: Namespace, console: Console) -> int:
     """Gather, and write the page. Raises what compiling, simulating and verifying raise, CP1113, CP1114."""
-    trace = read_trace(console.read(args.trace), name_of(args.trace)) if args.trace else None
+    trace = read_trace(console.read(args.recorded), name_of(args.recorded)) if args.recorded else None
     schedule, lines, times = simulated(args, console)
     if not lines:
         show_lines(schedule, console)

@@ -9,9 +9,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from commplan.cli.argument_types import once
 from commplan.cli.binding import checked
 from commplan.cli.console import RANKS, STDIN, Console
-from commplan.cli.jax_side import differences, function_at, need, source_at, user_code
+from commplan.cli.jax_side import differences, function_at, functions_of, need, sources_of, user_code
 from commplan.cost.calibration import Calibration, load_calibration, only_input
 from commplan.diagnostics import Diagnostic, Note, fail, fail_if
 from commplan.input.measured_costs import InputCosts, merged
@@ -48,9 +49,8 @@ def _measured(plan: Plan, args: Namespace, console: Console) -> InputCosts:
     need("jax", "'commplan[jax]'")
     from commplan.runtime.calibrate.input import Given, calibrate_input, needed
 
-    functions = {name: function_at(f"--fn {name}={where}", where) for name, where in args.fn}
-    sources = {name: source_at(name, path) for name, path in args.source}
-    given = Given(plan, sources, functions, dict(args.axis))
+    functions, sources = functions_of(args), sources_of(args)
+    given = Given(plan, sources, functions, once(args.axis, "--axis"))
     consumer = function_at(f"--consumer {args.consumer}", args.consumer) if args.consumer else None
     _check(given.plan, *needed(given), sources, functions)
     seconds = args.seconds or SECONDS

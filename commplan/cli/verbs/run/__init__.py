@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from commplan.cli import INTERRUPTED
+from commplan.cli.argument_types import once
 from commplan.cli.binding import Compiled, compiled
 from commplan.cli.console import Console
 from commplan.cli.jax_side import need, under_mpi
@@ -108,7 +109,7 @@ def outliving(environment: Mapping[str, str]) -> dict[str, str]:
 def _sized(plan: Plan, args: Namespace, world: World) -> Plan:
     """The plan unchanged; the flags are set to compile it for the ranks of MPI."""
     args.backend = "mpi"
-    args.axis = list(world.sizes(plan, dict(args.axis)).items())
+    args.axis = list(world.sizes(plan, once(args.axis, "--axis")).items())
     return plan
 
 
