@@ -1,5 +1,6 @@
 """What all tests share: eight CPU devices, no accelerator whatever the machine has, and no haste."""
 
+import gc
 import os
 import tempfile
 
@@ -16,3 +17,9 @@ os.environ["COMMPLAN_RECORDS"] = _RECORDS.name
 # How long an example takes is the machine's affair.
 settings.register_profile("commplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("commplan")
+
+
+def pytest_collection_finish():
+    """All tests and modules live as long as the run: no collection of garbage goes through them again."""
+    gc.collect()
+    gc.freeze()

@@ -99,7 +99,7 @@
       ? html("button", { type: "button", class: "place", onclick: () => editor.go(each.span.line, each.span.column) }, `line ${each.span.line}`)
       : null;
     const fix =
-      each.fix && html("button", { type: "button", class: "fix", onclick: () => replaced(each.fix) }, ["Fix: ", commplan.parts.ticked(each.fix.title)]);
+      each.fix && html("button", { type: "button", class: "fix", onclick: () => replaced(each.fix) }, ["Fix: ", ...commplan.parts.ticked(each.fix.title)]);
     return html(
       "div",
       { class: `message ${each.severity}` },

@@ -10,7 +10,7 @@ from commplan.errors import RANGES, page, titles
 
 FOLDER = "errors"
 CODE = re.compile(r"(?<![\w\[/`-])(CP\d{4})(?![\w\]`-]|\.\w)")
-INDENTED = re.compile(r"^ {4}.*\n(?:(?: {4}.*)?\n)*", re.M)
+INDENTED = re.compile(r"^```[^`]*^```$|^(?P<plain> {4}.*\n(?:(?: {4}.*)?\n)*)", re.M)
 # Where a code must stay as it is: blocks and spans of code, links, headings.
 VERBATIM = re.compile(r"^(```|~~~).*?^\1|^(?: {4}|#)[^\n]*$|`[^`\n]+`|\[[^\]\n]*\]\([^)\n]*\)", re.M | re.S)
 
@@ -24,7 +24,8 @@ def pages() -> dict[str, str]:
 def linked(markdown: str, name: str) -> str:
     """`markdown` of page `name`, its codes turned into links to their pages."""
     folder = posixpath.relpath(FOLDER, posixpath.dirname(name) or ".")
-    parts, end = [], 0
+    parts: list[str] = []
+    end = 0
     for kept in VERBATIM.finditer(markdown):
         parts += [_links(markdown[end : kept.start()], folder), kept[0]]
         end = kept.end()
@@ -37,8 +38,9 @@ def _links(text: str, folder: str) -> str:
 
 
 def _page(code: str) -> str:
-    """The manual's page, its indented plans as blocks of the language."""
-    return INDENTED.sub(lambda block: _fenced(block[0]), page(code) or "")
+    """The manual's page, its indented plans as blocks of the language. The search ranks it first."""
+    text = INDENTED.sub(lambda block: _fenced(block[0]) if block["plain"] else block[0], page(code) or "")
+    return f"---\nsearch: {{boost: 2}}\n---\n\n{text}"
 
 
 def _fenced(block: str) -> str:

@@ -69,7 +69,11 @@ class Canvas:
         label = f'role="img" aria-label="{escape(title)}"'
         shapes = "".join(self.shapes)
         drawing = f"<svg {size} {label}>{shapes}</svg>"
-        return f'<figure class="drawing">{drawing}<figcaption>{escape(caption)}</figcaption></figure>'
+        return f'<figure class="drawing">{drawing}<figcaption>{_caption(caption)}</figcaption></figure>'
+
+
+def _caption(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 CELL, GAP, LEFT = 15.0, 34.0, 64.0

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,18 +51,34 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
+# A word behind dashes is a flag that is looked for; the theme's search would leave its pages out.
+FLAGS = {
+    r't.trim().split(/"([^"]+)"/g)':
+        r't.trim().replace(/(^|\s)-+(?=\w)/g,"$1").split(/"([^"]+)"/g)',
+}  # fmt: skip
+
+
 def keep_theme_here(site: Path) -> None:
-    """Points the theme's script at what the site serves. Raises SystemExit where the theme has changed."""
+    """Points the theme's script at what the site serves, and lets the search find flags.
+
+    Raises SystemExit where the theme has changed.
+    """
     copy(MERMAID, site / "assets" / "vendor")
-    (script,) = (site / "assets" / "javascripts").glob("bundle.*.min.js")
-    text = script.read_text(encoding="utf-8")
-    for address, instead in ELSEWHERE.items():
-        if text.count(f'"{address}"') != 1:
-            raise SystemExit(f"{script.name} does not load {address} once: see docs/tools/vendor.py")
-        text = text.replace(f'"{address}"', instead)
-    script.write_text(text, encoding="utf-8")
-    for superfluous in script.parent.rglob("*.map"):
+    scripts = site / "assets" / "javascripts"
+    _replace(scripts, "bundle.*.min.js", {f'"{address}"': instead for address, instead in ELSEWHERE.items()})
+    _replace(scripts, "workers/search.*.min.js", FLAGS)
+    for superfluous in scripts.rglob("*.map"):
         superfluous.unlink()
+
+
+def _replace(folder: Path, pattern: str, changes: Mapping[str, str]) -> None:
+    (script,) = folder.glob(pattern)
+    text = script.read_text(encoding="utf-8")
+    for old, new in changes.items():
+        if text.count(old) != 1:
+            raise SystemExit(f"{script.name} does not have {old} once: see docs/tools/vendor.py")
+        text = text.replace(old, new)
+    script.write_text(text, encoding="utf-8")
 
 
 def copy(package: Package, place: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-from support import programs_processes
+from support import interpreter, programs_processes
 from support.oracle import Oracle
 from support.ports import free_port
 
@@ -18,7 +17,7 @@ import commplan
 def test_rounds_between_processes_agree_with_the_oracle(tmp_path: Path):
     port = str(free_port())
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-    command = [sys.executable, "-W", "error", programs_processes.__file__, port]
+    command = [*interpreter.words(environment), programs_processes.__file__, port]
     started = [
         subprocess.Popen(
             [*command, str(index), "2", str(tmp_path)], env=environment, stderr=subprocess.PIPE, text=True

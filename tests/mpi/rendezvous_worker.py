@@ -47,7 +47,7 @@ def stay_away() -> None:
         return
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(6 * TIMEOUT_S if how == "late" else 600)
+    time.sleep(TIMEOUT_S + 1 if how == "late" else 600)
 
 
 def bind() -> None:

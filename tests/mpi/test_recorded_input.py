@@ -61,7 +61,7 @@ def stuck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("run")
     (folder / "fed.plan").write_text(PLAN)
     with mock.patch.dict(os.environ, COMMPLAN_RECORDS=str(folder)):
-        done = mpirun.started(mpirun.command(3, PROGRAM, folder / "fed.plan"), 120)
+        done = mpirun.started(mpirun.command(3, PROGRAM, folder / "fed.plan", forked=False), 120)
     assert done.returncode != 0
     return folder, done.stderr
 

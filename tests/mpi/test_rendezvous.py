@@ -24,7 +24,7 @@ PURPOSES = {
 
 
 def job(where: str, how: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = mpirun.command(3, WORKER, where, how)
+    command = mpirun.command(3, WORKER, where, how, forked=False)
     return mpirun.started([command[0], *options, *command[1:]])
 
 

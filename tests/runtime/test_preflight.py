@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import preflight_steps
+from support import interpreter, preflight_steps
 from support.embedding import mesh_of
 from support.ports import free_port
 
@@ -39,11 +38,11 @@ def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[lis
     """By case, what became of each call on each of two processes."""
     port = str(free_port())
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-    command = [sys.executable, "-W", "error", preflight_steps.__file__, "jax", cases, port]
+    program = [preflight_steps.__file__, "jax", cases, port]
     started = [
         subprocess.Popen(
-            [*command, str(index)],
-            env={**environment, "XLA_FLAGS": flags[index]},
+            [*interpreter.words(environment), *program, str(index)],
+            env={**environment, "XLA_FLAGS": flags[index]} if flags[index] else environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

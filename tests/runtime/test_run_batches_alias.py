@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from support import alias_processes
+from support import alias_processes, interpreter
 from support.embedding import bind, mesh_of
 from support.ports import free_port
 
@@ -105,7 +104,7 @@ def test_a_batch_that_is_donated_or_held_keeps_its_content(monkeypatch: pytest.M
 
 def test_slots_that_devices_see_are_not_overwritten_by_other_processes(tmp_path: Path):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-    command = [sys.executable, "-W", "error", alias_processes.__file__, str(free_port())]
+    command = [*interpreter.words(environment), alias_processes.__file__, str(free_port())]
     started = [
         subprocess.Popen(
             [*command, str(i), "2", tmp_path], env=environment, stderr=subprocess.PIPE, text=True

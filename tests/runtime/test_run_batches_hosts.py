@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import host_processes
+from support import host_processes, interpreter
 from support.embedding import mesh_of
 from support.ports import free_port
 
@@ -21,7 +20,7 @@ def run(hosts: str, what: str, out: Path, platform: str = "cpu") -> list[dict[st
     tests = str(Path(__file__).parents[1])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
     count, port = len(hosts.split(",")), str(free_port())
-    command = [sys.executable, "-W", "error", host_processes.__file__, port]
+    command = [*interpreter.words(environment), host_processes.__file__, port]
     started = [
         subprocess.Popen(
             [*command, str(i), str(count), hosts, what, out],

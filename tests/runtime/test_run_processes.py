@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from support import two_processes
+from support import interpreter, two_processes
 from support.embedding import mesh_of
 from support.ports import free_port
 
@@ -22,7 +21,7 @@ def played(what: str, place: Path) -> None:
     """Two processes; they must end well."""
     port = str(free_port())
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-    command = [sys.executable, "-W", "error", two_processes.__file__, port]
+    command = [*interpreter.words(environment), two_processes.__file__, port]
     started = [
         subprocess.Popen(
             [*command, str(index), "2", what, str(place)], env=environment, stderr=subprocess.PIPE, text=True

@@ -6,12 +6,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import watched_processes
+from support import interpreter, watched_processes
 from support.ports import free_port
 
 from bench.faults import jax as processes
@@ -36,7 +35,7 @@ def ended(words: list[str], records: Path, stopped: int | None = None) -> dict[i
     port = str(free_port())
     jobs = {
         index: subprocess.Popen(
-            [word.format(port=port, index=index) for word in words],
+            [*interpreter.words(environment), *(word.format(port=port, index=index) for word in words)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -61,7 +60,7 @@ def ended(words: list[str], records: Path, stopped: int | None = None) -> dict[i
 
 def fault(kind: str, culprit: int, records: Path, stopped: int | None = None) -> dict[int, End]:
     words = ["-m", processes.__name__, *Fault("jax", kind, culprit, 6, 1000, "").words, "{port}", "{index}"]
-    return ended([sys.executable, *words], records, stopped)
+    return ended(words, records, stopped)
 
 
 def heads(ends: dict[int, End]) -> dict[int, list[str]]:
@@ -92,7 +91,7 @@ def test_a_stopped_process_is_named_and_the_others_end(culprit: int, tmp_path: P
 
 def test_a_process_that_keeps_the_lock_is_named_with_its_python(tmp_path: Path):
     """No thread of it can answer; who waits for it has it asked by a signal."""
-    words = [sys.executable, watched_processes.__file__, "{port}", "{index}", "lock"]
+    words = [watched_processes.__file__, "{port}", "{index}", "lock"]
     ends = ended(words, tmp_path, stopped=1)
     for index in (0, 2):
         assert ends[index].status == EXIT_STATUS, ends[index].text
@@ -104,7 +103,7 @@ def test_a_process_that_keeps_the_lock_is_named_with_its_python(tmp_path: Path):
 
 def test_ctrl_c_ends_a_process_that_waits_in_a_step(tmp_path: Path):
     """JAX's wait lets no signal in; the bound of the watchdog is far away."""
-    words = [sys.executable, watched_processes.__file__, "{port}", "{index}", "ctrl-c"]
+    words = [watched_processes.__file__, "{port}", "{index}", "ctrl-c"]
     ends = ended(words, tmp_path, stopped=1)
     for index in (0, 2):
         assert ends[index].status == 130, ends[index].text
@@ -172,14 +171,14 @@ def test_who_does_not_bind_is_named_while_the_others_wait():
 @pytest.mark.parametrize("mode", ["late", "none", "rhythm", "fork"])
 def test_no_alarm(mode: str, tmp_path: Path):
     """Of a process that said so, without a watchdog, for steps as slow as ever, for the end of a child."""
-    ends = ended([sys.executable, watched_processes.__file__, "{port}", "{index}", mode], tmp_path)
+    ends = ended([watched_processes.__file__, "{port}", "{index}", mode], tmp_path)
     for end in ends.values():
         assert end.status == 0 and "finished" in end.text and "CP0834" not in end.text, end.text
     assert not list(tmp_path.iterdir())
 
 
 def test_a_phase_outside_of_a_step_is_watched(tmp_path: Path):
-    ends = ended([sys.executable, watched_processes.__file__, "{port}", "{index}", "phase"], tmp_path)
+    ends = ended([watched_processes.__file__, "{port}", "{index}", "phase"], tmp_path)
     for end in ends.values():
         assert end.status == EXIT_STATUS, end.text
         assert "process 1 has not come within " in end.text

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import interpreter
 
 TESTS = Path(__file__).resolve().parent.parent
 MPIRUN = Path(sys.executable).parent / "mpirun"
@@ -43,11 +44,16 @@ def environment() -> dict[str, str]:
     }
 
 
-def command(ranks: int, script: Path | str, *words: object) -> list[str]:
-    """`script` on so many ranks of this machine; a text with line breaks or blanks is the program itself."""
+def command(ranks: int, script: Path | str, *words: object, forked: bool = True) -> list[str]:
+    """`script` on so many ranks of this machine; a text with line breaks or blanks is the program itself.
+
+    forked: from a process that has imported JAX. What is looked up by the environment that a process was
+    started with (`/proc/PID/environ`) is not found then.
+    """
     program = ["-c", script] if isinstance(script, str) else [str(script)]
     mpirun = [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return [*mpirun, sys.executable, "-W", "error", *program, *map(str, words)]
+    python = interpreter.words(environment()) if forked else [sys.executable, "-W", "error"]
+    return [*mpirun, *python, *program, *map(str, words)]
 
 
 def started(words: list[str], timeout: float = 240) -> subprocess.CompletedProcess[str]:

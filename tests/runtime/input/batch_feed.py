@@ -43,7 +43,7 @@ def ours() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def no_thread_is_left_behind():
+def no_thread_is_left_behind(small_heap: None):
     yield
     gc.collect()
     assert ours() == []

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import carry_processes
+from support import carry_processes, interpreter
 from support.ports import free_port
 
 from commplan.diagnostics import Span
 from commplan.input.work_partition import division
 from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, chain
 
 
@@ -25,7 +25,7 @@ def run(what: str, count: int, out: Path) -> tuple[list[int], list[dict[str, Any
     port = str(free_port())
     started = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", carry_processes.__file__, port, str(i), str(count), what, out],
+            [*interpreter.words(environment), carry_processes.__file__, port, str(i), str(count), what, out],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -56,7 +56,7 @@ def test_a_silent_host_is_an_error_after_the_timeout(tmp_path: Path):
 
 
 def test_a_carrier_that_was_stopped_carries_nothing():
-    mover = JaxCarrier(division("all_shared", (0, 1)), 0, (None, None), 1.0, ("x", Span(1, 1, 1, 1), ""))
+    mover = JaxCarrier(division("all_shared", (0, 1)), 0, (None, None), 1.0, Blame("x", Span(1, 1, 1, 1), ""))
     assert mover.by_caller
     mover.stop()
     with pytest.raises(ClosedError):

@@ -49,7 +49,7 @@ def children() -> set[int]:
 
 
 @pytest.fixture(autouse=True)
-def no_process_is_left_behind() -> Iterator[None]:
+def no_process_is_left_behind(small_heap: None) -> Iterator[None]:
     before = children()
     yield
     gc.collect()

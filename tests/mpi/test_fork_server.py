@@ -1,0 +1,85 @@
+"""Processes that are forked from one with JAX are what `python -W error` would have started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import interpreter, mpirun
+
+REPORT = (
+    "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ['MARK'], 'jax' in sys.modules, __name__)"
+)
+
+
+def done(words: list[str], *program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*words, *program], capture_output=True, text=True, check=False, input="given",
+        env={**os.environ, "MARK": "set", **environment},
+    )  # fmt: skip
+
+
+def test_a_program_is_a_text_a_file_or_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(REPORT)
+    for program in (["-c", REPORT], [str(tmp_path / "program.py")], ["-m", "program"]):
+        said = done(interpreter.words(), *program, "a", "b")
+        assert said.stdout == f"['a', 'b'] {tmp_path} set True __main__\n", said.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys; sys.exit(3)",
+        "1 / 0",
+        "import warnings; warnings.warn('an error', stacklevel=1)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import atexit; atexit.register(print, 'the end'); print(input())",
+    ],
+)
+def test_it_ends_as_without_a_server(text: str) -> None:
+    forked, usual = (
+        done(words, "-c", text) for words in (interpreter.words(), [sys.executable, "-W", "error"])
+    )
+    assert (forked.returncode, forked.stdout) == (usual.returncode, usual.stdout)
+    assert forked.stderr.splitlines()[-1:] == usual.stderr.splitlines()[-1:]
+
+
+def test_variables_that_imports_read_are_never_those_of_the_server() -> None:
+    text = "import os, sys; print(os.environ['XLA_FLAGS'], 'jax' in sys.modules)"
+    assert (
+        done(interpreter.words(), "-c", text, XLA_FLAGS="--xla_dump_to=").stdout == "--xla_dump_to= False\n"
+    )
+
+
+def test_ranks_hash_as_they_like() -> None:
+    seen = {
+        done(interpreter.words(), "-c", "print(hash('x'))", OMPI_COMM_WORLD_RANK=rank).stdout for rank in "01"
+    }
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 7), (signal.SIGKILL, -9), (signal.SIGTERM, -15)]
+)
+def test_signals_reach_it_and_it_never_outlives_its_client(number: signal.Signals, status: int) -> None:
+    text = (
+        "import os, time\nprint(os.getpid(), flush=True)\n"
+        "try:\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    os._exit(7)"
+    )
+    with subprocess.Popen([*interpreter.words(), "-c", text], stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        forked = os.pidfd_open(int(client.stdout.readline()))
+        client.send_signal(number)
+        assert client.wait(60) == status
+        assert client.stdout.read() == ""  # the last to hold it has ended
+        os.close(forked)
+
+
+def test_ranks_are_forked() -> None:
+    mpirun.needs_mpi()
+    assert mpirun.run(2, "import sys; print('jax' in sys.modules, flush=True)").split() == ["True", "True"]

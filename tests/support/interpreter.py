@@ -1,0 +1,53 @@
+"""The beginning of commands that run Python with JAX, as `python -W error` does: see `fork_server`."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from support import fork_server
+
+
+def words(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What comes before a file, `-c` or `-m` in a command that is started in `environment`."""
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        fork_server.__file__,
+        _folder(fork_server.read_at_import(environment)),
+    ]
+
+
+def _folder(settings: Mapping[str, str]) -> str:
+    return _served(tuple(sorted(settings.items())))
+
+
+@functools.cache
+def _served(settings: tuple[tuple[str, str], ...]) -> str:
+    """Start two servers with those variables; the folder of their sockets."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="forks-", ignore_cleanup_errors=True))
+    others = {
+        name: value for name, value in os.environ.items() if not fork_server.read_at_import({name: value})
+    }
+    servers = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", fork_server.__file__, "serve", str(Path(folder, str(number)))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**others, **dict(settings)},
+            start_new_session=True,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    for server in servers:
+        stack.enter_context(server)  # closes its input, which ends it
+        assert server.stdout is not None and server.stdout.readline() == b"listening\n"
+    return folder
