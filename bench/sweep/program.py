@@ -140,7 +140,8 @@ class Memory:
 
         pixels = np.zeros((BATCH, *SHAPE), np.uint8)
         self.name, self.steps, self._at = "memory", batches, 0
-        self._batch = Batch({"pixels": pixels}, 0, 0)
+        self._batch = Batch(pixels=pixels)
+        self._batch.epoch = self._batch.step = 0
 
     def __iter__(self) -> Iterator[Any]:
         for step in range(self.steps):

@@ -186,25 +186,28 @@ def _module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-_loaded: dict[
-    str, tuple[Path, int]
-] = {}  # modules that `_file` made: where from, and the file's time of change
+_loaded: dict[str, tuple[Path, int]] = {}  # of modules that `_file` made: path, and when it was changed
 
 
 def _file(path: str) -> Any:
     """The program in a file, run once as long as it does not change. Raises ImportError where it cannot be
-    read, or is called like a module that is loaded already."""
+    read, or is called like another module that is loaded already."""
     place = Path(path).absolute()
     name, version = place.stem, (place, place.stat().st_mtime_ns)
-    if name in sys.modules and _loaded.get(name) == version:
-        return sys.modules[name]
-    if name in sys.modules and name not in _loaded:
+    loaded = sys.modules.get(name)
+    if loaded is not None and _loaded.get(name, version) == version:
+        if name in _loaded or getattr(loaded, "__file__", None) == str(place):
+            return loaded
         raise ImportError(f"{path} is called like the module `{name}`, which is loaded: give it another name")
     spec = importlib.util.spec_from_file_location(name, place)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load {path}")
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     _loaded[name] = version
     return module
 

@@ -3,6 +3,7 @@ interpreter's lock, so that none of its own threads can say it."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import time
@@ -28,10 +29,20 @@ def stacks(record: Path) -> list[list[str]]:
         sizes = {path: path.stat().st_size for path in _mapped(process)}
         if record.resolve() not in sizes:
             return []
-        os.kill(process, number)
+        _signal(process, number)
         return _parsed(_written(sizes))
     except OSError:
         return []
+
+
+def _signal(process: int, number: int) -> None:
+    """To the main thread, whose number is the process's: a second signal that comes meanwhile would go to
+    another thread, and its stack would be taken for the main one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "tgkill"):  # glibc before 2.30
+        os.kill(process, number)
+    elif libc.tgkill(process, process, number):
+        raise OSError(ctypes.get_errno(), "tgkill")
 
 
 def main_stack(record: Path) -> str:

@@ -33,6 +33,12 @@ char Watch::state(int rank) const {
   return at == std::string::npos || at + 2 >= line.size() ? 'X' : line[at + 2];
 }
 
+// On a machine that is busy a thread may wait for a core for seconds.
+bool Watch::could_run(int rank) const {
+  char state = this->state(rank);
+  return state == 'R' || state == 'S';
+}
+
 std::string Watch::silent(int rank) const {
   const Process& process = processes_[rank];
   const Process& mine = processes_[own_];
@@ -102,6 +108,8 @@ void Watch::conclude() {
   }
   std::string waited = seconds(mine.waited), text;
   std::sort(waiting.begin(), waiting.end());
+  auto able = std::stable_partition(silent_ranks.begin(), silent_ranks.end(), [this](int rank) { return !could_run(rank); });
+  if (able != silent_ranks.begin()) silent_ranks.erase(able, silent_ranks.end());
   if (!silent_ranks.empty()) {
     for (int rank : silent_ranks) {
       text += (text.empty() ? "rank " : "\nnote: rank ") + std::to_string(rank) + " " + silent(rank);

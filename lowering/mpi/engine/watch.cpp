@@ -14,6 +14,7 @@ namespace commplan {
 namespace {
 
 constexpr int64_t kTick = 50'000'000, kGrace = 2'000'000'000, kAgain = 1'000'000'000;  // nanoseconds
+constexpr int64_t kStarved = 10'000'000'000;  // until ranks that could run and do not answer are called silent
 constexpr int kFew = 3, kIntervals = 16;  // runs before a median is known, and of which it is one
 constexpr int64_t kMedians = 5;
 enum Tag { kAsk = 1, kAnswer = 2, kVerdict = 3 };
@@ -329,9 +330,13 @@ void Watch::look() {
   record_progress();
   int64_t at = now();
   if (asked_ > 0) {
-    bool all = true;
-    for (int rank = 0; rank < size_; ++rank) all &= asks_[rank] == 0 || reports_[rank] != nullptr;
-    if (all || at - asked_ > kGrace) {
+    bool all = true, starved = at - asked_ > kGrace;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (asks_[rank] == 0 || reports_[rank] != nullptr) continue;
+      all = false;
+      starved = starved && could_run(rank);
+    }
+    if (all || at - asked_ > (starved ? kStarved : kGrace)) {
       asked_ = 0;
       next_ = at + kAgain;
       parting_ > 0 ? conclude_parting() : conclude();

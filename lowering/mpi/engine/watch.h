@@ -93,6 +93,7 @@ class Watch {
   Report own_report();
   std::vector<int64_t> all_left();
   char state(int rank) const;  // of its process, as the kernel says it; ? on another machine
+  bool could_run(int rank) const;
   std::string silent(int rank) const;
   std::string identity(int rank) const;
   std::string described(int rank, const Report& report) const;

@@ -87,7 +87,9 @@ def batches_of(feed: Any, torch: bool) -> Any:
     data: Any = importlib.import_module("torch.utils.data")
     for tensors in data.DataLoader(feed.torch_dataset(), batch_size=None):
         place = feed.state()["epoch"] * feed.steps + feed.state()["step"] - 1
-        yield Batch({name: tensor.numpy() for name, tensor in tensors.items()}, *divmod(place, feed.steps))
+        batch = Batch((name, tensor.numpy()) for name, tensor in tensors.items())
+        batch.epoch, batch.step = divmod(place, feed.steps)
+        yield batch
 
 
 def main(orders: dict[str, Any]) -> None:
