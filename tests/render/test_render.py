@@ -100,6 +100,15 @@ def test_other_places_are_shown_with_what_they_mean() -> None:
     ]
 
 
+def test_the_last_line_names_every_code_once_errors_first() -> None:
+    codes = ["CP1201", "CP0002", "CP0003", "CP0002", "CP0004", "CP0005"]
+    severities = [Severity.WARNING, *[Severity.ERROR] * 5]
+    several = [Diagnostic(c, "m", None, severity=s) for c, s in zip(codes, severities, strict=True)]
+    last = render(several, {}, "human", color=False).splitlines()[-1]
+    named = "CP0002, CP0003, CP0004, CP0005, ..."
+    assert last == f"5 errors and 1 warning; `commplan explain CODE` says more of {named}"
+
+
 def test_long_lines_are_cut_around_the_mark() -> None:
     text = "x" * 5000 + "HERE" + "y" * 5000
     lines = _shown(text, _one(span=Span(1, 5001, 1, 5005)))
