@@ -45,6 +45,16 @@ def test_two_plans_of_one_name():
     assert error.value.diagnostics[0].code == "CP1126"
 
 
+@pytest.mark.parametrize("first, second", [("a_b", "aB"), ("total", "total_state")])
+def test_two_phases_of_one_class(first: str, second: str):
+    body = "{\n    g = reduce g over data by sum\n    output g\n}\n"
+    head = "plan p\naxis data = 2\ninput g : f32[4] partial data\n"
+    plan = commplan.loads(f"{head}phase {first} {body}phase {second} {body}")
+    with pytest.raises(CommplanError, match="two classes would be called `P") as error:
+        stubs([plan.graph], "plans")
+    assert error.value.diagnostics[0].code == "CP1126"
+
+
 def test_a_face_says_what_its_run_does():
     """Of every example: the phases, what they take and what they return."""
     for path in EXAMPLES:
