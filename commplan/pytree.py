@@ -50,7 +50,7 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
 def is_plain(tree: Any) -> bool:
     """Whether every leaf of `tree`, taken apart as plain containers, has a shape."""
     leaves = [leaf for _, leaf in _shape_leaves(tree)]
-    return all(_is_like_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for x in leaves)
+    return all(is_like_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for x in leaves)
 
 
 def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
@@ -105,7 +105,7 @@ def _in_order(node: Any) -> Any:
 def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
     if isinstance(leaf, bool | int | float):
         return (), _NUMBERS[type(leaf)]
-    if _is_like_spec(leaf):
+    if is_like_spec(leaf):
         spec = cast("Mapping[str, Any]", leaf)
         missing = next((key for key in ("shape", "dtype") if key not in spec), None)
         if missing is not None:
@@ -134,7 +134,7 @@ def _is_dim(dim: Any) -> bool:
     return not isinstance(dim, bool) and hasattr(dim, "__index__") and int(dim) >= 0
 
 
-def _is_like_spec(node: Any) -> bool:
+def is_like_spec(node: Any) -> bool:
     """Whether it is `{"shape", "dtype"}`, or means to be: one of the two, alone, with a value fit for it."""
     if not isinstance(node, Mapping):
         return False
@@ -155,7 +155,7 @@ def _shape_leaves(tree: Any) -> list[tuple[str, Any]]:
     """The leaves of shapes. Raises CP0720 for a tree deeper than Python's stack."""
     leaves: list[tuple[str, Any]] = []
     try:
-        _walk(tree, None, leaves, _is_like_spec)
+        _walk(tree, None, leaves, is_like_spec)
     except RecursionError:
         fail("CP0720", "the tree of shapes is nested too deep", "flatten it, such as into a list of layers")
     return leaves

@@ -44,7 +44,7 @@ def _of_function(where: str, function: Callable[[], Any]) -> dict[str, Any]:
     from commplan.cli.jax_side import raised_at
     from commplan.lowering.jax.pytree import flatten
     from commplan.lowering.jax.typing_shim import jax
-    from commplan.pytree import nest
+    from commplan.pytree import is_like_spec, leaves_of, nest
 
     trees: dict[str, Any] = {}
 
@@ -54,8 +54,10 @@ def _of_function(where: str, function: Callable[[], Any]) -> dict[str, Any]:
             message = f"--shapes {where} returned a {type(returned).__name__}: expected a dictionary of trees"
             fail("CP1103", message, 'such as {"params": shapes, "grads": shapes}')
         for name, tree in returned.items():  # pyright: ignore[reportUnknownVariableType]
-            paths, flat = flatten(tree)
-            trees[str(name)] = nest(paths, [_shape(leaf) for leaf in flat.leaves]) if paths else None  # pyright: ignore[reportUnknownArgumentType]
+            paths, flat = flatten(tree, is_like_spec)
+            specs = [_shape(leaf) for leaf in flat.leaves]
+            leaves_of(zip(paths, specs, strict=True))  # two of one path would become one
+            trees[str(name)] = nest(paths, specs) if paths else None  # pyright: ignore[reportUnknownArgumentType]
 
     try:
         jax.eval_shape(traced)

@@ -39,6 +39,12 @@ def shapes():
 def evaluated():
     return {"grads": jax.eval_shape(init, jax.random.key(0))}
 
+def described():
+    return {"grads": {"w": {"shape": [4, 3], "dtype": "f32"}, "b": {"shape": [3], "dtype": "bf16"}}}
+
+def twice():
+    return {"grads": {"a/b": jax.numpy.zeros(3), "a": {"b": jax.numpy.zeros(4)}}}
+
 def named():
     return {"grads": [Layer(**init(jax.random.key(0)))]}
 
@@ -69,7 +75,7 @@ def verb(folder: Path, name: str, shapes: str, *words: str) -> int:
     return main([name, str(folder / "small.plan"), "--shapes", shapes, *words])
 
 
-@pytest.mark.parametrize("function", ["shapes", "evaluated"])
+@pytest.mark.parametrize("function", ["shapes", "evaluated", "described"])
 def test_a_function_gives_what_a_file_gives(capsys: Capture, folder: Path, function: str) -> None:
     assert verb(folder, "explain", f"{folder}/train.py:{function}") == 0
     traced = capsys.readouterr().out
@@ -91,6 +97,7 @@ def test_the_order_of_leaves_is_that_of_the_pytree(capsys: Capture, folder: Path
         ("a_list", "CP1103", "returned a list: expected a dictionary of trees"),
         ("broken", "CP1103", "cannot be traced: ValueError: no weights today"),
         ("takes_one", "CP1103", "missing 1 required positional argument: 'key'"),
+        ("twice", "CP0720", "two leaves have the path `a/b`"),
         ("absent", "CP1109", "has no attribute 'absent'"),
         ("unknown", "CP0702", "shapes are given for `weights`, which the plan does not have"),
     ],

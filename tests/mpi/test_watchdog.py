@@ -24,9 +24,14 @@ LATE = "rank 2 has not come within "
 
 
 def job(
-    fault: str, records: Path, algorithm: str = "ring", form: str = "call", options: tuple[str, ...] = ()
+    fault: str,
+    records: Path,
+    algorithm: str = "ring",
+    form: str = "call",
+    options: tuple[str, ...] = (),
+    ranks: int = 3,
 ) -> subprocess.CompletedProcess[str]:
-    command = mpirun.command(3, WORKER, fault, algorithm, form, BOUND_S)
+    command = mpirun.command(ranks, WORKER, fault, algorithm, form, BOUND_S)
     with recorded_in(records):
         return mpirun.started([command[0], *options, *command[1:]])
 
@@ -65,6 +70,11 @@ def test_who_holds_split_collectives_is_named(fault: str, tmp_path: Path):
             r"its Python: \S+__init__\.py:\d+ in match, from \S+_worker\.py:\d+ in keep_the_", text
         )
         assert "; it does not let go of the interpreter's lock" in text
+
+
+def test_a_rank_that_keeps_the_lock_answers_all_that_ask_it_in_time(tmp_path: Path):
+    done = job("held", tmp_path, ranks=7)
+    assert done.returncode == 0, done.stdout
 
 
 def check_named(fault: str, done: subprocess.CompletedProcess[str]) -> None:

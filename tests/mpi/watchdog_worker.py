@@ -52,6 +52,11 @@ def go_wrong() -> None:
         decode()
     elif fault == "lock":
         keep_the_lock()
+    elif fault == "held":
+        sys.setswitchinterval(60)  # nobody is let in meanwhile
+        until = time.monotonic() + 3 * bound_s
+        while time.monotonic() < until:
+            pass
     elif fault == "late":
         with expected_late():
             time.sleep(3 * bound_s)
@@ -61,7 +66,7 @@ def go_wrong() -> None:
 
 try:
     for number in range(STEPS):
-        if rank == CULPRIT and number == (0 if fault == "stopped early" else WRONG):
+        if rank == CULPRIT and number == (0 if fault in ("stopped early", "held") else WRONG):
             go_wrong()
         first()
         second()

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kPython = 500'000'000, kHandler = 300'000'000, kPoll = 20'000'000;  // nanoseconds that they may take
 constexpr size_t kLongest = 2048;                                                     // bytes of a stack
+constexpr int64_t kFresh = 1'000'000'000;  // nanoseconds for which a stack answers all that ask: ranks ask at once
 constexpr int kFrames = 6;                                                            // the innermost ones
 constexpr char kLocked[] = "it does not let go of the interpreter's lock";
 
@@ -66,17 +67,7 @@ std::string frames_by_signal() {
   return frames;
 }
 
-}  // namespace
-
-void set_stack_writer(StackWriter function) { writer = function; }
-
-void set_stack_signal(const char* file, int signal) {
-  std::lock_guard<std::mutex> lock(mutex);
-  path = file;
-  handled = signal;
-}
-
-std::string python_stack() {
+std::string asked_stack() {
   StackWriter function = writer.load();
   if (function == nullptr) return {};
   struct Shared {
@@ -100,6 +91,26 @@ std::string python_stack() {
   lock.unlock();
   std::string frames = frames_by_signal();
   return frames.empty() ? kLocked : frames + "; " + kLocked;
+}
+
+}  // namespace
+
+void set_stack_writer(StackWriter function) { writer = function; }
+
+void set_stack_signal(const char* file, int signal) {
+  std::lock_guard<std::mutex> lock(mutex);
+  path = file;
+  handled = signal;
+}
+
+std::string python_stack() {
+  static auto* stack = new std::string;  // of the thread of the watches alone, which may outlive statics
+  static int64_t at = 0;
+  if (at == 0 || now() - at > kFresh) {
+    *stack = asked_stack();
+    at = now();
+  }
+  return *stack;
 }
 
 }  // namespace commplan
