@@ -103,7 +103,7 @@ def test_the_typed_program_runs():
 def test_phases_and_outputs_complete():
     text = (TYPED / "linear.plan").read_text()
     tree = {"w": np.zeros(3, np.float32)}
-    shapes = dict.fromkeys(("params", "grads", "center"), tree)
+    shapes: dict[str, Any] = dict.fromkeys(("params", "grads", "center"), tree)
     run = bind(text, mesh_of(data=2), shapes)
     assert {"start", "step", "evaluate", "every", "init", "spmd", "batches", "sharding"} <= set(dir(run))
     out, _ = run.start({}, params={"w": jax.numpy.ones((2, 3))})

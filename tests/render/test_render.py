@@ -56,7 +56,8 @@ def test_documents_are_documents_when_there_is_nothing_to_say() -> None:
 
 
 def _one(**fields: Any) -> Diagnostic:
-    return Diagnostic(**{"code": "CP0009", "message": "wrong", "file": "f.plan", **fields})
+    known: dict[str, Any] = {"code": "CP0009", "message": "wrong", "file": "f.plan", **fields}
+    return Diagnostic(**known)
 
 
 def _shown(text: str, *diagnostics: Diagnostic) -> list[str]:
