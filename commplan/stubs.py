@@ -65,13 +65,15 @@ class _Phase(msgspec.Struct, frozen=True):
 def stubs(plans: Sequence[graph.Plan], module: str) -> str:
     """The text of `MODULE.pyi` with a face for each plan.
 
-    Raises CP1126 where two plans have one name, and what compiling raises.
+    Raises CP1126 where two plans or phases would have one class, and what compiling raises.
     """
     names = [_class_of(plan.name) for plan in plans]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    if (twice := _repeated(names)) is not None:
         fail("CP1126", f"two plans would have the face `{twice}`", "write them into files of their own")
     faces = [_face(name, plan) for name, plan in zip(names, plans, strict=True)]
+    if (twice := _repeated(re.findall(r"^(?:class )?(\w+)(?=[:(]| = )", "".join(faces), re.M))) is not None:
+        note = "they are called as plan and phase, some with `State` or `Outputs` behind: rename a phase"
+        fail("CP1126", f"two classes would be called `{twice}`", note)
     used = set(re.findall(r"\w+", "".join(faces)))
     imports = {place: [word for word in words if word in used] for place, words in _IMPORTS.items()}
     lines = [f"from {place} import {', '.join(words)}" for place, words in imports.items() if words]
@@ -233,6 +235,10 @@ def _class_of(plan: str) -> str:
     """The name of a plan in CamelCase, or as it is with `_` behind it where Python has no such name."""
     name = _camel(plan)
     return name if name.isidentifier() and not keyword.iskeyword(name) else f"{plan}_"
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    return next((name for name in names if names.count(name) > 1), None)
 
 
 def _camel(name: str) -> str:

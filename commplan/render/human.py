@@ -12,6 +12,7 @@ from commplan.diagnostics import Diagnostic, Severity, Span
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _WIDEST = 140  # columns of an excerpt; longer lines are shown around the mark
 
+_MOST_CODES = 4  # that the last line names
 _STYLES = {"error": "1;31", "warning": "1;33", "frame": "1;34", "note": "1;36", "fix": "1;32", "strong": "1"}
 
 
@@ -40,8 +41,13 @@ def _summary(diagnostics: Sequence[Diagnostic]) -> str:
     errors = sum(d.severity is Severity.ERROR for d in diagnostics)
     counted = ((errors, "error"), (len(diagnostics) - errors, "warning"))
     counts = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counted if count)
-    first = next((d.code for d in diagnostics if d.severity is Severity.ERROR), diagnostics[0].code)
-    return f"{counts}; `commplan explain {first}` says more"
+    codes = list(
+        dict.fromkeys(d.code for d in sorted(diagnostics, key=lambda d: d.severity is not Severity.ERROR))
+    )
+    if len(codes) == 1:
+        return f"{counts}; `commplan explain {codes[0]}` says more"
+    named = codes[:_MOST_CODES] + ["..."] * (len(codes) > _MOST_CODES)
+    return f"{counts}; `commplan explain CODE` says more of {', '.join(named)}"
 
 
 def _block(d: Diagnostic, lines: Sequence[str] | None, paint: _Paint) -> str:

@@ -28,6 +28,8 @@ class Scope:
         self.output_spans: dict[str, Span] = {}
         self.updated: set[str] = set()
         self.made_same: dict[Ref, dict[str, Span]] = {}  # over which axes, and where
+        self.bad_at: dict[str, Span] = {}  # the statement in error that bound a name last
+        self.bad_same: dict[Span, dict[str, Span]] = {}  # over which axes its result is the same all the same
         self.clocks: dict[str, Span] = {}  # ensembles whose members have own clocks in this phase
         self.env: dict[str, Value | None] = {}
         self.lost = False  # whether some target could not be read
@@ -120,6 +122,7 @@ class Scope:
             type_, placement = state.type, state.placement
         value = self.ctx.new_value(name, type_, placement)
         self.env[name.text] = value if state is None or fits else BAD
+        self.bad_at.pop(name.text, None)
         self._note_bound(name.text, name.span)
         return value.id
 
@@ -127,6 +130,7 @@ class Scope:
         """Bind the targets of a statement in error: what uses them is not checked."""
         for name in names:
             self.env[name] = BAD
+            self.bad_at[name] = span
             self._note_bound(name, span)
 
     def bind_unread(self, statement: ast.BadStmt) -> None:
@@ -147,6 +151,13 @@ class Scope:
     def mark_same(self, result: Ref, operand: Ref, axes: Iterable[str], span: Span) -> None:
         """Remember where `result` was made the same over `axes`, beside what its operand was already."""
         self.made_same[result] = self.made_same.get(operand, {}) | dict.fromkeys(axes, span)
+
+    def same_over(self, name: ast.Name, operand: Value | None) -> dict[str, Span]:
+        """Over which axes the value that `name` stands for was made the same here, and where."""
+        if operand is not None:
+            return self.made_same.get(operand.id, {})
+        bad = self.bad_at.get(name.text)
+        return {} if bad is None else self.bad_same.get(bad, {})
 
     def _note_bound(self, name: str, span: Span) -> None:
         self.ctx.bound.setdefault(name, (self.title, span))

@@ -12,7 +12,7 @@ import msgspec
 
 from commplan.diagnostics import fail, plural
 from commplan.ir.schedule import Schedule
-from commplan.ir.types import sized, timed
+from commplan.ir.types import timed
 from commplan.lowering.audit.causes import Causes
 from commplan.lowering.audit.compare import Difference, Report, match
 from commplan.lowering.audit.estimate import Estimate, Machine, estimate
@@ -93,13 +93,7 @@ class Audit(msgspec.Struct, frozen=True):
         return _aligned([row if self.estimate else row[:4] for row in cells])
 
     def _memory(self) -> list[str]:
-        if self.memory is None:
-            return []
-        memory = self.memory
-        results = f"{sized(memory.outputs)} of results"
-        results += f" ({sized(memory.donated)} of them where arguments lay)" if memory.donated else ""
-        parts = f"{sized(memory.arguments)} of arguments, {results}, {sized(memory.temporary)} temporary"
-        return ["", f"memory of a device: {sized(memory.total)}: {parts}"]
+        return [] if self.memory is None else ["", str(self.memory)]
 
     def _costs(self) -> list[str]:
         if self.estimate is None or self.machine is None:

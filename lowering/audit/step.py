@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from commplan.ir.types import sized
 from commplan.lowering.audit.hlo import Tensor
 
 _SCOPE = re.compile(r"commplan\)*/([^/:()]+)\)*/line(\d+)")
@@ -49,6 +50,12 @@ class Memory(msgspec.Struct, frozen=True):
     def total(self) -> int:
         """All of it at once."""
         return self.arguments + self.outputs - self.donated + self.temporary
+
+    def __str__(self) -> str:
+        results = f"{sized(self.outputs)} of results"
+        results += f" ({sized(self.donated)} of them where arguments lay)" if self.donated else ""
+        parts = f"{sized(self.arguments)} of arguments, {results}, {sized(self.temporary)} temporary"
+        return f"memory of a device: {sized(self.total)}: {parts}"
 
 
 class CompiledCollective(msgspec.Struct, frozen=True):

@@ -26,4 +26,5 @@ def test_the_audit_says_what_is_donated() -> None:
         "memory of a device: 6 KiB: 4 KiB of arguments, 3 KiB of results (2 KiB of them where arguments lay)"
     )
     assert f"\n{line}, 1 KiB temporary" in str(report)
+    assert str(report.memory) == f"{line}, 1 KiB temporary"
     assert report.data()["memory"] == {"arguments": 4096, "outputs": 3072, "donated": 2048, "temporary": 1024}

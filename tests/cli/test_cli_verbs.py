@@ -73,7 +73,7 @@ def test_check_reports_all_files_and_fails(bad: str, tmp_path: Path, capsys: Cap
     assert out == ""
     assert f"{bad}:2:1" in err and "^^^^" in err
     assert "No such file" in err and "Is a directory" in err
-    assert "3 errors; `commplan explain CP0008` says more" in err
+    assert "3 errors; `commplan explain CODE` says more of CP0008, CP0001\n" in err
 
 
 @pytest.mark.parametrize("style", ["concise", "github", "json", "sarif"])

@@ -45,6 +45,16 @@ def test_two_plans_of_one_name():
     assert error.value.diagnostics[0].code == "CP1126"
 
 
+@pytest.mark.parametrize("first, second", [("a_b", "aB"), ("total", "total_state")])
+def test_two_phases_of_one_class(first: str, second: str):
+    body = "{\n    g = reduce g over data by sum\n    output g\n}\n"
+    head = "plan p\naxis data = 2\ninput g : f32[4] partial data\n"
+    plan = commplan.loads(f"{head}phase {first} {body}phase {second} {body}")
+    with pytest.raises(CommplanError, match="two classes would be called `P") as error:
+        stubs([plan.graph], "plans")
+    assert error.value.diagnostics[0].code == "CP1126"
+
+
 def test_a_face_says_what_its_run_does():
     """Of every example: the phases, what they take and what they return."""
     for path in EXAMPLES:
@@ -93,7 +103,7 @@ def test_the_typed_program_runs():
 def test_phases_and_outputs_complete():
     text = (TYPED / "linear.plan").read_text()
     tree = {"w": np.zeros(3, np.float32)}
-    shapes = dict.fromkeys(("params", "grads", "center"), tree)
+    shapes: dict[str, Any] = dict.fromkeys(("params", "grads", "center"), tree)
     run = bind(text, mesh_of(data=2), shapes)
     assert {"start", "step", "evaluate", "every", "init", "spmd", "batches", "sharding"} <= set(dir(run))
     out, _ = run.start({}, params={"w": jax.numpy.ones((2, 3))})

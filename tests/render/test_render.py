@@ -56,7 +56,8 @@ def test_documents_are_documents_when_there_is_nothing_to_say() -> None:
 
 
 def _one(**fields: Any) -> Diagnostic:
-    return Diagnostic(**{"code": "CP0009", "message": "wrong", "file": "f.plan", **fields})
+    known: dict[str, Any] = {"code": "CP0009", "message": "wrong", "file": "f.plan", **fields}
+    return Diagnostic(**known)
 
 
 def _shown(text: str, *diagnostics: Diagnostic) -> list[str]:
@@ -98,6 +99,15 @@ def test_other_places_are_shown_with_what_they_mean() -> None:
         "",
         "1 error; `commplan explain CP0009` says more",
     ]
+
+
+def test_the_last_line_names_every_code_once_errors_first() -> None:
+    codes = ["CP1201", "CP0002", "CP0003", "CP0002", "CP0004", "CP0005"]
+    severities = [Severity.WARNING, *[Severity.ERROR] * 5]
+    several = [Diagnostic(c, "m", None, severity=s) for c, s in zip(codes, severities, strict=True)]
+    last = render(several, {}, "human", color=False).splitlines()[-1]
+    named = "CP0002, CP0003, CP0004, CP0005, ..."
+    assert last == f"5 errors and 1 warning; `commplan explain CODE` says more of {named}"
 
 
 def test_long_lines_are_cut_around_the_mark() -> None:

@@ -39,9 +39,13 @@ def check_collective(
         message = "the share does not say how"
         note = "without a `share` the compiler chooses"
         ctx.error("CP0402", message, expr.span, f"add `via` with {listed(carrying('share'), 'or')}", note)
+    if kind.MAKES == "same" and over is not None:  # whatever else of this statement is wrong
+        scope.bad_same[statement.span] = dict.fromkeys(over, statement.targets[0].span)
+    if operand is None:
+        _check_not_repeated(ctx, scope, statement, expr, kind)
     if operand is None or over is None or number is None:
         return None
-    _check_placement(ctx, scope, expr, kind, operand, by)
+    _check_placement(ctx, scope, statement, expr, kind, operand, by)
     if by is not None:
         check_operand(ctx, by, operand)
     elif expr.kind in ("reduce", "scatter"):
@@ -117,6 +121,7 @@ def _placed(kind: type[StageOverAxes], placement: Placement, over: Axes) -> Plac
 def _check_placement(
     ctx: Context,
     scope: Scope,
+    statement: ast.StageStmt,
     expr: ast.StageExpr,
     kind: type[StageOverAxes],
     operand: Value,
@@ -134,7 +139,8 @@ def _check_placement(
     for axis in expr.over:
         lies = status(operand.placement, axis.text)
         if lies not in kind.TAKES:
-            _fail_placement(ctx, scope, expr, operand, axis, lies)
+            _check_not_repeated(ctx, scope, statement, expr, kind, operand)
+            _fail_placement(ctx, expr, operand, axis, lies)
         if lies == "partial" and by is not None and by.op.name in ("max", "min"):
             message = (
                 f"`{by.op.name}` of terms of a sum means nothing: `{expr.operand.text}` is partial "
@@ -160,7 +166,7 @@ def _check_placement(
 
 
 def _fail_placement(
-    ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, axis: ast.Name, lies: Status
+    ctx: Context, expr: ast.StageExpr, operand: Value, axis: ast.Name, lies: Status
 ) -> NoReturn:
     """The operand lies along `axis` otherwise than the stage takes it."""
     name, over = f"`{expr.operand.text}`", f"`{axis.text}`"
@@ -174,7 +180,7 @@ def _fail_placement(
                 "split": "one axis cuts a value once",
             }[lies]
         case _, "same":
-            _fail_same(ctx, scope, expr, operand, axis)
+            _fail_same(ctx, expr, operand, axis)
         case "gather", _:
             code, takes = "CP0316", "`gather` takes what is split over it"
             message = f"{name} is {lies} over {over}, and {takes}"
@@ -196,13 +202,29 @@ def _fail_placement(
     ctx.fail(code, message, axis.span, operand, remedy)
 
 
-def _fail_same(ctx: Context, scope: Scope, expr: ast.StageExpr, operand: Value, axis: ast.Name) -> NoReturn:
-    """A collective along an axis on which nothing varies: reduced before, or never different."""
-    reduced_at = scope.made_same.get(operand.id, {}).get(axis.text)
-    if reduced_at is not None:
-        message = f"`{expr.operand.text}` is already the same over `{axis.text}`"
-        note = f"leave this `{expr.kind}` out"
-        ctx.fail("CP0301", message, axis.span, Note("it was made so here", reduced_at), note)
+def _check_not_repeated(
+    ctx: Context,
+    scope: Scope,
+    statement: ast.StageStmt,
+    expr: ast.StageExpr,
+    kind: type[StageOverAxes],
+    operand: Value | None = None,
+) -> None:
+    """The operand was not made the same over these axes before, by a sound statement or one in error."""
+    done = scope.same_over(expr.operand, operand)
+    for axis in expr.over if "same" not in kind.TAKES else ():
+        if axis.text in done and (operand is None or status(operand.placement, axis.text) == "same"):
+            name, target = expr.operand.text, statement.targets[0].text
+            note = f"leave this `{expr.kind}` out"
+            note += f", and write `{name}` where `{target}` is used" * (target != name)
+            if not done.keys() >= {other.text for other in expr.over}:
+                note = f"leave `{axis.text}` out of the axes"
+            where = Note("it was made so here", done[axis.text])
+            ctx.fail("CP0301", f"`{name}` is already the same over `{axis.text}`", axis.span, where, note)
+
+
+def _fail_same(ctx: Context, expr: ast.StageExpr, operand: Value, axis: ast.Name) -> NoReturn:
+    """A collective along an axis on which the operand never varied."""
     remedy = (
         f"if each rank has its own, declare it `per {axis.text}`; a term of a sum is `partial {axis.text}`"
     )
