@@ -190,9 +190,9 @@ def _become(request: dict[str, object], descriptors: list[int]) -> list[str]:
     environment, folder, program = (request[name] for name in ("environment", "folder", "program"))
     assert isinstance(environment, dict) and isinstance(program, list)
     # Streams remember what they were opened on.
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: PTH123, SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: PTH123, SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: PTH123, SIM115
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(str(folder))
