@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import vendor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+CHART = re.compile(r'<pre class="mermaid">.*?</pre>', re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -32,6 +35,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name = page.file.src_uri
     linked = error_pages.linked(repository.linked(markdown, name), name)
     return pictures.drawn(tables.made(linked))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lets charts that are wider than a phone be scrolled."""
+    return CHART.sub(r'<div class="chart">\g<0></div>', html)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
