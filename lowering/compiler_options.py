@@ -36,9 +36,10 @@ _COMBINED = {  # by the kind of collective: what bounds the bytes that XLA makes
 }
 _SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
-# All-reduces that no chain orders, as in a loop, and levels of all-reduces: 48.6 instead of 51.5 ms where a scan
-# is tapped in levels on 32 H100, no difference where a chain orders them. Beside others more was exposed: 2.7
-# for 1.3 ms where weights are gathered on 8 H100, 5.9 for 4.1 ms beside the exchange of experts on 128.
+# All-reduces that no chain orders, as in a loop, and levels of all-reduces: 48.6 instead of 51.5 ms where a
+# scan is tapped in levels on 32 H100, no difference where a chain orders them. Beside others more was
+# exposed: 2.7 for 1.3 ms where weights are gathered on 8 H100, 5.9 for 4.1 ms beside the exchange of experts
+# on 128.
 AT_ONCE = 8
 _PIPELINED = "xla_gpu_enable_pipelined_all_reduce"
 _PERMUTE = "xla_gpu_collective_permute_mode"

@@ -91,4 +91,5 @@ def test_levels_of_a_layers_large_gradients_run_at_once() -> None:
     assert all(not c.synchronous and step.hidden(c) for c in large)
     first, second = (c for c in large if c.kind == "all_reduce")
     gather = next(c for c in large if c.kind == "all_gather")
-    assert first.start < second.start < first.done < gather.start < second.done  # between nodes, and within them
+    # One is gathered within the nodes while the other is still summed between them.
+    assert first.start < second.start < first.done < gather.start < second.done
