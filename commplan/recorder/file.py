@@ -270,7 +270,7 @@ def offer_stacks(recording: Recording) -> None:
 
 
 def stacks_of_process() -> tuple[str, int]:
-    """The file that `offer_stacks` has them written to, whichever record that is, and the signal: 0 for none."""
+    """The file that they are written to, whichever record that is, and the signal, 0 for none."""
     return (f"/proc/self/fd/{_stacks[0][0]}", _stacks[0][1]) if _stacks else ("", 0)
 
 
