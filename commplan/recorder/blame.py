@@ -6,15 +6,14 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Call, Event, Record, machine
+from commplan.recorder.processes import process_state
 
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _GONE = ("dead", "ended")
 _SILENT = re.compile(r"(?:rank|process) (\d+) ((?:is st|does not answer).*)")  # a watchdog's verdict
-_STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
 
 
 class Progress(NamedTuple):
@@ -162,15 +161,6 @@ def described(event: Event) -> str:
 def state(record: Record) -> str:
     """Of the process that recorded: see `Rank`."""
     return process_state(record.process) if record.machine == machine() else "unknown"
-
-
-def process_state(number: int) -> str:
-    """Of a process of this machine: `alive`, `stopped`, `stuck in the kernel` or `dead`."""
-    try:
-        fields = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "dead"
-    return _STATES.get(fields.rpartition(")")[2].split()[0], "alive")
 
 
 def _followed(holders: Mapping[int, str], ranks: Sequence[Rank], when: float) -> dict[int, str]:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from commplan.recorder.blame import process_state
 from commplan.recorder.file import SIZE, writer
+from commplan.recorder.processes import process_state
 
 _FRAMES = 6  # the innermost ones
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from commplan.lowering.mpi.job.watchdog import job
-from commplan.recorder.blame import process_state
 from commplan.recorder.file import machine
+from commplan.recorder.processes import process_state, waits_for_core
 from commplan.runtime.observe.verdict import Report
 
 _LONGEST = 60_000  # bytes of a datagram
@@ -43,8 +43,15 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
         """See `recorder.blame.Rank`."""
         return process_state(self.pid) if self.space == machine() else "unknown"
 
+    @property
+    def waits_for_core(self) -> bool:
+        """See `recorder.processes`; of a process of another machine that is not known."""
+        return self.space == machine() and waits_for_core(self.pid)
+
     def silence(self, state: str) -> str:
         """What is said of it in this state where it does not answer."""
+        if state == "alive" and self.waits_for_core:
+            return "does not answer: its process lives, and gets no core: the machine is too busy"
         unreachable = f"does not answer: it is stopped or dead, or host {self.host} cannot be reached"
         return _STATES.get(state, unreachable)
 

@@ -26,6 +26,7 @@ from zlib import crc32
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.watchdog import FIRST, main_stack
 from commplan.recorder.file import path_of, start_recording
+from commplan.recorder.processes import WATCH_THREAD
 from commplan.recorder.stacks import main_stack as main_stack_of
 from commplan.runtime.observe import abort_hook, interruption, verdict
 from commplan.runtime.observe.calls import Calls
@@ -145,6 +146,8 @@ class Watchdog:
     # The thread.
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/thread-self/comm").write_text(WATCH_THREAD)
         while True:
             self.endpoint.receive(self._take, _TICK_S)
             with self._lock:
@@ -236,7 +239,7 @@ class Watchdog:
         silent = {
             process: self._silence(process, state)
             for process, state in states.items()
-            if (state != "alive" or mine.idle > patience.late)
+            if (state != "alive" or (mine.idle > patience.late and not self._starved(process, mine.idle)))
             and (state != "unknown" or process in self._heard)
         }
         if silent and (mine.waits or mine.aborted or self._failure):
@@ -251,6 +254,11 @@ class Watchdog:
                 f"commplan: {waits.current()} has not ended for {mine.idle:.0f} s; no process is late for it"
             )
             print(text, file=sys.stderr, flush=True)
+
+    def _starved(self, process: int, idle_s: float) -> bool:
+        """Whether it cannot answer yet because its machine is busy; that is believed for as long as others
+        may compile."""
+        return idle_s < FIRST * max(self._bounds.values()) and self.endpoint.others[process].waits_for_core
 
     def _has_stacks(self, missing: Sequence[int]) -> bool:
         """Whether it is known what those do in Python that live and do not answer. They are asked from

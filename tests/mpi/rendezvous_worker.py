@@ -16,7 +16,7 @@ import commplan
 from commplan.cost.calibration import Calibration
 from commplan.diagnostics import CommplanError
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
-from commplan.recorder.blame import process_state
+from commplan.recorder.processes import process_state
 from commplan.runtime.calibrate import mpi as measured
 from commplan.runtime.calibrate.calibrate import calibrate
 from commplan.runtime.input.device.batches import shared_group

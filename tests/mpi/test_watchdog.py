@@ -112,8 +112,8 @@ def test_mpis_own_collectives_fail_where_mpi_outlives_its_dead(tmp_path: Path):
     assert LATE in done.stdout and "has died" not in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("fault", ["none", "late"])
-def test_who_comes_late_and_says_so_is_waited_for(fault: str, tmp_path: Path):
+@pytest.mark.parametrize("fault", ["none", "late", "starved"])
+def test_who_comes_late_and_says_so_or_gets_no_core_is_waited_for(fault: str, tmp_path: Path):
     out = mpirun.ended_well(job(fault, tmp_path))
     assert sorted(out.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
     assert list(tmp_path.iterdir()) == []  # a clean end leaves no record

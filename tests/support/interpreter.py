@@ -43,7 +43,7 @@ def _served(settings: tuple[tuple[str, str], ...]) -> str:
         subprocess.Popen(
             [sys.executable, "-W", "error", fork_server.__file__, "serve", str(Path(folder, str(number)))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**others, **dict(settings)},
-            start_new_session=True,
+            process_group=0,  # a session of its own would get a share of the cores of its own
         )
         for number in range(2)
     ]  # fmt: skip

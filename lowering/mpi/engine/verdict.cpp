@@ -1,4 +1,6 @@
 // Who holds the others: what the ranks have said of themselves is weighed, and all are told.
+#include <dirent.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -23,20 +25,38 @@ std::string listed(const std::vector<int>& ranks) {
   return ranks.size() > kShown ? text + " and " + std::to_string(ranks.size() - kShown) + " more" : text;
 }
 
-}  // namespace
-
-char Watch::state(int rank) const {
-  if (std::strcmp(processes_[rank].machine, processes_[own_].machine) != 0) return '?';
-  std::string path = "/proc/" + std::to_string(processes_[rank].pid) + "/stat";
-  std::string line = first_line(path.c_str());
+// Of a process or a thread, as the kernel says it; X where there is none. folder: that of `/proc`.
+char state_in(const std::string& folder) {
+  std::string line = first_line((folder + "/stat").c_str());
   size_t at = line.rfind(')');
   return at == std::string::npos || at + 2 >= line.size() ? 'X' : line[at + 2];
 }
 
-// On a machine that is busy a thread may wait for a core for seconds.
+}  // namespace
+
+bool waits_for_core(int64_t pid) {
+  std::string tasks = "/proc/" + std::to_string(pid) + "/task/";
+  std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(tasks.c_str()), closedir);
+  for (const dirent* task; folder != nullptr && (task = readdir(folder.get())) != nullptr;) {
+    std::string thread = tasks + task->d_name;
+    if (first_line((thread + "/comm").c_str()) == kThreadName) return state_in(thread) == 'R';
+  }
+  return false;
+}
+
+char Watch::state(int rank) const {
+  if (std::strcmp(processes_[rank].machine, processes_[own_].machine) != 0) return '?';
+  return state_in("/proc/" + std::to_string(processes_[rank].pid));
+}
+
 bool Watch::could_run(int rank) const {
   char state = this->state(rank);
   return state == 'R' || state == 'S';
+}
+
+bool Watch::starved(const std::vector<int>& ranks) const {
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [this](int rank) { return could_run(rank) && waits_for_core(processes_[rank].pid); });
 }
 
 std::string Watch::silent(int rank) const {
@@ -50,7 +70,8 @@ std::string Watch::silent(int rank) const {
   if (state == 'T' || state == 't') return "is stopped (SIGSTOP, or a debugger)";
   if (state == 'D') return "is stuck in the kernel (a disk or a file system that does not answer)";
   bool near = std::strcmp(process.host, mine.host) == 0;  // else it may have a network of its own
-  return "does not answer: its process lives, and its threads do not run" +
+  const char* why = waits_for_core(process.pid) ? "gets no core: the machine is too busy" : "its threads do not run";
+  return std::string("does not answer: its process lives, and ") + why +
          (near ? std::string() : ", or " + std::string(process.host) + " cannot be reached");
 }
 
@@ -110,6 +131,7 @@ void Watch::conclude() {
   std::sort(waiting.begin(), waiting.end());
   auto able = std::stable_partition(silent_ranks.begin(), silent_ranks.end(), [this](int rank) { return !could_run(rank); });
   if (able != silent_ranks.begin()) silent_ranks.erase(able, silent_ranks.end());
+  if (starved(silent_ranks) && mine.idle < first_) return;
   if (!silent_ranks.empty()) {
     for (int rank : silent_ranks) {
       text += (text.empty() ? "rank " : "\nnote: rank ") + std::to_string(rank) + " " + silent(rank);
@@ -172,7 +194,7 @@ void Watch::conclude_parting() {
     }
     return;
   }
-  if (silent_ranks.empty()) return;
+  if (silent_ranks.empty() || (starved(silent_ranks) && now() - parting_ < first_)) return;
   std::string text;
   for (int rank : silent_ranks) {
     text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + silent(rank);

@@ -14,7 +14,7 @@ namespace commplan {
 namespace {
 
 constexpr int64_t kTick = 50'000'000, kGrace = 2'000'000'000, kAgain = 1'000'000'000;  // nanoseconds
-constexpr int64_t kStarved = 10'000'000'000;  // until ranks that could run and do not answer are called silent
+constexpr int64_t kSlow = 4'000'000'000;  // in which ranks answer that could run
 constexpr int kFew = 3, kIntervals = 16;  // runs before a median is known, and of which it is one
 constexpr int64_t kMedians = 5;
 enum Tag { kAsk = 1, kAnswer = 2, kVerdict = 3 };
@@ -122,6 +122,7 @@ Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool 
   watches.running.push_back(this);
   if (!watches.thread.joinable()) {
     watches.thread = std::thread([&watches] {
+      pthread_setname_np(pthread_self(), kThreadName);
       for (std::unique_lock<std::mutex> own(watches.mutex); !watches.running.empty(); own.lock()) {
         for (Watch* watch : watches.running) watch->listen(), watch->look();
         own.unlock();
@@ -330,13 +331,13 @@ void Watch::look() {
   record_progress();
   int64_t at = now();
   if (asked_ > 0) {
-    bool all = true, starved = at - asked_ > kGrace;
+    bool all = true, able = true;
     for (int rank = 0; rank < size_; ++rank) {
       if (asks_[rank] == 0 || reports_[rank] != nullptr) continue;
       all = false;
-      starved = starved && could_run(rank);
+      able = able && could_run(rank);
     }
-    if (all || at - asked_ > (starved ? kStarved : kGrace)) {
+    if (all || at - asked_ > (able ? kSlow : kGrace)) {
       asked_ = 0;
       next_ = at + kAgain;
       parting_ > 0 ? conclude_parting() : conclude();

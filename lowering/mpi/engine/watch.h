@@ -13,6 +13,8 @@ void set_stack_writer(StackWriter function);
 void set_stack_signal(const char* file, int signal);  // has the main thread write its frames to a file; 0: none
 std::string python_stack();  // what the main thread does, or nothing; within a second
 void add_busy(int change);  // this process says itself that it will come later
+constexpr char kThreadName[] = "commplan-watch";  // of the thread that answers (also `runtime/observe/watchdog.py`)
+bool waits_for_core(int64_t pid);  // whether that thread of a process of this machine could run, and does not yet
 std::string first_line(const char* path);
 
 // What a rank began and ended (recorder.cpp). base: a file's memory, or null; it stays mapped.
@@ -94,6 +96,7 @@ class Watch {
   std::vector<int64_t> all_left();
   char state(int rank) const;  // of its process, as the kernel says it; ? on another machine
   bool could_run(int rank) const;
+  bool starved(const std::vector<int>& ranks) const;  // on a busy machine a thread may wait for a core for seconds
   std::string silent(int rank) const;
   std::string identity(int rank) const;
   std::string described(int rank, const Report& report) const;

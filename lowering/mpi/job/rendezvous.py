@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.engine_errors import TOLD
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.recorder.blame import process_state
+from commplan.recorder.processes import process_state
 from commplan.sidecar import leave
 from commplan.wait import TIMEOUT_S, Wait, apart, is_bound, until
 

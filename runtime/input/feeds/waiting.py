@@ -77,7 +77,7 @@ def _refuse_own(attachment: Attachment, own: WaitingMember, unit: int) -> None:
 
 def waits_for(memory: FeedMemory, unit: int) -> tuple[str, str]:
     """Whom a member that waits for `unit` waits for, and how that one is."""
-    from commplan.recorder.blame import process_state  # noqa: PLC0415  loaded where a wait is long
+    from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded where a wait is long
 
     pid = memory.maker_of(unit)
     if pid is not None:

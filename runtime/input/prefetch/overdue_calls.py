@@ -17,7 +17,7 @@ from typing import NoReturn
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.schedule import Read
 from commplan.recorder import file as recorder
-from commplan.recorder.blame import process_state
+from commplan.recorder.processes import process_state
 from commplan.runtime.input.observe.wait_log import LOG, START_S, WaitReporter
 from commplan.runtime.input.stages.records import Call, call_in
 

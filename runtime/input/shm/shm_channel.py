@@ -23,7 +23,7 @@ from typing import Literal, NoReturn
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division
 from commplan.ir.plan import Ref
-from commplan.recorder.blame import process_state
+from commplan.recorder.processes import process_state
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.layout import Array
 from commplan.runtime.input.observe.accounting import Meter

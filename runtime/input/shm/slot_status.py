@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.recorder.blame import process_state
+from commplan.recorder.processes import process_state
 from commplan.runtime.input.observe.wait_log import LOG
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class PeerErrors:
         self.fail("CP0920", f"process {process} of {self.group.count} {how}")
 
     def silent(self, process: int, seconds: float, state: str = "alive") -> NoReturn:
-        """Raise CP0921: `process` does not come. state: of it, as `recorder.blame.process_state` says."""
+        """Raise CP0921: `process` does not come. state: of it, as `recorder.processes.process_state` says."""
         name = f"process {process} of {self.group.count}"
         doing = self.doing(process)
         notes = [f"process {process} is {doing}"] if doing else []
