@@ -316,7 +316,8 @@ class Channel {
   std::string drive(std::unique_ptr<Operation> operation, const Pace& pace = {}, const Look& look = {});
   void rest();                                              // waits until nothing that was started is under way
   bool busy();                                              // whether something is under way
-  void close(const std::string& why);  // begins nothing more, and waits for what is under way
+  void end(const std::string& why);    // begins nothing more, and says so to the others
+  void close(const std::string& why);  // the same, and waits for what is under way
   void await_others();                 // until every other rank has left, too
   bool release();                      // of a closed one that all have left: nothing of it is under way any more
   void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; all ranks call it alike, once
@@ -339,6 +340,7 @@ class Channel {
   const MPI_Comm comm;
   std::mutex order;  // held while an operation begins
   bool fails() const { return fails_.load(); }
+  bool together() const { return together_; }
 
  private:
   struct Flight;
@@ -384,6 +386,7 @@ class Channel {
 };
 
 Channel* open_channel(MPI_Comm comm, bool together);
+void end_channels();                     // of this process: see `Channel::end`
 bool release_channel(Channel* channel);  // whether its communicators may be freed
 void end_job(const std::string& why);  // where it would never end by itself
 

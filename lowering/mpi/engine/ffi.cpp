@@ -209,6 +209,9 @@ COMMPLAN_API void commplan_channel_close(void* channel) {
   static_cast<Channel*>(channel)->close("the channel of this program is closed");
 }
 
+// This process ends: programs begin nothing more, and those that wait for them on other ranks are told.
+COMMPLAN_API void commplan_end_channels() { end_channels(); }
+
 // Of a closed channel: whether all ranks have left it, so that its communicators may be freed, and its record. What was
 // once said may not be asked again.
 COMMPLAN_API int commplan_channel_release(void* channel) {

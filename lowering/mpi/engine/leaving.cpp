@@ -131,15 +131,19 @@ std::string Channel::loss(const Operation& operation, int rank) {
   return named + line;
 }
 
-void Channel::close(const std::string& why) {
+void Channel::end(const std::string& why) {
   {
     std::scoped_lock lock(order, mutex_);
-    if (!closed_.empty()) return;
-    closed_ = why;
+    if (closed_.empty()) closed_ = why;
   }
   leave();
+}
+
+void Channel::close(const std::string& why) {
+  end(why);
   std::unique_lock<std::mutex> lock(mutex_);
   news_.wait(lock, [&] { return inside_ == 0 && resting(); });
+  if (stopping_) return;
   stopping_ = true;
   work_.notify_one();
   buffers_.clear();
@@ -236,6 +240,13 @@ int leave_all(MPI_Comm, int, void*, void*) {
 }
 
 }  // namespace
+
+void end_channels() {
+  std::lock_guard<std::mutex> lock(open().mutex);
+  for (Channel* channel : open().channels) {
+    if (channel->together()) channel->end("this process is ending");
+  }
+}
 
 bool release_channel(Channel* channel) {
   if (!channel->release()) return false;

@@ -17,7 +17,7 @@ from commplan.sidecar import leave
 from commplan.wait import attended
 
 _POLL_S = 0.005
-_processes: set[int] = set()  # that have called `at_exit`; a forked one has nothing to wait for
+_engines: dict[int, Any] = {}  # of the process that has called `at_exit`: a forked one has none to end
 
 
 def drain(*, own: bool) -> BaseException | None:
@@ -51,15 +51,16 @@ def mark() -> Any:
     return jax.jit(jnp.negative)(jnp.zeros(()))
 
 
-def at_exit() -> None:
-    """Drain when this process ends."""
-    _processes.add(os.getpid())
+def at_exit(library: Any) -> None:
+    """Drain when this process ends, and say then that it does. library: the engine, or None."""
+    _engines[os.getpid()] = library
 
 
 @atexit.register
 def _drain() -> None:
-    """Runs before JAX and mpi4py shut down: reports the failure of a step whose result was never awaited."""
-    if os.getpid() not in _processes or MPI.Is_finalized():
+    """Runs before JAX and mpi4py shut down: reports the failure of a step whose result was never awaited, and
+    tells the other ranks that nothing more comes, for Python may take seconds from here until it ends MPI."""
+    if os.getpid() not in _engines or MPI.Is_finalized():
         return
     try:
         error = drain(own=True)
@@ -70,3 +71,5 @@ def _drain() -> None:
     if error is not None and (parsed := reason(error)) is not None:
         why = "; ".join((parsed.message, *(note.text for note in parsed.notes)))
         sys.stderr.write(f"commplan: when this process ended a step was under way, and failed: {why}\n")
+    if (library := _engines[os.getpid()]) is not None:
+        library.commplan_end_channels()
