@@ -19,6 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 CHART = re.compile(r'<pre class="mermaid">.*?</pre>', re.DOTALL)
+LONG_NAME = re.compile(r"(?<=<td><code>)[^<]{30,}(?=</code>)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -38,8 +39,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lets charts that are wider than a phone be scrolled."""
-    return CHART.sub(r'<div class="chart">\g<0></div>', html)
+    """Lets charts that are wider than a phone be scrolled, and long names in tables break behind `_` and `,`."""
+    html = CHART.sub(r'<div class="chart">\g<0></div>', html)
+    return LONG_NAME.sub(lambda name: re.sub("[_,]", r"\g<0><wbr>", name[0]), html)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
