@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lets charts that are wider than a phone be scrolled, and long names in tables break behind `_` and `,`."""
+    """Lets charts that are wider than a phone be scrolled, and long names in tables break."""
     html = CHART.sub(r'<div class="chart">\g<0></div>', html)
     return LONG_NAME.sub(lambda name: re.sub("[_,]", r"\g<0><wbr>", name[0]), html)
 
