@@ -94,9 +94,9 @@ class Call(NamedTuple):
 class Record(NamedTuple):
     """What one rank recorded, events in order. started: seconds since 1970. lost: of the first events, which
     the ring has dropped. clock: seconds since 1970 at which its machine's clock was 0, as this process saw
-    it. axes: their sizes, on whose grid the ranks lie row-major. lane: `input`, `requests` or `server` of
-    what is recorded beside collectives. ended: how the process left, in words, where it did so by itself.
-    call: that takes long, if one does."""
+    it. axes: their sizes, on whose grid the ranks lie row-major. lane: `input`, `feed`, `requests` or
+    `server` of what is recorded beside collectives. ended: how the process left, in words, where it did so by
+    itself. call: that takes long, if one does."""
 
     path: str
     plan: str
@@ -244,9 +244,10 @@ def start_recording(
     return recording
 
 
-def recording_of(plan: str) -> Recording | None:
-    """The first record of this process that a run of `plan` writes now; None where none does."""
-    return next((recording for recording in _recordings if recording.plan == plan), None)
+def recording_of(plan: str | None) -> Recording | None:
+    """The first record of this process that a run of `plan` (None: of any) writes now; None where none
+    does."""
+    return next((recording for recording in _recordings if plan in (None, recording.plan)), None)
 
 
 def offer_stacks(recording: Recording) -> None:
