@@ -389,5 +389,6 @@ Channel* open_channel(MPI_Comm comm, bool together);
 void end_channels();                     // of this process: see `Channel::end`
 bool release_channel(Channel* channel);  // whether its communicators may be freed
 void end_job(const std::string& why);  // where it would never end by itself
+constexpr char kSays[] = "commplan: error[CP0834]: ";  // how a failure begins that is said in C++ (engine_errors.py)
 
 }  // namespace commplan

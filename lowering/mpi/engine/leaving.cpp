@@ -203,7 +203,7 @@ void Watch::serve(const Served& served) {
 void end_job(const std::string& why) {
   size_t line = why.find('\n');
   std::string notes = line == std::string::npos ? std::string() : why.substr(line);
-  std::fprintf(stderr, "commplan: %s: the job ends%s\n", why.substr(0, line).c_str(), notes.c_str());
+  std::fprintf(stderr, "%s%s: the job ends%s\n", kSays, why.substr(0, line).c_str(), notes.c_str());
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
