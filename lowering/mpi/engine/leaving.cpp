@@ -97,6 +97,16 @@ std::string Channel::missing(const Operation& operation) {
   return operation.where().empty() ? why : why + "; " + operation.where();
 }
 
+std::vector<int> Channel::gone(const Operation& operation) {
+  std::vector<int> ranks = dead(comm);
+  std::lock_guard<std::mutex> lock(leaving_);
+  for (const Partner& partner : operation.partners()) {
+    int64_t last = lasts_[partner.rank];
+    if (last >= 0 && last < partner.number) ranks.push_back(partner.rank);
+  }
+  return ranks;
+}
+
 void Channel::note_cause(const std::string& why) {
   std::lock_guard<std::mutex> lock(leaving_);
   if (cause_.empty()) cause_ = why;
