@@ -300,7 +300,9 @@ phase both {
         return (y**2).sum()
 
     _, shards = step({}, layers, x)
-    for mine, leaf in zip(jax.tree.leaves(shards), jax.tree.leaves(jax.jit(jax.grad(plain))(layers)), strict=True):
+    for mine, leaf in zip(
+        jax.tree.leaves(shards), jax.tree.leaves(jax.jit(jax.grad(plain))(layers)), strict=True
+    ):
         np.testing.assert_allclose(np.asarray(mine)[: leaf.size].reshape(leaf.shape), leaf, atol=1e-4)
 
 
