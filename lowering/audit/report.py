@@ -109,8 +109,9 @@ class Audit(msgspec.Struct, frozen=True):
         if self.profiled is None or self.estimate is None or self.profiled.audit.estimate is None:
             return []
         before, after = self.estimate, self.profiled.audit.estimate
-        exchanges = any(shift.kind == "all_to_all" for shift in self.profiled.shifts)
-        times = f"these times, {EXCHANGE_WEIGHT:g} times as long for an exchange" if exchanges else "these times"
+        times = "these times"
+        if any(shift.kind == "all_to_all" for shift in self.profiled.shifts):
+            times += f", {EXCHANGE_WEIGHT:g} times as long for an exchange"
         text = f"with a profile of {times} (PGLE) {timed(after.exposed)} exposed instead of "
         text += f"{timed(before.exposed)}, in a step of {timed(after.total)} instead of {timed(before.total)}"
         moved = [shift for shift in self.profiled.shifts if shift.moved]
