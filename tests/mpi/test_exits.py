@@ -164,8 +164,8 @@ def last(how: str, *options: str) -> subprocess.CompletedProcess[str]:
 def test_who_stops_after_the_last_collective_holds_nobody(options: list[str]):
     done = last("stop", *options)
     assert done.returncode != 0
-    said = "commplan: rank 1 is stopped (SIGSTOP, or a debugger), and all others have ended: the job ends"
-    assert said in done.stderr, done.stdout + done.stderr
+    said = "rank 1 is stopped (SIGSTOP, or a debugger), and all others have ended: the job ends"
+    assert f"commplan: error[CP0834]: {said}" in done.stderr, done.stdout + done.stderr
 
 
 def test_who_has_work_to_do_at_the_end_is_waited_for_and_that_is_said():

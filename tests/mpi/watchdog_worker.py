@@ -26,7 +26,8 @@ WRONG, CULPRIT, STEPS = 5, 2, 8
 fault, algorithm, form, bound_s = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
 rank = MPI.COMM_WORLD.rank
 channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, plan="faulty")
-start_recording("second", "input", rank, MPI.COMM_WORLD.size)  # of the same processes
+if fault == "lock":
+    start_recording("second", "input", rank, MPI.COMM_WORLD.size)  # of the same processes
 
 
 def step(line: int, size: int):

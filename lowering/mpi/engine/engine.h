@@ -264,9 +264,9 @@ bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks);  // whether one 
 int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& lanes, int* some, std::vector<int>& indices,
               std::vector<MPI_Status>& statuses);
 bool drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, or false after a while
-// The same for messages with `peers`, ranks of `comm`; lanes count them. kept: see `List`.
-bool drain(MPI_Comm comm, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests, std::vector<int32_t> lanes,
-           bool kept = false);
+// The same for messages with `peers`, which lanes count; `gone` take nothing more. kept: see `List`.
+bool drain(const std::vector<int>& gone, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests,
+           std::vector<int32_t> lanes, bool kept = false);
 int64_t now();                                // nanoseconds
 constexpr int64_t kLook = 100'000'000;        // between two looks at who has left
 
@@ -333,6 +333,7 @@ class Channel {
 
   void uses(MPI_Comm other);  // a communicator that goes down with this one
   std::string missing(const Operation& operation);   // which rank has left without it, or empty
+  std::vector<int> gone(const Operation& operation);  // ranks that have died, or have ended without it
   std::vector<int32_t> others(MPI_Comm comm) const;  // the ranks there, but for this one
   std::string explain(int code, const char* call, const std::string& where, const std::string& name);
   std::string loss(const Operation& operation, int rank);  // why MPI has ended it: who died, or who broke it off
@@ -389,5 +390,6 @@ Channel* open_channel(MPI_Comm comm, bool together);
 void end_channels();                     // of this process: see `Channel::end`
 bool release_channel(Channel* channel);  // whether its communicators may be freed
 void end_job(const std::string& why);  // where it would never end by itself
+constexpr char kSays[] = "commplan: error[CP0834]: ";  // how a failure begins that is said in C++ (engine_errors.py)
 
 }  // namespace commplan

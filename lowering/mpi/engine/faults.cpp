@@ -123,13 +123,12 @@ int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& la
 }
 
 bool drain(std::vector<MPI_Request>& requests) {
-  return drain(MPI_COMM_NULL, {}, requests, std::vector<int32_t>(requests.size(), -1));
+  return drain({}, {}, requests, std::vector<int32_t>(requests.size(), -1));
 }
 
-bool drain(MPI_Comm comm, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests, std::vector<int32_t> lanes,
-           bool kept) {
+bool drain(const std::vector<int>& gone, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests,
+           std::vector<int32_t> lanes, bool kept) {
   constexpr int64_t kLongest = 2'000'000'000, kLook = 1'000'000;
-  std::vector<int> gone = comm == MPI_COMM_NULL ? std::vector<int>() : dead(comm);
   auto remove = [&](size_t k) {
     requests[k] = requests.back();
     lanes[k] = lanes.back();

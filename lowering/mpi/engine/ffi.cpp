@@ -118,7 +118,7 @@ Begun begin(Callable* x, XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outpu
 // What else the program has begun writes to its memory, which XLA takes back after an error.
 XLA_FFI_Error* refusal(Callable* x, XLA_FFI_CallFrame* frame, const std::string& error) {
   if (x != nullptr) x->channel->rest();
-  return failure(frame, "commplan: " + error);
+  return failure(frame, (error.rfind("interrupted", 0) == 0 ? "commplan: " : kSays) + error);
 }
 
 }  // namespace

@@ -97,6 +97,16 @@ std::string Channel::missing(const Operation& operation) {
   return operation.where().empty() ? why : why + "; " + operation.where();
 }
 
+std::vector<int> Channel::gone(const Operation& operation) {
+  std::vector<int> ranks = dead(comm);
+  std::lock_guard<std::mutex> lock(leaving_);
+  for (const Partner& partner : operation.partners()) {
+    int64_t last = lasts_[partner.rank];
+    if (last >= 0 && last < partner.number) ranks.push_back(partner.rank);
+  }
+  return ranks;
+}
+
 void Channel::note_cause(const std::string& why) {
   std::lock_guard<std::mutex> lock(leaving_);
   if (cause_.empty()) cause_ = why;
@@ -203,7 +213,7 @@ void Watch::serve(const Served& served) {
 void end_job(const std::string& why) {
   size_t line = why.find('\n');
   std::string notes = line == std::string::npos ? std::string() : why.substr(line);
-  std::fprintf(stderr, "commplan: %s: the job ends%s\n", why.substr(0, line).c_str(), notes.c_str());
+  std::fprintf(stderr, "%s%s: the job ends%s\n", kSays, why.substr(0, line).c_str(), notes.c_str());
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
