@@ -36,6 +36,7 @@ _NAMES = {
     "commplan.topology": ("Topology", "load_topology"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
+importlib.import_module("commplan.ending")  # before programs register handlers of their own
 
 
 def __getattr__(name: str) -> Any:

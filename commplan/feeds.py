@@ -13,7 +13,7 @@ from commplan.ir.schedule import Schedule
 from commplan.runtime.input.feeds import compiled
 from commplan.runtime.input.feeds.directory import check_name
 from commplan.runtime.input.feeds.feed import Feed
-from commplan.runtime.input.feeds.memory import MEMBERS
+from commplan.runtime.input.feeds.layout import MEMBERS
 from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, taken_apart
 from commplan.runtime.input.observe.wait_log import PATIENCE_S
 from commplan.tracebacks import ends_at_caller

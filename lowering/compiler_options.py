@@ -1,13 +1,16 @@
 """What XLA must be told to compile a step as its plan says: options of one compilation, never of a process.
 
 `run.jit` passes them to `jax.jit`; `commplan explain --target` shows them. Names and meanings are those of
-XLA's `debug_options_flags.cc`; which of them a version knows it is asked (`lowering.jax._compat.accepted`).
+XLA's `debug_options_flags.cc`; which of them a version knows it is asked (`lowering.jax._jit.accepted`).
 
 Not among them, by what the estimate says of steps compiled ahead of time for H100 (`bench.compiled`):
 
 - `xla_gpu_experimental_collective_start_as_early_as_possible` changed nothing of a flat plan's schedule, and
   with an overlap limit of 2 more of a two-level plan's communication was exposed (0.82 instead of 0.64 ms,
   six layers 2048 wide).
+- `xla_gpu_enable_pipelined_all_reduce` where all-reduces are levels of others: only they, and not the gathers
+  behind them, run under a loop's next round, in which all levels then crowd (48.6 instead of 44.6 ms, a scan
+  tapped in levels on 32 H100).
 - `xla_gpu_enable_analytical_latency_estimator` exposed 5.9 instead of 0.0 ms of the unrolled transformer, and
   1.4 instead of 0.9 of the scanned one.
 """
@@ -15,7 +18,7 @@ Not among them, by what the estimate says of steps compiled ahead of time for H1
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -33,17 +36,19 @@ _COMBINED = {  # by the kind of collective: what bounds the bytes that XLA makes
 }
 _SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
-# All-reduces that no chain orders, as in a loop. Beside others more was exposed: 2.7 for 1.3 ms where weights
-# are gathered on 8 H100, 5.9 for 4.1 ms beside the exchange of experts on 128.
+# All-reduces that no chain orders, as in a loop, and levels of all-reduces: 48.6 instead of 51.5 ms where a
+# scan is tapped in levels on 32 H100, no difference where a chain orders them. Beside others more was
+# exposed: 2.7 for 1.3 ms where weights are gathered on 8 H100, 5.9 for 4.1 ms beside the exchange of experts
+# on 128.
 AT_ONCE = 8
-_PIPELINED = "xla_gpu_enable_pipelined_all_reduce"
+PIPELINED = "xla_gpu_enable_pipelined_all_reduce"
 _PERMUTE = "xla_gpu_collective_permute_mode"
 _BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
 _SYNCHRONOUS = "xla_gpu_disable_async_collectives"
 LEFT_OUT, COPYING = "xla_disable_hlo_passes", "all-reduce-contiguous"
 _IDLE = {
     _SCHEDULER: "no collective runs under computation",
-    _PIPELINED: "an all-reduce inside a loop is waited for in the round that makes it",
+    PIPELINED: "an all-reduce inside a loop is waited for in the round that makes it",
 }
 _FLAG = re.compile(r"--(xla_\w+)(?:=(\S*))?")
 
@@ -106,19 +111,27 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
             words = kind.replace("_", "-")
             why = f"no {words} of the plan is joined with another: the smallest has {min(sizes)} bytes"
             yield CompilerOption(name, min(sizes) - 1, why)
-    if any(item.kind == "all_reduce" for item in everything):
+    kinds = [item.kind for item in everything]
+    reduces = _are_all_reduces(kinds)
+    if "all_reduce" in kinds and not (reduces and "reduce_scatter" in kinds):
         why = "an all-reduce inside a loop, as of `run.tap`, runs under the loop's next round"
-        yield CompilerOption(_PIPELINED, True, why)
+        yield CompilerOption(PIPELINED, True, why)
     links = max(len({_links(item) for item in items}) for items in phases)
-    if links > 1:
+    if reduces:
+        why = "all-reduces of a loop's rounds, and their levels, need not wait for each other"
+        yield CompilerOption(_OVERLAP, AT_ONCE, why)
+    elif links > 1:
         why = f"collectives over {links} kinds of links may run at the same time, each on its own"
         yield CompilerOption(_OVERLAP, links, why)
-    elif all(item.kind == "all_reduce" for item in everything):
-        why = "all-reduces of a loop's rounds need not wait for each other"
-        yield CompilerOption(_OVERLAP, AT_ONCE, why)
     if any(item.kind == "permute" for item in everything):
         why = "rounds of a program write into the receiver's memory, where NCCL has symmetric memory"
         yield CompilerOption(_PERMUTE, "COLLECTIVES_SYMMETRIC_MEMORY", why)
+
+
+def _are_all_reduces(kinds: Sequence[str]) -> bool:
+    """Whether collectives are all-reduces, whole or in levels, and nothing else."""
+    scatters, reduces, gathers = (kinds.count(k) for k in ("reduce_scatter", "all_reduce", "all_gather"))
+    return scatters == gathers <= reduces and scatters + reduces + gathers == len(kinds)
 
 
 def _links(item: Expected) -> Hashable:
@@ -151,7 +164,7 @@ def undone(options: tuple[CompilerOption, ...], flags: str, file: str = "") -> t
             undoing.append((name, f"no more than {number} of the plan's collectives run at the same time"))
         if name == _PERMUTE and value != option.value:
             undoing.append((name, "rounds of a program are copied through buffers of NCCL's own"))
-        if name in (_SCHEDULER, _PIPELINED) and value.lower() in ("false", "0"):
+        if name in (_SCHEDULER, PIPELINED) and value.lower() in ("false", "0"):
             undoing.append((name, _IDLE[name]))
     if options and given.get(_BLUECONNECT, "0") not in ("0", ""):
         undoing.append((_BLUECONNECT, "XLA takes all-reduces apart once more, on top of the plan's levels"))

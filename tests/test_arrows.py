@@ -34,6 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.recorder": (),
     "commplan.sidecar": ("commplan.recorder",),
     "commplan.wait": (),
+    "commplan.ending": (),
     "commplan.tracebacks": (),
     "commplan.mesh_kind": (),
     "commplan.topology": ("commplan.io", "commplan.tracebacks"),
@@ -50,6 +51,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.lowering": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.pytree", "commplan.topology",
         "commplan.protocol", "commplan.io", "commplan.recorder", "commplan.sidecar", "commplan.wait",
+        "commplan.ending",
     ),
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.frontend", "commplan.verify", "commplan.pytree",

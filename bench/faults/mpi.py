@@ -128,7 +128,8 @@ def right(fault: Fault, text: str) -> bool:
         waits = set(re.findall(r"rank (\d) waits in line (\d+)", text))
         lines = {n: LINES["evaluate" if n == fault.culprit else "step"] for n in range(RANKS)}
         return waits == {(str(n), str(line)) for n, line in lines.items()} and not blamed(text)
-    return blamed(text) == {fault.culprit} and f"line {LINES['step']} of" in text
+    ended = fault.kind != "exit" or "program has ended" in text  # which it says itself, before any bound
+    return blamed(text) == {fault.culprit} and ended and f"line {LINES['step']} of" in text
 
 
 def blamed(text: str) -> set[int]:

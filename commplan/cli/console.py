@@ -193,14 +193,6 @@ def fold_table(*titles: str) -> Any:
     return table
 
 
-def in_bytes(nbytes: float, form: str) -> str:
-    """`12.5 MiB`: a number of bytes in the largest unit that it has one of, formatted as `form` says."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:{form}} {unit}"
-    return f"{nbytes:.4g} B"
-
-
 def name_of(path: str) -> str:
     """The name under which diagnostics speak of a file given as `path`."""
     return "<stdin>" if path == STDIN else path

@@ -183,9 +183,9 @@ def timed(seconds: float) -> str:
     return _in_units(seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))) or f"{seconds * 1e6:.2g} us"
 
 
-def sized(nbytes: int) -> str:
+def sized(nbytes: float) -> str:
     """A number of bytes in the largest unit that leaves it readable: `25 MiB`, `1.5 KiB`, `12 B`."""
-    return _in_units(nbytes, (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))) or f"{nbytes} B"
+    return _in_units(nbytes, (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))) or f"{nbytes:.4g} B"
 
 
 def _in_units(number: float, units: Iterable[tuple[str, float]]) -> str | None:

@@ -201,6 +201,8 @@ def _down(ranks: Sequence[Rank]) -> dict[int, str]:
 def _how(rank: Rank) -> str:
     """How a rank is that can do nothing."""
     lives = "" if rank.state in _GONE else f": process {rank.process} on {rank.host} lives"
+    if rank.state == "stopped":
+        lives += f", and kill -CONT {rank.process} lets it go on"
     return f"it {rank.end}" if rank.end else f"it is {rank.state}{lives}"
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import groupby
 from typing import NamedTuple
 
 from commplan.ir.axes import coordinates
+from commplan.ir.axes import group as ranks_along
 from commplan.recorder.clocks import Bounds, Clock, aligned, bounds
 from commplan.recorder.file import BEGIN, END, FAILED, WAITED, Details, Event, Record
 from commplan.recorder.tasks import Task, tasks_of
@@ -28,8 +29,9 @@ class Slice(NamedTuple):
     begin, end: seconds on the scale of the run. state: `unfinished`, `failed`, or nothing. step: which run of
     `phase` it belongs to, 0 where that is unknown. nbytes: that it moves on this rank. blocked: the times in
     which the program waited for it. holder: the rank that came last of those that it depends on, where that
-    was later than this one, and `held` the seconds from its begin until then. margin: by how many seconds
-    that rank was later than all others, less what is uncertain of their clocks.
+    was later than this one, or has not come at all, and `held` the seconds from its begin until then, or to
+    its end. margin: by how many seconds that rank was later than all others, less what is uncertain of their
+    clocks.
     """
 
     rank: int
@@ -112,7 +114,8 @@ def read_run(records: Sequence[Record], predicted: Predicted | None = None) -> R
         (record.events[-1].seconds + shift(record) for record in records if record.events), default=0.0
     )
     moved = [_moved(group, number, clocks, latest) for group in groups]
-    collectives = [_judged(group, number, clocks, first) for group in moved]
+    ranks = {record.rank for record in collective}
+    collectives = [_judged(_held(group, ranks, first), number, clocks, first) for group in moved]
     collectives.sort(key=lambda collective: min(each.begin for each in collective))
     own = {record.rank: record for record in reversed(records)}
     return Run(
@@ -184,6 +187,14 @@ def _members(details: Details | None, record: Record) -> int:
     return math.prod(record.axes.get(axis, 1) for axis in details.axes)
 
 
+def _ranks(each: Slice, record: Record) -> set[int]:
+    """Those that take part."""
+    if each.details is None or not record.axes:
+        return set(range(record.ranks))
+    axes = [axis for axis in each.details.axes if axis in record.axes]
+    return {*ranks_along(coordinates(each.rank, record.axes, record.axes), axes, record.axes)}
+
+
 def _sources(group: list[Slice], each: Slice, record: Record) -> list[Slice]:
     """The slices without whose begin `each` cannot end; nothing where some rank's record is missing."""
     details = each.details
@@ -240,6 +251,21 @@ def _moved(
         blocked = apart if each.waits_apart else (begin, end)
         moved.append(each._replace(begin=begin, end=max(begin, end), blocked=blocked))
     return moved
+
+
+def _held(group: list[Slice], recorded: Set[int], record: Record) -> list[Slice]:
+    """The slices, in which a collective without a root that has not ended waits for who has not come to it.
+
+    recorded: ranks of which there are records: of the others that is not known.
+    """
+    details = group[0].details
+    absent = _ranks(group[0], record) - {each.rank for each in group}
+    rooted = details is not None and details.kind in (*_TO_ALL, *_TO_ROOT, "shift")
+    if rooted or not absent or not absent <= recorded:
+        return group
+    first, alone = min(absent), float(len(absent) == 1)
+    late = [each._replace(holder=first, held=each.end - each.begin, margin=alone) for each in group]
+    return [held if each.state else each for each, held in zip(group, late, strict=True)]
 
 
 def _judged(

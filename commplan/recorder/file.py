@@ -94,9 +94,9 @@ class Call(NamedTuple):
 class Record(NamedTuple):
     """What one rank recorded, events in order. started: seconds since 1970. lost: of the first events, which
     the ring has dropped. clock: seconds since 1970 at which its machine's clock was 0, as this process saw
-    it. axes: their sizes, on whose grid the ranks lie row-major. lane: `input`, `requests` or `server` of
-    what is recorded beside collectives. ended: how the process left, in words, where it did so by itself.
-    call: that takes long, if one does."""
+    it. axes: their sizes, on whose grid the ranks lie row-major. lane: `input`, `feed`, `requests` or
+    `server` of what is recorded beside collectives. ended: how the process left, in words, where it did so by
+    itself. call: that takes long, if one does."""
 
     path: str
     plan: str
@@ -195,6 +195,8 @@ class Recording:
         own = (self, *self._lanes.values())
         if self in _recordings:
             _recordings.remove(self)
+            if _recordings:
+                offer_stacks(_recordings[-1])
         others = [recording for recording in _recordings if recording.job == self.job]
         failed = any(_HEADER.unpack_from(recording.memory)[10] for recording in (*own, *others))
         if failed or is_kept():
@@ -242,34 +244,35 @@ def start_recording(
     return recording
 
 
-def recording_of(plan: str) -> Recording | None:
-    """The first record of this process that a run of `plan` writes now; None where none does."""
-    return next((recording for recording in _recordings if recording.plan == plan), None)
+def recording_of(plan: str | None) -> Recording | None:
+    """The first record of this process that a run of `plan` (None: of any) writes now; None where none
+    does."""
+    return next((recording for recording in _recordings if plan in (None, recording.plan)), None)
 
 
 def offer_stacks(recording: Recording) -> None:
     """From now on a signal has this process write its Python stacks behind the record, whatever its threads
-    do: also where one is in C and keeps the interpreter's lock."""
+    do: also where one is in C and keeps the interpreter's lock. They go behind the record that was offered
+    last, and the engine, which knows the descriptor alone, finds them there."""
     number = getattr(signal, "SIGRTMIN", 0) + 11
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         if number < 12 or (not _stacks and _is_used(number)):
             return  # another system, or the program has it
         descriptor = os.open(recording.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
-            faulthandler.register(number, descriptor, all_threads=True)
-        except BaseException:
+            if _stacks:
+                os.dup2(descriptor, _stacks[0][0], inheritable=False)
+            else:
+                faulthandler.register(number, kept := os.dup(descriptor), all_threads=True)
+                _stacks.append((kept, number))
+        finally:
             os.close(descriptor)
-            raise
         struct.pack_into("<q", recording.memory, STACK_SIGNAL, number)
-        while _stacks:
-            os.close(_stacks.pop())
-        _stacks.append(descriptor)
 
 
-def stack_signal(memory: mmap.mmap | bytes) -> int:
-    """The signal that `offer_stacks` has found for a record; 0 for none."""
-    number: int = struct.unpack_from("<q", memory, STACK_SIGNAL)[0]
-    return number
+def stacks_of_process() -> tuple[str, int]:
+    """The file that they are written to, whichever record that is, and the signal, 0 for none."""
+    return (f"/proc/self/fd/{_stacks[0][0]}", _stacks[0][1]) if _stacks else ("", 0)
 
 
 def _is_used(number: int) -> bool:
@@ -279,7 +282,7 @@ def _is_used(number: int) -> bool:
     return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
-_stacks: list[int] = []  # where they are written
+_stacks: list[tuple[int, int]] = []  # the descriptor to which they are written, at which signal
 _recordings: list[Recording] = []
 os.register_at_fork(after_in_child=_recordings.clear)
 

@@ -85,9 +85,9 @@ _making = threading.Lock()
 _activities: list[Callable[[], str]] = []
 
 
-def lane_of(plan: str, name: str) -> Lane | None:
-    """The lane of the run of `plan` that this process records; None where it records none, or, with a
-    warning, where the file cannot be made."""
+def lane_of(plan: str | None, name: str) -> Lane | None:
+    """The lane of the run of `plan` (None: of any) that this process records; None where it records none,
+    or, with a warning, where the file cannot be made."""
     recording = recording_of(plan)
     if recording is None:
         return None

@@ -169,7 +169,7 @@ def _arrows(
     """From the slice of the rank that came last to that of each which waited, when it came."""
     begins = {each.rank: each.begin for each in collective}
     for each in collective:
-        if each.holder is None or each.margin <= 0:
+        if each.holder not in begins or each.margin <= 0:
             continue
         came = begins[each.holder]
         arrow = {"name": "came last", "cat": "wait"}

@@ -66,6 +66,12 @@ class Backend(Protocol):
         """Whether all-reduces take arrays as they are: nothing is gained by packing large ones."""
         ...
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether collectives run beside computation and each other, so that a large array is best sent by
+        itself as soon as it is there."""
+        ...
+
     def apart(self, key: str) -> contextlib.AbstractContextManager[Any]:
         """While collectives are made that the backend's compiler combines with none of another `key`."""
         ...

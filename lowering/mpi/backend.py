@@ -79,6 +79,11 @@ class MpiBackend:
         """The engine takes lists where that pays, and packs nothing."""
         return False
 
+    @property
+    def asynchronous(self) -> bool:
+        """One collective after the other, in the order that all ranks share."""
+        return False
+
     def apart(self, key: str) -> contextlib.AbstractContextManager[None]:
         """The engine combines nothing."""
         del key

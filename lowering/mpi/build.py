@@ -84,6 +84,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "list_free": (None, [_NUMBER]),
     "run": (_NUMBER, [_NUMBER, _POINTER, _POINTER, _POINTER, ctypes.c_char_p, _NUMBER]),
     "end_looks": (None, []),
+    "end_channels": (None, []),
     "native": (_NUMBER, [_POINTER, _POINTER, _TEXT]),
     "describe": (None, [_NUMBER, _TEXT]),
     "packed": (_NUMBER, [_NUMBER, *[_POINTER, _NUMBER] * 4]),

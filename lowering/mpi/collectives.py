@@ -116,7 +116,7 @@ class Channel:
             weakref.finalize(self, self.resources.drop).atexit = False
         free_dropped()
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
-        at_exit()
+        at_exit(self._library)
 
     @property
     def engine(self) -> Any:

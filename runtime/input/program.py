@@ -35,6 +35,14 @@ class EpochCursor:
         epochs, step = divmod(self.step + number, self.steps)
         return self.epoch + epochs, step
 
+    def count(self, number: int) -> int:
+        """Which of all batches, over all epochs, batch `number` is, counted from 1, as users are told.
+
+        >>> EpochCursor(epoch=1, step=2, steps=5).count(0)
+        8
+        """
+        return self.epoch * self.steps + self.step + number + 1
+
 
 FIRST = EpochCursor(0, 0, 1)
 

@@ -58,7 +58,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
     def identity(self, state: str) -> str:
         """Which process of the operating system it is, and what to do where it is stopped."""
         return f"process {self.process} is PID {self.pid} on {self.host}" + (
-            f", and lives: kill -CONT {self.pid} lets it go on" if state == "stopped" else ""
+            f", and lives: kill -CONT {self.pid} lets it end" if state == "stopped" else ""
         )
 
 

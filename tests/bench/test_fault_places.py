@@ -56,6 +56,7 @@ def test_an_innocent_rank_or_another_line_is_wrong(rank: int, line: int, right: 
     fault = Fault("mpi", "stop", 1, 5, 100, "")
     text = STOPPED.format(rank=rank, line=line, plan="<plan>")
     assert mpi.right(fault, text) is right
+    assert not mpi.right(fault._replace(kind="exit"), text), "who ends by itself says so"
     assert not mpi.right(fault, text + "\nnote: rank 0 has died")
     assert cluster.right(fault, text) is right
 

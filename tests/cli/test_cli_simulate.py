@@ -10,8 +10,9 @@ import pytest
 
 from commplan.cli import main
 from commplan.cli.jax_side import under_mpi
-from commplan.cli.verbs.simulate import size, time
+from commplan.cli.verbs.simulate import time
 from commplan.cost.calibration import Calibration, MeasuredLevel, write_calibration
+from commplan.ir.types import sized
 
 ROOT = Path(__file__).parents[2]
 TWO_LEVEL = str(ROOT / "examples" / "plans" / "two_level.plan")
@@ -167,7 +168,7 @@ def test_times_are_short(seconds: float, text: str) -> None:
 
 
 def test_sizes_are_short() -> None:
-    assert [size(n) for n in (12, 2048, 3 * 2**20, 5 * 2**30)] == ["12 B", "2 KiB", "3 MiB", "5 GiB"]
+    assert [sized(n) for n in (12, 2048, 3 * 2**20, 5 * 2**30)] == ["12 B", "2 KiB", "3 MiB", "5 GiB"]
 
 
 def test_ranks_of_mpi_are_known_by_their_environment() -> None:

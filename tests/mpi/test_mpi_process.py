@@ -52,6 +52,12 @@ def test_what_was_started_is_finished_though_its_result_is_not_used():
     mpirun.run(2, BEGIN + code)
 
 
+def test_exit_handlers_may_use_a_program():
+    """Those that were registered since commplan was imported."""
+    begin = "import atexit, commplan\natexit.register(lambda: print(run(x, 'split'), run(x), flush=True))\n"
+    assert mpirun.run(2, f"{begin}{BEGIN}\nrun(x)").count("[0. 2. 4. 6. 8.] [0. 2. 4. 6. 8.]") == 2
+
+
 def test_a_forked_process_waits_for_no_thread_of_its_parent():
     code = (
         "warnings.simplefilter('ignore')\n"  # JAX warns of forks

@@ -9,7 +9,7 @@ from commplan.diagnostics import Span
 from commplan.lowering.mpi.job.engine_errors import once, reason
 
 SAID = "server 0 of `hub` (rank 2) gave up: error[CP0977]: worker 0 goes on\n  note: a replay ends"
-TEXT = f"commplan: {SAID}; line 22 of a.plan waits for it"
+TEXT = f"commplan: error[CP0834]: {SAID}; line 22 of a.plan waits for it"
 AGAIN = "Error dispatching computation: "
 
 

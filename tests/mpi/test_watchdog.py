@@ -86,7 +86,7 @@ def check_named(fault: str, done: subprocess.CompletedProcess[str]) -> None:
         )
         if fault.startswith("stop"):
             assert "note: rank 0 waits in round 1 of 4, for rank 2" in text
-            assert re.search(r"note: rank 2 is PID (\d+) on \S+, and lives: kill -CONT \1 lets", text)
+            assert re.search(r"note: rank 2 is PID (\d+) on \S+, and lives: kill -CONT \1 lets it end", text)
             assert "note: rank 1 waits in round 2 of 4, for rank 0" in text
 
 

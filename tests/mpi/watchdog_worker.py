@@ -19,12 +19,15 @@ from commplan.ir.plan import Algorithm
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.job.watchdog import expected_late
 from commplan.lowering.mpi.tuning import Spec
+from commplan.recorder.file import start_recording
 from commplan.recorder.processes import WATCH_THREAD
 
 WRONG, CULPRIT, STEPS = 5, 2, 8
 fault, algorithm, form, bound_s = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
 rank = MPI.COMM_WORLD.rank
 channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, plan="faulty")
+if fault == "lock":
+    start_recording("second", "input", rank, MPI.COMM_WORLD.size)  # of the same processes
 
 
 def step(line: int, size: int):

@@ -373,4 +373,5 @@ def test_who_ended_with_a_verdict_is_not_to_blame(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         sys.modules["commplan.recorder.blame"], "process_state", lambda process: states.get(process, "dead")
     )
-    assert blame([*others, behind]).holders == {1: f"it is stopped: process {os.getpid()} on node lives"}
+    lives = f"process {os.getpid()} on node lives, and kill -CONT {os.getpid()} lets it go on"
+    assert blame([*others, behind]).holders == {1: f"it is stopped: {lives}"}

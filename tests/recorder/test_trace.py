@@ -129,6 +129,18 @@ def test_of_a_collective_with_a_missing_record_nothing_is_said() -> None:
     assert json.loads(trace(run))["otherData"]["missing"] == [3]
 
 
+def test_who_has_not_come_holds_those_that_wait_to_the_end() -> None:
+    begun = once(1, 10.0, 15.0, details())
+    for unfinished in (begun[:1], (begun[0], begun[1]._replace(kind=FAILED))):
+        waiting = [record(rank, *once(0, 1.0, 2.0, details()), *unfinished) for rank in range(3)]
+        run = read_run([*waiting, record(3, *once(0, 1.0, 2.0, details()), *once(1, 14.0, 15.0, line=9))])
+        (seven,) = (line for line in summary(run).lines if line.line == 7)
+        assert seven.waited == pytest.approx(15.0) and seven.last == ((3, 1),)
+        assert seven.unfinished == 1 and valid(json.loads(trace(run)))
+        (seven,) = summary(read_run(waiting)).lines
+        assert seven.waited == 0.0, "rank 3 has left no record"
+
+
 def valid(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The events by `ph`, held to the trace event format as Chrome and Perfetto read it."""
     assert set(document) <= {"traceEvents", "displayTimeUnit", "otherData"}

@@ -76,7 +76,7 @@ def test_a_stopped_process_is_named_and_the_others_end(culprit: int, tmp_path: P
         assert heads(ends)[index] == [f"process {culprit} is stopped (SIGSTOP, or a debugger)"]
         assert "line 7 of <plan>, in `train` waits for it" in ends[index].text
         assert re.search(
-            rf"process {culprit} is PID (\d+) on \S+, and lives: kill -CONT \1 lets", ends[index].text
+            rf"process {culprit} is PID (\d+) on \S+, and lives: kill -CONT \1 lets it end", ends[index].text
         )
     records = {record.rank: record for record in read_records([str(tmp_path)])}
     verdicts = [event.name for event in records[2].events if event.kind == VERDICT]

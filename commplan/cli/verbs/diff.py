@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 
-from commplan.cli.console import Console, fold_table, in_bytes, name_of
+from commplan.cli.console import Console, fold_table, name_of
 from commplan.cli.simulated import simulated
 from commplan.cli.verbs.simulate import time
 from commplan.diagnostics import fail
 from commplan.explain.diff import Change, Limit, diff
 from commplan.ir.serialization.canonical_json import schedule_digest
+from commplan.ir.types import sized
 
 _MEASURES = {"slower": "time", "memory": "memory", "rounds": "rounds", "bytes": "bytes"}
 _BYTES = ("memory", "bytes", "link bytes", "collective bytes")
@@ -76,7 +77,7 @@ def _shown(change: Change, value: float | str | None) -> str:
     if change.measure == "time":
         return time(value)
     nbytes = change.measure in _BYTES or (change.measure, change.subject) == ("buckets", "largest")
-    return in_bytes(value, ".4g") if nbytes else str(value)
+    return sized(value) if nbytes else str(value)
 
 
 def _growth(change: Change) -> str:

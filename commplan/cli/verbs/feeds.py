@@ -25,6 +25,12 @@ def run(args: Namespace, console: Console) -> int:
     if not args.watch:
         _show(feeds(), console)
         return 0
+    if not sys.stdout.isatty():
+        while True:  # a list, and the next one below it
+            console.put(f"{time.strftime('%H:%M:%S')}\n")
+            _show(feeds(), console)
+            console.flush()
+            time.sleep(_EVERY_S)
     from rich.console import Console as Rich
     from rich.console import Group
     from rich.live import Live

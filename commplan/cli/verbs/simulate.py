@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commplan.cli.console import STDIN, Console, in_bytes
+from commplan.cli.console import STDIN, Console
 from commplan.cli.simulated import Timed, simulated
 from commplan.cost import Simulation
 from commplan.cost.schedule.timeline import OpTime, PhaseTime
@@ -17,6 +17,7 @@ from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
 from commplan.explain.servers import every, held_line, mode_lines, one_mode, talk_lines, title
 from commplan.ir.schedule import Elastic, Schedule
+from commplan.ir.types import sized
 from commplan.protocol.build_sites import sites
 
 SHOWN = 40  # rows of a table; the rest is summed
@@ -113,7 +114,7 @@ def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
     if phase.bound > 0:
         rich.print(f"  lower bound        {time(phase.bound)}; simulated is {phase.distance:.2f} times that")
     rich.print(f"  communication      {time(phase.network)}; other work {time(phase.compute)}")
-    moved = ", ".join(f"{level} {size(nbytes)}" for level, nbytes in phase.nbytes if nbytes)
+    moved = ", ".join(f"{level} {sized(nbytes)}" for level, nbytes in phase.nbytes if nbytes)
     if moved:
         rich.print(f"  busiest links      {moved} in one direction", markup=False)
     rows = _rows(phase.ops)
@@ -183,8 +184,3 @@ def time(seconds: float) -> str:
     if seconds >= 0.1e-9:
         return f"{seconds / 1e-9:.3g} ns"
     return "<0.1 ns" if seconds else "0"
-
-
-def size(nbytes: float) -> str:
-    """`12.5 MiB`."""
-    return in_bytes(nbytes, ".4g")

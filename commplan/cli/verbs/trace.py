@@ -11,10 +11,11 @@ import msgspec
 from commplan.cli.console import STDIN, Console, fold_table
 from commplan.cli.records import run_in, totals
 from commplan.cli.simulated import simulated
-from commplan.cli.verbs.simulate import size, time
+from commplan.cli.verbs.simulate import time
 from commplan.cost import Simulation
 from commplan.diagnostics import plural
 from commplan.ir.schedule import Schedule
+from commplan.ir.types import sized
 from commplan.recorder import Run, Summary, trace
 from commplan.recorder.collectives import step_of
 from commplan.recorder.summary import Line, Waits
@@ -108,7 +109,9 @@ def _row(line: Line) -> tuple[str, ...]:
     last += [f"{len(line.last) - SHOWN} others"] if len(line.last) > SHOWN else []
     last += [f"unsure {line.unsure}x"] if line.unsure else []
     times = f"{line.count:,}" + (f" ({line.unfinished} not ended)" if line.unfinished else "")
-    moved = (size(line.nbytes), f"{size(line.bandwidth)}/s") if line.nbytes else ("", "")  # of steps: unknown
+    moved = (
+        (sized(line.nbytes), f"{sized(line.bandwidth)}/s") if line.nbytes else ("", "")
+    )  # of steps: unknown
     return (
         name, moved[0], times, time(line.seconds), time(line.p95), time(line.transfer), moved[1],
         time(line.waited), ", ".join(last),

@@ -54,10 +54,14 @@ class LaxBackend:
 
     @property
     def variadic(self) -> bool:
-        return self.platform == "gpu" and variadic.wanted()
+        return self.asynchronous and variadic.wanted()
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.platform == "gpu"
 
     def apart(self, key: str) -> contextlib.AbstractContextManager[Any]:
-        return _compat.combined_apart(key) if self.variadic else contextlib.nullcontext()
+        return _compat.combined_apart(key) if self.asynchronous else contextlib.nullcontext()
 
     def ways(self, axes: tuple[str, ...]) -> int:
         return math.prod(self.sizes[axis] for axis in axes)

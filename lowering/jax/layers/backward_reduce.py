@@ -39,8 +39,8 @@ class Recipe:
         return self.lowered.backend
 
     def reduce(self, leaves: list[Array]) -> list[Array]:
-        """Reduce gradients as the plan does: packed by dtype, one after another; large ones as soon as each
-        is there, where nothing is copied (see `variadic`)."""
+        """Reduce gradients as the plan does: packed by dtype, one after another; large ones each by itself as
+        soon as it is there, where that runs beside what is still computed."""
         results = list(leaves)
         previous: Array = None
         for dtype, places in self._groups(leaves):
@@ -50,7 +50,7 @@ class Recipe:
                 for i in places:
                     results[i] = self.backend.same(leaves[i], self.axes)
                 continue
-            if previous is not None and not self.backend.variadic:
+            if previous is not None and not self.backend.asynchronous:
                 flat = self.backend.tie(flat, previous, self.axes)
             chain = self.flat[dtype] if self.flat else ()
             with self.backend.apart(f"{self.lowered.phase.name}/{places[0]}"):
@@ -65,7 +65,7 @@ class Recipe:
     def _groups(self, leaves: Sequence[Array]) -> list[tuple[str, list[int]]]:
         """What is packed together: its dtype, and the places of its leaves."""
         groups = grouped(range(len(leaves)), lambda place: str(leaves[place].dtype))
-        if not self.backend.variadic:
+        if not self.backend.asynchronous:
             return list(groups.items())
         result: list[tuple[str, list[int]]] = []
         for dtype, places in groups.items():

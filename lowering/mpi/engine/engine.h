@@ -260,13 +260,14 @@ void acknowledge(MPI_Comm comm);              // of who has died: others can be 
 void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, gets an error
 bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks);  // whether one of them has died, or `comm` is revoked
 // MPI_Testsome, which frees no send that is under way. lanes: of each request the peer that it goes to, -1 for a receive;
-// sends to one peer end in the order in which they were posted, or nearly.
+// sends to one peer mostly end in the order in which they were posted, so that where one has not, others are asked only
+// if nothing else is over.
 int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& lanes, int* some, std::vector<int>& indices,
               std::vector<MPI_Status>& statuses);
 bool drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, or false after a while
-// The same for messages with `peers`, ranks of `comm`; lanes count them. kept: see `List`.
-bool drain(MPI_Comm comm, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests, std::vector<int32_t> lanes,
-           bool kept = false);
+// The same for messages with `peers`, which lanes count; `gone` take nothing more. kept: see `List`.
+bool drain(const std::vector<int>& gone, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests,
+           std::vector<int32_t> lanes, bool kept = false);
 int64_t now();                                // nanoseconds
 constexpr int64_t kLook = 100'000'000;        // between two looks at who has left
 
@@ -316,7 +317,8 @@ class Channel {
   std::string drive(std::unique_ptr<Operation> operation, const Pace& pace = {}, const Look& look = {});
   void rest();                                              // waits until nothing that was started is under way
   bool busy();                                              // whether something is under way
-  void close(const std::string& why);  // begins nothing more, and waits for what is under way
+  void end(const std::string& why);    // begins nothing more, and says so to the others
+  void close(const std::string& why);  // the same, and waits for what is under way
   void await_others();                 // until every other rank has left, too
   bool release();                      // of a closed one that all have left: nothing of it is under way any more
   void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; all ranks call it alike, once
@@ -332,6 +334,7 @@ class Channel {
 
   void uses(MPI_Comm other);  // a communicator that goes down with this one
   std::string missing(const Operation& operation);   // which rank has left without it, or empty
+  std::vector<int> gone(const Operation& operation);  // ranks that have died, or have ended without it
   std::vector<int32_t> others(MPI_Comm comm) const;  // the ranks there, but for this one
   std::string explain(int code, const char* call, const std::string& where, const std::string& name);
   std::string loss(const Operation& operation, int rank);  // why MPI has ended it: who died, or who broke it off
@@ -339,6 +342,7 @@ class Channel {
   const MPI_Comm comm;
   std::mutex order;  // held while an operation begins
   bool fails() const { return fails_.load(); }
+  bool together() const { return together_; }
 
  private:
   struct Flight;
@@ -384,7 +388,9 @@ class Channel {
 };
 
 Channel* open_channel(MPI_Comm comm, bool together);
+void end_channels();                     // of this process: see `Channel::end`
 bool release_channel(Channel* channel);  // whether its communicators may be freed
 void end_job(const std::string& why);  // where it would never end by itself
+constexpr char kSays[] = "commplan: error[CP0834]: ";  // how a failure begins that is said in C++ (engine_errors.py)
 
 }  // namespace commplan

@@ -118,7 +118,7 @@ Begun begin(Callable* x, XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outpu
 // What else the program has begun writes to its memory, which XLA takes back after an error.
 XLA_FFI_Error* refusal(Callable* x, XLA_FFI_CallFrame* frame, const std::string& error) {
   if (x != nullptr) x->channel->rest();
-  return failure(frame, "commplan: " + error);
+  return failure(frame, (error.rfind("interrupted", 0) == 0 ? "commplan: " : kSays) + error);
 }
 
 }  // namespace
@@ -208,6 +208,9 @@ COMMPLAN_API int commplan_channel_busy(void* channel) { return static_cast<Chann
 COMMPLAN_API void commplan_channel_close(void* channel) {
   static_cast<Channel*>(channel)->close("the channel of this program is closed");
 }
+
+// This process ends: programs begin nothing more, and those that wait for them on other ranks are told.
+COMMPLAN_API void commplan_end_channels() { end_channels(); }
 
 // Of a closed channel: whether all ranks have left it, so that its communicators may be freed, and its record. What was
 // once said may not be asked again.

@@ -97,6 +97,16 @@ std::string Channel::missing(const Operation& operation) {
   return operation.where().empty() ? why : why + "; " + operation.where();
 }
 
+std::vector<int> Channel::gone(const Operation& operation) {
+  std::vector<int> ranks = dead(comm);
+  std::lock_guard<std::mutex> lock(leaving_);
+  for (const Partner& partner : operation.partners()) {
+    int64_t last = lasts_[partner.rank];
+    if (last >= 0 && last < partner.number) ranks.push_back(partner.rank);
+  }
+  return ranks;
+}
+
 void Channel::note_cause(const std::string& why) {
   std::lock_guard<std::mutex> lock(leaving_);
   if (cause_.empty()) cause_ = why;
@@ -131,15 +141,19 @@ std::string Channel::loss(const Operation& operation, int rank) {
   return named + line;
 }
 
-void Channel::close(const std::string& why) {
+void Channel::end(const std::string& why) {
   {
     std::scoped_lock lock(order, mutex_);
-    if (!closed_.empty()) return;
-    closed_ = why;
+    if (closed_.empty()) closed_ = why;
   }
   leave();
+}
+
+void Channel::close(const std::string& why) {
+  end(why);
   std::unique_lock<std::mutex> lock(mutex_);
   news_.wait(lock, [&] { return inside_ == 0 && resting(); });
+  if (stopping_) return;
   stopping_ = true;
   work_.notify_one();
   buffers_.clear();
@@ -199,7 +213,7 @@ void Watch::serve(const Served& served) {
 void end_job(const std::string& why) {
   size_t line = why.find('\n');
   std::string notes = line == std::string::npos ? std::string() : why.substr(line);
-  std::fprintf(stderr, "commplan: %s: the job ends%s\n", why.substr(0, line).c_str(), notes.c_str());
+  std::fprintf(stderr, "%s%s: the job ends%s\n", kSays, why.substr(0, line).c_str(), notes.c_str());
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
@@ -236,6 +250,13 @@ int leave_all(MPI_Comm, int, void*, void*) {
 }
 
 }  // namespace
+
+void end_channels() {
+  std::lock_guard<std::mutex> lock(open().mutex);
+  for (Channel* channel : open().channels) {
+    if (channel->together()) channel->end("this process is ending");
+  }
+}
 
 bool release_channel(Channel* channel) {
   if (!channel->release()) return false;

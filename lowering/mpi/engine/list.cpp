@@ -292,7 +292,7 @@ class ListRun final : public Operation {
     for (size_t k = 0; k < requests_.size(); ++k) {
       if (requests_[k] != MPI_REQUEST_NULL && list_.code[owners_[k]].what != kSend) MPI_Cancel(&requests_[k]);
     }
-    drain(channel_.comm, list_.peers, requests_, lanes_, list_.kept);
+    drain(channel_.gone(*this), list_.peers, requests_, lanes_, list_.kept);
   }
 
   const List& list_;

@@ -28,7 +28,7 @@ class RequestRun final : public Operation {
     for (size_t k = 0; k < requests_.size(); ++k) {
       if (requests_[k] != MPI_REQUEST_NULL && owners_[k] == kAnswer) MPI_Cancel(&requests_[k]);
     }
-    drain(channel_.comm, x_.peers, requests_, owners_);
+    drain(channel_.gone(*this), x_.peers, requests_, owners_);
   }
 
   bool step() override {

@@ -80,7 +80,7 @@ std::string Watch::identity(int rank) const {
   std::string pid = std::to_string(processes_[rank].pid);
   bool stopped = state(rank) == 'T' || state(rank) == 't';
   return "\nnote: rank " + std::to_string(rank) + " is PID " + pid + " on " + processes_[rank].host +
-         (stopped ? ", and lives: kill -CONT " + pid + " lets it go on" : "");
+         (stopped ? ", and lives: kill -CONT " + pid + " lets it end" : "");
 }
 
 std::string Watch::described(int rank, const Report& report) const {

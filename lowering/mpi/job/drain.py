@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+from commplan.ending import at_last
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.lowering.mpi.typing_shim import MPI
@@ -17,7 +18,7 @@ from commplan.sidecar import leave
 from commplan.wait import attended
 
 _POLL_S = 0.005
-_processes: set[int] = set()  # that have called `at_exit`; a forked one has nothing to wait for
+_engines: dict[int, Any] = {}  # of the process that has called `at_exit`: a forked one has none to end
 
 
 def drain(*, own: bool) -> BaseException | None:
@@ -51,15 +52,17 @@ def mark() -> Any:
     return jax.jit(jnp.negative)(jnp.zeros(()))
 
 
-def at_exit() -> None:
-    """Drain when this process ends."""
-    _processes.add(os.getpid())
+def at_exit(library: Any) -> None:
+    """Drain when this process ends, and say at last that it does. library: the engine, or None."""
+    if not _engines:
+        at_last(_end_programs)
+    _engines[os.getpid()] = library
 
 
 @atexit.register
 def _drain() -> None:
     """Runs before JAX and mpi4py shut down: reports the failure of a step whose result was never awaited."""
-    if os.getpid() not in _processes or MPI.Is_finalized():
+    if os.getpid() not in _engines or MPI.Is_finalized():
         return
     try:
         error = drain(own=True)
@@ -70,3 +73,10 @@ def _drain() -> None:
     if error is not None and (parsed := reason(error)) is not None:
         why = "; ".join((parsed.message, *(note.text for note in parsed.notes)))
         sys.stderr.write(f"commplan: when this process ended a step was under way, and failed: {why}\n")
+
+
+def _end_programs() -> None:
+    """The other ranks are told that nothing more comes: Python may take seconds from here until MPI ends."""
+    library = _engines.get(os.getpid())
+    if library is not None:
+        library.commplan_end_channels()

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
 from commplan.lowering.mpi.job.interruption import interruption
 
-_SAID = re.compile(r"commplan: (?:an earlier operation failed: )?(?P<what>.*)", re.DOTALL)
+_SAID = re.compile(
+    r"commplan: (?:error\[CP0834\]: )?(?:an earlier operation failed: )?(?P<what>.*)", re.DOTALL
+)
 _WHERE = re.compile(r"; (?P<text>line (?P<line>\d+) of .* waits for it)\s*$", re.DOTALL)
 _AGAIN = re.compile(r"(?:Error dispatching computation: )+(?=commplan: )")
 _NOTE = "note: "

@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
-from commplan.recorder.file import Recording, stack_signal, start_recording
+from commplan.recorder.file import Recording, stacks_of_process, start_recording
 from commplan.recorder.lane import activity
 from commplan.sidecar import attend
 
@@ -57,7 +57,8 @@ def _watch(library: Any, channel: int, bound_s: float, recording: Recording | No
     address = None
     if recording is not None:
         attend(recording.path, f"rank {rank}")
-        library.commplan_stack_signal(str(recording.path).encode(), stack_signal(recording.memory))
+        file, number = stacks_of_process()
+        library.commplan_stack_signal(file.encode(), number)
         # The engine writes to it until MPI ends, which is after Python has.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
         address = ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))

@@ -17,8 +17,9 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.input.prefetch import KEEP
 from commplan.runtime.input.feeds import directory
 from commplan.runtime.input.feeds.facts import refuse_unlike
+from commplan.runtime.input.feeds.layout import MEMBERS, MOST_SLOTS, NBYTES
 from commplan.runtime.input.feeds.maker import MakerThreads, UnitMaker
-from commplan.runtime.input.feeds.memory import MEMBERS, MOST_SLOTS, NBYTES, Facts, FeedMemory
+from commplan.runtime.input.feeds.memory import Facts, FeedMemory
 from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.observe.wait_log import LOG
 from commplan.runtime.input.shm.slots import Slots
@@ -112,6 +113,8 @@ class Attachment:
         _OPEN.pop((os.getpid(), memory.facts.name), None)
         _LEFT.append(memory)
         memory.stopped = True
+        if self.threads.record is not None:
+            self.threads.record.close()
         memory.leave_seats()
         memory.ring("taken", "made", "seats")
         if memory.descriptor < 0:  # its threads have ended before, of an error

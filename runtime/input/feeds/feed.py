@@ -21,21 +21,23 @@ from commplan.runtime.input.feeds.attachment import Attachment, attached, place_
 from commplan.runtime.input.feeds.batch import Batch
 from commplan.runtime.input.feeds.facts import facts_of
 from commplan.runtime.input.feeds.handed import OneUnit, handed_out, is_one_unit
-from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
-from commplan.runtime.input.feeds.member_schedule import of_member, units_of
-from commplan.runtime.input.feeds.memory import (
+from commplan.runtime.input.feeds.layout import (
     ALONE,
     ARMED,
     HOLDS,
-    IDLE_S,
     IDLE_SINCE,
     MADE,
     RECORDS,
     SPOILED,
     WAITED_NS,
+    WAITS_SINCE,
     WANTED,
 )
-from commplan.runtime.input.feeds.waiting import WaitingMember, wait_on
+from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
+from commplan.runtime.input.feeds.member_schedule import of_member, units_of
+from commplan.runtime.input.feeds.memory import IDLE_S
+from commplan.runtime.input.feeds.recorded import record_of
+from commplan.runtime.input.feeds.waiting import wait_on
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import Array
 from commplan.runtime.input.multirate.schedule import ClockPlan
@@ -291,6 +293,8 @@ class Feed(EpochIterator):
     def _begin(self, place: int) -> None:
         """The member begins an epoch, or goes on with it."""
         memory, words, begun = self._memory, self._words, place // self._steps + 1
+        if self._attachment.threads.record is None:
+            self._attachment.threads.record = record_of(self._attachment)
         if words[ARMED] < begun:
             words[ARMED] = begun
             memory.ring("taken")
@@ -399,13 +403,19 @@ class Feed(EpochIterator):
 
     def _wait(self, unit: int) -> None:
         words, meter, begun = self._words, self._meter, time.monotonic_ns()
-        words[WANTED] = unit + 1
+        words[WAITS_SINCE], words[WANTED] = begun, unit + 1
+        record = self._attachment.threads.record
+        recorded = record.begin("wait", unit) if record is not None else 0
         try:
             if not self._memory.await_made(unit, self._look_s):
-                where = WaitingMember(self.name, self.member, self._timeout, self._plan.schedule.file)
-                wait_on(self._attachment, where, unit, lambda: self._closing.alive)
+                wait_on(
+                    self._attachment, self.member, unit, self._timeout, lambda: self._closing.alive,
+                    self._plan.schedule.file,
+                )  # fmt: skip
         finally:
             words[WANTED] = 0
+            if record is not None:
+                record.end(recorded)
             waited = time.monotonic_ns() - begun
             words[WAITED_NS] += waited
             meter.wait_s += waited * 1e-9

@@ -30,6 +30,7 @@ from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
 
 if TYPE_CHECKING:
+    from commplan.runtime.input.observe.batch_record import BatchRecord
     from commplan.runtime.input.stages.batch_builder import BatchFactory
 
 SEATS_S = 2.0  # seconds between two looks for a seat, where nobody says that one is free
@@ -110,8 +111,9 @@ class MakerThreads:
     name: str
     gone: Callable[[], None]
     look: Callable[[], None]
+    record: BatchRecord | None = None  # of the run that this process records
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _running: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    running: list[threading.Thread] = field(default_factory=list[threading.Thread])
     _alive: int = 0
     _making: dict[int, int] = field(default_factory=dict[int, int])  # units, by the threads that make them
     _let_go: set[int] = field(default_factory=set[int])  # threads
@@ -122,7 +124,7 @@ class MakerThreads:
 
     def join(self, seconds: float) -> None:
         """Wait for threads that end soon; a function of the user's may hang in one."""
-        for thread in list(self._running):
+        for thread in list(self.running):
             if thread is not threading.current_thread():
                 thread.join(seconds)
 
@@ -144,13 +146,13 @@ class MakerThreads:
         thread = threading.Thread(target=self._run, args=(target,), name=f"{self.name}-{suffix}", daemon=True)
         with self._lock:
             self._alive += 1
-            self._running = [other for other in self._running if other.is_alive()] + [thread]
+            self.running = [other for other in self.running if other.is_alive()] + [thread]
         try:
             thread.start()
         except RuntimeError as error:
             with self._lock:
                 self._alive -= 1
-                self._running.remove(thread)
+                self.running.remove(thread)
             fail("CP0928", f"a feed needs threads, and none can be started: {error}", "ulimit -u")
 
     def _run(self, target: Callable[[], None]) -> None:
@@ -203,12 +205,15 @@ class MakerThreads:
                 raise ClosedError
             self._making[threading.get_ident()] = unit
         root, place = self.slots.memory(unit), self.maker.place(unit)
+        recorded = self.record.begin("make", unit) if self.record is not None else 0
         records, spoiled, error = 0, True, None
         try:
             views = self.maker.layout.views(root, writable=True)
             records, spoiled = self.maker.make(place.epoch, place.step, views)
         except BaseException as raised:  # noqa: BLE001  told to all who come to this unit
             error = raised
+        if self.record is not None:
+            self.record.end(recorded, error)
         with self._lock:
             if self._making.pop(threading.get_ident(), None) is None:  # it was let go
                 raise ClosedError

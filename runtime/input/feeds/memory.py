@@ -1,8 +1,6 @@
 """The memory of a feed: who is there, how far each has come, and which unit lies in which slot.
 
-    header | members | processes | slots' words | facts (JSON) | the compiled plan (JSON) | the slots
-
-Words of 8 bytes, each written whole. A member's are written by its process alone, but for `state`, which
+What lies where is said in `layout`. A member's words are written by its process alone, but for `state`, which
 whoever finds it dead clears; those of slots by who holds the feed's lock, `made` by who made the unit. Who
 is alive is told by the kernel's record locks, a byte each. What is done under the feed's lock leaves the
 words fit for use at every point of it, since its holder may die there.
@@ -25,6 +23,8 @@ import msgspec
 
 from commplan.diagnostics import fail
 from commplan.runtime.input import this_process
+from commplan.runtime.input.feeds import layout
+from commplan.runtime.input.feeds.layout import AWAITED, HOLDS, MADE, PLACES, POSITION, STATE, Record
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.locks import is_locked, lock_byte, lock_holder, unlock_byte
@@ -32,56 +32,8 @@ from commplan.runtime.input.shm.shm_control import LOOK_S, fence
 from commplan.runtime.input.shm.slots import mapped, owner_of
 from commplan.wait import Wait, until
 
-MEMBERS, PROCESSES, MOST_SLOTS, MOST_CORES = 64, 64, 64, 512
-ABSENT, HOLDS, ALONE = 0, 1, 2  # of a member: units are kept for it; it reads for itself
 IDLE_S = 60.0  # how long a member that has ended an epoch is waited for to begin the next
 _LOCK_S = 30.0
-_MAGIC = int.from_bytes(b"cmpfeed3", "little")
-_EACH = 256
-_MEMBERS_AT, _PROCESSES_AT = 4096, 4096 + MEMBERS * _EACH
-_SLOTS_AT = _PROCESSES_AT + PROCESSES * 64
-_FACTS_AT, _FACTS_NBYTES = _SLOTS_AT + MOST_SLOTS * 64, 1 << 14
-_COMPILED_AT, _COMPILED_NBYTES = _FACTS_AT + _FACTS_NBYTES, 1 << 16
-NBYTES = _COMPILED_AT + _COMPILED_NBYTES
-_BELLS = {"made": 1024, "taken": 1088, "seats": 1152}
-
-
-def _places(*names: str) -> dict[str, int]:
-    return {name: place for place, name in enumerate(names)}
-
-
-_HEADER = _places(
-    "magic",
-    "cores",
-    "slots",
-    "slot_nbytes",
-    "next",
-    "epoch",
-    "unit",
-    "readers",
-    "facts",
-    "compiled",
-    "awaited",
-    "places",
-)
-_MEMBER = _places(
-    "state", "position", "wanted", "records", "pid", "idle_since", "since", "waited_ns", "armed", "batch",
-    "alone", "process",
-)  # fmt: skip
-_PROCESS = _places("pid", "units", "records")
-_SLOT = _places("unit", "owner", "made", "spoiled")
-# Where words lie that are read for every batch: `_Record.get` would cost more than all else of that.
-_AWAITED, _PLACES = _HEADER["awaited"], _HEADER["places"]
-_STATE, _POSITION, MADE, SPOILED = (
-    _MEMBER["state"], _MEMBER["position"], _SLOT["made"], _SLOT["spoiled"],
-)  # fmt: skip
-WANTED, RECORDS, IDLE_SINCE, WAITED_NS, ARMED = (
-    _MEMBER[name] for name in ("wanted", "records", "idle_since", "waited_ns", "armed")
-)
-# The bytes that are locked.
-_FEED, _MEMBER_LOCK, _PROCESS_LOCK, _SEAT_LOCK = 0, 16, 16 + MEMBERS, 16 + MEMBERS + PROCESSES
-
-Words = memoryview  # of 64-bit words
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -110,25 +62,21 @@ class FeedMemory:
 
     def __post_init__(self) -> None:
         # Not by Python's `mmap`, which opens the file once more: closing that lets go of all locks.
-        self._root = owner_of(mapped(NBYTES, mmap.MAP_SHARED, self.descriptor, 0), NBYTES)
+        self._root = owner_of(mapped(layout.NBYTES, mmap.MAP_SHARED, self.descriptor, 0), layout.NBYTES)
         self._table = memoryview(self._root).cast("B").cast("Q")  # as quick to read as a list
-        self.header = _Record(self._words(0, len(_HEADER)), _HEADER)
-        self.members = [
-            _Record(self._words(_MEMBERS_AT + i * _EACH, len(_MEMBER)), _MEMBER) for i in range(MEMBERS)
-        ]
-        self.processes = [
-            _Record(self._words(_PROCESSES_AT + i * 64, len(_PROCESS)), _PROCESS) for i in range(PROCESSES)
-        ]
-        self.slot_words = [
-            _Record(self._words(_SLOTS_AT + i * 64, len(_SLOT)), _SLOT) for i in range(MOST_SLOTS)
-        ]
-        self._bells = {name: ctypes.c_uint32.from_buffer(self._root, at) for name, at in _BELLS.items()}
+        (self.header,) = self._records(0, 0, 1, layout.HEADER)
+        self.members = self._records(layout.MEMBERS_AT, layout.EACH, layout.MEMBERS, layout.MEMBER)
+        self.processes = self._records(layout.PROCESSES_AT, 64, layout.PROCESSES, layout.PROCESS)
+        self.slot_words = self._records(layout.SLOTS_AT, 64, layout.MOST_SLOTS, layout.SLOT)
+        self._bells = {name: ctypes.c_uint32.from_buffer(self._root, at) for name, at in layout.BELLS.items()}
         self._forked_from = this_process.pid
         self._lock, self._inside, self._closing = threading.RLock(), False, threading.Lock()
         self._seats: set[int] = set()
 
-    def _words(self, offset: int, count: int) -> Words:
-        return self._table[offset // 8 : offset // 8 + count]
+    def _records(self, offset: int, each: int, count: int, names: Mapping[str, int]) -> list[Record]:
+        """offset, each: of the first one, and of each, in bytes."""
+        starts = ((offset + number * each) // 8 for number in range(count))
+        return [Record(self._table[start : start + len(names)], names) for start in starts]
 
     # --- making and finding ---
 
@@ -137,14 +85,16 @@ class FeedMemory:
     ) -> None:
         """Of a new feed, whose first unit is number `first`."""
         data = msgspec.json.encode(self.facts)
-        if len(data) > _FACTS_NBYTES:
+        if len(data) > layout.FACTS_NBYTES:
             fail(
-                "CP0928", f"the names and digests of the feed take {len(data)} bytes, {_FACTS_NBYTES} at most"
+                "CP0928",
+                f"the names and digests of the feed take {len(data)} bytes, {layout.FACTS_NBYTES} at most",
             )
-        ctypes.memmove(ctypes.addressof(self._root) + _FACTS_AT, data, len(data))
+        ctypes.memmove(ctypes.addressof(self._root) + layout.FACTS_AT, data, len(data))
         values = {
-            "cores": min(cores, MOST_CORES), "slots": slots, "slot_nbytes": slot_nbytes, "next": first,
-            "epoch": epoch, "unit": self.facts.unit, "readers": readers, "facts": len(data), "magic": _MAGIC,
+            "cores": min(cores, layout.MOST_CORES), "slots": slots, "slot_nbytes": slot_nbytes, "next": first,
+            "epoch": epoch, "unit": self.facts.unit, "readers": readers, "facts": len(data),
+            "magic": layout.MAGIC,
         }  # fmt: skip
         for name, value in values.items():
             self.header.set(name, value)
@@ -152,12 +102,12 @@ class FeedMemory:
     def compiled(self) -> bytes | None:
         """What `keep_compiled` left there."""
         nbytes = self.header.get("compiled")
-        return ctypes.string_at(ctypes.addressof(self._root) + _COMPILED_AT, nbytes) if nbytes else None
+        return ctypes.string_at(ctypes.addressof(self._root) + layout.COMPILED_AT, nbytes) if nbytes else None
 
     def keep_compiled(self, data: bytes) -> None:
         """Leave the compiled plan for others (under the feed's lock); what is too long is left out."""
-        if len(data) <= _COMPILED_NBYTES:
-            ctypes.memmove(ctypes.addressof(self._root) + _COMPILED_AT, data, len(data))
+        if len(data) <= layout.COMPILED_NBYTES:
+            ctypes.memmove(ctypes.addressof(self._root) + layout.COMPILED_AT, data, len(data))
             fence()
             self.header.set("compiled", len(data))
 
@@ -170,15 +120,17 @@ class FeedMemory:
             return None
         try:
             status = os.fstat(descriptor)
-            head = os.pread(descriptor, 8 * len(_HEADER), 0)
+            head = os.pread(descriptor, 8 * len(layout.HEADER), 0)
             words = (
-                dict(zip(_HEADER, memoryview(head).cast("Q"), strict=True))
-                if len(head) == 8 * len(_HEADER)
+                dict(zip(layout.HEADER, memoryview(head).cast("Q"), strict=True))
+                if len(head) == 8 * len(layout.HEADER)
                 else {}
             )
-            alive = any(is_locked(descriptor, _MEMBER_LOCK + member) for member in range(MEMBERS))
-            if (status.st_dev, status.st_ino) == key and words.get("magic") == _MAGIC and alive:
-                facts = os.pread(descriptor, words["facts"], _FACTS_AT)
+            alive = any(
+                is_locked(descriptor, layout.MEMBER_LOCK + member) for member in range(layout.MEMBERS)
+            )
+            if (status.st_dev, status.st_ino) == key and words.get("magic") == layout.MAGIC and alive:
+                facts = os.pread(descriptor, words["facts"], layout.FACTS_AT)
                 memory = cls(descriptor, key, msgspec.json.decode(facts, type=Facts))
                 descriptor = -1
                 return memory
@@ -202,17 +154,16 @@ class FeedMemory:
         the lock for too long: it is stopped."""
 
         def late(waited: float) -> NoReturn:
-            holder = lock_holder(self.descriptor, _FEED)
             fail(
                 "CP0921",
-                f"process {holder} holds feed {self.facts.name!r} for {waited:.0f} s",
+                f"process {self.lock_holder()} holds feed {self.facts.name!r} for {waited:.0f} s",
                 "is it stopped?",
             )
 
         def attempt(seconds: float) -> bool:
-            if self.descriptor < 0:
+            if self.descriptor < 0 or self.stopped:  # who leaves waits for no stopped process
                 raise ClosedError
-            return lock_byte(self.descriptor, _FEED) or bool(time.sleep(min(seconds, 0.0005)))
+            return lock_byte(self.descriptor, layout.FEED) or bool(time.sleep(min(seconds, 0.0005)))
 
         with self._lock:
             if self._inside:  # the kernel counts nothing: the first one to let go lets go for all
@@ -225,13 +176,17 @@ class FeedMemory:
             finally:
                 self._inside = False
                 if self.descriptor >= 0:
-                    unlock_byte(self.descriptor, _FEED)
+                    unlock_byte(self.descriptor, layout.FEED)
+
+    def lock_holder(self) -> int:
+        """The other process that holds the feed's lock now; 0 where none does."""
+        return lock_holder(self.descriptor, layout.FEED)
 
     def lock_process(self) -> None:
         """Take a place among the processes (under the feed's lock). Raises CP0928 where there is none
         left."""
-        for place in range(PROCESSES):
-            if lock_byte(self.descriptor, _PROCESS_LOCK + place):
+        for place in range(layout.PROCESSES):
+            if lock_byte(self.descriptor, layout.PROCESS_LOCK + place):
                 self.process = place
                 for words in self.slot_words:  # what one that died in this place began is to be made anew
                     if words.get("owner") == place + 1:
@@ -240,30 +195,30 @@ class FeedMemory:
                 self.processes[place].set("records", 0)
                 self.processes[place].set("pid", os.getpid())
                 return
-        fail("CP0928", f"feed {self.facts.name!r} has {PROCESSES} processes already")
+        fail("CP0928", f"feed {self.facts.name!r} has {layout.PROCESSES} processes already")
 
     def lock_member(self, member: int) -> bool:
         """Become `member`; False where that is there already."""
-        if member in self.own or not lock_byte(self.descriptor, _MEMBER_LOCK + member):
+        if member in self.own or not lock_byte(self.descriptor, layout.MEMBER_LOCK + member):
             return False
-        if member >= self.header.words[_PLACES]:
-            self.header.words[_PLACES] = member + 1
+        if member >= self.header.words[PLACES]:
+            self.header.words[PLACES] = member + 1
         self.own.add(member)
         return True
 
     def unlock_member(self, member: int) -> None:
         if member in self.own and self.descriptor >= 0:
-            unlock_byte(self.descriptor, _MEMBER_LOCK + member)
+            unlock_byte(self.descriptor, layout.MEMBER_LOCK + member)
         self.own.discard(member)
 
     def lives(self, member: int) -> bool:
         return member in self.own or (
-            self.descriptor >= 0 and is_locked(self.descriptor, _MEMBER_LOCK + member)
+            self.descriptor >= 0 and is_locked(self.descriptor, layout.MEMBER_LOCK + member)
         )
 
     def process_lives(self, place: int) -> bool:
         return place == self.process or (
-            self.descriptor >= 0 and is_locked(self.descriptor, _PROCESS_LOCK + place)
+            self.descriptor >= 0 and is_locked(self.descriptor, layout.PROCESS_LOCK + place)
         )
 
     # --- seats: as many as cores, held by threads that make units ---
@@ -276,7 +231,7 @@ class FeedMemory:
             if not self._seats and self._readers() >= self.header.get("readers"):
                 return None
             for seat in range(self.header.get("cores")):
-                if seat not in self._seats and lock_byte(self.descriptor, _SEAT_LOCK + seat):
+                if seat not in self._seats and lock_byte(self.descriptor, layout.SEAT_LOCK + seat):
                     self._seats.add(seat)
                     return seat
         return None
@@ -285,7 +240,11 @@ class FeedMemory:
         """Other processes that make units."""
         cores = range(self.header.get("cores"))
         return len(
-            {lock_holder(self.descriptor, _SEAT_LOCK + seat) for seat in cores if seat not in self._seats}
+            {
+                lock_holder(self.descriptor, layout.SEAT_LOCK + seat)
+                for seat in cores
+                if seat not in self._seats
+            }
             - {0}
         )
 
@@ -303,7 +262,7 @@ class FeedMemory:
                 return
             self._seats.discard(seat)
             if self.descriptor >= 0:
-                unlock_byte(self.descriptor, _SEAT_LOCK + seat)
+                unlock_byte(self.descriptor, layout.SEAT_LOCK + seat)
         self.ring("seats")
 
     def leave_seats(self) -> None:
@@ -319,11 +278,11 @@ class FeedMemory:
 
     def holding(self) -> list[int]:
         """Members that units are kept for."""
-        return [member for member, words in enumerate(self.places()) if words.words[_STATE] == HOLDS]
+        return [member for member, words in enumerate(self.places()) if words.words[STATE] == HOLDS]
 
-    def places(self) -> list[_Record]:
+    def places(self) -> list[Record]:
         """Of members, up to the last one that anybody has had."""
-        return self.members[: self.header.words[_PLACES]]
+        return self.members[: self.header.words[PLACES]]
 
     def reap(self) -> bool:
         """Clear the words of members that are dead; whether there were any."""
@@ -333,7 +292,7 @@ class FeedMemory:
         with self.locked():
             for member in dead:
                 if not self.lives(member):
-                    self.members[member].set("state", ABSENT)
+                    self.members[member].set("state", layout.ABSENT)
         self.ring("taken", "made", "seats")
         return True
 
@@ -346,7 +305,7 @@ class FeedMemory:
     def least(self) -> int | None:
         """The first unit that is kept for a member; None where there is no member that holds any."""
         held = (words.words for words in self.places())
-        return min([words[_POSITION] for words in held if words[_STATE] == HOLDS], default=None)
+        return min([words[POSITION] for words in held if words[STATE] == HOLDS], default=None)
 
     def maker_of(self, unit: int) -> int | None:
         """The pid of the process that makes `unit`; None where nobody does, or who did has died."""
@@ -386,7 +345,7 @@ class FeedMemory:
             self.header.set("next", unit + 1)
             return unit
 
-    def _is_being_made(self, words: _Record) -> bool:
+    def _is_being_made(self, words: Record) -> bool:
         owner = words.get("owner") - 1
         return words.get("made") != words.get("unit") and owner >= 0 and self.process_lives(owner)
 
@@ -419,17 +378,17 @@ class FeedMemory:
         if this_process.pid != self._forked_from:  # what a forked one drops is still shown there
             return
         words = self.members[member].words
-        before = words[_POSITION]
+        before = words[POSITION]
         fence()
-        words[_POSITION] = upto
+        words[POSITION] = upto
         fence()  # of it and who says that room is awaited, one at least sees the other
-        if not self.header.words[_AWAITED]:
+        if not self.header.words[AWAITED]:
             return
         for other in self.places():
             words = other.words
-            if words[_POSITION] <= before and words[_STATE] == HOLDS:
+            if words[POSITION] <= before and words[STATE] == HOLDS:
                 return
-        self.header.words[_AWAITED] = 0
+        self.header.words[AWAITED] = 0
         self.ring("taken")
 
     # --- waiting ---
@@ -489,18 +448,3 @@ class FeedMemory:
 
         if not attempt(0.0):
             _ = until(attempt, wait)
-
-
-class _Record:
-    """Some words by name. at: where each lies."""
-
-    __slots__ = ("_at", "words")
-
-    def __init__(self, words: Words, at: Mapping[str, int]) -> None:
-        self.words, self._at = words, at
-
-    def get(self, name: str) -> int:
-        return self.words[self._at[name]]
-
-    def set(self, name: str, value: int) -> None:
-        self.words[self._at[name]] = value

@@ -9,7 +9,8 @@ import msgspec
 
 from commplan.runtime.input.feeds import directory
 from commplan.runtime.input.feeds.attachment import looked_at
-from commplan.runtime.input.feeds.memory import HOLDS, NBYTES, FeedMemory
+from commplan.runtime.input.feeds.layout import HOLDS, NBYTES
+from commplan.runtime.input.feeds.memory import FeedMemory
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -66,13 +67,18 @@ def _status(memory: FeedMemory) -> FeedStatus:
 
 def _member(memory: FeedMemory, member: int, alive: Sequence[int]) -> MemberStatus:
     words, unit = memory.members[member], memory.header.get("unit")
-    lasted = max(1e-9, (time.monotonic_ns() - words.get("since")) / 1e9)
+    lasted, wanted = max(1e-9, _seconds_since(words.get("since"))), words.get("wanted")
+    waited = words.get("waited_ns") / 1e9 + (_seconds_since(words.get("waits_since")) if wanted else 0.0)
     position = words.get("position")
     return MemberStatus(
         member, words.get("pid"), words.get("batch"), position // memory.header.get("epoch"), position * unit,
-        words.get("records"), words.get("records") / lasted, words.get("waited_ns") / 1e9,
+        words.get("records"), words.get("records") / lasted, waited,
         _waits_for(memory, member, alive), words.get("alone"), words.get("state") == HOLDS,
     )  # fmt: skip
+
+
+def _seconds_since(ns: int) -> float:
+    return (time.monotonic_ns() - ns) / 1e9
 
 
 def _waits_for(memory: FeedMemory, member: int, alive: Sequence[int]) -> str:

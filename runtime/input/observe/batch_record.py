@@ -67,7 +67,7 @@ class BatchRecord:
     def begin(self, kind: Literal["make", "wait"], number: int) -> int:
         """Batch `number` is begun, or asked for; the number of this operation, which is not 0."""
         epoch, step = self.course.at(number)
-        name, runs = self._make if kind == "make" else self._wait, epoch * self.course.steps + step + 1
+        name, runs = self._make if kind == "make" else self._wait, self.course.count(number)
         operation = self.lane.begin(name, runs, epoch << 32 | step)
         self._open[operation] = Open(name, number, runs, time.monotonic())
         return operation

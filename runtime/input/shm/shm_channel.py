@@ -179,7 +179,8 @@ class SharedRing:
         if self.index in takers or not (takers or behind):
             return
         process = (takers or behind)[0]
-        owed = f"to take batch {full}" if takers else f"for its part of batch {number}"
+        count = self.course.count
+        owed = f"to take batch {count(full)}" if takers else f"for its part of batch {count(number)}"
         self.told.warn(process, waited, owed, self.control.memory.holder(process))
 
     def awaited(self) -> int:

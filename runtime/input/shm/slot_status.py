@@ -115,6 +115,8 @@ class PeerErrors:
         operating system, 0 where that is not known."""
         state = process_state(number) if number else "alive"
         doing = self.doing(process) if state == "alive" else state
+        if number and state == "stopped":
+            doing += f": kill -CONT {number} lets it go on"
         LOG.warning(
             "process %d has waited %.0f s for process %d of %d %s; line %d waits%s", self.group.index,
             waited, process, self.group.count, owed, self.blame.span.line,

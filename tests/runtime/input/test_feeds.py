@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -191,6 +192,15 @@ def test_the_command_lists_who_is_there(feed_name: str) -> None:
         assert feed["nbytes"] > 0
         with pytest.raises(CommplanError):  # the locks are held as before
             joined(feed_name, member=4)
+        watching = subprocess.Popen([*command[:4], "--watch"], stdout=subprocess.PIPE, text=True)
+        try:
+            for _ in range(2):  # a list, and the next one below it
+                assert any(line.startswith(f"{feed_name}: ") for line in watching.stdout or ())
+            watching.send_signal(signal.SIGINT)
+            watching.communicate()
+            assert watching.returncode == 130
+        finally:
+            watching.kill()
 
 
 @pytest.mark.parametrize(

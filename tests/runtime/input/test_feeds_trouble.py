@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import feed_process
 import numpy as np
@@ -12,11 +16,14 @@ import pytest
 from feed_members import Member, joined
 from feed_process import text
 from multirate_plans import code
-from test_feeds_lifetime import without_memory
+from test_feeds_lifetime import saved_of, without_memory
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.feeds import attachment, maker
+from commplan.recorder.blame import blame, described
+from commplan.recorder.file import read_records, start_recording
+from commplan.runtime.input.feeds import attachment, maker, memory, status
 from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.observe import batch_record
 from commplan.runtime.input.shm.slots import Slots
 
 # pyright: reportPrivateUsage=false
@@ -143,6 +150,61 @@ def test_who_makes_a_unit_is_not_who_has_its_place_now(
 
         monkeypatch.setattr(FeedMemory, "process_lives", followed)
         assert memory.maker_of(unit) is None
+
+
+def test_a_stopped_process_that_holds_the_feed_is_named_and_holds_nobody_who_leaves(
+    feed_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_LOCK_S", 600.0)
+    hold = "import fcntl, os, signal, sys\nfile = os.open(sys.argv[1], os.O_RDWR)\n"
+    hold += "fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\nos.kill(os.getpid(), signal.SIGSTOP)"
+    with joined(feed_name, timeout=0.5) as one:
+        path = f"/proc/{os.getpid()}/fd/{one._memory.descriptor}"
+        process = subprocess.Popen([sys.executable, "-c", hold, path])
+        try:
+            assert os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            with pytest.raises(CommplanError) as error:
+                for _ in range(3):
+                    list(one)
+            one.close()
+        finally:
+            process.kill()
+            process.wait()
+    assert code(error) == "CP0947"
+    assert f"for process {process.pid}, which holds the feed: it is stopped" in str(error.value)
+
+
+def test_a_wait_is_told_while_it_lasts(
+    feed_name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In the list of feeds, and in the record of a run that the process that waits belongs to."""
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+    monkeypatch.setattr(batch_record, "TICK_S", 0.01)
+    monkeypatch.setattr(batch_record, "_LASTS_S", 0.1)
+    recording = start_recording("job", "another", 0, 1)
+    assert recording is not None
+    slow = Member(feed_name, epochs=1, stop_at=1, records=200)
+    try:
+        slow.until("saved")
+        with joined(feed_name, count=200, state=saved_of(slow)) as fast:
+            thread = threading.Thread(target=lambda: list(fast))
+            thread.start()
+            while not (told := [r.call for r in read_records([str(tmp_path)]) if r.call is not None]):
+                assert thread.is_alive()
+            who = f"member 0 (process {slow.process.pid}), which is"
+            assert told[0].text.startswith(f"a wait of member 1 of feed {feed_name!r} for {who}")
+            (rank,) = blame(read_records([str(tmp_path)])).ranks
+            (activity,) = rank.activities
+            assert activity.lane == "feed" and activity.waits is not None
+            assert described(activity.waits).endswith(f" of feed {feed_name!r}")
+            (listed,) = [feed for feed in status.feeds() if feed.name == feed_name]
+            assert listed.members[1].waited_s > 0.1 and "member 0" in listed.members[1].waits_for
+            slow.go_on()
+            thread.join(20)
+        slow.finish()
+    finally:
+        recording.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_source_whose_key_raises_is_named(feed_name: str) -> None:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commplan.cli.console import Console, fold_table, in_bytes, name_of, printed
+from commplan.cli.console import Console, fold_table, name_of, printed
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cli.verbs.verify.input import input_data, input_text
 from commplan.cli.verbs.verify.servers import Served
 from commplan.diagnostics import CommplanError, Diagnostic, fail, plural
 from commplan.ir.schedule import Collective, Schedule
+from commplan.ir.types import sized
 from commplan.verify.programs.algorithm_proof import (
     Proof,
     prove_algorithm,
@@ -190,8 +191,8 @@ class Facts:
         for memory in self.memory:
             at = f" (line {memory.span.line})" if memory.span else ""
             out.append(
-                f"memory of a rank in phase {memory.phase}: at most {_size(memory.nbytes)}{at},"
-                f" of which collectives use {_size(memory.buffers)}"
+                f"memory of a rank in phase {memory.phase}: at most {sized(memory.nbytes)}{at},"
+                f" of which collectives use {sized(memory.buffers)}"
             )
         return out
 
@@ -251,13 +252,9 @@ def _table(lines: list[Line], color: bool) -> str:
         kind = f"{line.kind} x {line.number}" if line.number > 1 else line.kind
         over = f"{', '.join(line.axes)} ({line.ranks})"
         rounds = str(line.proof.cost.rounds) if line.proof else ""
-        moved = ("" if nbytes is None else _size(nbytes) for nbytes in (line.busiest, line.least))
+        moved = ("" if nbytes is None else sized(nbytes) for nbytes in (line.busiest, line.least))
         table.add_row(str(line.line), kind, over, line.via, rounds, *moved, line.proved)
     return printed(lambda screen: screen.print(table), 130, color=color)
-
-
-def _size(nbytes: int) -> str:
-    return in_bytes(nbytes, ".1f")
 
 
 def _algorithm(args: Namespace, console: Console) -> int:
