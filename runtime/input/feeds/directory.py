@@ -122,13 +122,21 @@ def _locked(suffix: str = "") -> tuple[int, Path] | None:
     """The folder, locked and still there; None where another process has it.
 
     Nobody but this user can read it or put anything into it. Where another user has made one of its name,
-    which anybody can, the next name is taken.
+    which anybody can, the next name is taken. Raises CP0928 where none can be made.
     """
     base = default_folder() / f"commplan-feeds-{os.getuid()}{suffix}"  # the sidecar has a folder of its own
     for number in range(1000):
         path = base.with_name(f"{base.name}.{number}") if number else base
-        with contextlib.suppress(FileExistsError):
+        try:
             path.mkdir(0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            fail(
+                "CP0928",
+                f"no folder can be made in {str(base.parent)!r}: {error.strerror}",
+                "programs that join a feed meet there for a moment",
+            )
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:

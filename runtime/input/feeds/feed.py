@@ -37,7 +37,7 @@ from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
 from commplan.runtime.input.feeds.member_schedule import of_member, units_of
 from commplan.runtime.input.feeds.memory import IDLE_S
 from commplan.runtime.input.feeds.recorded import record_of
-from commplan.runtime.input.feeds.waiting import WaitingMember, wait_on
+from commplan.runtime.input.feeds.waiting import wait_on
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import Array
 from commplan.runtime.input.multirate.schedule import ClockPlan
@@ -408,8 +408,10 @@ class Feed(EpochIterator):
         recorded = record.begin("wait", unit) if record is not None else 0
         try:
             if not self._memory.await_made(unit, self._look_s):
-                where = WaitingMember(self.name, self.member, self._timeout, self._plan.schedule.file)
-                wait_on(self._attachment, where, unit, lambda: self._closing.alive)
+                wait_on(
+                    self._attachment, self.member, unit, self._timeout, lambda: self._closing.alive,
+                    self._plan.schedule.file,
+                )  # fmt: skip
         finally:
             words[WANTED] = 0
             if record is not None:

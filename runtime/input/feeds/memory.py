@@ -154,15 +154,14 @@ class FeedMemory:
         the lock for too long: it is stopped."""
 
         def late(waited: float) -> NoReturn:
-            holder = lock_holder(self.descriptor, layout.FEED)
             fail(
                 "CP0921",
-                f"process {holder} holds feed {self.facts.name!r} for {waited:.0f} s",
+                f"process {self.lock_holder()} holds feed {self.facts.name!r} for {waited:.0f} s",
                 "is it stopped?",
             )
 
         def attempt(seconds: float) -> bool:
-            if self.descriptor < 0:
+            if self.descriptor < 0 or self.stopped:  # who leaves waits for no stopped process
                 raise ClosedError
             return lock_byte(self.descriptor, layout.FEED) or bool(time.sleep(min(seconds, 0.0005)))
 
@@ -178,6 +177,10 @@ class FeedMemory:
                 self._inside = False
                 if self.descriptor >= 0:
                     unlock_byte(self.descriptor, layout.FEED)
+
+    def lock_holder(self) -> int:
+        """The other process that holds the feed's lock now; 0 where none does."""
+        return lock_holder(self.descriptor, layout.FEED)
 
     def lock_process(self) -> None:
         """Take a place among the processes (under the feed's lock). Raises CP0928 where there is none

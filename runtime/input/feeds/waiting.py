@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from commplan.diagnostics import fail
 from commplan.runtime.input.feeds.attachment import Attachment
@@ -14,39 +14,32 @@ from commplan.runtime.input.shm.shm_control import LOOK_S
 from commplan.wait import Wait
 
 
-class WaitingMember(NamedTuple):
-    """feed: its name. timeout: seconds. file: of the plan."""
-
-    feed: str
-    member: int
-    timeout: float
-    file: str
-
-
-def wait_on(attachment: Attachment, own: WaitingMember, unit: int, is_open: Callable[[], bool]) -> None:
-    """Until `unit` is made: for longer, with a look at who keeps it from that. is_open: whether the member is
-    still there, while others of this process go on.
+def wait_on(
+    attachment: Attachment, member: int, unit: int, timeout: float, is_open: Callable[[], bool], file: str
+) -> None:  # fmt: skip
+    """Until `unit` is made, for `timeout` seconds: with looks at who keeps it from that. is_open: whether the
+    member is still there, while others of this process go on. file: of the plan.
 
     Errors: CP0946 where it waits for a member that the same thread drives, CP0947 after `timeout`.
     """
     memory, lasting = attachment.memory, WaitReporter()
+    who_waits = f"member {member} of feed {memory.facts.name!r}"
 
     def look(waited: float) -> None:
         if memory.reap():
             return
-        _refuse_own(attachment, own, unit)
+        _refuse_own(attachment, who_waits, unit, file)
         if lasting.due(waited):
-            LOG.warning("member %d of feed %r has waited %.0f s for %s", own.member, own.feed, waited,
-                        waits_for(memory, unit)[0])  # fmt: skip
+            LOG.warning("%s has waited %.0f s for %s", who_waits, waited, waits_for(memory, unit)[0])
 
     def late(waited: float) -> NoReturn:
         who, state = waits_for(memory, unit)
         fail(
             "CP0947",
-            f"member {own.member} of feed {own.feed!r} waited {waited:.0f} s for {who}{state}",
+            f"{who_waits} waited {waited:.0f} s for {who}{state}",
             f"{memory.slots * memory.header.get('unit')} records are kept at most",
             "end what does not go on, or close its feed",
-            file=own.file,
+            file=file,
         )
 
     def is_there() -> bool:
@@ -55,10 +48,10 @@ def wait_on(attachment: Attachment, own: WaitingMember, unit: int, is_open: Call
         return memory.is_made(unit)
 
     memory.ring("taken")  # a unit that a dead process began is to be made anew
-    memory.wait("made", is_there, Wait(own.timeout, late, look, LOOK_S))
+    memory.wait("made", is_there, Wait(timeout, late, look, LOOK_S))
 
 
-def _refuse_own(attachment: Attachment, own: WaitingMember, unit: int) -> None:
+def _refuse_own(attachment: Attachment, who_waits: str, unit: int, file: str) -> None:
     """Raise CP0946 where this wait is for a member that the calling thread drives."""
     memory = attachment.memory
     if memory.slot_words[unit % memory.slots].get("unit") == unit + 1:
@@ -67,11 +60,10 @@ def _refuse_own(attachment: Attachment, own: WaitingMember, unit: int) -> None:
     if slowest in attachment.members and attachment.drivers.get(slowest, thread) == thread:
         fail(
             "CP0946",
-            f"member {own.member} of feed {own.feed!r} would wait for member {slowest},"
-            " which the same thread drives",
+            f"{who_waits} would wait for member {slowest}, which the same thread drives",
             f"{memory.slots * memory.header.get('unit')} records are kept at most",
             f"drive member {slowest} first, give each member a thread of its own, or close its feed",
-            file=own.file,
+            file=file,
         )
 
 
@@ -79,6 +71,9 @@ def waits_for(memory: FeedMemory, unit: int) -> tuple[str, str]:
     """Whom a member that waits for `unit` waits for, and how that one is."""
     from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded where a wait is long
 
+    holder = memory.lock_holder()
+    if holder and process_state(holder) != "alive":
+        return f"process {holder}, which holds the feed", f": it is {process_state(holder)}"
     pid = memory.maker_of(unit)
     if pid is not None:
         return f"process {pid}, which makes it", f": it is {process_state(pid)}"

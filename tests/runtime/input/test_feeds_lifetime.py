@@ -235,3 +235,7 @@ def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: py
         (own,) = set(tmp_path.iterdir()) - {squatted}
         assert own.name == f"{squatted.name}.1" and own.stat().st_mode & 0o077 == 0
     assert set(tmp_path.iterdir()) == {squatted}
+    monkeypatch.setattr(directory, "default_folder", lambda: tmp_path / "gone")
+    with pytest.raises(CommplanError) as error, directory.meeting():
+        pass
+    assert code(error) == "CP0928" and "No such file or directory" in str(error.value)

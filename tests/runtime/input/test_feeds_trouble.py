@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +21,7 @@ from test_feeds_lifetime import saved_of, without_memory
 from commplan.diagnostics import CommplanError
 from commplan.recorder.blame import blame, described
 from commplan.recorder.file import read_records, start_recording
-from commplan.runtime.input.feeds import attachment, maker, status
+from commplan.runtime.input.feeds import attachment, maker, memory, status
 from commplan.runtime.input.feeds.memory import FeedMemory
 from commplan.runtime.input.observe import batch_record
 from commplan.runtime.input.shm.slots import Slots
@@ -147,6 +150,28 @@ def test_who_makes_a_unit_is_not_who_has_its_place_now(
 
         monkeypatch.setattr(FeedMemory, "process_lives", followed)
         assert memory.maker_of(unit) is None
+
+
+def test_a_stopped_process_that_holds_the_feed_is_named_and_holds_nobody_who_leaves(
+    feed_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_LOCK_S", 600.0)
+    hold = "import fcntl, os, signal, sys\nfile = os.open(sys.argv[1], os.O_RDWR)\n"
+    hold += "fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\nos.kill(os.getpid(), signal.SIGSTOP)"
+    with joined(feed_name, timeout=0.5) as one:
+        path = f"/proc/{os.getpid()}/fd/{one._memory.descriptor}"
+        process = subprocess.Popen([sys.executable, "-c", hold, path])
+        try:
+            assert os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            with pytest.raises(CommplanError) as error:
+                for _ in range(3):
+                    list(one)
+            one.close()
+        finally:
+            process.kill()
+            process.wait()
+    assert code(error) == "CP0947"
+    assert f"for process {process.pid}, which holds the feed: it is stopped" in str(error.value)
 
 
 def test_a_wait_is_told_while_it_lasts(
