@@ -1,7 +1,7 @@
 """What XLA must be told to compile a step as its plan says: options of one compilation, never of a process.
 
 `run.jit` passes them to `jax.jit`; `commplan explain --target` shows them. Names and meanings are those of
-XLA's `debug_options_flags.cc`; which of them a version knows it is asked (`lowering.jax._compat.accepted`).
+XLA's `debug_options_flags.cc`; which of them a version knows it is asked (`lowering.jax._jit.accepted`).
 
 Not among them, by what the estimate says of steps compiled ahead of time for H100 (`bench.compiled`):
 
@@ -41,14 +41,14 @@ _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
 # exposed: 2.7 for 1.3 ms where weights are gathered on 8 H100, 5.9 for 4.1 ms beside the exchange of experts
 # on 128.
 AT_ONCE = 8
-_PIPELINED = "xla_gpu_enable_pipelined_all_reduce"
+PIPELINED = "xla_gpu_enable_pipelined_all_reduce"
 _PERMUTE = "xla_gpu_collective_permute_mode"
 _BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
 _SYNCHRONOUS = "xla_gpu_disable_async_collectives"
 LEFT_OUT, COPYING = "xla_disable_hlo_passes", "all-reduce-contiguous"
 _IDLE = {
     _SCHEDULER: "no collective runs under computation",
-    _PIPELINED: "an all-reduce inside a loop is waited for in the round that makes it",
+    PIPELINED: "an all-reduce inside a loop is waited for in the round that makes it",
 }
 _FLAG = re.compile(r"--(xla_\w+)(?:=(\S*))?")
 
@@ -115,7 +115,7 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
     reduces = _are_all_reduces(kinds)
     if "all_reduce" in kinds and not (reduces and "reduce_scatter" in kinds):
         why = "an all-reduce inside a loop, as of `run.tap`, runs under the loop's next round"
-        yield CompilerOption(_PIPELINED, True, why)
+        yield CompilerOption(PIPELINED, True, why)
     links = max(len({_links(item) for item in items}) for items in phases)
     if reduces:
         why = "all-reduces of a loop's rounds, and their levels, need not wait for each other"
@@ -164,7 +164,7 @@ def undone(options: tuple[CompilerOption, ...], flags: str, file: str = "") -> t
             undoing.append((name, f"no more than {number} of the plan's collectives run at the same time"))
         if name == _PERMUTE and value != option.value:
             undoing.append((name, "rounds of a program are copied through buffers of NCCL's own"))
-        if name in (_SCHEDULER, _PIPELINED) and value.lower() in ("false", "0"):
+        if name in (_SCHEDULER, PIPELINED) and value.lower() in ("false", "0"):
             undoing.append((name, _IDLE[name]))
     if options and given.get(_BLUECONNECT, "0") not in ("0", ""):
         undoing.append((_BLUECONNECT, "XLA takes all-reduces apart once more, on top of the plan's levels"))

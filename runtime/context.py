@@ -15,7 +15,7 @@ from commplan.diagnostics import Span, fail, listed
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering import compiler_options as xla
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax import _jit
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.latency_profile import Given, LatencyProfile, latency_profile
@@ -53,7 +53,7 @@ class Context:
     @functools.cached_property
     def compiler_options(self) -> dict[str, xla.Value]:
         """What XLA is told to compile the schedule as it stands for these devices, as far as it knows it."""
-        return _compat.accepted({option.name: option.value for option in self._options})
+        return _jit.accepted({option.name: option.value for option in self._options})
 
     @property
     def _options(self) -> tuple[xla.CompilerOption, ...]:

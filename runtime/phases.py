@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
-from commplan.lowering.jax import _compat, check
+from commplan.lowering.jax import _compat, _jit, check
 from commplan.lowering.jax.functions import RngContext, short_seed
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
@@ -95,7 +95,7 @@ class PhaseCall:
         self.name = phase.name
         self.lowered: Lowered = context.lower(phase)
         self._phase = phase
-        self._outside = _compat.jit(self._wrapped, context.compiler_options)
+        self._outside = _jit.jit(self._wrapped, context.compiler_options)
         if calls := context.machine.calls:
             self._outside, index = calls.counted(self._outside, phase.name)
             lines = [op.span.line for op in phase.ops if isinstance(op, ir.Collective)]

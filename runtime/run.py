@@ -138,7 +138,8 @@ class Bound(ShardedWeights):
         `program.compiler_options`, but where `compiler_options` says otherwise. timeout: seconds to wait for
         a rank, which may still compile. pgle: compile for GPUs once more with a profile of what instructions
         take: estimated for `"h100:4x8"`, a `lowering.audit.Machine`, or the devices at hand (True), and used
-        where by the same estimate it makes the step faster; or the path of a measured one. Without `function`
+        where by the same estimate it makes the step faster, be it with all-reduces of a loop's rounds under
+        the next round or not; or the path of a measured one. Without `function`
         a decorator. Calls raise CP0854 on all ranks where they do not fit together, CP0855 where one does not
         come, CP0856 where a collective gives what it should not. Raises CP0857 for times that are none, and
         CP0859 and CP1150 for `pgle`; warns where that has no effect (CP0860).

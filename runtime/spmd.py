@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from commplan.diagnostics import fail, listed
 from commplan.ir.types import Placement
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax import _compat, _jit
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import Tree, flatten
 from commplan.lowering.jax.typing_shim import jnp
@@ -182,7 +182,7 @@ class _Step:
         self.listed, self.named, self.check_vma = listed, named, check_vma
         self.name = getattr(function, "__name__", "function")
         self.outside = context.machine.layout == "global"
-        self._jitted = _compat.jit(self._traced, context.compiler_options)
+        self._jitted = _jit.jit(self._traced, context.compiler_options)
         self._used: dict[str, str] = {}  # states used as they come in, and by which phase
         self._unset: set[str] = set()  # those of this call that `at start` has not set
 

@@ -68,13 +68,15 @@ def _times(step: CompiledStep, machine: Machine) -> Iterator[tuple[str, float]]:
 class Shift(msgspec.Struct, frozen=True):
     """One collective without a profile and with one, each a pair of before and after.
 
-    phase, line: of the plan, "" and 0 where it is none of the plan's. started, awaited: the products of its
-    computation that are issued before it starts, and before it is done. exposed: seconds, estimated.
+    phase, line: of the plan, "" and 0 where it is none of the plan's. collective: in words. kind: as of
+    `CompiledCollective`. started, awaited: the products of its computation that are issued before it starts,
+    and before it is done. exposed: seconds, estimated.
     """
 
     phase: str
     line: int
     collective: str
+    kind: str
     started: tuple[int, int]
     awaited: tuple[int, int]
     exposed: tuple[float, float]
@@ -108,4 +110,4 @@ def _shift(
     hidden = len(before.hidden(first)), len(after.hidden(second))
     awaited = starts[0] + hidden[0], starts[1] + hidden[1]
     phase, line = first.scopes[0] if first.scopes else ("", 0)
-    return Shift(phase, line, str(first), starts, awaited, (exposed[0], exposed[1]))
+    return Shift(phase, line, str(first), first.kind, starts, awaited, (exposed[0], exposed[1]))

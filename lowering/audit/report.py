@@ -18,7 +18,7 @@ from commplan.lowering.audit.compare import Difference, Report, match
 from commplan.lowering.audit.estimate import Estimate, Machine, estimate
 from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.layers import matched, of_layers
-from commplan.lowering.audit.profile import Shift, shifts
+from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, Shift, shifts
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Memory
 from commplan.lowering.audit.walk import audit_text
 
@@ -109,7 +109,10 @@ class Audit(msgspec.Struct, frozen=True):
         if self.profiled is None or self.estimate is None or self.profiled.audit.estimate is None:
             return []
         before, after = self.estimate, self.profiled.audit.estimate
-        text = f"with a profile of these times (PGLE) {timed(after.exposed)} exposed instead of "
+        times = "these times"
+        if any(shift.kind == "all_to_all" for shift in self.profiled.shifts):
+            times += f", {EXCHANGE_WEIGHT:g} times as long for an exchange"
+        text = f"with a profile of {times} (PGLE) {timed(after.exposed)} exposed instead of "
         text += f"{timed(before.exposed)}, in a step of {timed(after.total)} instead of {timed(before.total)}"
         moved = [shift for shift in self.profiled.shifts if shift.moved]
         count = plural(len(self.profiled.shifts), "collective")

@@ -1,6 +1,6 @@
 """What differs between the versions of JAX that are supported (0.9 up to 0.11.2), and nothing else.
 
-Everything that touches a private name of JAX stands here too.
+Everything that touches a private name of JAX stands here too, but for what compiles: `_jit`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,7 +19,6 @@ from jax._src import config as _src_config
 from jax._src import core as _src_core
 from jax._src import distributed as _distributed
 from jax._src import lib as _src_lib
-from jax._src import tree_util as _src_tree_util
 from jax._src import xla_bridge as _src_xla_bridge
 from jax._src.interpreters import partial_eval as _src_partial_eval
 from jax._src.interpreters import pxla as _pxla
@@ -29,16 +28,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, PartitionSpec
 
-from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any  # a jax.Array or a tracer of one
 
 _config, _core = cast("Any", _src_config), cast("Any", _src_core)
 _partial_eval = cast("Any", _src_partial_eval)
-_cpp, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_tree_util)
+_cpp = cast("Any", _src_lib)._jax
 TERMS = hasattr(_core, "ManualAxisType")  # JAX 0.10: types that tell unreduced from varying
-_JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
 _all_gather_same: Callable[..., Array] = cast("Any", _parallel).all_gather_invariant
 
 
@@ -195,124 +192,6 @@ def has_dma(device: Any) -> bool:
 def collect_garbage() -> None:
     """Let go of what JAX has held for copies that are over; else it waits for the next call of JAX."""
     _cpp.collect_garbage()
-
-
-def accepted(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of XLA's `options` of a compilation that this version knows."""
-    return {name: value for name, value in options.items() if _is_known(name, value)}
-
-
-@functools.cache
-def _is_known(name: str, value: Any) -> bool:
-    try:
-        _unit().compile(compiler_options={name: value})
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
-
-
-@functools.cache
-def _unit() -> Any:
-    return jax.jit(lambda: 0).lower()
-
-
-def with_profile(lowered: Any, recompile: Callable[[Any, Callable[[bytes], Any]], Any]) -> Any:
-    """`lowered`, a `jax.stages.Lowered`, whose compilation is what `recompile` gives, whoever asks for it.
-
-    `recompile` is called with what XLA compiles without a profile, and what compiles with one.
-    """
-    lowering = lowered._lowering
-    if "compile" in vars(lowering):
-        return lowered
-    plain, kept = lowering.compile, list[Any]()
-
-    def compile_with_profile(compiler_options: Mapping[str, Any] | None = None, **given: Any) -> Any:
-        own = dict(compiler_options or {})
-        if "fdo_profile" in own:
-            return plain(compiler_options=own, **given)
-        usual = compiler_options is None and all(value is None for value in given.values())
-        if usual and kept:
-            return kept[0]
-
-        def profiled(profile: bytes) -> Any:
-            return plain(compiler_options={**own, "fdo_profile": profile}, **given)
-
-        executable = recompile(plain(compiler_options=own, **given), profiled)
-        if usual:
-            kept.append(executable)
-        return executable
-
-    lowering.compile = compile_with_profile
-    return lowered
-
-
-def has_profile(lowered: Any) -> bool:
-    """Whether `lowered` is compiled by `with_profile`."""
-    return "compile" in vars(lowered._lowering)
-
-
-def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **options: Any) -> Any:
-    """`jax.jit(function, **options)`, compiled with `compiler_options` where it is the outermost.
-
-    JAX refuses them within another trace, where what is around decides on them.
-    """
-    if not compiler_options and options.get("recompile") is None:
-        options.pop("recompile", None)
-        return jax.jit(function, **options)
-
-    def nothing(*_: Any) -> None:
-        pass
-
-    return jit_ahead(function, nothing, compiler_options=dict(compiler_options), **options)
-
-
-def jit_ahead(
-    function: Callable[..., Any],
-    ahead: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None],
-    compiler_options: Mapping[str, Any] | None = None,
-    recompile: Callable[[Any, Callable[[bytes], Any]], Any] | None = None,
-    **options: Any,
-) -> Any:
-    """`jit(function, ..)` that first calls `ahead(jitted, args, kwargs)` where it may compile.
-
-    `ahead` is called for a signature that the fast path of JAX does not know; other calls never leave that
-    path. What `ahead` compiles by `jitted.lower(..)` is what then runs. Not called within another trace.
-    recompile: see `with_profile`.
-    """
-
-    @functools.wraps(function)
-    def entered(*args: Any, **kwargs: Any) -> Any:
-        if not tracing():  # `jax_disable_jit`: the fast path calls this with arrays
-            ahead(jitted, args, kwargs)
-        return function(*args, **kwargs)
-
-    def miss(*args: Any, **kwargs: Any) -> Any:
-        if tracing():
-            return inner._cache_miss(*args, **kwargs)
-        if recompile is not None:  # JAX keeps what is lowered, and compiles that
-            lower(*args, **kwargs)
-        ahead(jitted, args, kwargs)
-        return jitted._cache_miss(*args, **kwargs)
-
-    def lower(*args: Any, **kwargs: Any) -> Any:
-        lowered = jitted.lower(*args, **kwargs)
-        return lowered if recompile is None else with_profile(lowered, recompile)
-
-    outermost = variadic.compiled_with(compiler_options or {}, entered)
-    jitted: Any = jax.jit(outermost, compiler_options=dict(compiler_options or {}) or None, **options)
-    inner: Any = jax.jit(entered, **options) if compiler_options else jitted
-    info = jitted._jit_info
-    fast: Any = functools.wraps(entered)(
-        _cpp.pjit(
-            jitted.__name__, outermost, miss, info.static_argnums, info.static_argnames,
-            cast("Any", _pxla).JitGlobalCppCacheKeys(), _tree_util.dispatch_registry,
-            cast("Any", _pxla).cc_shard_arg, _cpp.PjitFunctionCache(capacity=_JIT_SIGNATURES),
-        )
-    )  # fmt: skip
-    fast._fun, fast._jit_info = outermost, info  # what `lower`, `trace` and `eval_shape` read
-    if recompile is not None:
-        fast.lower = lower
-    return fast
 
 
 # Whether no function is being traced around us, by jit, grad, vmap or scan.

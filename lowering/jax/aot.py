@@ -24,7 +24,7 @@ from commplan.lowering.audit.estimate import Machine
 from commplan.lowering.audit.profile import profile
 from commplan.lowering.audit.step import Memory
 from commplan.lowering.audit.targets import Target
-from commplan.lowering.jax._compat import has_profile
+from commplan.lowering.jax._jit import has_profile
 from commplan.lowering.jax.layers.exchange import schedules_in_use
 from commplan.lowering.jax.typing_shim import jax
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from commplan.lowering.audit.estimate import Machine, estimate
 from commplan.lowering.audit.profile import profile
 from commplan.lowering.audit.targets import rates, rates_of_kind
 from commplan.lowering.audit.walk import audit_text
+from commplan.lowering.compiler_options import PIPELINED
+from commplan.lowering.jax._jit import PROFILE
 
 Given = bool | str | Path | Machine
 _NAMED = 0.5  # of the collectives and products of a step, which a measured profile should name
@@ -32,20 +34,27 @@ class LatencyProfile(msgspec.Struct, frozen=True):
     machine: Machine | None = None
     measured: bytes = b""
 
-    def recompile(self, plain: Any, profiled: Callable[[bytes], Any]) -> Any:
-        """The executable to run: see `_compat.with_profile`.
+    def recompile(self, plain: Any, again: Callable[[Mapping[str, Any]], Any]) -> Any:
+        """The executable to run: see `_jit.with_profile`.
 
-        With estimated times it is the one whose step is fastest by the same estimate, which may be `plain`.
-        Warns (CP0860) where a measured profile names little of the step.
+        With estimated times it is the one whose step is fastest by the same estimate, which may be `plain`;
+        where loops have all-reduces, also of those in which none runs under the next round. Warns (CP0860)
+        where a measured profile names little of the step.
         """
-        text = plain.as_text()
         if self.machine is None:
-            self._check(text)
-            return profiled(self.measured)
-        executable = profiled(profile(text, self.machine))
-        before, after = (audit_text(each.as_text()) for each in (plain, executable))
-        faster = estimate(after, self.machine).total < estimate(before, self.machine).total
-        return executable if faster else plain
+            self._check(plain.as_text())
+            return again({PROFILE: self.measured})
+        step = audit_text(plain.as_text())
+        executables = [plain, again({PROFILE: profile(plain.as_text(), self.machine)})]
+        if any(collective.loops and collective.kind == "all_reduce" for collective in step.collectives):
+            own = {PIPELINED: False}
+            executables.append(again(own))
+            executables.append(again({**own, PROFILE: profile(executables[-1].as_text(), self.machine)}))
+        return min(executables, key=self._seconds)
+
+    def _seconds(self, executable: Any) -> float:
+        assert self.machine is not None
+        return estimate(audit_text(executable.as_text()), self.machine).total
 
     def _check(self, text: str) -> None:
         step = audit_text(text)

@@ -18,7 +18,7 @@ import msgspec
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.types import DType
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax import _jit
 from commplan.lowering.jax.latency_profile import LatencyProfile
 from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.machines.machine import Issue, Machine, reason
@@ -230,7 +230,7 @@ def jit(
     check: Callable[[], Check | None],
     profile: LatencyProfile | None = None,
 ) -> Any:
-    """`_compat.jit(function, **options)` with a preflight; itself where this process is the only participant.
+    """`_jit.jit(function, **options)` with a preflight; itself where this process is the only participant.
 
     check: what is still to be carried out by all alike, once they agree on a step and before it runs.
     profile: with which the step is compiled once more."""
@@ -239,7 +239,7 @@ def jit(
     if len(machine.participants()) == 1:
         return _recorded(machine, function, file, options)
     ahead = Preflight(machine, file, timeout_s, check, profile)
-    jitted = _compat.jit_ahead(function, ahead, **options)
+    jitted = _jit.jit_ahead(function, ahead, **options)
     if machine.calls is not None:
         jitted, ahead.index = machine.calls.counted(jitted, jitted.__name__)
     return jitted
@@ -248,14 +248,14 @@ def jit(
 def _recorded(machine: Machine, function: Callable[..., Any], file: str, options: Mapping[str, Any]) -> Any:
     """The same of the only participant: JAX's own, or counted where its steps are recorded."""
     if machine.calls is None:
-        return _compat.jit(function, **options)
+        return _jit.jit(function, **options)
     places: list[int] = []
 
     def ahead(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         traced = jitted.trace(*args, **kwargs)
         _locate(machine, places[0], machine.issues(traced, traced.lower().compile()), file)
 
-    jitted = _compat.jit_ahead(function, ahead, **options)
+    jitted = _jit.jit_ahead(function, ahead, **options)
     counted, index = machine.calls.counted(jitted, jitted.__name__)
     places.append(index)
     return counted

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_audit_profile import AWAITED_FIRST, MACHINE, OVERLAPPED
+from test_audit_profile import AWAITED_FIRST, LOOP, MACHINE, OVERLAPPED
 
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.lowering.audit import Machine, target
-from commplan.lowering.jax import _compat
+from commplan.lowering.compiler_options import PIPELINED
+from commplan.lowering.jax import _jit
+from commplan.lowering.jax._jit import PROFILE
 from commplan.lowering.jax.latency_profile import LatencyProfile, latency_profile
 from commplan.lowering.jax.typing_shim import jax, jnp
 
@@ -36,34 +39,48 @@ class Executable:
 def test_what_is_compiled_again_is_what_runs() -> None:
     given: list[str] = []
 
-    def recompile(plain: Any, profiled: Any) -> Any:
+    def recompile(plain: Any, again: Any) -> Any:
         given.append(plain.as_text())
-        return profiled(b'costs { name: "add" cost_us: 1.0 }')
+        return again({PROFILE: b'costs { name: "add" cost_us: 1.0 }'})
 
-    step = _compat.jit(lambda x, n: x * n, {}, recompile=recompile, static_argnums=1, donate_argnums=0)
+    step = _jit.jit(lambda x, n: x * n, {}, recompile=recompile, static_argnums=1, donate_argnums=0)
     for size in (3, 3, 4):
         assert step(jnp.ones(size), 2)[0] == 2
     assert len(given) == 2 and "f32[3]" in given[0] and "f32[4]" in given[1]
     lowered = step.lower(jnp.ones(5), 2)
-    assert _compat.has_profile(lowered)
+    assert _jit.has_profile(lowered)
     assert lowered.compile()(jnp.ones(5))[0] == 2
     assert step(jnp.ones(5), 2)[0] == 2 and len(given) == 3
-    assert "add" not in lowered.compile(compiler_options={"fdo_profile": b""}).as_text() and len(given) == 3
+    assert "add" not in lowered.compile(compiler_options={PROFILE: b""}).as_text() and len(given) == 3
     assert jax.jit(lambda x: step(x, 2))(jnp.ones(6))[0] == 2 and len(given) == 3
 
 
 @pytest.mark.parametrize(("before", "after", "kept"), [(0, 1, 1), (1, 0, 1), (1, 1, 1)])
 def test_a_profile_is_used_where_the_step_gets_faster(before: int, after: int, kept: int) -> None:
-    texts, seen = (AWAITED_FIRST, OVERLAPPED), list[bytes]()
+    texts, seen = (AWAITED_FIRST, OVERLAPPED), list[Mapping[str, Any]]()
     plain = Executable(texts[before])
 
-    def profiled(data: bytes) -> Executable:
-        seen.append(data)
+    def again(options: Mapping[str, Any]) -> Executable:
+        seen.append(options)
         return Executable(texts[after])
 
-    chosen = LatencyProfile("estimated", MACHINE).recompile(plain, profiled)
+    chosen = LatencyProfile("estimated", MACHINE).recompile(plain, again)
     assert chosen.text == texts[kept] and (chosen is plain) == (before >= after)
-    assert len(seen) == 1 and b'name: "start" cost_us: 7000000.000' in seen[0]
+    assert len(seen) == 1 and b'name: "start" cost_us: 7000000.000' in seen[0][PROFILE]
+
+
+@pytest.mark.parametrize("fastest", [[], [PROFILE], [PIPELINED], [PIPELINED, PROFILE]])
+def test_loops_are_compiled_without_the_next_round_as_well(fastest: list[str]) -> None:
+    fast, seen = LOOP.replace('"n":"6"', '"n":"5"'), list[list[str]]()
+
+    def again(options: Mapping[str, Any]) -> Executable:
+        assert options.get(PIPELINED, False) is False
+        seen.append(list(options))
+        return Executable(fast if seen[-1] == fastest else LOOP)
+
+    plain = Executable(LOOP if fastest else fast)
+    assert LatencyProfile("estimated", MACHINE).recompile(plain, again).text == fast != LOOP
+    assert seen == [[PROFILE], [PIPELINED], [PIPELINED, PROFILE]]
 
 
 def test_rates_by_name_by_rates_and_by_devices(tmp_path: Path) -> None:
@@ -100,7 +117,9 @@ def test_a_measured_profile_is_a_file_of_this_step(tmp_path: Path) -> None:
         file.write_bytes(data)
         profile = latency_profile(str(file), gpus(0))
         assert profile is not None and profile.source.startswith("profile step.pbtxt (sha256 ")
-        chosen = profile.recompile(Executable(OVERLAPPED), lambda data: Executable(data.decode("latin1")))
+        chosen = profile.recompile(
+            Executable(OVERLAPPED), lambda more: Executable(more[PROFILE].decode("latin1"))
+        )
         assert chosen.text.encode("latin1") == data
         with pytest.warns(RuntimeWarning, match="CP0860.* names 0 of the 2 collectives and products"):
             other = OVERLAPPED.replace("%start", "%begin").replace("%product", "%dot")

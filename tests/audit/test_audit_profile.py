@@ -99,6 +99,9 @@ def test_an_audit_shows_both_and_holds_both_to_the_plan() -> None:
     assert result.data()["profiled"]["moved"][0]["awaited"] == (0, 1)
     still = audit(schedule, before, before, "gpu", before, machine=MACHINE)
     assert "none of 1 collective moved" in str(still)
+    swapped = [text.replace("all-reduce", "all-to-all") for text in (before, after)]
+    weighed = audit(schedule, swapped[0], swapped[0], "gpu", swapped[1], machine=MACHINE)
+    assert "with a profile of these times, 2 times as long for an exchange (PGLE) " in str(weighed)
     without = after.replace("all-reduce-start(%x)", "copy(%x)").replace("all-reduce-done", "copy")
     gone = audit(schedule, before, before, "gpu", without, machine=MACHINE)
     assert not gone.differences and not gone.ok

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import document
 
 from commplan.cli import main
 from commplan.collectives import registry
@@ -42,12 +43,6 @@ def _plan(tmp_path: Path) -> str:
     path = tmp_path / "two_level.plan"
     path.write_text(PLAN)
     return str(path)
-
-
-def document(capsys: Capture) -> Any:
-    out, err = capsys.readouterr()
-    assert err == ""
-    return json.loads(out)
 
 
 @pytest.fixture(name="broken")

@@ -15,6 +15,12 @@ from support import mpirun
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.fixture(autouse=True)
+def quickly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks that compile a network spend most of their time on what LLVM does to make it fast."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
 def start(name: str, *options: str) -> str:
     """Run an example to its end; what it printed."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / name), *options]

@@ -13,7 +13,7 @@ import commplan
 from commplan.cli import main
 from commplan.diagnostics import CommplanError
 from commplan.lowering.compiler_options import compiler_options, undone
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax import _jit
 
 PLAN = """plan p
 axis node = 2
@@ -111,7 +111,7 @@ def test_explain_lists_the_options(tmp_path: Any, capsys: pytest.CaptureFixture[
 
 
 def test_a_version_gets_what_it_knows() -> None:
-    assert _compat.accepted({REDUCE: 1, "xla_no_such_option": True}) == {REDUCE: 1}
+    assert _jit.accepted({REDUCE: 1, "xla_no_such_option": True}) == {REDUCE: 1}
 
 
 def test_steps_with_options_run_inside_other_functions_too() -> None:
@@ -121,7 +121,7 @@ def test_steps_with_options_run_inside_other_functions_too() -> None:
         calls.append(n)
         return {"y": jnp.sin(x) * n}
 
-    step = _compat.jit(body, {SCHEDULER: True}, static_argnames="n")
+    step = _jit.jit(body, {SCHEDULER: True}, static_argnames="n")
     x = np.arange(4.0, dtype=np.float32)
     np.testing.assert_allclose(step(x, n=2)["y"], 2 * np.sin(x), rtol=1e-6)
     assert step(x, n=2)["y"].shape == (4,) and calls == [2]
@@ -131,4 +131,4 @@ def test_steps_with_options_run_inside_other_functions_too() -> None:
     compiled = step.lower(x, n=2).compile()
     np.testing.assert_allclose(compiled(x)["y"], 2 * np.sin(x), rtol=1e-6)
     with pytest.raises(Exception, match="xla_no_such_option"):
-        _compat.jit(body, {"xla_no_such_option": 1}, static_argnames="n")(x, n=2)
+        _jit.jit(body, {"xla_no_such_option": 1}, static_argnames="n")(x, n=2)

@@ -44,6 +44,14 @@ def test_all_must_be_as_it_was_compiled_for(
     assert prebuilt.engine(HERE.mpi, include) == (None if other else prebuilt.ENGINE)
 
 
+def test_headers_that_name_no_version_fit_no_engine(
+    include: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(include, "xla/ffi/api/c_api.h").write_text("#pragma once\n")
+    described(tmp_path, monkeypatch, msgspec.structs.replace(HERE, ffi=prebuilt.ffi_version(include)))
+    assert prebuilt.engine(HERE.mpi, include) is None
+
+
 def test_the_processor_has_all_that_was_assumed(
     include: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def test_what_does_not_compile_is_told_with_the_compilers_words(
 
 
 def test_of_ranks_that_start_together_one_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("MPICXX", mpirun.quick_compiler(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert mpirun.run(4, FALLBACK).strip() == "[[], [], [], []]"
     made = sorted(path.suffix for path in (tmp_path / "commplan").iterdir())

@@ -15,10 +15,10 @@ from commplan.lowering.mpi.build import SOURCES
 
 HERE = Path(__file__).parent / "engine_ranks"
 KINDS = {
-    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    "thread": ["-fsanitize=thread"],
+    "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-O1", "-fsanitize=thread"],
 }
-OPTIONS = ["-std=c++17", "-O1", "-g1", "-fno-omit-frame-pointer", "-pthread", f"-I{HERE}", f"-I{SOURCES}"]
+OPTIONS = ["-std=c++17", "-g1", "-fno-omit-frame-pointer", "-pthread", f"-I{HERE}", f"-I{SOURCES}"]
 # A channel is never freed, nor what a message may still arrive in.
 ENVIRONMENT = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
 

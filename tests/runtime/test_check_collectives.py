@@ -58,7 +58,7 @@ def test_the_collectives_of_the_example_plans_give_what_they_should(name: str):
 
 def test_collectives_of_random_plans_give_what_they_should():
     kinds: set[str] = set()
-    for seed in range(300, 330):
+    for seed in range(300, 310):
         case = make_case(seed)
         program = compile_case(case)
         kinds.update(checked(program.bind(mesh_of(**case.sizes), functions=case.functions)))

@@ -16,7 +16,7 @@ from support.ports import free_port
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax import _jit
 from commplan.runtime.machines.machine import Binding, Issue, Said, agree
 from commplan.runtime.observe.preflight import Step, issued_together
 
@@ -159,7 +159,7 @@ def test_ahead_of_what_the_fast_path_does_not_know():
     def body(x, n=1, *, k=2.0):
         return x * n + k
 
-    step = _compat.jit_ahead(body, ahead, static_argnames="n", donate_argnums=0)
+    step = _jit.jit_ahead(body, ahead, static_argnames="n", donate_argnums=0)
     for size in (3, 3, 4, 3):
         given = jnp.ones(size)
         np.testing.assert_array_equal(step(given), np.full(size, 3.0))

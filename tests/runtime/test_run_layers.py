@@ -78,11 +78,16 @@ def batches(width: int = WIDTH) -> list[Any]:
 
 def reference(params: Tree, loss: Callable[[Tree, Any], Any], xs: list[Any]) -> tuple[list[float], Tree]:
     """Losses and weights of plain training on the whole batch."""
-    opt, losses = ADAM.init(params), list[float]()
-    for x in xs:
+
+    @jax.jit
+    def step(params: Tree, opt: Any, x: Any) -> Any:
         value, grads = jax.value_and_grad(loss)(params, x)
         updates, opt = ADAM.update(grads, opt, params)
-        params = optax.apply_updates(params, updates)
+        return value, optax.apply_updates(params, updates), opt
+
+    opt, losses = ADAM.init(params), list[float]()
+    for x in xs:
+        value, params, opt = step(params, opt, x)
         losses.append(float(value))
     return losses, params
 
@@ -219,6 +224,7 @@ def test_layers_of_a_model_differ_share_weights_and_close_over_some():
 def test_a_scanned_body_closes_over_what_is_differentiated():
     run, params = bound(), {"layers": stacked(drawn()), "shift": np.full(WIDTH, 0.25, np.float32)}
 
+    @jax.jit
     @run.spmd(layers="same", shift="same", x="split data", returns=("split data", "same"))
     def step(state, layers, shift, x):
         def loss(shards: Tree, shift: Any) -> Any:
@@ -235,7 +241,7 @@ def test_a_scanned_body_closes_over_what_is_differentiated():
         return (x**2).mean()
 
     _, shards, shift = step({}, params["layers"], params["shift"], batches()[0])
-    expected = jax.grad(plain, (0, 1))(params["layers"], params["shift"])
+    expected = jax.jit(jax.grad(plain, (0, 1)))(params["layers"], params["shift"])
     for mine, whole in zip(jax.tree.leaves(shards), jax.tree.leaves(expected[0]), strict=True):
         np.testing.assert_allclose(joined(mine, whole, stack=True), whole, atol=1e-6)
     np.testing.assert_allclose(shift, expected[1], atol=1e-6)
@@ -250,11 +256,12 @@ def test_weights_and_gradients_travel_as_the_plan_says(gather: str, check_vma: b
     def step(state, params, x):
         return state, jax.grad(lambda s: (run.layers(block, s, x) ** 2).mean())(run.shards(params))
 
-    _, shards = step({}, layers, batches()[0])
-    whole = jax.grad(lambda p: (block(p[1], block(p[0], batches()[0])) ** 2).mean())(layers)
+    lowered = jax.jit(step).lower({}, layers, batches()[0])
+    _, shards = lowered.compile()({}, layers, batches()[0])
+    whole = jax.jit(jax.grad(lambda p: (block(p[1], block(p[0], batches()[0])) ** 2).mean()))(layers)
     for mine, leaf in zip(jax.tree.leaves(shards), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(joined(mine, leaf, stack=False), leaf, atol=2e-3)
-    text = jax.jit(step).lower({}, layers, batches()[0]).as_text()
+    text = lowered.as_text()
     assert ("collective_permute" in text) == (gather == "via ring")
     assert ("all_gather" in text) == (gather != "via ring")
     assert "all_to_all" in text  # what is sent narrow and added wide
@@ -281,6 +288,7 @@ phase both {
     run = bind(text, mesh_of(host=2, data=4), {"weights": LAYER, "grads": LAYER})
     layers, x = drawn(3), batches()[0]
 
+    @jax.jit
     @run.spmd(params="same", x="split host, data", returns=("split data",))
     def step(state, params, x):
         return state, jax.grad(lambda s: (run.layers(block, s, x) ** 2).sum())(run.shards(params))
@@ -292,7 +300,9 @@ phase both {
         return (y**2).sum()
 
     _, shards = step({}, layers, x)
-    for mine, leaf in zip(jax.tree.leaves(shards), jax.tree.leaves(jax.grad(plain)(layers)), strict=True):
+    for mine, leaf in zip(
+        jax.tree.leaves(shards), jax.tree.leaves(jax.jit(jax.grad(plain))(layers)), strict=True
+    ):
         np.testing.assert_allclose(np.asarray(mine)[: leaf.size].reshape(leaf.shape), leaf, atol=1e-4)
 
 

@@ -260,7 +260,8 @@ void acknowledge(MPI_Comm comm);              // of who has died: others can be 
 void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, gets an error
 bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks);  // whether one of them has died, or `comm` is revoked
 // MPI_Testsome, which frees no send that is under way. lanes: of each request the peer that it goes to, -1 for a receive;
-// sends to one peer end in the order in which they were posted, or nearly.
+// sends to one peer mostly end in the order in which they were posted, so that where one has not, others are asked only
+// if nothing else is over.
 int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& lanes, int* some, std::vector<int>& indices,
               std::vector<MPI_Status>& statuses);
 bool drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, or false after a while

@@ -48,16 +48,19 @@ def engine(mpi: str, include: str) -> Path | None:
     mpi: what the MPI library of this process says of itself. include: the folder of XLA's headers.
     """
     built = target()
-    if built is None or built != Target(mpi, ffi_version(include), platform.machine(), built.level):
+    if built is None:
+        return None
+    version = ffi_version(include)
+    if not version or built != Target(mpi, version, platform.machine(), built.level):
         return None
     return ENGINE if built.level is None or built.level in levels() else None
 
 
 def ffi_version(include: str) -> str:
-    """The version of XLA's interface for handlers, from its headers."""
+    """The version of XLA's interface for handlers, from its headers; empty where they do not say it."""
     text = Path(include, "xla", "ffi", "api", "c_api.h").read_text(encoding="utf-8")
-    numbers = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", text))
-    return f"{numbers.get('MAJOR')}.{numbers.get('MINOR')}"
+    numbers: dict[str, str] = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", text))
+    return f"{numbers['MAJOR']}.{numbers['MINOR']}" if len(numbers) == 2 else ""
 
 
 def levels() -> list[str]:

@@ -164,10 +164,34 @@ struct World {
 
 // --- scenarios ---
 
+// Of two sends to one rank that one is found which has ended, though the other one comes before it.
+void ended_out_of_order(MPI_Comm comm, int rank) {
+  char first = 1, second = 2;
+  std::vector<MPI_Request> requests(1);
+  std::vector<int> indices;
+  std::vector<MPI_Status> statuses;
+  int some = 0;
+  if (rank == 0) {
+    requests.resize(2);
+    MPI_Issend(&first, 1, MPI_BYTE, 1, 1, comm, &requests[0]);
+    MPI_Issend(&second, 1, MPI_BYTE, 1, 2, comm, &requests[1]);
+    while (some == 0) test_some(requests, {0, 0}, &some, indices, statuses);
+    require(some == 1 && indices[0] == 1, "the second send has ended");
+    requests.pop_back();
+    MPI_Issend(&second, 1, MPI_BYTE, 1, 3, comm, &requests.emplace_back());
+    require(drain(requests), "the first send ends, too");
+  }
+  for (int tag : {2, 3, 1}) {
+    if (rank == 1) MPI_Irecv(&first, 1, MPI_BYTE, 0, tag, comm, &requests[0]);
+    for (int flag = rank != 1; !flag;) MPI_Test(&requests[0], &flag, MPI_STATUS_IGNORE);
+  }
+}
+
 // Lists that are called, started, packed, and MPI's own, on two channels of each rank, which two threads drive.
 void lists(MPI_Comm* handles) {
   World first(handles), second(handles);
   on_ranks([&](int rank) {
+    ended_out_of_order(first.comms[rank], rank);
     auto work = [rank](Channel& channel, unsigned seed) {
       std::mt19937 draw(seed);
       for (int round = 0; round < 25; ++round) {

@@ -1,0 +1,143 @@
+"""Compilations of a step, of which JAX offers less: options that a version may not know, a call before each
+new signature without a cost for the others, and a profile that is made of a first compilation.
+
+Like `_compat`, this is where private names of JAX are touched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from jax._src import lib as _src_lib
+from jax._src import tree_util as _src_tree_util
+from jax._src.interpreters import pxla as _src_pxla
+
+from commplan.lowering.jax._compat import tracing
+from commplan.lowering.jax.collectives import variadic
+from commplan.lowering.jax.typing_shim import jax
+
+_cpp, _pxla, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_pxla), cast("Any", _src_tree_util)
+_JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
+PROFILE = "fdo_profile"  # an option of a compilation: what its instructions take
+Recompile = Callable[[Any, Callable[[Mapping[str, Any]], Any]], Any]
+
+
+def accepted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of XLA's `options` of a compilation that this version knows."""
+    return {name: value for name, value in options.items() if _is_known(name, value)}
+
+
+@functools.cache
+def _is_known(name: str, value: Any) -> bool:
+    try:
+        _unit().compile(compiler_options={name: value})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+@functools.cache
+def _unit() -> Any:
+    return jax.jit(lambda: 0).lower()
+
+
+def with_profile(lowered: Any, recompile: Recompile) -> Any:
+    """`lowered`, a `jax.stages.Lowered`, whose compilation is what `recompile` gives, whoever asks for it.
+
+    `recompile` is called with what XLA compiles without a profile, and with what compiles with more options,
+    `PROFILE` among them.
+    """
+    lowering = lowered._lowering
+    if "compile" in vars(lowering):
+        return lowered
+    plain, kept = lowering.compile, list[Any]()
+
+    def compile_with_profile(compiler_options: Mapping[str, Any] | None = None, **given: Any) -> Any:
+        own = dict(compiler_options or {})
+        if PROFILE in own:
+            return plain(compiler_options=own, **given)
+        usual = compiler_options is None and all(value is None for value in given.values())
+        if usual and kept:
+            return kept[0]
+
+        def again(more: Mapping[str, Any]) -> Any:
+            return plain(compiler_options={**own, **more}, **given)
+
+        executable = recompile(plain(compiler_options=own, **given), again)
+        if usual:
+            kept.append(executable)
+        return executable
+
+    lowering.compile = compile_with_profile
+    return lowered
+
+
+def has_profile(lowered: Any) -> bool:
+    """Whether `lowered` is compiled by `with_profile`."""
+    return "compile" in vars(lowered._lowering)
+
+
+def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **options: Any) -> Any:
+    """`jax.jit(function, **options)`, compiled with `compiler_options` where it is the outermost.
+
+    JAX refuses them within another trace, where what is around decides on them.
+    """
+    if not compiler_options and options.get("recompile") is None:
+        options.pop("recompile", None)
+        return jax.jit(function, **options)
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    return jit_ahead(function, nothing, compiler_options=dict(compiler_options), **options)
+
+
+def jit_ahead(
+    function: Callable[..., Any],
+    ahead: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None],
+    compiler_options: Mapping[str, Any] | None = None,
+    recompile: Recompile | None = None,
+    **options: Any,
+) -> Any:
+    """`jit(function, ..)` that first calls `ahead(jitted, args, kwargs)` where it may compile.
+
+    `ahead` is called for a signature that the fast path of JAX does not know; other calls never leave that
+    path. What `ahead` compiles by `jitted.lower(..)` is what then runs. Not called within another trace.
+    recompile: see `with_profile`.
+    """
+
+    @functools.wraps(function)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        if not tracing():  # `jax_disable_jit`: the fast path calls this with arrays
+            ahead(jitted, args, kwargs)
+        return function(*args, **kwargs)
+
+    def miss(*args: Any, **kwargs: Any) -> Any:
+        if tracing():
+            return inner._cache_miss(*args, **kwargs)
+        if recompile is not None:  # JAX keeps what is lowered, and compiles that
+            lower(*args, **kwargs)
+        ahead(jitted, args, kwargs)
+        return jitted._cache_miss(*args, **kwargs)
+
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        lowered = jitted.lower(*args, **kwargs)
+        return lowered if recompile is None else with_profile(lowered, recompile)
+
+    outermost = variadic.compiled_with(compiler_options or {}, entered)
+    jitted: Any = jax.jit(outermost, compiler_options=dict(compiler_options or {}) or None, **options)
+    inner: Any = jax.jit(entered, **options) if compiler_options else jitted
+    info = jitted._jit_info
+    fast: Any = functools.wraps(entered)(
+        _cpp.pjit(
+            jitted.__name__, outermost, miss, info.static_argnums, info.static_argnames,
+            _pxla.JitGlobalCppCacheKeys(), _tree_util.dispatch_registry,
+            _pxla.cc_shard_arg, _cpp.PjitFunctionCache(capacity=_JIT_SIGNATURES),
+        )
+    )  # fmt: skip
+    fast._fun, fast._jit_info = outermost, info  # what `lower`, `trace` and `eval_shape` read
+    if recompile is not None:
+        fast.lower = lower
+    return fast
