@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from commplan.diagnostics import Diagnostic, Note, Severity
+from commplan.ir.grouping import grouped
 from commplan.ir.schedule import Collective, Pack, Schedule
 from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.targets import target as target_of
@@ -112,7 +113,7 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
             why = f"no {words} of the plan is joined with another: the smallest has {min(sizes)} bytes"
             yield CompilerOption(name, min(sizes) - 1, why)
     kinds = [item.kind for item in everything]
-    reduces = _are_all_reduces(kinds)
+    reduces = _are_all_reduces(everything)
     if "all_reduce" in kinds and not (reduces and "reduce_scatter" in kinds):
         why = "an all-reduce inside a loop, as of `run.tap`, runs under the loop's next round"
         yield CompilerOption(PIPELINED, True, why)
@@ -128,10 +129,17 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
         yield CompilerOption(_PERMUTE, "COLLECTIVES_SYMMETRIC_MEMORY", why)
 
 
-def _are_all_reduces(kinds: Sequence[str]) -> bool:
-    """Whether collectives are all-reduces, whole or in levels, and nothing else."""
-    scatters, reduces, gathers = (kinds.count(k) for k in ("reduce_scatter", "all_reduce", "all_gather"))
-    return scatters == gathers <= reduces and scatters + reduces + gathers == len(kinds)
+def _are_all_reduces(items: Sequence[Expected]) -> bool:
+    """Whether what each line of each phase asks for is all-reduces, whole or in levels, and nothing else.
+
+    Not so where gradients are scattered and parameters gathered (ZeRO), which are lines of their own.
+    """
+
+    def are(kinds: list[str]) -> bool:
+        scatters, reduces, gathers = (kinds.count(k) for k in ("reduce_scatter", "all_reduce", "all_gather"))
+        return 0 < reduces >= scatters == gathers and scatters + reduces + gathers == len(kinds)
+
+    return all(are([item.kind for item in own]) for own in grouped(items, lambda item: item.scope).values())
 
 
 def _links(item: Expected) -> Hashable:

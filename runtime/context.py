@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+import msgspec
 from jax.sharding import PartitionSpec
 
 from commplan.diagnostics import Span, fail, listed
@@ -60,10 +61,12 @@ class Context:
         on_gpus = isinstance(self.backend, LaxBackend) and self.backend.platform == "gpu"
         return xla.compiler_options(self.schedule, "gpu") if on_gpus else ()
 
-    def profile(self, given: Given) -> LatencyProfile | None:
-        """What `run.jit(.., pgle=given)` means on these devices: see `latency_profile`."""
+    def profile(self, given: Given, own: Mapping[str, xla.Value]) -> LatencyProfile | None:
+        """What `run.jit(.., pgle=given, compiler_options=own)` means here: see `latency_profile`."""
         mesh, jax_devices = self.machine.mesh, isinstance(self.backend, LaxBackend)
-        return latency_profile(given, mesh.devices.flat if jax_devices else ())
+        found = latency_profile(given, mesh.devices.flat if jax_devices else ())
+        pipelined = xla.PIPELINED not in own and self.compiler_options.get(xla.PIPELINED) is True
+        return found and msgspec.structs.replace(found, pipelined=pipelined)
 
     def warn_of_flags(self) -> None:
         """Warn of what XLA_FLAGS would undo of the schedule (CP0858)."""

@@ -138,10 +138,10 @@ class Bound(ShardedWeights):
         `program.compiler_options`, but where `compiler_options` says otherwise. timeout: seconds to wait for
         a rank, which may still compile. pgle: compile for GPUs once more with a profile of what instructions
         take: estimated for `"h100:4x8"`, a `lowering.audit.Machine`, or the devices at hand (True), and used
-        where by the same estimate it makes the step faster, be it with all-reduces of a loop's rounds under
-        the next round or not; or the path of a measured one. Without `function`
-        a decorator. Calls raise CP0854 on all ranks where they do not fit together, CP0855 where one does not
-        come, CP0856 where a collective gives what it should not. Raises CP0857 for times that are none, and
+        where by the same estimate it makes the step faster, also compiled without pipelined all-reduces where
+        `compiler_options` does not set them; or the path of a measured one. Without `function` a decorator.
+        Calls raise CP0854 on all ranks where they do not fit together, CP0855 where one does not come, CP0856
+        where a collective gives what it should not. Raises CP0857 for times that are none, and
         CP0859 and CP1150 for `pgle`; warns where that has no effect (CP0860).
         """
         self._check_times(check_s=check_s, timeout=timeout)
@@ -153,7 +153,7 @@ class Bound(ShardedWeights):
 
         own: dict[str, Any] = options.pop("compiler_options", None) or {}
         options["compiler_options"] = {**self.context.compiler_options, **own}
-        profile = self.context.profile(pgle)
+        profile = self.context.profile(pgle, own)
         return preflight.jit(self.context.machine, function, self._file, timeout, options, check, profile)
 
     def check_collectives(

@@ -27,26 +27,29 @@ _NAMED = 0.5  # of the collectives and products of a step, which a measured prof
 class LatencyProfile(msgspec.Struct, frozen=True):
     """Where the times come from: estimated for `machine`, or `measured`, the bytes of a profile.
 
-    source: in words, the same on all processes that are given the same.
+    source: in words, the same on all processes that are given the same. pipelined: whether a step is compiled
+    with pipelined all-reduces, and may be compiled without: not where the user has set that option.
     """
 
     source: str
     machine: Machine | None = None
     measured: bytes = b""
+    pipelined: bool = True
 
     def recompile(self, plain: Any, again: Callable[[Mapping[str, Any]], Any]) -> Any:
         """The executable to run: see `_jit.with_profile`.
 
         With estimated times it is the one whose step is fastest by the same estimate, which may be `plain`;
-        where loops have all-reduces, also of those in which none runs under the next round. Warns (CP0860)
-        where a measured profile names little of the step.
+        where loops have all-reduces and these are `pipelined`, also compiled without pipelined all-reduces.
+        Warns (CP0860) where a measured profile names little of the step.
         """
         if self.machine is None:
             self._check(plain.as_text())
             return again({PROFILE: self.measured})
         step = audit_text(plain.as_text())
         executables = [plain, again({PROFILE: profile(plain.as_text(), self.machine)})]
-        if any(collective.loops and collective.kind == "all_reduce" for collective in step.collectives):
+        looped = any(item.loops and item.kind == "all_reduce" for item in step.collectives)
+        if looped and self.pipelined:
             own = {PIPELINED: False}
             executables.append(again(own))
             executables.append(again({**own, PROFILE: profile(executables[-1].as_text(), self.machine)}))

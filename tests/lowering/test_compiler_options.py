@@ -49,6 +49,33 @@ def test_thresholds_lie_below_what_the_plan_sends() -> None:
     assert levels == common | {REDUCE: 2047, SCATTER: 2047, GATHER: 2047}
 
 
+ZERO = """plan zero
+axis node = 2
+axis gpu = 4
+input grads : tree partial node, gpu
+input loss : f32 partial node, gpu
+each step {
+    grads = scatter grads over gpu by mean
+    grads = reduce grads over node by mean
+    fresh = gather grads over gpu
+    loss = reduce loss over node, gpu by mean
+    output fresh, loss
+}
+"""
+
+
+@pytest.mark.parametrize(("hybrid", "overlap"), [(False, None), (True, 3)])
+def test_scattered_gradients_beside_a_loss_are_no_levels_of_all_reduces(
+    hybrid: bool, overlap: int | None
+) -> None:
+    text = ZERO
+    if not hybrid:
+        text = text.replace("axis node = 2\n", "").replace("node, gpu", "gpu")
+        text = text.replace("    grads = reduce grads over node by mean\n", "")
+    options = commplan.loads(text).compile(shapes=SHAPES).compiler_options("gpu")
+    assert options[PIPELINED] is True and options.get(OVERLAP) == overlap
+
+
 def test_rounds_of_a_program_ask_for_symmetric_memory() -> None:
     options = program("via hierarchical(gpu = native, node = ring)").compiler_options("cuda")
     assert options["xla_gpu_collective_permute_mode"] == "COLLECTIVES_SYMMETRIC_MEMORY"
