@@ -22,7 +22,7 @@ from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import Span
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.axes import groups
-from commplan.ir.schedule import Collective, Leaf, Schedule, Spread
+from commplan.ir.schedule import Collective, Leaf, Op, Phase, Schedule, Spread
 from commplan.ir.types import DType
 from commplan.lowering.audit.hlo import Tensor
 from commplan.lowering.permutes import steps, stretches
@@ -93,21 +93,23 @@ def expected(
     """The collectives of `phase`, in the order of issue, over `mesh` (which may have further axes)."""
     body = schedule.phase(phase)
     values = {value.id: value for value in (*schedule.entry, *body.values)}
-    outputs = [binding for binding in body.outputs if not binding.source_only]
-    wanted = [binding.value for binding in (*outputs, *body.updates)]
-    taken = {binding.value for binding in body.takes}
     collectives: list[Expected] = []
-    for op in DefUse(body.ops).behind(wanted, taken):  # what a call computes
+    for op in computed(body):
         if isinstance(op, Collective):
             value = values[op.operand]
             for leaf in value.leaves:
-                collectives += _Moved(op, leaf, mesh, spreads(schedule), platform).whole(
-                    value.kind == "array"
-                )
+                collectives += Moved(op, leaf, mesh, spreads(schedule), platform).whole(value.kind == "array")
     return tuple(replace(item, phase=phase) for item in collectives if len(item.groups[0]) > 1 and item.count)
 
 
-class _Moved(NamedTuple):
+def computed(phase: Phase) -> tuple[Op, ...]:
+    """The ops that a call of `phase` carries out."""
+    outputs = [binding for binding in phase.outputs if not binding.source_only]
+    wanted = [binding.value for binding in (*outputs, *phase.updates)]
+    return DefUse(phase.ops).behind(wanted, {binding.value for binding in phase.takes})
+
+
+class Moved(NamedTuple):
     """One leaf that a collective moves over a mesh of devices of one kind. spread: the topology's levels that
     the mesh's axes span."""
 

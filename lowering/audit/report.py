@@ -20,6 +20,7 @@ from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.layers import matched, of_layers
 from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, Shift, shifts
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Memory
+from commplan.lowering.audit.tapped import of_taps
 from commplan.lowering.audit.walk import audit_text
 
 _MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")
@@ -182,7 +183,10 @@ def audit(
     called_items = [item for items in wanted.values() for item in items]
     own_layers = (layer for layer in layers if layer.plan == schedule.plan)
     layered = of_layers(asked, own_layers, called_items, sizes, platform)
-    report = _matched(wanted, layered, step)
+    tapped = of_taps(asked, schedule, wanted, sizes, platform)
+    lines = {item.scope for item in layered}
+    unordered = (*layered, *(item for item in tapped if item.scope not in lines))
+    report = _matched(wanted, unordered, step)
     planned = {id(collective) for collective in report.found}
     ignored = set(known) - set(wanted)
     unplanned = [
@@ -232,7 +236,7 @@ def _matched(
 ) -> Report:
     """Each phase against its own collectives, since nothing orders one phase after another; those that XLA
     gives no name are looked at with the first phase that is not as planned. Lines that layers carry out are
-    compared with `layered` alone."""
+    compared with `layered` alone, and so are those of taps."""
     lines = {item.scope for item in layered}
     wanted = {name: [item for item in items if item.scope not in lines] for name, items in wanted.items()}
     in_layers = [c for c in step.collectives if c.scopes and lines.issuperset(c.scopes)]

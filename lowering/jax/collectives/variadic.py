@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commplan.lowering.compiler_options import COPYING, LEFT_OUT
 from commplan.lowering.jax.typing_shim import jnp
+from commplan.lowering.taps import COPY_NBYTES
 
 if TYPE_CHECKING:  # which import what asks this
     from commplan.lowering.jax.backend import BufferLayout, Run
 
 Array = Any
-
-COPY_NBYTES = 1 << 20
-"""Arrays below this are packed all the same: to read and write 1 MiB twice takes a GPU 2 us, about as long as
-NCCL takes for one array more."""
 
 _wanted: ContextVar[bool] = ContextVar("variadic", default=False)
 

@@ -10,14 +10,12 @@ from typing import Any, NoReturn
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
-from commplan.ir.grouping import grouped
 from commplan.lowering.jax import _compat, ops
 from commplan.lowering.jax.backend import Backend
-from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.taps import Step, chains, joined
 
-Step = ir.Cast | ir.Collective | ir.LocalSum | ir.Scale
 Array = Any
 
 
@@ -43,9 +41,10 @@ class Recipe:
         soon as it is there, where that runs beside what is still computed."""
         results = list(leaves)
         previous: Array = None
-        for dtype, places in self._groups(leaves):
-            joined = [leaves[i].reshape(-1) for i in places]
-            flat = joined[0] if len(joined) == 1 else jnp.concatenate(joined)
+        sizes = [(str(leaf.dtype), leaf.nbytes) for leaf in leaves]
+        for dtype, places in joined(sizes, self.backend.asynchronous):
+            parts = [leaves[i].reshape(-1) for i in places]
+            flat = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
             if not flat.size:  # nothing to move
                 for i in places:
                     results[i] = self.backend.same(leaves[i], self.axes)
@@ -61,18 +60,6 @@ class Recipe:
                 results[i] = previous[at : at + size].reshape(leaves[i].shape)
                 at += size
         return results
-
-    def _groups(self, leaves: Sequence[Array]) -> list[tuple[str, list[int]]]:
-        """What is packed together: its dtype, and the places of its leaves."""
-        groups = grouped(range(len(leaves)), lambda place: str(leaves[place].dtype))
-        if not self.backend.asynchronous:
-            return list(groups.items())
-        result: list[tuple[str, list[int]]] = []
-        for dtype, places in groups.items():
-            small = [place for place in places if leaves[place].nbytes < variadic.COPY_NBYTES]
-            result += [(dtype, [place]) for place in places if place not in small]
-            result += [(dtype, small)] if small else []
-        return result
 
     def _run(self, chain: tuple[Step, ...], flat: Array) -> Array:
         size = flat.shape[0]
@@ -96,46 +83,26 @@ def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
     Raises CP0815 where a tap cannot do the same.
     """
     value = lowered.arguments[name]
-    uses = DefUse(lowered.ops)
-    flat: dict[str, tuple[Step, ...]] = {}
-    tree, ref = _follow(value.id, uses)
-    packs = [op for op in uses.readers(ref) if isinstance(op, ir.Pack)]
-    after: tuple[Step, ...] = ()
-    for pack in packs:
-        chain, end = _follow(pack.result, uses)
-        dtype = next(v for v in lowered.phase.values if v.id == pack.result).leaves[0].dtype.numpy_name
-        flat.setdefault(dtype, (*tree, *chain))
-        unpack = next((op for op in uses.readers(end) if isinstance(op, ir.Unpack)), None)
-        if unpack is None or pack.ways != 1:
-            _cannot(lowered, name, "it is not reduced to one value that is the same on all ranks")
-        after, _ = _follow(unpack.result, uses)
-    steps = (*(op for chain in flat.values() for op in chain), *(after if packs else tree))
+    own = chains(value.id, DefUse(lowered.ops), {each.id: each for each in lowered.phase.values})
+    flat = {dtype.numpy_name: chain for dtype, chain in own.flat.items()}
+    if not own.whole:
+        _cannot(lowered, name, "it is not reduced to one value that is the same on all ranks")
+    steps = (*(op for chain in flat.values() for op in chain), *own.tree)
     if any(isinstance(op, ir.Scale) and isinstance(op.by, str) for op in steps):
         _cannot(lowered, name, "its mean is weighted by a value, which the backward pass does not have")
     if not any(isinstance(op, ir.Collective) for op in steps):
         _cannot(lowered, name, f"phase `{lowered.phase.name}` does not reduce it")
     dtypes = dict.fromkeys(str(leaf.dtype) for leaf in map(jnp.asarray, like) if _has_gradient(leaf))
     other = [dtype for dtype in dtypes if dtype not in flat]
-    if packs and other:
+    if flat and other:
         why = f"the parameters have a leaf of {other[0]}, and `{name}` was compiled for {' and '.join(flat)}"
         _cannot(lowered, name, why)
-    return Recipe(value.placement.partial, flat, after if packs else tree, lowered)
+    return Recipe(value.placement.partial, flat, own.tree, lowered)
 
 
 def _has_gradient(leaf: Array) -> bool:
     """Whether there is anything to reduce: integers have no gradient, and an empty leaf no elements."""
     return bool(leaf.size) and jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
-def _follow(ref: str, uses: DefUse[ir.Op]) -> tuple[tuple[Step, ...], str]:
-    """The ops that turn `ref` into one value after another, as far as they go."""
-    chain: list[Step] = []
-    while True:
-        own = [op for op in uses.readers(ref) if isinstance(op, Step) and op.operand == ref]
-        if len(own) != 1:
-            return tuple(chain), ref
-        chain.append(own[0])
-        ref = own[0].result
 
 
 def _cannot(lowered: Lowered, name: str, why: str) -> NoReturn:

@@ -301,11 +301,12 @@ def test_a_tapped_scan_reduces_inside_the_loop(h100: Any) -> None:
         return state, twins.sgd(params, jax.grad(scanned_loss)(params, x, tapped.tap))
 
     step = audited(inside, {}, params, x)
-    (reduce,) = step.collectives
-    assert len(reduce.loops) == 1
-    assert (reduce.kind, reduce.dtypes, reduce.count) == ("all_reduce", ("bf16",), 8 * WIDTH * WIDTH)
-    assert len(step.hidden(reduce)) >= 1
-    assert step.before(reduce) >= 1
+    assert len(step.collectives) == 2  # each large gradient by itself
+    for reduce in step.collectives:
+        assert len(reduce.loops) == 1
+        assert (reduce.kind, reduce.dtypes, reduce.count) == ("all_reduce", ("bf16",), 4 * WIDTH * WIDTH)
+        assert step.before(reduce) >= 1
+    assert any(step.hidden(reduce) for reduce in step.collectives)
 
     whole = plan.compile(mesh, shapes={"params": stack, "grads": stack}).bind(mesh)
 

@@ -1,0 +1,63 @@
+"""Taps of large and small leaves, as GPUs reduce them: each large one by itself, beside what is computed."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+import commplan
+from commplan.lowering.audit import audit
+from commplan.lowering.jax import aot
+from commplan.lowering.jax.collectives.lax_backend import LaxBackend
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
+
+PLAN = """plan tapped
+axis node = 2
+axis gpu = 2
+input params : tree
+input grads : tree partial node, gpu
+each step {
+    grads = reduce grads over node, gpu by mean VIA
+    output grads
+}
+"""
+WIDE = 512  # f32[512, 512] is 1 MiB
+LAYER = {name: jax.ShapeDtypeStruct((WIDE, WIDE), "float32") for name in "vw"}
+LAYER["b"] = jax.ShapeDtypeStruct((WIDE,), "float32")
+
+
+@pytest.mark.parametrize(
+    ("via", "taps", "said"),
+    [
+        ("native", 1, "3 collectives as planned"),
+        ("hierarchical(gpu, node)", 1, "9 collectives as planned"),
+        ("native", 2, "3 collectives as planned, 3 differences"),
+    ],
+)
+def test_a_tap_has_collectives_of_its_own(
+    via: str, taps: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LaxBackend, "asynchronous", True)
+    monkeypatch.setattr(LaxBackend, "variadic", False)
+    monkeypatch.setattr(LaxBackend, "apart", lambda *_: contextlib.nullcontext())
+    mesh = jax.make_mesh((2, 2), ("node", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    text = PLAN.replace("VIA", f"via {via}")
+    program = commplan.loads(text).compile(mesh, shapes={"params": LAYER, "grads": LAYER})
+    run = program.bind(mesh)
+
+    def loss(layer: Any, x: Any) -> Any:
+        for _ in range(taps):
+            own = run.tap(layer)
+            x = jnp.tanh(x @ own["v"] @ own["w"] + own["b"])
+        return lax.square(x).mean()
+
+    @run.spmd(params="params", x="split node, gpu", returns=("params",))
+    def step(state: Any, params: Any, x: Any) -> Any:
+        return state, jax.grad(loss)(params, x)
+
+    x = jax.ShapeDtypeStruct((16, WIDE), "float32")
+    traced = aot.compile_step(step, {}, LAYER, x).traced  # XLA for CPUs makes one all-reduce of several
+    report = str(audit(program.schedule, traced, traced, "gpu"))
+    assert report.startswith(f"plan tapped: {said}\n"), report
