@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-WATCH_THREAD = (
-    "commplan-watch"  # answers for its process (`runtime/observe/watchdog.py`, the engine's `watch.h`)
-)
+WATCH_THREAD = "commplan-watch"  # answers for its process: `runtime/observe/watchdog.py`, `watch.h`
 _STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
 
 
@@ -22,8 +20,8 @@ def process_state(number: int) -> str:
 def waits_for_core(number: int) -> bool:
     """Whether the thread that answers for a process could run, and does not yet: on a busy machine that may
     take seconds."""
-    with contextlib.suppress(OSError):  # threads come and go meanwhile
-        for thread in Path(f"/proc/{number}/task").iterdir():
+    for thread in Path("/proc").glob(f"{number}/task/*"):
+        with contextlib.suppress(OSError):  # threads come and go meanwhile
             if (thread / "comm").read_text("utf-8", "replace").rstrip("\n") == WATCH_THREAD:
                 return _letter(thread) == "R"
     return False

@@ -68,8 +68,9 @@ def test_ranks_hash_as_they_like() -> None:
 )
 def test_signals_reach_it_and_it_never_outlives_its_client(number: signal.Signals, status: int) -> None:
     text = (
-        "import os, time\nprint(os.getpid(), flush=True)\n"
-        "try:\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    os._exit(7)"
+        "import os, time\n"
+        "try:\n    print(os.getpid(), flush=True)\n    time.sleep(100)\n"
+        "except KeyboardInterrupt:\n    os._exit(7)"
     )
     with subprocess.Popen([*interpreter.words(), "-c", text], stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None

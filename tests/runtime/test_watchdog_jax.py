@@ -108,7 +108,7 @@ def test_ctrl_c_ends_a_process_that_waits_in_a_step(tmp_path: Path):
     for index in (0, 2):
         assert ends[index].status == 130, ends[index].text
         assert "commplan: interrupted: line 5 of <plan>, in `step` has not ended for" in ends[index].text
-        assert ": process 1 is stopped (SIGSTOP, or a debugger)" in ends[index].text
+        assert "process 1 is stopped (SIGSTOP, or a debugger)" in ends[index].text  # others may have ended
         assert "Traceback" not in ends[index].text
 
 

@@ -119,7 +119,7 @@ Channel::Channel(MPI_Comm comm, bool together) : comm(comm), together_(together)
   MPI_Comm_size(comm, &size);
   MPI_Comm_rank(comm, &own_);
   for (auto* each : {&sent_, &received_, &begun_}) each->resize(size);
-  said_.resize(size);
+  ends_.resize(size, kHere);
   lasts_.resize(size, kHere);
   causes_.resize(size);
 }
@@ -185,7 +185,7 @@ void Channel::fail(const std::string& error) {
     if (broken_.empty()) broken_ = error;
     fails_ = true;
   }
-  leave();
+  part(true);
 }
 
 void Channel::uses(MPI_Comm other) {

@@ -166,10 +166,11 @@ struct Progress {
   }
 };
 
-// What a rank says when it leaves: the last operation that it has begun with who hears it, or see `Channel`; and where one
-// has failed what the first failure was, as far as it knows.
+// What a rank says when it leaves, or before that when its program ends: the last operation that it has begun with who
+// hears it, or see `Channel`; and where one has failed what the first failure was, as far as it knows.
 struct Parting {
   int64_t last = 0;
+  bool leaves = false;
   char cause[120] = {};
 };
 
@@ -258,6 +259,7 @@ bool lost(int code);                          // whether an error says that a pr
 std::vector<int> dead(MPI_Comm comm);         // those known to have died
 void acknowledge(MPI_Comm comm);              // of who has died: others can be heard again
 void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, gets an error
+bool can_revoke();                            // else `revoke` does nothing
 bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks);  // whether one of them has died, or `comm` is revoked
 // MPI_Testsome, which frees no send that is under way. lanes: of each request the peer that it goes to, -1 for a receive;
 // sends to one peer mostly end in the order in which they were posted, so that where one has not, others are asked only
@@ -349,7 +351,8 @@ class Channel {
   void progress();
   void run_beside();  // the progress thread, where there is none yet
   void fail(const std::string& error);
-  void leave();        // tells the other ranks
+  void part(bool leaves);  // tells the other ranks that this one leaves, or only that its program ends
+  int64_t last_of(int rank) const { return ends_[rank] != kHere ? ends_[rank] : lasts_[rank]; }
   void note_cause(const std::string& why);
   void revoke_all();
   bool parted();
@@ -377,12 +380,12 @@ class Channel {
   std::atomic<bool> fails_{false}, interrupted_{false};
   int inside_ = 0;  // calls that have entered
   int64_t handles_ = 0;
-  bool stopping_ = false, left_ = false;
+  bool stopping_ = false, ended_ = false, left_ = false;
   int own_ = 0;  // this rank
   std::mutex leaving_;
-  std::vector<int64_t> lasts_;  // by rank that has left: the last operation that it began with this one
+  std::vector<int64_t> ends_, lasts_;  // by rank that has ended, or left: the last operation that it began with this one
   std::vector<std::string> causes_;  // and the first failure, where it knows of one
-  std::vector<Parting> said_;        // and what this rank has said to it
+  std::vector<Parting> end_words_, left_words_;  // what this rank has said to it
   std::string cause_;                // the first failure that this rank knows of, without the line that waits here
   std::vector<MPI_Request> saying_;
 };

@@ -27,6 +27,8 @@ int64_t now() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
+bool can_revoke() { return outlives; }
+
 void sleep_ns(int64_t nanoseconds) {
   timespec t{nanoseconds / 1'000'000'000, static_cast<long>(nanoseconds % 1'000'000'000)};
   nanosleep(&t, nullptr);

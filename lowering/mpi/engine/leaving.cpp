@@ -1,6 +1,6 @@
-// How ranks part: a rank that closes its channel, or cannot go on, says so to all others, with the number of the last
-// operation that it has begun with each. Who waits for a later one is told, rather than waiting for ever. Before MPI
-// ends, all ranks have left, and nothing of ours calls it any more.
+// How ranks part: a rank whose program ends, and one that closes its channel or cannot go on, says so to all others, with
+// the number of the last operation that it has begun with each. Who waits for a later one is told, rather than waiting for
+// ever. Before MPI ends, all ranks have left, which is more than to have ended, and nothing of ours calls it any more.
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,14 +29,18 @@ std::vector<int32_t> Channel::others(MPI_Comm part) const {
   return ranks;
 }
 
-void Channel::leave() {
+void Channel::part(bool leaves) {
   std::lock_guard<std::mutex> lock(leaving_);
-  if (!together_ || left_) return;
-  left_ = true;
+  if (!together_ || left_ || (ended_ && !leaves)) return;
+  ended_ = true;
+  left_ = leaves;
   if (cause_.empty()) cause_ = "an operation failed on rank " + std::to_string(own_);
-  for (int rank = 0; rank < static_cast<int>(said_.size()); ++rank) {
+  std::vector<Parting>& words = leaves ? left_words_ : end_words_;  // they stay until they have arrived
+  words.resize(lasts_.size());
+  for (int rank = 0; rank < static_cast<int>(words.size()); ++rank) {
     if (rank == own_) continue;
-    Parting& said = said_[rank];
+    Parting& said = words[rank];
+    said.leaves = leaves;
     said.last = !fails() ? begun_[rank] : !verdict().empty() ? kJudged : kFailed;
     if (fails()) std::snprintf(said.cause, sizeof said.cause, "%s", cause_.c_str());
     MPI_Request request;
@@ -54,8 +58,12 @@ bool Channel::listen() {
     int code = MPI_Improbe(MPI_ANY_SOURCE, static_cast<int>(tags_), comm, &flag, &message, &status);
     if (code != MPI_SUCCESS) return false;
     if (!flag) return true;
-    Parting heard{kFailed, {}};  // should its sender die before this has come
+    Parting heard{kFailed, true, {}};  // should its sender die before this has come
     MPI_Mrecv(&heard, sizeof heard, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+    if (!heard.leaves) {
+      ends_[status.MPI_SOURCE] = heard.last;
+      continue;
+    }
     lasts_[status.MPI_SOURCE] = heard.last;
     causes_[status.MPI_SOURCE] = heard.cause;
     if (watch_) watch_->has_left(status.MPI_SOURCE, heard.last);
@@ -81,7 +89,7 @@ std::string Channel::missing(const Operation& operation) {
   {
     std::lock_guard<std::mutex> lock(leaving_);
     for (const Partner& partner : operation.partners()) {
-      int64_t last = lasts_[partner.rank];
+      int64_t last = last_of(partner.rank);
       if (partner.number <= last) continue;
       if (last == kJudged && watch_) continue;  // the verdict itself is on its way
       if (last >= 0) {
@@ -101,7 +109,7 @@ std::vector<int> Channel::gone(const Operation& operation) {
   std::vector<int> ranks = dead(comm);
   std::lock_guard<std::mutex> lock(leaving_);
   for (const Partner& partner : operation.partners()) {
-    int64_t last = lasts_[partner.rank];
+    int64_t last = last_of(partner.rank);
     if (last >= 0 && last < partner.number) ranks.push_back(partner.rank);
   }
   return ranks;
@@ -146,11 +154,15 @@ void Channel::end(const std::string& why) {
     std::scoped_lock lock(order, mutex_);
     if (closed_.empty()) closed_ = why;
   }
-  leave();
+  part(false);
 }
 
 void Channel::close(const std::string& why) {
-  end(why);
+  {
+    std::scoped_lock lock(order, mutex_);
+    if (closed_.empty()) closed_ = why;
+  }
+  part(true);
   std::unique_lock<std::mutex> lock(mutex_);
   news_.wait(lock, [&] { return inside_ == 0 && resting(); });
   if (stopping_) return;

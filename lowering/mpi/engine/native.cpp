@@ -209,14 +209,15 @@ class NativeCall final : public Operation {
       why_ = why;
       since_ = now();
       revoke(comm_);
-    } else if (now() - since_ > kLongest) {
+    } else if (now() - since_ > (can_revoke() ? kRevoked : kLongest)) {
       end_job(why + kStays);
     }
   }
 
  private:
   const MPI_Comm comm_;
-  static constexpr int64_t kLongest = 2'000'000'000;  // that a revoked call takes to return
+  static constexpr int64_t kLongest = 2'000'000'000;   // that is left to the call to return
+  static constexpr int64_t kRevoked = 10'000'000'000;  // the same where it will, on a busy machine late
   Call call_;
   int64_t since_ = 0;
   std::mutex mutex_;

@@ -180,7 +180,7 @@ class FeedMemory:
 
     def lock_holder(self) -> int:
         """The other process that holds the feed's lock now; 0 where none does."""
-        return lock_holder(self.descriptor, layout.FEED)
+        return lock_holder(self.descriptor, layout.FEED) if self.descriptor >= 0 else 0
 
     def lock_process(self) -> None:
         """Take a place among the processes (under the feed's lock). Raises CP0928 where there is none

@@ -47,20 +47,25 @@ class BatchRecord:
         self._awaited: Callable[[], int] = lambda: -1
         self._known: tuple[int, int] = (0, -1)  # the wait, and the rank that it waits for, as recorded last
         self._called: Call | None = None
+        self._looking = threading.Lock()
 
     def watch(self, call: Callable[[], Call | None], awaited: Callable[[], int]) -> None:
         """From now on a thread looks at what lasts. call: gives the call of the user's code that has not
         returned, its seconds on `time.monotonic`. awaited: the process of the group whose part is waited for,
         -1 for nobody's."""
         self._call, self._awaited = call, awaited
-        _watched.add(self)
-        if not _threads:
-            _threads.append(threading.Thread(target=_look, name="commplan-input-record", daemon=True))
-            _threads[0].start()
+        with _starting:
+            _watched.add(self)
+            if not _threads:
+                _threads.append(threading.Thread(target=_look, name="commplan-input-record", daemon=True))
+                _threads[0].start()
 
     def close(self) -> None:
         """Nothing more is made. What was begun, and nobody asks for any more, has ended."""
         _watched.discard(self)
+        with self._looking:
+            self._call = lambda: None
+            self._record_call()
         for operation in list(self._open):
             self.end(operation)
 
@@ -97,12 +102,8 @@ class BatchRecord:
 
     def look(self) -> None:
         """Record who is waited for, and what does not return. Called again and again, by one thread."""
-        call = self._call()
-        if call is not None and time.monotonic() - call.seconds < _LASTS_S:
-            call = None
-        if call != self._called:
-            self.lane.recording.put_call(call)
-            self._called = call
+        with self._looking:
+            self._record_call()
         operation, wait = self._oldest()
         if wait is not None and time.monotonic() - wait.since >= _LASTS_S:
             process = self._awaited()
@@ -110,6 +111,14 @@ class BatchRecord:
             if known[1] >= 0 and known != self._known:
                 self._known = known
                 self.lane.awaits(wait.name, *known)
+
+    def _record_call(self) -> None:
+        call = self._call()
+        if call is not None and time.monotonic() - call.seconds < _LASTS_S:
+            call = None
+        if call != self._called:
+            self.lane.recording.put_call(call)
+            self._called = call
 
     def activity(self) -> str:
         """For who waits for this process: which batch it waits for, and for whom; empty while it does not."""
@@ -142,14 +151,27 @@ def batch_record(program: HostProgram, course: EpochCursor, group: Group | None)
 
 
 _watched: weakref.WeakSet[BatchRecord] = weakref.WeakSet()
-_threads: list[threading.Thread] = []
-os.register_at_fork(after_in_child=_threads.clear)
-os.register_at_fork(after_in_child=_watched.clear)
+_threads: list[threading.Thread] = []  # the one that looks, while there is something to look at
+_starting = threading.Lock()
+
+
+def _forked() -> None:
+    global _starting  # noqa: PLW0603  another thread may have held it
+    _threads.clear()
+    _watched.clear()
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _look() -> None:
     while True:
         time.sleep(TICK_S)
+        with _starting:
+            if not _watched:
+                _threads.clear()
+                return
         for record in list(_watched):
             try:
                 record.look()

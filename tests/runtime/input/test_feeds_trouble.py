@@ -13,6 +13,7 @@ from pathlib import Path
 import feed_process
 import numpy as np
 import pytest
+from batch_feed import ours
 from feed_members import Member, joined
 from feed_process import text
 from multirate_plans import code
@@ -205,6 +206,9 @@ def test_a_wait_is_told_while_it_lasts(
     finally:
         recording.remove()
     assert list(tmp_path.iterdir()) == []
+    for thread in ours():  # that looks, and ends where nothing is to be looked at any more
+        thread.join(60)
+    assert ours() == []
 
 
 def test_a_source_whose_key_raises_is_named(feed_name: str) -> None:
