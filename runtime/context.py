@@ -64,9 +64,9 @@ class Context:
     def profile(self, given: Given, own: Mapping[str, xla.Value]) -> LatencyProfile | None:
         """What `run.jit(.., pgle=given, compiler_options=own)` means here: see `latency_profile`."""
         mesh, jax_devices = self.machine.mesh, isinstance(self.backend, LaxBackend)
-        found = latency_profile(given, mesh.devices.flat if jax_devices else ())
+        profile = latency_profile(given, mesh.devices.flat if jax_devices else ())
         pipelined = xla.PIPELINED not in own and self.compiler_options.get(xla.PIPELINED) is True
-        return found and msgspec.structs.replace(found, pipelined=pipelined)
+        return profile and msgspec.structs.replace(profile, pipelined=pipelined)
 
     def warn_of_flags(self) -> None:
         """Warn of what XLA_FLAGS would undo of the schedule (CP0858)."""

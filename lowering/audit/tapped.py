@@ -35,7 +35,7 @@ def of_taps(
         own = list(_tapped(schedule, phase, mesh, platform))
         for scope in dict.fromkeys(item.scope for item in own):
             mine = [item for item in own if item.scope == scope]
-            asked = _forms(found for found in traced.collectives if scope in found.scopes)
+            asked = _forms(item for item in traced.collectives if scope in item.scopes)
             if _forms(mine) == asked != _forms(item for item in items if item.scope == scope):
                 result += mine
     return tuple(result)
