@@ -13,6 +13,7 @@ from commplan.ir.types import DType
 Step = ir.Cast | ir.Collective | ir.LocalSum | ir.Scale
 D = TypeVar("D", bound=Hashable)
 
+TAP = "tap"  # in the names of what a tap reduces, before those of the phase and plan line
 COPY_NBYTES = 1 << 20
 """Arrays below this are packed on GPUs: to read and write 1 MiB twice takes one 2 us, about as long as NCCL
 takes for one array more."""

@@ -5,6 +5,7 @@ What a tap reduces within the backward pass nothing orders, and its order is not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -15,7 +16,9 @@ from commplan.ir.schedule import Collective, Leaf, Schedule
 from commplan.lowering.audit.expect import Expected, MeshLike, Moved, computed
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 from commplan.lowering.programs import spreads
-from commplan.lowering.taps import chains, joined
+from commplan.lowering.taps import TAP, chains, joined
+
+_TAP = re.compile(rf"\b{TAP}\)*/commplan\b")  # JAX writes `transpose(jvp(tap))/commplan`
 
 
 def of_taps(
@@ -28,17 +31,24 @@ def of_taps(
     """What the plan lines that the step carries out by taps become, once each.
 
     traced: the step as JAX hands it to XLA. called: what each phase becomes where it is called. Lines of
-    which a tap makes the same, or the step asks for something else, are left to the phase.
+    which the step asks for something else are left to the phase, and so are those of which a tap makes the
+    same in the same order, as on CPUs.
     """
     result: list[Expected] = []
     for phase, items in called.items():
         own = list(_tapped(schedule, phase, mesh, platform))
         for scope in dict.fromkeys(item.scope for item in own):
             mine = [item for item in own if item.scope == scope]
-            asked = _forms(item for item in traced.collectives if scope in item.scopes)
-            if _forms(mine) == asked != _forms(item for item in items if item.scope == scope):
+            asked = [item for item in traced.collectives if scope in item.scopes]
+            same = _forms(mine) == _forms(item for item in items if item.scope == scope)
+            ordered = same and platform != "gpu"
+            if _forms(mine) == _forms(asked) and all(map(_is_tapped, asked)) and not ordered:
                 result += mine
     return tuple(result)
+
+
+def _is_tapped(collective: CompiledCollective) -> bool:
+    return all(_TAP.search(origin.op_name) for origin in collective.origins)
 
 
 def _forms(items: Iterable[Expected | CompiledCollective]) -> set[tuple[object, ...]]:

@@ -14,7 +14,7 @@ from commplan.lowering.jax import _compat, ops
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.lowering.taps import Step, chains, joined
+from commplan.lowering.taps import TAP, Step, chains, joined
 
 Array = Any
 
@@ -52,7 +52,7 @@ class Recipe:
             if previous is not None and not self.backend.asynchronous:
                 flat = self.backend.tie(flat, previous, self.axes)
             chain = self.flat[dtype] if self.flat else ()
-            with self.backend.apart(f"{self.lowered.phase.name}/{places[0]}"):
+            with self.backend.apart(f"{self.lowered.phase.name}/{places[0]}"), jax.named_scope(TAP):
                 previous = self._run((*chain, *self.tree), flat).astype(dtype)
             at = 0
             for i in places:

@@ -72,11 +72,9 @@ def test_a_sum_of_the_steps_own_is_combined_with_one_and_named(mesh: Any) -> Non
     assert "test_h100_audit.py:" in difference.reason
 
 
-def test_a_layer_tapped_in_a_scan_is_in_no_other_loop(mesh: Any) -> None:
-    layer = {
-        "b": jax.ShapeDtypeStruct((WIDTH,), "float32"),
-        "w": jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32"),
-    }
+@pytest.mark.parametrize(("width", "dtype"), [(WIDTH, "float32"), (256, "bfloat16")])
+def test_a_layer_tapped_in_a_scan_is_in_no_other_loop(mesh: Any, width: int, dtype: str) -> None:
+    layer = {"b": jax.ShapeDtypeStruct((width,), "float32"), "w": jax.ShapeDtypeStruct((width, width), dtype)}
     text = steps.PLAN.replace("{ bucket = 8 KiB, overlap = backward }", "{ bucket = 20 MiB }")
     run = commplan.loads(text).compile(mesh, {"grads": layer}).bind(mesh)
 
@@ -85,7 +83,7 @@ def test_a_layer_tapped_in_a_scan_is_in_no_other_loop(mesh: Any) -> None:
         def loss(params: Any) -> Any:
             def body(y: Any, layer: Any) -> tuple[Any, None]:
                 own = run.tap(layer)
-                return jax.nn.relu(y @ own["w"] + own["b"]), None
+                return jax.nn.relu(y @ own["w"] + own["b"].astype(dtype)), None
 
             return (lax.scan(body, x, params)[0] ** 2).mean()
 
@@ -96,7 +94,7 @@ def test_a_layer_tapped_in_a_scan_is_in_no_other_loop(mesh: Any) -> None:
         name: jax.ShapeDtypeStruct((6, *leaf.shape), leaf.dtype, sharding=same)
         for name, leaf in layer.items()
     }
-    x = jax.ShapeDtypeStruct((ROWS, WIDTH), "float32", sharding=NamedSharding(mesh, P("data")))
+    x = jax.ShapeDtypeStruct((ROWS, width), dtype, sharding=NamedSharding(mesh, P("data")))
     report = run.program.audit(train, {}, params, x)
     assert report.ok, str(report)
 
