@@ -146,22 +146,34 @@
     root.dataset.answered = editor.text() === asked ? "true" : "false";
   }
 
-  const worker = new Worker("worker.js", { type: "module" });
   let [number, timer, asked, ready, waiting] = [0, 0, "", false, false];
-  worker.onmessage = ({ data }) => {
-    if (data.status) state.textContent = `${data.status} …`;
-    if (data.ready) [ready, root.dataset.ready] = [true, "true"];
-    if (data.ready) ask();
-    if (data.failed) state.textContent = `failed: ${data.failed}`;
-    if (data.id !== undefined) {
-      waiting = false;
-      if (data.answer && data.id === number) answered(data.answer);
-      else ask();
-    }
-  };
-  worker.onerror = (event) => {
-    state.textContent = `failed: ${event.message}`;
-  };
+  let worker;
+
+  function start() {
+    [ready, waiting] = [false, false];
+    worker = new Worker("worker.js", { type: "module" });
+    worker.onmessage = ({ data }) => {
+      if (data.status) state.textContent = `${data.status} …`;
+      if (data.ready) [ready, root.dataset.ready] = [true, "true"];
+      if (data.ready) ask();
+      if (data.failed) state.textContent = `failed: ${data.failed}`;
+      if (data.id !== undefined) {
+        waiting = false;
+        if (data.answer && data.id === number) answered(data.answer);
+        else ask();
+      }
+    };
+    worker.onerror = (event) => {
+      state.textContent = `failed: ${event.message}`;
+    };
+  }
+
+  // Chromium (seen in 156) may end the process of the page that follows where a page is left with a worker that loads.
+  addEventListener("pagehide", () => worker.terminate());
+  addEventListener("pageshow", (event) => {
+    if (event.persisted) start();
+  });
+  start();
 
   function later() {
     root.dataset.answered = "false";

@@ -9,6 +9,7 @@ import functools
 import http.server
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -28,6 +29,13 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A page that is left lets go of what it was loading; all else is said."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
 def address() -> Generator[str]:
     """Of the site, served on this machine."""
@@ -36,7 +44,7 @@ def address() -> Generator[str]:
             pytest.fail("COMMPLAN_SITE=1, and the site is not built")
         pytest.skip("the site is not built: make docs")
     handler = functools.partial(_Quiet, directory=str(SITE))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}/"
@@ -141,6 +149,33 @@ def test_the_playground_draws_explains_and_schedules(playground: Browser) -> Non
     assert "h100_64" in shown(playground, "timeline")
     assert playground.run("document.querySelectorAll('#view-timeline .bar').length") > 4
     assert playground.errors == []
+
+
+RECORDED = """
+const made = [], Kept = Worker;
+Worker = class extends Kept {
+  constructor(...given) { super(...given); made.push({ended: 0}); this.entry = made.at(-1); }
+  terminate() { this.entry.ended += 1; super.terminate(); }
+};
+window.made = made;
+"""
+
+
+def test_the_playground_ends_its_worker_when_it_is_left_and_starts_it_when_it_is_back(
+    address: str, tmp_path: Path
+) -> None:
+    """Chromium 156 ended the process of the page after it in 5 of 35 visits that were left at once; so in none of 45."""
+    with browser(tmp_path / "profile") as tab:
+        tab.call("Page.addScriptToEvaluateOnNewDocument", source=RECORDED)
+        tab.open(f"{address}playground/", 1280)
+        tab.run("window.dispatchEvent(new PageTransitionEvent('pagehide', {persisted: true}))")
+        assert tab.run("made.filter((each) => each.ended).length") == 1
+        started = tab.run("made.length")
+        tab.run("window.dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+        assert tab.run("made.length") == started + 1
+        assert "compiles" in until(tab, ANSWERED)
+        tab.open(f"{address}proofs/", 1280)
+        assert tab.errors == []
 
 
 WRONG = """plan mine

@@ -118,6 +118,8 @@ class Browser:
                 self.requests.append(event["request"]["url"])
             case "Page.loadEventFired":
                 self._loaded = True
+            case "Inspector.targetCrashed":
+                raise RuntimeError("the page's process has crashed; nothing answers for it any more")
             case _:
                 pass
 
