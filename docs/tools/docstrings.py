@@ -1,7 +1,7 @@
 """The docstrings of this project, as the reference shows them.
 
-A line or a sentence `name: text` that begins with a parameter describes it; the reference wants those as a list.
-Codes of errors become links to their pages.
+A line or a sentence `name: text` that begins with a parameter describes it; the reference wants those as a
+list. Codes of errors become links to their pages.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class _Walk:
         number, source = int(channel) if channel else None, instruction.op_name or core.op_name
         synchronous = '"is_sync":true' in instruction.attributes or done == start
         place = (frame.computation, start, done, frame.loops, name, source, synchronous)
-        # Of what was merged, what takes the arrays out of it tells where each comes from, if anything has a name.
+        # What takes the arrays out of what was merged tells where each comes from, if it has names.
         taken = [frame.parts.get((name, index)) for index in range(len(inputs))]
         named = len(inputs) > 1 and all(taken) and any(part.op_name for part in taken if part)
         listed = taken if named else [instruction if instruction.op_name else core]
