@@ -164,7 +164,7 @@ window.made = made;
 def test_the_playground_ends_its_worker_when_it_is_left_and_starts_it_when_it_is_back(
     address: str, tmp_path: Path
 ) -> None:
-    """Chromium 156 ended the process of the page after it in 5 of 35 visits that were left at once; so in none of 45."""
+    """Chromium 156 ended the next page's process in 5 of 35 visits left at once, so in none of 45."""
     with browser(tmp_path / "profile") as tab:
         tab.call("Page.addScriptToEvaluateOnNewDocument", source=RECORDED)
         tab.open(f"{address}playground/", 1280)
