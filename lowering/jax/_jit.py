@@ -63,9 +63,14 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
             return kept[0]
 
         def again(more: Mapping[str, Any]) -> Any:
-            return plain(compiler_options={**own, **more}, **given)
+            executable = plain(compiler_options={**own, **more}, **given)
+            if PROFILE in more:
+                profiled.append(executable)
+            return executable
 
+        profiled = list[Any]()
         executable = recompile(plain(compiler_options=own, **given), again)
+        lowering.has_profile = any(executable is each for each in profiled)
         if usual:
             kept.append(executable)
         return executable
@@ -74,9 +79,9 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
     return lowered
 
 
-def has_profile(lowered: Any) -> bool:
-    """Whether `lowered` is compiled by `with_profile`."""
-    return "compile" in vars(lowered._lowering)
+def has_profile(lowered: Any) -> bool | None:
+    """Whether what `with_profile` last compiled of `lowered` has a profile; None where that was not asked."""
+    return vars(lowered._lowering).get("has_profile")
 
 
 def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **options: Any) -> Any:
