@@ -33,11 +33,11 @@ each step {{
 
 def process(place: int, port: int, batches: int) -> None:
     """One process of the job: an epoch for each line of its input, then CPU and wall seconds of a batch."""
-    import jax  # noqa: PLC0415  the parent process needs neither
-    import numpy as np  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415  the parent process needs none of them
     from jax.sharding import AxisType  # noqa: PLC0415
 
     import commplan  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jax  # noqa: PLC0415
 
     jax.distributed.initialize(f"localhost:{port}", PROCESSES, place)
     mesh = jax.make_mesh((PROCESSES,), ("data",), axis_types=(AxisType.Auto,))
