@@ -4,17 +4,13 @@ imported, which may still use its programs."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 from collections.abc import Callable
 
-_functions: list[Callable[[], object]] = []
+_functions = contextlib.ExitStack()  # the last one first, and all of them, whichever raises
+atexit.register(_functions.close)
 
 
 def at_last(function: Callable[[], object]) -> None:
     """Call `function` then, also in a forked process."""
-    _functions.append(function)
-
-
-@atexit.register
-def _end() -> None:
-    for function in reversed(_functions):
-        function()
+    _functions.callback(function)

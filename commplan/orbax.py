@@ -102,7 +102,7 @@ class Checkpoint:
         context = self.context
         self._check_names(values, "saved")
         needed = (*context.states, *([CALLS] if context.counted else []))
-        entries = check_state(context, state, "a checkpoint", needed)
+        entries = check_state(context, state, "a checkpoint was given", needed)
         trees = {f"state/{name}": flatten(entries[name]) for name in needed}
         trees |= {f"value/{name}": flatten(values[name]) for name in self._placements}
         for name in self._placements:

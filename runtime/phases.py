@@ -110,7 +110,9 @@ class PhaseCall:
     def __call__(self, state: Any, /, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
         arguments = self.lowered.arguments
         self._check_names(arguments, inputs)
-        checked = check_state(self.context, state, f"phase `{self.name}`", self._needed, self._phase.span)
+        checked = check_state(
+            self.context, state, f"phase `{self.name}` was given", self._needed, self._phase.span
+        )
         self.context.unset.check(self._phase, checked)
         given = {name: _number(arguments[name], value) for name, value in inputs.items()}
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
@@ -282,18 +284,19 @@ def _number(value: ir.Value, given: Any) -> Any:
 def check_state(
     context: Context, state: Any, subject: str, needed: Collection[str] = (), span: Span | None = None
 ) -> dict[str, Any]:
-    """`state` as a dict of states of the plan, `needed` among them. Raises CP0812."""
+    """`state` as a dict of states of the plan, `needed` among them. Raises CP0812, which begins with
+    `subject`, such as "phase `step` was given"."""
     begin = "begin with state = run.init(), and pass on the state that each phase returns"
     known = [*context.states, *([CALLS] if context.counted else [])]
     if not isinstance(state, Mapping):
-        message = f"{subject} needs the plan's state first, and was given a {type(state).__name__}"
+        message = f"{subject} a {type(state).__name__} where the plan's state comes first"
         context.fail("CP0812", message, begin, span=span)
     entries = dict(cast("Mapping[str, Any]", state))
     missing = [name for name in needed if name not in entries]
     unknown = [name for name in entries if name not in known]
     if missing or unknown:
-        wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, which the plan has not"
+        wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, no state of the plan"
         states = f"the plan's states: {_named(known) or 'none, so the state is {}'}"
         uses = f"it uses {_named([*needed])}" if missing else states
-        context.fail("CP0812", f"the state that {subject} was given {wrong}", uses, begin, span=span)
+        context.fail("CP0812", f"{subject} a state that {wrong}", uses, begin, span=span)
     return entries

@@ -204,7 +204,7 @@ class _Step:
                 f" {', '.join(around)} already",
                 "call it from outside; inside a shard_map of your own call the phases directly",
             )
-        own = check_state(context, state, f"`{self.name}`")
+        own = check_state(context, state, f"`{self.name}` was given")
         states = {name: flat(tree) for name, tree in own.items() if name != CALLS}
         trees = {name: flat(tree) for name, tree in arguments.items()}
         for name, placement in self.placements.items():
@@ -335,7 +335,7 @@ class _Step:
         values: list[Any] = []
         if isinstance(answer, tuple) and answer:
             state, *values = cast("tuple[Any, ...]", answer)
-        checked = check_state(self.context, state, f"`{self.name}` as the first thing it returns", given)
+        checked = check_state(self.context, state, f"`{self.name}` returned first", given)
         expected = "the state, then its named arguments in order (or fewer of them)"
         if self.listed is not None and len(values) != wanted:
             self.context.fail(

@@ -96,3 +96,28 @@ def test_drawings_are_balanced(page: Path):
         assert drawing.count("subgraph ") == len(re.findall(r"^ +end$", drawing, re.M))
         for line in drawing.splitlines():
             assert line.count('"') % 2 == 0, line
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the modules lie that make pages of the site; they can be imported."""
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
+    return DOCS / "tools"
+
+
+def test_a_bar_in_code_is_no_end_of_a_cell(tools: Path):
+    tables = importlib.import_module("tables")
+    assert tables.cell("`--format human|json` or a | b") == "`--format human|json` or a \\| b"
+    command = tables.made("<!-- table: command -->\n")
+    assert "`--format human|json`" in command
+    usage = command.partition("```text\n")[2].partition("```")[0]
+    assert usage.startswith("commplan check [-h]")
+    assert max(map(len, usage.splitlines())) <= 90 < len(usage)
+
+
+def test_code_of_error_pages_stays_one_block(tools: Path):
+    """Also where it has an apostrophe of Markdown in it: `prefetch` in a comment."""
+    error_pages = importlib.import_module("error_pages")
+    for name, text in error_pages.pages().items():
+        blocks = re.findall(r"^```\w+\n(.*?)^```$", text, re.M | re.S)
+        assert not any("```" in block for block in blocks), name

@@ -31,7 +31,7 @@ class Slice(NamedTuple):
     which the program waited for it. holder: the rank that came last of those that it depends on, where that
     was later than this one, or has not come at all, and `held` the seconds from its begin until then, or to
     its end. margin: by how many seconds that rank was later than all others, less what is uncertain of their
-    clocks.
+    clocks; where it alone has not come, `held`.
     """
 
     rank: int
@@ -263,9 +263,12 @@ def _held(group: list[Slice], recorded: Set[int], record: Record) -> list[Slice]
     rooted = details is not None and details.kind in (*_TO_ALL, *_TO_ROOT, "shift")
     if rooted or not absent or not absent <= recorded:
         return group
-    first, alone = min(absent), float(len(absent) == 1)
-    late = [each._replace(holder=first, held=each.end - each.begin, margin=alone) for each in group]
-    return [held if each.state else each for each, held in zip(group, late, strict=True)]
+    late: list[Slice] = []
+    for each in group:
+        held = each.end - each.begin
+        margin = held if len(absent) == 1 else 0.0
+        late.append(each._replace(holder=min(absent), held=held, margin=margin) if each.state else each)
+    return late
 
 
 def _judged(

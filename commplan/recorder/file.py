@@ -263,10 +263,11 @@ def offer_stacks(recording: Recording) -> None:
             if _stacks:
                 os.dup2(descriptor, _stacks[0][0], inheritable=False)
             else:
-                faulthandler.register(number, kept := os.dup(descriptor), all_threads=True)
-                _stacks.append((kept, number))
+                faulthandler.register(number, descriptor, all_threads=True)
+                _stacks.append((descriptor, number))
         finally:
-            os.close(descriptor)
+            if (descriptor, number) not in _stacks:
+                os.close(descriptor)
         struct.pack_into("<q", recording.memory, STACK_SIGNAL, number)
 
 

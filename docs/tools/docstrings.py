@@ -1,7 +1,7 @@
 """The docstrings of this project, as the reference shows them.
 
-A line `name: text` that begins with a parameter describes it; the reference wants those as a list. Codes of
-errors become links to their pages.
+A line or a sentence `name: text` that begins with a parameter describes it; the reference wants those as a
+list. Codes of errors become links to their pages.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import griffe
 
+EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.M)
 CODE = re.compile(r"(?<![\w/])(CP\d{4})(?!\w)")
 
 
@@ -29,8 +30,10 @@ class Docstrings(griffe.Extension):
 
 
 def rewritten(text: str, names: Iterable[str]) -> str:
-    """`text` with its parameters as list items, and links."""
+    """`text` with its parameters as list items, links, and examples as code."""
     known = "|".join(map(re.escape, names))
+    if known:
+        text = re.sub(rf"(?<=[.;]) ({known}): ", r"\n\1: ", text)
     lines = list[str]()
     for line in text.splitlines():
         match = re.match(rf"({known}): (.*)", line) if known else None
@@ -45,4 +48,5 @@ def rewritten(text: str, names: Iterable[str]) -> str:
             lines.append(f"    {line}")
         else:
             lines += ["", line] if line.startswith("Raises") else [line]
-    return CODE.sub(r"[\1](../../errors/\1/)", "\n".join(lines))
+    linked = CODE.sub(r"[\1](../../errors/\1/)", "\n".join(lines))
+    return EXAMPLE.sub(r"\n```pycon\n\g<0>\n```\n", linked)

@@ -6,11 +6,13 @@ import posixpath
 import re
 import textwrap
 
+from tables import cell
+
 from commplan.errors import RANGES, page, titles
 
 FOLDER = "errors"
 CODE = re.compile(r"(?<![\w\[/`-])(CP\d{4})(?![\w\]`-]|\.\w)")
-INDENTED = re.compile(r"^```[^`]*^```$|^(?P<plain> {4}.*\n(?:(?: {4}.*)?\n)*)", re.M)
+INDENTED = re.compile(r"^```(?s:.*?)^```$|^(?P<plain> {4}.*\n(?:(?: {4}.*)?\n)*)", re.M)
 # Where a code must stay as it is: blocks and spans of code, links, headings.
 VERBATIM = re.compile(r"^(```|~~~).*?^\1|^(?: {4}|#)[^\n]*$|`[^`\n]+`|\[[^\]\n]*\]\([^)\n]*\)", re.M | re.S)
 
@@ -58,11 +60,7 @@ def _index() -> str:
     ]
     for start, subject in RANGES.items():
         own = [(code, title) for code, title in titles().items() if code.startswith(start)]
-        lines += [f"## {start}: {subject}", "", "| code | |", "|---|---|"]
-        lines += [f"| [{code}]({code}.md) | {_cell(title)} |" for code, title in own]
+        lines += [f"## {start}: {subject}", "", "| code | what it says |", "|---|---|"]
+        lines += [f"| [{code}]({code}.md) | {cell(title)} |" for code, title in own]
         lines.append("")
     return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

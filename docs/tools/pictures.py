@@ -68,7 +68,8 @@ class Canvas:
         size = f'viewBox="0 0 {self.width + 8:.0f} {self.height + 8:.0f}" width="{self.width + 8:.0f}"'
         label = f'role="img" aria-label="{escape(title)}"'
         shapes = "".join(self.shapes)
-        drawing = f"<svg {size} {label}>{shapes}</svg>"
+        wide = ' class="wide"' if self.width > PHONE_WIDTH else ""
+        drawing = f"<svg{wide} {size} {label}>{shapes}</svg>"
         return f'<figure class="drawing">{drawing}<figcaption>{_caption(caption)}</figcaption></figure>'
 
 
@@ -76,6 +77,7 @@ def _caption(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
+PHONE_WIDTH = 420.0  # what shrinks to a phone and stays readable
 CELL, GAP, LEFT = 15.0, 34.0, 64.0
 
 
@@ -235,7 +237,7 @@ def buckets(bound: str = "8") -> str:
 
 
 def _packed(nbytes: dict[str, int], packed: list[tuple[str, ...]], bound: str) -> str:
-    canvas, scale = Canvas(), 34.0 / (1 << 20)
+    canvas, scale = Canvas(), 40.0 / (1 << 20)
     x, places = 8.0, dict[str, float]()
     canvas.text(8, 14, "gradients, in the order in which the backward pass makes them", "faint", "start")
     for number, (name, size) in enumerate(nbytes.items()):

@@ -89,4 +89,5 @@ def _text(path: str) -> str:
     if path.endswith(".md"):
         return text
     language = LANGUAGES.get(posixpath.splitext(path)[1], "text")
-    return f"# {posixpath.basename(path)}\n\n`{path}`\n\n```{language}\n{text.rstrip()}\n```\n"
+    head = "---\nhide: [navigation, toc]\n---\n\n"  # room for lines of code
+    return f"{head}# {posixpath.basename(path)}\n\n`{path}`\n\n```{language}\n{text.rstrip()}\n```\n"

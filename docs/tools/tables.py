@@ -21,6 +21,8 @@ from commplan.dsl.check.types import FLAGS, PLACES, TYPES
 from commplan.dsl.lexer import KEYWORDS, SOFT, UNITS
 from commplan.ir.stages import OVER_AXES, VERBS
 
+USAGE_WIDTH = 90
+CODE_OR_BAR = re.compile(r"`[^`]*`|\|")
 WANTED = re.compile(r"^<!-- table: (\w+) -->$", re.M)
 
 
@@ -37,8 +39,13 @@ def _table_called(name: str) -> str:
 
 def _rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    lines += [f"| {' | '.join(map(cell, row))} |" for row in rows]
     return "\n".join(lines)
+
+
+def cell(text: str) -> str:
+    """`text` where a bar would end the cell. In code a bar ends none, and a backslash would be shown."""
+    return CODE_OR_BAR.sub(lambda part: "\\|" if part[0] == "|" else part[0], text)
 
 
 def _code(words: Iterable[str]) -> str:
@@ -143,7 +150,9 @@ def _command() -> str:
 
 
 def _usage(verb: argparse.ArgumentParser) -> str:
-    return " ".join(verb.format_usage().removeprefix("usage: ").split())
+    formatter = verb.formatter_class(verb.prog, width=USAGE_WIDTH)
+    formatter.add_usage(verb.usage, verb._actions, verb._mutually_exclusive_groups, "")
+    return formatter.format_help().strip()
 
 
 def _shown(flag: argparse.Action) -> str:

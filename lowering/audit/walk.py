@@ -244,9 +244,10 @@ class _Walk:
         number, source = int(channel) if channel else None, instruction.op_name or core.op_name
         synchronous = '"is_sync":true' in instruction.attributes or done == start
         place = (frame.computation, start, done, frame.loops, name, source, synchronous)
-        # Of what was merged, what takes the arrays out of it tells where each comes from.
+        # What takes the arrays out of what was merged tells where each comes from, if it has names.
         taken = [frame.parts.get((name, index)) for index in range(len(inputs))]
-        listed = taken if len(inputs) > 1 and all(taken) else [instruction if instruction.op_name else core]
+        named = len(inputs) > 1 and all(taken) and any(part.op_name for part in taken if part)
+        listed = taken if named else [instruction if instruction.op_name else core]
         arrays = [(each.op_name, each.attributes) for each in listed if each]
         origins = tuple(Origin(path, self.module.frames.source_of(text)) for path, text in arrays)
         keys = {match[1] if (match := _BUCKET.search(text)) else "" for _, text in arrays}

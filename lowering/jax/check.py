@@ -82,13 +82,17 @@ class Check:
         placement = value.placement
         notes = [f"it is placed `{placement}`"]
         count = len(placement.per)
+        whole = global_shape(value, leaf, self.sizes)
         if self.layout == "local" and placement.per and shape == (*(1,) * count, *leaf.shape):
             notes.append(
                 "inside a shard_map a rank passes its own part without the leading dimension of each `per`"
                 f" axis: take it off with x.reshape(x.shape[{count}:]); run.spmd does that by itself"
             )
-        if self.layout == "local" and not placement.per and shape == global_shape(value, leaf, self.sizes):
-            notes.append("inside a shard_map a rank passes its own part, not the whole")
+        elif self.layout == "local" and shape == whole:
+            notes.append(
+                "inside a shard_map a rank passes its own part, not the whole: to run.spmd such an argument"
+                f' is "{placement}" (a name means the last value so called, which may lie otherwise)'
+            )
         if self.layout == "global" and placement.per and shape == leaf.shape:
             lead = ", ".join(f"{axis} = {self.sizes[axis]}" for axis in placement.per)
             notes.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from commplan.recorder import file
 from commplan.recorder.file import path_of, read_records, writer
 from commplan.recorder.stacks import main_stack, stacks
 
@@ -44,6 +46,20 @@ sys.stdin.readline()
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
     return tmp_path
+
+
+def test_signals_that_cannot_be_had_cost_no_descriptor(monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("no such signal")
+
+    monkeypatch.setattr(file, "_stacks", [])
+    monkeypatch.setattr(file, "_is_used", lambda _: False)
+    monkeypatch.setattr(faulthandler, "register", refused)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    recording = file.start_recording("5f0c", "p", 0, 1)
+    assert recording is not None and writer(recording.path)[1] == 0
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1  # of the record's memory
+    recording.remove()
 
 
 @pytest.fixture

@@ -234,10 +234,30 @@ def test_results_agree():
 
     assert refused(lambda: extra(state, params))[0] == "CP0811"
     assert refused(lambda: few(state, params))[0] == "CP0811"
-    assert refused(lambda: stateless(state, params))[0] == "CP0812"
+    code, words = refused(lambda: stateless(state, params))
+    assert code == "CP0812"
+    assert "`stateless` returned first a state that lacks `seen`" in words
     assert refused(lambda: other_state(state, params))[0] == "CP0805"
     assert refused(lambda: few(state))[0] == "CP0811"
     assert refused(lambda: few({"seen": params}, params))[0] == "CP0805"
+
+
+def test_an_argument_named_like_an_output_of_another_placement_is_told_which_to_write():
+    run = bind(
+        "plan p\naxis data = 2\ninput loss : f32 per data\n"
+        "each step {\n    loss = reduce loss over data by mean\n    output loss\n}\n",
+        mesh_of(data=2),
+    )
+
+    def mean(state, loss):
+        out, state = run.step(state, loss=loss)
+        return state, out.loss
+
+    losses = np.array([1, 3], np.float32)
+    code, words = refused(lambda: run.spmd(loss="loss", returns="loss")(mean)({}, losses))
+    assert code == "CP0805"
+    assert 'to run.spmd such an argument is "per data"' in words
+    assert float(run.spmd(loss="per data", returns="loss")(mean)({}, losses)[1]) == 2
 
 
 def test_results_are_named_by_argument_or_by_value():

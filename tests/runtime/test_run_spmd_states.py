@@ -109,7 +109,7 @@ def test_a_phase_asks_for_the_states_that_it_uses():
     assert (sorted(state), float(a), float(state["b"])) == (["a", "b"], 3, 3)
     code, words = refused(lambda: step({"b": np.float32(0)}, np.array([1, 2], np.float32)))
     assert code == "CP0812"
-    assert "phase `step` was given lacks `a`" in words
+    assert "phase `step` was given a state that lacks `a`" in words
     assert "it uses `a`" in words
 
     @run.spmd()

@@ -99,10 +99,11 @@ def lost(index: int) -> dict[str, object]:
         os._exit(9)
     began = time.monotonic()
     try:
-        mover.carry(1, own(found, index, whole))
+        mover.carry(1, own(found, index, whole), count=9)
     except CommplanError as error:
         one = error.diagnostics[0]
-        return {"code": one.code, "line": one.span and one.span.line, "after": time.monotonic() - began}
+        line, after = one.span and one.span.line, time.monotonic() - began
+        return {"code": one.code, "line": line, "after": after, "message": one.message}
     return {}
 
 
@@ -115,9 +116,9 @@ def silent(index: int) -> dict[str, object]:
     if index == 1:
         return {}  # it lives until the others have spoken
     try:
-        mover.carry(1, own(found, index, whole))
+        mover.carry(1, own(found, index, whole), count=9)
     except CommplanError as error:
-        return {"code": error.diagnostics[0].code}
+        return {"code": error.diagnostics[0].code, "message": error.diagnostics[0].message}
     return {}
 
 

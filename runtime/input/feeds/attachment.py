@@ -44,7 +44,7 @@ def _leave_all() -> None:
 @dataclass(eq=False)
 class Attachment:
     """A feed that this process has members in. idle: called now and then by a thread of it; drivers: the
-    threads that last asked for batches of its members."""
+    threads that last asked for batches of its members; recording: held by who begins its record."""
 
     memory: FeedMemory
     maker: UnitMaker
@@ -52,6 +52,7 @@ class Attachment:
     members: set[int] = field(default_factory=set[int])
     drivers: dict[int, int] = field(default_factory=dict[int, int])
     idle: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
+    recording: threading.Lock = field(default_factory=threading.Lock)
     _forgotten: deque[tuple[int, Slots]] = field(default_factory=deque[tuple[int, Slots]])
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ from commplan.runtime.input.feeds.layout import (
 from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
 from commplan.runtime.input.feeds.member_schedule import of_member, units_of
 from commplan.runtime.input.feeds.memory import IDLE_S
-from commplan.runtime.input.feeds.recorded import record_of
+from commplan.runtime.input.feeds.recorded import start_record
 from commplan.runtime.input.feeds.waiting import wait_on
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import Array
@@ -293,8 +293,7 @@ class Feed(EpochIterator):
     def _begin(self, place: int) -> None:
         """The member begins an epoch, or goes on with it."""
         memory, words, begun = self._memory, self._words, place // self._steps + 1
-        if self._attachment.threads.record is None:
-            self._attachment.threads.record = record_of(self._attachment)
+        start_record(self._attachment)
         if words[ARMED] < begun:
             words[ARMED] = begun
             memory.ring("taken")

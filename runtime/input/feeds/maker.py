@@ -205,15 +205,16 @@ class MakerThreads:
                 raise ClosedError
             self._making[threading.get_ident()] = unit
         root, place = self.slots.memory(unit), self.maker.place(unit)
-        recorded = self.record.begin("make", unit) if self.record is not None else 0
+        record = self.record
+        recorded = record.begin("make", unit) if record is not None else 0
         records, spoiled, error = 0, True, None
         try:
             views = self.maker.layout.views(root, writable=True)
             records, spoiled = self.maker.make(place.epoch, place.step, views)
         except BaseException as raised:  # noqa: BLE001  told to all who come to this unit
             error = raised
-        if self.record is not None:
-            self.record.end(recorded, error)
+        if record is not None:
+            record.end(recorded, error)
         with self._lock:
             if self._making.pop(threading.get_ident(), None) is None:  # it was let go
                 raise ClosedError

@@ -10,21 +10,31 @@ from commplan.runtime.input.program import EpochCursor
 
 if TYPE_CHECKING:
     from commplan.recorder.file import Call
+    from commplan.recorder.lane import Lane
     from commplan.runtime.input.feeds.attachment import Attachment
     from commplan.runtime.input.observe.batch_record import BatchRecord
 
 
-def record_of(attachment: Attachment) -> BatchRecord | None:
-    """The units that this process makes and waits for, from now on; None where it keeps no record."""
+def start_record(attachment: Attachment) -> None:
+    """From now on what this process makes and waits for goes into the record of its run, where it keeps one:
+    no longer into that of an earlier run."""
     if "commplan.recorder.lane" not in sys.modules:  # what a run that is recorded has loaded
-        return None
+        return
     from commplan.recorder.lane import lane_of  # noqa: PLC0415
+
+    with attachment.recording:
+        threads, lane = attachment.threads, lane_of(None, "feed")
+        if threads.record is not None and threads.record.lane is not lane:
+            threads.record.close()
+            threads.record = None
+        if threads.record is None and lane is not None and not attachment.memory.stopped:
+            threads.record = _record_of(attachment, lane)
+
+
+def _record_of(attachment: Attachment, lane: Lane) -> BatchRecord:
     from commplan.runtime.input.observe.batch_record import BatchRecord  # noqa: PLC0415
     from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls  # noqa: PLC0415
 
-    lane = lane_of(None, "feed")
-    if lane is None:
-        return None
     name, cursor = attachment.memory.facts.name, EpochCursor(0, 0, attachment.maker.epoch)
     record, calls = BatchRecord(lane, f"feed {name!r}", cursor, None), OverdueCalls(float("inf"), "")
     record.watch(lambda: calls.oldest(attachment.threads.running) or _wait(attachment), lambda: -1)

@@ -30,7 +30,7 @@ def wait_on(
             return
         _refuse_own(attachment, who_waits, unit, file)
         if lasting.due(waited):
-            LOG.warning("%s has waited %.0f s for %s", who_waits, waited, waits_for(memory, unit)[0])
+            LOG.warning("%s has waited %.0f s for %s%s", who_waits, waited, *waits_for(memory, unit))
 
     def late(waited: float) -> NoReturn:
         who, state = waits_for(memory, unit)

@@ -363,7 +363,7 @@ class SharedRing:
         while True:
             before = self._parcels(number - 1) if number > 0 else ()
             try:
-                carrier.carry(number, self._parcels(number), before)
+                carrier.carry(number, self._parcels(number), before, self.course.count(number))
                 break
             except RegroupedError as regrouped:
                 self._regroup(regrouped, number)

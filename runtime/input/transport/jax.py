@@ -94,8 +94,10 @@ class JaxCarrier:
     def by_caller(self) -> bool:
         return True
 
-    def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
-        del before  # no host is ever left behind: all make every collective
+    def carry(
+        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
+    ) -> None:
+        del number, before  # no host is ever left behind: all make every collective
         if self._stopped:
             raise ClosedError
         if self._compiled is None:
@@ -103,7 +105,7 @@ class JaxCarrier:
         compiled = self._compiled
         self._pack(parcels, compiled)
         self.launched += 1
-        self._unpack(parcels, compiled, self._done(lambda: self._run(compiled), number))
+        self._unpack(parcels, compiled, self._done(lambda: self._run(compiled), count))
 
     def stop(self) -> None:
         self._stopped = True
@@ -160,7 +162,7 @@ class JaxCarrier:
                 first, last = parcel.bounds[low], parcel.bounds[high]
                 parcel.cells[:, first:last] = box.of(package)[:, : last - first]
 
-    def _done(self, work: Callable[[], Words], number: int) -> Words:
+    def _done(self, work: Callable[[], Words], count: int) -> Words:
         """What `work` returns, done in another thread while this one waits, which so need not wait for ever.
 
         JAX may run a program in the thread that calls it, without a timeout. The order of programs is the
@@ -174,7 +176,7 @@ class JaxCarrier:
         def late(_: float) -> NoReturn:
             self.blame.fail(
                 "CP0941",
-                f"a host was silent for {self.timeout:g} s: batch {number} of what hosts share did not come",
+                f"a host was silent for {self.timeout:g} s: batch {count} of what hosts share did not come",
                 "all processes must take the same batches, in the same order",
                 "what JAX has launched cannot be called back: end this process, and start again from the last"
                 " saved state",
@@ -185,13 +187,13 @@ class JaxCarrier:
         except (CommplanError, ClosedError):
             raise
         except Exception as error:  # noqa: BLE001  whatever XLA raises
-            self._lost(number, error)
+            self._lost(count, error)
 
-    def _lost(self, number: int, error: BaseException) -> NoReturn:
+    def _lost(self, count: int, error: BaseException) -> NoReturn:
         first = str(error).strip().splitlines() or [type(error).__name__]
         self.blame.fail(
             "CP0940",
-            f"batch {number} of what all hosts share did not come: another host died, or cannot be reached",
+            f"batch {count} of what all hosts share did not come: another host died, or cannot be reached",
             f"JAX says: {first[0][:300]}",
             "start again from the last saved state",
         )

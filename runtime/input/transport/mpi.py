@@ -90,7 +90,10 @@ class MpiCarrier:
 
     # --- the calls of the ring ---
 
-    def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
+    def carry(
+        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
+    ) -> None:
+        del count
         with self._busy:
             self._go_on()
             self._lasting = WaitReporter(self._cadence.usual_s())

@@ -51,11 +51,14 @@ class Carrier(Protocol):
         """Whether `carry` must be called from the thread that calls `next()`, one batch a step."""
         ...
 
-    def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
+    def carry(
+        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
+    ) -> None:
         """Carry out `division.moves()` on the parcels of batch `number`. Returns when this host has all parts
         and the memory may be read. Waiting costs no CPU. before: the parcels of batch `number` - 1, which
-        this host has whole, for hosts that were left behind when one died; none for the first. Raises
-        RegroupedError where parts change hands, and what went wrong otherwise, as a CommplanError."""
+        this host has whole, for hosts that were left behind when one died; none for the first. count: what
+        errors call the batch: see `EpochCursor.count`. Raises RegroupedError where parts change hands, and
+        what went wrong otherwise, as a CommplanError."""
         ...
 
     def stop(self) -> None:

@@ -16,7 +16,7 @@ from commplan.runtime.input.transport.transport import RowSlices
 
 @dataclass
 class FolderCarrier:
-    """See `carrier.Carrier`. carried: the numbers that `carry` was called with."""
+    """See `carrier.Carrier`. carried, counted: the numbers and counts that `carry` was called with."""
 
     folder: Path
     host: int
@@ -24,12 +24,16 @@ class FolderCarrier:
     by_caller: bool = False
     patience: float = 30.0
     carried: list[int] = field(default_factory=list[int])
+    counted: list[int] = field(default_factory=list[int])
     closed: int = 0
     _stopped: bool = False
 
-    def carry(self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = ()) -> None:
+    def carry(
+        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
+    ) -> None:
         assert bool(before) == (number > 0)
         self.carried.append(number)
+        self.counted.append(count)
         for at, move in enumerate(self.division.moves()):
             if self.host not in move.hosts:
                 continue

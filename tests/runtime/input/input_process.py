@@ -150,7 +150,7 @@ def main(orders: dict[str, Any]) -> None:
             notes=notes,
         )
     if carrier is not None:
-        say(carrier=[carrier.carried, carrier.closed])
+        say(carrier=[carrier.carried, carrier.closed], counted=carrier.counted)
     say(threads=[t.name for t in threading.enumerate() if t.name.startswith("commplan")])
 
 

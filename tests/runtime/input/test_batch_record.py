@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from commplan.recorder.file import Call, Recording, read_call
+from commplan.recorder.lane import Lane
 from commplan.runtime.input.observe import batch_record
+from commplan.runtime.input.program import FIRST
 
 # pyright: reportPrivateUsage=false
 
@@ -48,3 +53,17 @@ def test_one_record_that_fails_ends_no_other(
     thread.join(20)
     assert failures == [Ended] and looks.count("broken") == 1
     assert "the disk is full" in caplog.text
+
+
+def test_a_record_that_is_closed_says_of_no_call_that_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+    recording = Recording("5f0c", "plan", 0, 1)
+    record = batch_record.BatchRecord(Lane(recording), "line 9 of x.plan", FIRST, None)
+    record._call = lambda: Call("source `a`", time.monotonic() - 60.0, "a.py:3 in f")
+    record.look()
+    told = read_call(recording.path)
+    assert told is not None and told.text == "source `a`"
+    record.close()
+    assert read_call(recording.path) is None

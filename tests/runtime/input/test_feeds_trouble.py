@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import feed_process
 import numpy as np
@@ -24,7 +26,7 @@ from commplan.recorder.blame import blame, described
 from commplan.recorder.file import read_records, start_recording
 from commplan.runtime.input.feeds import attachment, maker, memory, status
 from commplan.runtime.input.feeds.memory import FeedMemory
-from commplan.runtime.input.observe import batch_record
+from commplan.runtime.input.observe import batch_record, wait_log
 from commplan.runtime.input.shm.slots import Slots
 
 # pyright: reportPrivateUsage=false
@@ -154,9 +156,10 @@ def test_who_makes_a_unit_is_not_who_has_its_place_now(
 
 
 def test_a_stopped_process_that_holds_the_feed_is_named_and_holds_nobody_who_leaves(
-    feed_name: str, monkeypatch: pytest.MonkeyPatch
+    feed_name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(memory, "_LOCK_S", 600.0)
+    monkeypatch.setattr(wait_log, "TELL_S", 0.1)
     hold = "import fcntl, os, signal, sys\nfile = os.open(sys.argv[1], os.O_RDWR)\n"
     hold += "fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\nos.kill(os.getpid(), signal.SIGSTOP)"
     with joined(feed_name, timeout=0.5) as one:
@@ -173,6 +176,7 @@ def test_a_stopped_process_that_holds_the_feed_is_named_and_holds_nobody_who_lea
             process.wait()
     assert code(error) == "CP0947"
     assert f"for process {process.pid}, which holds the feed: it is stopped" in str(error.value)
+    assert f"for process {process.pid}, which holds the feed: it is stopped" in caplog.text
 
 
 def test_a_wait_is_told_while_it_lasts(
@@ -209,6 +213,51 @@ def test_a_wait_is_told_while_it_lasts(
     for thread in ours():  # that looks, and ends where nothing is to be looked at any more
         thread.join(60)
     assert ours() == []
+
+
+def test_members_that_begin_at_once_keep_one_record(
+    feed_name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+    records: list[batch_record.BatchRecord] = []
+    both = threading.Barrier(2)
+
+    class Slow(batch_record.BatchRecord):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            records.append(self)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.3)  # for the other member, should it come this far
+
+    monkeypatch.setattr(batch_record, "BatchRecord", Slow)
+    recording = start_recording("job", "another", 0, 1)
+    assert recording is not None
+    try:
+        with joined(feed_name) as one, joined(feed_name) as other:
+            threads = [threading.Thread(target=iter, args=(feed,)) for feed in (one, other)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+    finally:
+        recording.remove()
+    assert len(records) == 1
+
+
+def test_a_feed_goes_into_the_record_of_the_run_that_is(
+    feed_name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+    with joined(feed_name) as feed:
+        for job in ("first", "second"):
+            recording = start_recording(job, "another", 0, 1)
+            assert recording is not None
+            list(feed)
+            (lane,) = [record for record in read_records([str(tmp_path)]) if record.lane == "feed"]
+            assert f"-{job}." in lane.path and lane.events
+            recording.remove()
+        assert len(list(feed)) == 7 and feed._attachment.threads.record is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_source_whose_key_raises_is_named(feed_name: str) -> None:

@@ -76,6 +76,13 @@ def test_batches_between_hosts_are_the_same_bits(hosts: Hosts, design: str, by_c
     assert [len(last(said, "read")) > 0 for said in found] == [i < readers for i in range(4)]
 
 
+def test_a_carrier_is_told_how_users_count_a_batch(hosts: Hosts) -> None:
+    found = hosts.told([0, 1], design="all_shared", at={"epoch": 1, "step": 2}, epochs=2)
+    for said in found:
+        assert last(said, "carrier")[0] == [0, 1, 2, 3, 4, 5, 6, 7][: len(last(said, "counted"))]
+        assert last(said, "counted") == [8, 9, 10, 11, 12, 13, 14, 15]
+
+
 @pytest.mark.parametrize("by_caller", [False, True], ids=["own thread", "caller"])
 def test_an_error_on_one_host_is_the_error_of_all(hosts: Hosts, by_caller: bool) -> None:
     found = hosts.told([0, 0, 1, 1], design="all_shared", bad=[7], by_caller=by_caller)
