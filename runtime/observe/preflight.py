@@ -154,7 +154,8 @@ class Preflight:
                 "CP0855",
                 f"{_named(self.who, missing)} did not come",
                 f"this is {self.who} {self.machine.process()[0]}, which waited {timeout_s:.0f} s and more",
-                f"every {self.who} calls the same steps, and run.check_collectives(), in the same order",
+                f"every {self.who} calls the same steps, and run.check_collectives(), in the same order,"
+                " under run.jit: a bare jax.jit does not come here",
                 "run.jit(step, timeout=SECONDS) waits longer",
                 file=self.file,
             )

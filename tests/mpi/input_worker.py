@@ -15,13 +15,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 import numpy as np
 from mpi4py import MPI
 
-from commplan.diagnostics import CommplanError, Span
+from commplan.diagnostics import CommplanError, Span, fail
 from commplan.input.work_partition import Division, division
+from commplan.lowering.mpi import build
 from commplan.runtime.input.prefetch.prefetch import ClosedError
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
@@ -75,6 +77,10 @@ def lose_thread(name: str) -> None:
     thread.join(30)
 
 
+def no_engine() -> NoReturn:
+    fail("CP0830", "the MPI engine cannot be compiled: there is no mpicxx")
+
+
 def speak(
     carrier: MpiCarrier, me: int, words: dict[str, Any], first: int, said: dict[str, Any], marks: Path
 ) -> None:
@@ -113,6 +119,8 @@ def main() -> None:
     marks, words = Path(sys.argv[1]), json.loads(sys.argv[2])
     comm = MPI.COMM_WORLD
     me = comm.Get_rank()
+    if me in words.get("without_engine", []):
+        mock.patch.object(build, "library", no_engine).start()
     pids = comm.allgather(os.getpid())
     found = division(words["design"], words["hosts"], words.get("readers"))
     said: dict[str, Any] = {"process": me, "wrong": [], "carried": [], "regrouped": [], "error": None}

@@ -33,14 +33,14 @@ class Slow:
                 print("nobody is told until MPI ends", flush=True)
                 return
             time.sleep(0.01)
-channel = Channel(MPI.COMM_WORLD)
+channel = Channel(MPI.COMM_WORLD, watchdog_s=1.5 if rest == "watched" else None, plan="p")
 spec = Spec("all_reduce", algorithm=Algorithm(algorithm), form=form, where="line 6 of x.plan waits for it")
 step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
 ys = []
 try:
     for _ in range(4 if MPI.COMM_WORLD.rank == 1 else 8):
         ys.append(step(np.ones(300_000, np.float32), channel.token()))
-    if rest == "awaited":
+    if rest in ("awaited", "watched"):
         jax.block_until_ready(ys)
 except (ValueError, RuntimeError) as error:
     print("told:", error, flush=True)
@@ -116,10 +116,10 @@ def test_who_waits_for_a_rank_that_has_ended_is_told(
     assert "nobody is told" not in said, said
 
 
-@pytest.mark.parametrize("form", ["call", "split"])
-def test_what_mpi_does_not_take_back_ends_the_job(form: str, tmp_path: Path):
-    """Where MPI cannot revoke a communicator."""
-    done = early(tmp_path, "native", form, "awaited")
+@pytest.mark.parametrize(("form", "rest"), [("call", "awaited"), ("split", "awaited"), ("call", "watched")])
+def test_what_mpi_does_not_take_back_ends_the_job(form: str, rest: str, tmp_path: Path):
+    """Where MPI cannot revoke a communicator. The watchdog does not call a rank late that has ended."""
+    done = early(tmp_path, "native", form, rest)
     assert done.returncode != 0
     assert f"{GONE}; MPI's own collectives cannot be broken off: the job ends" in done.stderr
 

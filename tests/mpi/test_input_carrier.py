@@ -50,6 +50,14 @@ def test_every_host_has_every_row(tmp_path: Path, design: str, readers: int | No
         assert one["carried"] == (list(range(5)) if leads else [])
 
 
+def test_a_host_without_the_engine_is_named_on_all(tmp_path: Path):
+    said, _ = played(tmp_path, {"design": "all_shared", "hosts": (0, 1, 2), "without_engine": [1]})
+    failure = "CP0830: the MPI engine cannot be compiled: there is no mpicxx"
+    assert said[1]["error"] == failure
+    for process in (0, 2):
+        assert said[process]["error"].startswith(failure.replace("the", "host 1 failed: the", 1) + "; line 7")
+
+
 def test_hosts_at_different_speeds_wait_for_each_other_without_working(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1, 2), "pause": {"1": 0.5}}
     said, done = played(tmp_path, words)

@@ -17,10 +17,11 @@ mpirun.needs_mpi()
 WORKER = Path(__file__).parent / "interrupted_worker.py"
 
 
-@pytest.mark.parametrize("where", ["bind", "step", "exit"])
+@pytest.mark.parametrize("where", ["bind", "step", "exit", "launcher"])
 def test_an_interrupt_ends_every_wait_for_a_rank(where: str):
+    """That of a rank, or of `mpirun`, as the terminal of a job sends it."""
     with subprocess.Popen(
-        mpirun.command(2, WORKER, where),
+        mpirun.command(2, WORKER, where.replace("launcher", "step")),
         env=mpirun.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -31,9 +32,12 @@ def test_an_interrupt_ends_every_wait_for_a_rank(where: str):
             waits = next(match for line in job.stdout if (match := re.match(r"waits as (\d+)", line)))
             pid = int(waits[1])
             until_asleep(pid)
-            os.kill(pid, signal.SIGINT)
+            os.kill(job.pid if where == "launcher" else pid, signal.SIGINT)
             output, _ = job.communicate(timeout=240)
         finally:
             job.kill()
     assert job.returncode != 0
-    assert ("Errorcode: 130" if where == "exit" else "KeyboardInterrupt") in output, output
+    if where == "launcher":
+        assert "Traceback" not in output and not Path(f"/proc/{pid}").exists(), output
+    else:
+        assert ("Errorcode: 130" if where == "exit" else "KeyboardInterrupt") in output, output

@@ -58,11 +58,13 @@ def test_the_collectives_of_the_example_plans_give_what_they_should(name: str):
 
 def test_collectives_of_random_plans_give_what_they_should():
     kinds: set[str] = set()
-    for seed in range(300, 310):
+    # Few plans that have every kind, reduction and dtype of those that thirty have.
+    for seed in (302, 304, 305, 306, 308, 309, 312, 314, 322, 323, 327):
         case = make_case(seed)
         program = compile_case(case)
         kinds.update(checked(program.bind(mesh_of(**case.sizes), functions=case.functions)))
-    assert {kind.partition("(")[0] for kind in kinds} >= {"all_reduce", "all_gather", "broadcast"}
+    reduced = {"all_reduce(sum)", "all_reduce(max)", "all_reduce(min)", "reduce_scatter(sum)"}
+    assert kinds == {*reduced, "all_gather", "all_to_all", "broadcast", "shift"}
 
 
 def culprit(backend: Any, op: Any) -> Any:

@@ -205,7 +205,7 @@ def miscounted(job: Job) -> Words:
         last = jnp.asarray(self.index("data") == 1, result.dtype)
         return self.same(result.at[2].add(last), op.axes) if result.size > 2 else result
 
-    checked = len(job.run.check_collectives())
+    checked = len(job.run.check_collectives(60.0))
     backend.move = wrong
     job.run._checked = False
     return [f"{checked} checked", outcome(lambda: job.step(check_s=60.0)({}, *job.arguments()))]

@@ -266,10 +266,11 @@ bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks);  // whether one 
 // if nothing else is over.
 int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& lanes, int* some, std::vector<int>& indices,
               std::vector<MPI_Status>& statuses);
-bool drain(std::vector<MPI_Request>& requests);  // until nothing more arrives, or false after a while
+constexpr int64_t kDrained = 2'000'000'000;  // nanoseconds that most of what is cancelled needs to end
+bool drain(std::vector<MPI_Request>& requests, int64_t longest = kDrained);  // until nothing arrives; false: later
 // The same for messages with `peers`, which lanes count; `gone` take nothing more. kept: see `List`.
 bool drain(const std::vector<int>& gone, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests,
-           std::vector<int32_t> lanes, bool kept = false);
+           std::vector<int32_t> lanes, bool kept = false, int64_t longest = kDrained);
 int64_t now();                                // nanoseconds
 constexpr int64_t kLook = 100'000'000;        // between two looks at who has left
 

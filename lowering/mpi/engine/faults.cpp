@@ -132,13 +132,13 @@ int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& la
   return code;
 }
 
-bool drain(std::vector<MPI_Request>& requests) {
-  return drain({}, {}, requests, std::vector<int32_t>(requests.size(), -1));
+bool drain(std::vector<MPI_Request>& requests, int64_t longest) {
+  return drain({}, {}, requests, std::vector<int32_t>(requests.size(), -1), false, longest);
 }
 
 bool drain(const std::vector<int>& gone, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests,
-           std::vector<int32_t> lanes, bool kept) {
-  constexpr int64_t kLongest = 2'000'000'000, kLook = 1'000'000;
+           std::vector<int32_t> lanes, bool kept, int64_t longest) {
+  constexpr int64_t kPause = 1'000'000;
   auto remove = [&](size_t k) {
     requests[k] = requests.back();
     lanes[k] = lanes.back();
@@ -151,7 +151,7 @@ bool drain(const std::vector<int>& gone, const std::vector<int32_t>& peers, std:
   }
   std::vector<int> indices;
   std::vector<MPI_Status> statuses;
-  for (int64_t until = now() + kLongest; !requests.empty() && now() < until; sleep_ns(kLook)) {
+  for (int64_t until = now() + longest; !requests.empty() && now() < until; sleep_ns(kPause)) {
     int some = 0;
     test_some(requests, lanes, &some, indices, statuses);
     if (some == MPI_UNDEFINED) return true;

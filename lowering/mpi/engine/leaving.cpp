@@ -60,13 +60,13 @@ bool Channel::listen() {
     if (!flag) return true;
     Parting heard{kFailed, true, {}};  // should its sender die before this has come
     MPI_Mrecv(&heard, sizeof heard, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+    if (watch_) watch_->has_ended(status.MPI_SOURCE, heard.last, heard.leaves);
     if (!heard.leaves) {
       ends_[status.MPI_SOURCE] = heard.last;
       continue;
     }
     lasts_[status.MPI_SOURCE] = heard.last;
     causes_[status.MPI_SOURCE] = heard.cause;
-    if (watch_) watch_->has_left(status.MPI_SOURCE, heard.last);
   }
 }
 

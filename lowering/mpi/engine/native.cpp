@@ -9,6 +9,8 @@ namespace {
 
 constexpr char kStays[] = "; MPI's own collectives cannot be broken off";
 constexpr int64_t kMost = int64_t{1} << 30;  // elements in one call: counts are 32-bit
+constexpr int64_t kAlone = 500'000'000;       // that is left to one to end by itself, where nothing else ends it
+constexpr int64_t kRevoked = 10'000'000'000;  // the same where it will, on a busy machine late
 
 template <DType kType, Reduction kOp>
 void user_function(void* in, void* inout, int* count, MPI_Datatype*) {
@@ -150,7 +152,7 @@ class NativeRun final : public Operation {
     auto ended = [](MPI_Request request) { return request == MPI_REQUEST_NULL; };
     if (std::all_of(requests_.begin(), requests_.end(), ended)) return;
     revoke(comm_);
-    if (!drain(requests_)) end_job(error_ + kStays);
+    if (!drain(requests_, can_revoke() ? kRevoked : kAlone)) end_job(error_ + kStays);
   }
 
   bool step() override {
@@ -209,15 +211,13 @@ class NativeCall final : public Operation {
       why_ = why;
       since_ = now();
       revoke(comm_);
-    } else if (now() - since_ > (can_revoke() ? kRevoked : kLongest)) {
+    } else if (now() - since_ > (can_revoke() ? kRevoked : kAlone)) {
       end_job(why + kStays);
     }
   }
 
  private:
   const MPI_Comm comm_;
-  static constexpr int64_t kLongest = 2'000'000'000;   // that is left to the call to return
-  static constexpr int64_t kRevoked = 10'000'000'000;  // the same where it will, on a busy machine late
   Call call_;
   int64_t since_ = 0;
   std::mutex mutex_;

@@ -102,13 +102,13 @@ void Watch::conclude() {
   std::vector<char> reached(size_, 0);
   reached[own_] = 1;
   int64_t least = mine.idle;
-  std::vector<int64_t> left = all_left();
+  std::vector<int64_t> ended = locked(ended_), left = locked(left_);
   for (size_t next = 0; next < waiting.size(); ++next) {
     int rank = waiting[next];
     for (const Partner& partner : reports_[rank]->partners) {
       int other = partner.rank;
-      // Who waits for what a rank has not begun that has left is told so by its channel.
-      if (rank == own_ && left[other] < partner.number) return;
+      // Who waits for what a rank has not begun whose program has ended is told so by its channel.
+      if (rank == own_ && ended[other] < partner.number) return;
       if (reached[other] || left[other] != Channel::kHere) continue;
       if (!reports_[other]) {
         reached[other] = 1;
@@ -179,7 +179,7 @@ void Watch::judge(const std::string& text, const std::string& line) {
 // Whether those that this rank waits for at its end will ever come there: who is alive may still have work to do.
 void Watch::conclude_parting() {
   std::vector<int> silent_ranks;
-  std::vector<int64_t> left = all_left();
+  std::vector<int64_t> left = locked(left_);
   for (int rank = 0; rank < size_; ++rank) {
     if (left[rank] != Channel::kHere || !asks_[rank]) continue;
     if (!reports_[rank]) {

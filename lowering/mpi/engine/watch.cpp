@@ -115,6 +115,7 @@ Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool 
   int bytes = static_cast<int>(sizeof process);
   MPI_Allgather(&process, bytes, MPI_BYTE, processes_.data(), bytes, MPI_BYTE, comm_);
   begun_.resize(size_);
+  ended_.resize(size_, Channel::kHere);
   left_.resize(size_, Channel::kHere);
   moved_ = now();
   Watches& watches = all();
@@ -166,14 +167,15 @@ void Watch::waited(int64_t number, int64_t nanoseconds) {
   recorder_.add(Recorder::kWaited, "", number, 0, nanoseconds);
 }
 
-void Watch::has_left(int rank, int64_t last) {
+void Watch::has_ended(int rank, int64_t last, bool leaves) {
   std::lock_guard<std::mutex> lock(mutex_);
-  left_[rank] = last;
+  ended_[rank] = std::min(ended_[rank], last);
+  if (leaves) left_[rank] = last;
 }
 
-std::vector<int64_t> Watch::all_left() {
+std::vector<int64_t> Watch::locked(const std::vector<int64_t>& numbers) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return left_;
+  return numbers;
 }
 
 std::string Watch::verdict() {

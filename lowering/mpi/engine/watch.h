@@ -43,7 +43,8 @@ class Watch {
   void end(Operation& operation);
   void waited(int64_t number, int64_t nanoseconds);  // for what was begun before, until it had ended
   void moved() { moved_.store(now(), std::memory_order_relaxed); }
-  void has_left(int rank, int64_t last);  // last: of the operations in common, the last that it has begun
+  // last: of the operations in common, the last that a rank has begun whose program ends. leaves: it has left, too.
+  void has_ended(int rank, int64_t last, bool leaves);
   std::string verdict();  // why all that waits must end, or empty
   std::string summary();  // the first line of the verdict, and the plan's line that waited
   void serve(const Served& served);
@@ -93,7 +94,7 @@ class Watch {
   void send(int rank, int tag, const std::string& bytes);
   int64_t patience(const Operation& operation, bool alive);
   Report own_report();
-  std::vector<int64_t> all_left();
+  std::vector<int64_t> locked(const std::vector<int64_t>& numbers);  // a copy
   char state(int rank) const;  // of its process, as the kernel says it; ? on another machine
   bool could_run(int rank) const;
   bool starved(const std::vector<int>& ranks) const;  // on a busy machine a thread may wait for a core for seconds
@@ -115,7 +116,7 @@ class Watch {
   Progress progress_;
   std::unordered_map<const std::string*, Cadence> cadences_;
   std::vector<int64_t> begun_;
-  std::vector<int64_t> left_;  // by rank, what `has_left` said, or kHere
+  std::vector<int64_t> ended_, left_;  // by rank, what `has_ended` said, or kHere
   const std::string* last_ = nullptr;
   int64_t last_runs_ = 0, effective_ = 0;
   int64_t served_ = 0;  // when this server last said something of itself

@@ -378,10 +378,11 @@ void looked_after(MPI_Comm* handles) {
   end(world);
 }
 
-// One that has left, one whose receives fail, and one that has something to do before it leaves.
+// One that has left, one whose program ends and that has yet to leave, one whose receives fail, and one that has
+// something to do before it leaves.
 void gone(MPI_Comm* handles) {
   looked_after(handles);
-  World left(handles), failed(handles), last(handles, kBound);
+  World left(handles), ends(handles, kBound), failed(handles), last(handles, kBound);
   on_ranks([&](int rank) {
     require(step(left, rank, "line 6").empty(), "a step");
     if (rank == 2) {
@@ -390,6 +391,10 @@ void gone(MPI_Comm* handles) {
       std::string error = step(left, rank, "line 6");
       require(error.find("the program has ended on rank 2; line 6") == 0, error);  // not who failed because of it
     }
+    require(step(ends, rank, "line 6").empty(), "a step");
+    if (rank == 2) ends.channels[rank]->end("this process is ending");
+    std::string told = step(ends, rank, "line 6");
+    require(told.find(rank == 2 ? "this process is ending" : "the program has ended on rank 2; line 6") == 0, told);
     require(step(failed, rank, "line 6").empty(), "a step");
     if (rank == 1) fail_receives(failed.comms[rank]);
     std::string error = step(failed, rank, "line 6");
@@ -401,6 +406,7 @@ void gone(MPI_Comm* handles) {
     while (!release_channel(last.channels[rank])) sleep_ns(1'000'000);
   });
   end(left);
+  end(ends);
   end(failed);
 }
 
