@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench.compiled.orders import best_order
 from commplan.lowering.audit import Machine, audit_text, estimate, least_exposed
+from commplan.lowering.audit.orders import best_order
 
 HEAD = ("collectives", "instructions", "MB", "memory MB", "step ms", "waiting ms", "at least", "an order")
 

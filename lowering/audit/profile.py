@@ -23,8 +23,10 @@ the end of a step to its beginning, then keeps more for what runs under it. Of 1
 0.01 ms of it where experts are exchanged on 8, 32 and 128 H100 (`bench.compiled`)."""
 
 
-def profile(compiled: str, machine: Machine) -> bytes:
+def profile(compiled: str, machine: Machine, exchange_weight: float = EXCHANGE_WEIGHT) -> bytes:
     """What each instruction of a compiled step takes on `machine`, for the compile option `fdo_profile`.
+
+    exchange_weight: what an exchange is said to take, in times of what it takes.
 
     Raises `HloError` if the text is not a whole HLO module.
     """
@@ -32,7 +34,7 @@ def profile(compiled: str, machine: Machine) -> bytes:
     times = dict.fromkeys(_conditions(compiled), 0.0) | dict(_times(step, machine))
     for collective in step.collectives:
         if collective.kind == "all_to_all":
-            times[collective.name] *= EXCHANGE_WEIGHT
+            times[collective.name] *= exchange_weight
     lines = (f'costs {{ name: "{name}" cost_us: {1e6 * seconds:.3f} }}\n' for name, seconds in times.items())
     return "".join(lines).encode()
 

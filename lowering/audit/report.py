@@ -47,7 +47,8 @@ class Audit(msgspec.Struct, frozen=True):
     """What a compiled step has of its plan. `str` gives it as a table and sentences.
 
     phases: those looked at; skipped: the others, which the step does not call. memory: of one device; None
-    where that is not known. pgle: whether `run.jit` compiled the step with a profile of its own.
+    where that is not known. pgle: of `run.jit(.., pgle=..)`, whether what it compiled has a profile, which
+    it has where that is faster; None for another step.
     """
 
     plan: str
@@ -59,7 +60,7 @@ class Audit(msgspec.Struct, frozen=True):
     estimate: Estimate | None = None
     profiled: Profiled | None = None
     memory: Memory | None = None
-    pgle: bool = False
+    pgle: bool | None = None
 
     @property
     def ok(self) -> bool:
@@ -70,7 +71,9 @@ class Audit(msgspec.Struct, frozen=True):
         planned = sum(row.count for row in self.rows if not row.cause)
         head = f"plan {self.plan}: {plural(planned, 'collective')} as planned"
         head += f", {plural(len(self.differences), 'difference')}" if self.differences else ""
-        head += "; compiled by run.jit with a profile (pgle)" if self.pgle else ""
+        if self.pgle is not None:
+            why = "with a profile" if self.pgle else "without a profile, which makes it no faster"
+            head += f"; compiled by run.jit {why} (pgle)"
         lines = [head, *self._table()]
         lines += [f"  not called: {', '.join(self.skipped)}"] if self.skipped else []
         lines += _reasons(self.differences)
@@ -155,7 +158,7 @@ def audit(
     profiled: str | None = None,
     memory: Memory | None = None,
     layers: Sequence[Schedule] = (),
-    pgle: bool = False,
+    pgle: bool | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
     phases: Sequence[str] = (),
@@ -167,8 +170,7 @@ def audit(
     are counted; by default as `traced` says, else as the plan does. phases: those to look for; by default
     those that the step calls, and `each step`. machine: to estimate with. profiled: the step compiled with a
     profile of what its instructions take on `machine`. memory: what the step takes of one device's. layers:
-    schedules that `run.layers` may carry out in the step. pgle: whether `compiled` is what `run.jit` made of
-    the step with a profile of its own.
+    schedules that `run.layers` may carry out in the step. pgle: see `Audit`.
 
     Raises CP1151 for a phase that the plan does not have.
     """

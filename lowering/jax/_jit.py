@@ -19,9 +19,10 @@ from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.typing_shim import jax
 
 _cpp, _pxla, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_pxla), cast("Any", _src_tree_util)
+mlir: Any = cast("Any", _src_lib).mlir.ir
 _JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
 PROFILE = "fdo_profile"  # an option of a compilation: what its instructions take
-Recompile = Callable[[Any, Callable[[Mapping[str, Any]], Any]], Any]
+Recompile = Callable[[Any, Callable[..., Any]], Any]
 
 
 def accepted(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,8 +47,9 @@ def _unit() -> Any:
 def with_profile(lowered: Any, recompile: Recompile) -> Any:
     """`lowered`, a `jax.stages.Lowered`, whose compilation is what `recompile` gives, whoever asks for it.
 
-    `recompile` is called with what XLA compiles without a profile, and with what compiles with more options,
-    `PROFILE` among them.
+    `recompile` is called with what XLA compiles without a profile, and with `again(options, rewrite=None)`,
+    which compiles with more options, `PROFILE` among them. `rewrite` gives the module to compile in place of
+    that which JAX made, or None: then `again` gives None too.
     """
     lowering = lowered._lowering
     if "compile" in vars(lowering):
@@ -62,10 +64,23 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
         if usual and kept:
             return kept[0]
 
-        def again(more: Mapping[str, Any]) -> Any:
-            return plain(compiler_options={**own, **more}, **given)
+        def again(more: Mapping[str, Any], rewrite: Callable[[Any], Any] | None = None) -> Any:
+            own_module: Any = getattr(lowering, "_hlo", None)
+            module = rewrite(own_module) if rewrite is not None and own_module is not None else own_module
+            if rewrite is not None and module is None:
+                return None
+            lowering._hlo = module
+            try:
+                executable = plain(compiler_options={**own, **more}, **given)
+            finally:
+                lowering._hlo = own_module
+            if PROFILE in more:
+                profiled.append(executable)
+            return executable
 
+        profiled = list[Any]()
         executable = recompile(plain(compiler_options=own, **given), again)
+        lowering.has_profile = any(executable is each for each in profiled)
         if usual:
             kept.append(executable)
         return executable
@@ -74,9 +89,9 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
     return lowered
 
 
-def has_profile(lowered: Any) -> bool:
-    """Whether `lowered` is compiled by `with_profile`."""
-    return "compile" in vars(lowered._lowering)
+def has_profile(lowered: Any) -> bool | None:
+    """Whether what `with_profile` last compiled of `lowered` has a profile; None where that was not asked."""
+    return getattr(lowered._lowering, "has_profile", None)
 
 
 def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **options: Any) -> Any:

@@ -68,8 +68,8 @@ class StepText(NamedTuple):
     """A step as text, as XLA compiled it and as JAX handed it to XLA, and what it is compiled for.
 
     profiled: as XLA compiled it with a profile; None where it was given none. memory: of the step without
-    one; None where XLA does not say. layers: the schedules of `run.layers` that the step may have. pgle:
-    whether `run.jit` compiles it with a profile of its own.
+    one; None where XLA does not say. layers: the schedules of `run.layers` that the step may have. pgle: of
+    `run.jit(.., pgle=..)`, whether what it compiled has a profile; None for another step.
     """
 
     compiled: str
@@ -78,7 +78,7 @@ class StepText(NamedTuple):
     profiled: str | None = None
     memory: Memory | None = None
     layers: tuple[Schedule, ...] = ()
-    pgle: bool = False
+    pgle: bool | None = None
 
 
 def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | None = None) -> StepText:

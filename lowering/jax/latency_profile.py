@@ -3,9 +3,10 @@ instruction of a step takes, as estimated for a machine or as measured on one.""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from commplan.lowering.audit.targets import rates, rates_of_kind
 from commplan.lowering.audit.walk import audit_text
 from commplan.lowering.compiler_options import PIPELINED
 from commplan.lowering.jax._jit import PROFILE
+from commplan.lowering.jax.link_order import in_order, link_order
 
 Given = bool | str | Path | Machine
 _NAMED = 0.5  # of the collectives and products of a step, which a measured profile should name
@@ -36,11 +38,12 @@ class LatencyProfile(msgspec.Struct, frozen=True):
     measured: bytes = b""
     pipelined: bool = True
 
-    def recompile(self, plain: Any, again: Callable[[Mapping[str, Any]], Any]) -> Any:
+    def recompile(self, plain: Any, again: Callable[..., Any]) -> Any:
         """The executable to run: see `_jit.with_profile`.
 
         With estimated times it is the one whose step is fastest by the same estimate, which may be `plain`;
-        where loops have all-reduces and these are `pipelined`, also compiled without pipelined all-reduces.
+        where loops have all-reduces and these are `pipelined`, also compiled without pipelined all-reduces;
+        where exchanges and buckets share links, also with these in the best order that is found.
         Warns (CP0860) where a measured profile names little of the step.
         """
         if self.machine is None:
@@ -53,6 +56,11 @@ class LatencyProfile(msgspec.Struct, frozen=True):
             own = {PIPELINED: False}
             executables.append(again(own))
             executables.append(again({**own, PROFILE: profile(executables[-1].as_text(), self.machine)}))
+        order = link_order(plain.as_text(), self.machine)
+        pinned = again({}, functools.partial(in_order, order=order)) if order else None
+        if pinned is not None:
+            times = profile(pinned.as_text(), self.machine, exchange_weight=1)
+            executables += [pinned, again({PROFILE: times}, functools.partial(in_order, order=order))]
         return min(executables, key=self._seconds)
 
     def _seconds(self, executable: Any) -> float:

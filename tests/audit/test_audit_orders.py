@@ -7,9 +7,9 @@ import random
 import pytest
 from test_audit_bound import MACHINE, copy, reduced, result, step
 
-from bench.compiled.orders import Graph, best_order
 from commplan.lowering.audit import audit_text, estimate, least_exposed
 from commplan.lowering.audit.hlo import read_module
+from commplan.lowering.audit.orders import Graph, best_order
 
 
 def started(name: str, source: str) -> list[str]:

@@ -48,11 +48,32 @@ def test_what_is_compiled_again_is_what_runs() -> None:
         assert step(jnp.ones(size), 2)[0] == 2
     assert len(given) == 2 and "f32[3]" in given[0] and "f32[4]" in given[1]
     lowered = step.lower(jnp.ones(5), 2)
-    assert _jit.has_profile(lowered)
     assert lowered.compile()(jnp.ones(5))[0] == 2
+    assert _jit.has_profile(lowered) is True and _jit.has_profile(jax.jit(abs).lower(1)) is None
     assert step(jnp.ones(5), 2)[0] == 2 and len(given) == 3
     assert "add" not in lowered.compile(compiler_options={PROFILE: b""}).as_text() and len(given) == 3
     assert jax.jit(lambda x: step(x, 2))(jnp.ones(6))[0] == 2 and len(given) == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "is_faster", "has_profile"),
+    [({PROFILE: b""}, True, True), ({PROFILE: b""}, False, False), ({}, True, False)],
+)
+def test_an_audit_says_whether_what_was_compiled_has_a_profile(
+    more: dict[str, Any], is_faster: bool, has_profile: bool
+) -> None:
+    def recompile(plain: Any, again: Any) -> Any:
+        other = again(more)
+        return other if is_faster else plain
+
+    step = _jit.jit(lambda x: x + 1, {}, recompile=recompile)
+    text = "plan p\naxis data = 1\ninput x : f32[4] same\neach step {\n    output x\n}\n"
+    program = commplan.loads(text).compile()
+    result = program.audit(step, jnp.ones(3))
+    assert result.data()["pgle"] is has_profile
+    words = "with a profile" if has_profile else "without a profile, which makes it no faster"
+    assert f"; compiled by run.jit {words} (pgle)" in str(result)
+    assert "pgle" not in str(program.audit(jax.jit(abs), jnp.ones(3)))
 
 
 @pytest.mark.parametrize(("before", "after", "kept"), [(0, 1, 1), (1, 0, 1), (1, 1, 1)])

@@ -100,6 +100,26 @@ def test_rounds_move_in_memory_that_nccl_makes_symmetric() -> None:
     assert "S(1)" not in jax.jit(step).lower({}, x).compile().as_text()
 
 
+def test_no_round_of_a_bucket_is_joined_with_one_of_the_next() -> None:
+    """XLA makes one of two permutes that nothing orders, and of two rings of seven and seven rounds 27."""
+    mesh = Mesh(devices(target("h100:1x8")).reshape(8), ("gpu",), axis_types=(AxisType.Auto,))
+    grads = {name: jax.ShapeDtypeStruct((4194304,), "float32") for name in "ab"}
+    plan = LADDER.replace("axis node = 4\n", "").replace("node, gpu", "gpu").replace("f32[1048576]", "tree")
+    via = "via ring { bucket = 16 MiB, overlap = backward }"
+    plan = plan.replace("via hierarchical(gpu = native, node = ring)", via)
+    program = commplan.loads(plan).compile(mesh, {"grads": grads})
+    run = program.bind(mesh)
+
+    @run.spmd(x="split gpu", y="split gpu", returns="same")
+    def step(state: Any, x: Any, y: Any) -> Any:
+        out, state = run.step(state, grads={"a": x.reshape(-1), "b": y.reshape(-1)})
+        return state, out.grads
+
+    whole = jax.ShapeDtypeStruct((8 * 4194304,), "float32")
+    result = program.audit(run.jit(step), {}, whole, whole)
+    assert result.ok and sum(row.count for row in result.rows) == 28, str(result)
+
+
 @pytest.mark.parametrize("via", ["native", "hierarchical(gpu = native, node = ring)"])
 def test_every_option_is_known(via: str) -> None:
     options = commplan.loads(LADDER.replace("hierarchical(gpu = native, node = ring)", via)).compile()

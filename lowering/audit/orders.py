@@ -19,9 +19,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from commplan.lowering.audit import CompiledStep, Machine, audit_text, estimate
-from commplan.lowering.audit.estimate import seconds_by_level, seconds_of, seconds_of_work
+from commplan.lowering.audit.estimate import Machine, estimate, seconds_by_level, seconds_of, seconds_of_work
 from commplan.lowering.audit.hlo import Computation, read_module
+from commplan.lowering.audit.step import CompiledStep
+from commplan.lowering.audit.walk import audit_text
 
 WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # of a second of communication, for one of computation
 _CONTROL = re.compile(r"control-predecessors=\{([^}]*)\}")
@@ -45,16 +46,16 @@ def best_order(hlo_text: str, machine: Machine, tries: int, seed: int = 0) -> Or
     own = estimate(step, machine)
     best = Order({}, own.total, own.exposed)
     for name in dict.fromkeys(collective.computation for collective in reversed(step.collectives)):
-        graph = Graph.of(module.computations[name], _reordered(step, best.places), machine)
+        graph = Graph.of(module.computations[name], reordered(step, best.places), machine)
         for places in graph.orders(tries, random.Random(seed)):
-            guess = estimate(_reordered(step, {**best.places, name: places}), machine)
+            guess = estimate(reordered(step, {**best.places, name: places}), machine)
             if guess.total < best.seconds:
                 best = Order({**best.places, name: places}, guess.total, guess.exposed)
     return best
 
 
-def _reordered(step: CompiledStep, orders: Mapping[str, Sequence[int]]) -> CompiledStep:
-    """`step` with its computations in these orders."""
+def reordered(step: CompiledStep, orders: Mapping[str, Sequence[int]]) -> CompiledStep:
+    """`step` with its computations in these orders, as `Order.places` has them."""
     at = {name: {old: new for new, old in enumerate(places)} for name, places in orders.items()}
 
     def moved(place: int, computation: str) -> int:
