@@ -9,7 +9,8 @@ and a limit of collectives at a time. Columns: collectives; instructions; megaby
 memory that the step needs beside what it is given; milliseconds of the step, and those in which it waits for
 communication, as `commplan.lowering.audit.estimate` guesses them for a target's rates; those of waiting
 that no order of the step's instructions could hide (`commplan.lowering.audit.bound`); and, with `--orders`,
-those of the best order that is found (`commplan.lowering.audit.orders`), which XLA does not offer to follow.
+those of the best order that is found (`commplan.lowering.audit.orders`), of which
+`run.jit(.., pgle=..)` can hold what is on the links.
 FOLDER keeps what was compiled: a step that it has is not compiled again, and is estimated anew. `--summary`
 prints a line for each model and target: XLA alone, the best of its options, and the plan.
 """

@@ -159,8 +159,8 @@
       if (data.failed) state.textContent = `failed: ${data.failed}`;
       if (data.id !== undefined) {
         waiting = false;
-        if (data.answer && data.id === number) answered(data.answer);
-        else ask();
+        if (data.id !== number) ask();
+        else if (data.answer) answered(data.answer);
       }
     };
     worker.onerror = (event) => {

@@ -30,8 +30,15 @@ class Docstrings(griffe.Extension):
 
 
 def rewritten(text: str, names: Iterable[str]) -> str:
-    """`text` with its parameters as list items, links, and examples as code."""
-    known = "|".join(map(re.escape, names))
+    """`text` with parameters as list items, codes as links, and examples as code, not changed."""
+    known, rest, parts = "|".join(map(re.escape, names)), 0, list[str]()
+    for example in EXAMPLE.finditer(text):
+        parts += [_prose(text[rest : example.start()], known), f"\n```pycon\n{example[0]}\n```\n"]
+        rest = example.end()
+    return "\n".join([*parts, _prose(text[rest:], known)])
+
+
+def _prose(text: str, known: str) -> str:
     if known:
         text = re.sub(rf"(?<=[.;]) ({known}): ", r"\n\1: ", text)
     lines = list[str]()
@@ -42,11 +49,8 @@ def rewritten(text: str, names: Iterable[str]) -> str:
                 *([] if lines and lines[-1].startswith(("- ", "    ")) else [""]),
                 f"- `{match[1]}`: {match[2]}",
             ]
-        elif (
-            lines and lines[-1].startswith(("- ", "    ")) and line and not line.startswith(("Raises", ">>>"))
-        ):
+        elif lines and lines[-1].startswith(("- ", "    ")) and line and not line.startswith("Raises"):
             lines.append(f"    {line}")
         else:
             lines += ["", line] if line.startswith("Raises") else [line]
-    linked = CODE.sub(r"[\1](../../errors/\1/)", "\n".join(lines))
-    return EXAMPLE.sub(r"\n```pycon\n\g<0>\n```\n", linked)
+    return CODE.sub(r"[\1](../../errors/\1/)", "\n".join(lines))

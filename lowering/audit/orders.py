@@ -1,4 +1,4 @@
-"""Better orders of a compiled step's instructions, looked for offline: what waiting an order can avoid.
+"""Better orders of a compiled step's instructions: what waiting an order can avoid.
 
 `commplan.lowering.audit.least_exposed` is a bound that no order beats; an order that is found here is one
 that exists, so that what cannot be hidden lies between both. The orders keep all data dependencies, and have
@@ -178,7 +178,8 @@ class _Player:
 
     def run(self) -> float:
         for place in [place for place, left in enumerate(self.left) if not left]:
-            self._arrive(place)
+            if self._is_free(place):
+                self._issue(place)
         while self.ready or self.waiting or self.awaited:
             self._settle()
             if self.ready:
@@ -214,13 +215,21 @@ class _Player:
                     again = True
 
     def _issue(self, place: int) -> None:
+        """Put `place` into the order, and what needs no time and waits for nothing else behind it."""
         self.order.append(place)
-        for user in self.graph.users[place]:
-            self.left[user] -= 1
-            if not self.left[user]:
-                self._arrive(user)
+        users = [iter(self.graph.users[place])]  # by depth: a chain may be longer than Python's stack
+        while users:
+            for user in users[-1]:
+                self.left[user] -= 1
+                if not self.left[user] and self._is_free(user):
+                    self.order.append(user)
+                    users.append(iter(self.graph.users[user]))
+                    break
+            else:
+                users.pop()
 
-    def _arrive(self, place: int) -> None:
+    def _is_free(self, place: int) -> bool:
+        """Whether what is ready at `place` needs no time; else it is put where it waits."""
         if place in self.starts:
             heapq.heappush(self.waiting, (-self.keys[place], place))
         elif place in self.dones:
@@ -228,4 +237,5 @@ class _Player:
         elif place in self.graph.computing:
             heapq.heappush(self.ready, (-self.keys[place], place))
         else:
-            self._issue(place)
+            return True
+        return False

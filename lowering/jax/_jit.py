@@ -7,6 +7,7 @@ Like `_compat`, this is where private names of JAX are touched.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -54,7 +55,7 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
     lowering = lowered._lowering
     if "compile" in vars(lowering):
         return lowered
-    plain, kept = lowering.compile, list[Any]()
+    plain, kept, compiling = lowering.compile, list[Any](), threading.RLock()
 
     def compile_with_profile(compiler_options: Mapping[str, Any] | None = None, **given: Any) -> Any:
         own = dict(compiler_options or {})
@@ -85,7 +86,11 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
             kept.append(executable)
         return executable
 
-    lowering.compile = compile_with_profile
+    def compile_alone(*args: Any, **given: Any) -> Any:
+        with compiling:  # threads may share what JAX has lowered, and `again` changes its module for a while
+            return compile_with_profile(*args, **given)
+
+    lowering.compile = compile_alone
     return lowered
 
 

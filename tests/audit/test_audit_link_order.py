@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 from test_audit_bound import MACHINE, SUM, copy, reduced, result, step
 
 from commplan.lowering.jax import _compat, _jit
+from commplan.lowering.jax._jit import PROFILE
+from commplan.lowering.jax.latency_profile import LatencyProfile
 from commplan.lowering.jax.link_order import Link, in_order, link_order
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
@@ -116,3 +118,37 @@ def test_an_order_that_the_step_cannot_have_is_left(after: bool, order: Sequence
 
     _jit.jit(functools.partial(moved, after=after), {}, recompile=recompile).lower(*arguments()).compile()
     assert left == [None]
+
+
+class Executable:
+    """What XLA compiles, by its text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def as_text(self) -> str:
+        return self.text
+
+
+COMPILED = [([PROFILE], False), ([], True), ([PROFILE], True)]
+
+
+@pytest.mark.parametrize("fastest", [*COMPILED, None])
+@pytest.mark.parametrize("can_be_held", [True, False])
+def test_the_order_on_the_links_is_compiled_as_well_and_the_fastest_runs(
+    fastest: tuple[list[str], bool] | None, *, can_be_held: bool
+) -> None:
+    fast, slow = bucket_first("b0").replace("1000", "500"), bucket_first("b0")
+    seen = list[tuple[list[str], bool]]()
+
+    def again(options: Mapping[str, Any], rewrite: Callable[[Any], Any] | None = None) -> Executable | None:
+        seen.append((list(options), rewrite is not None))
+        if rewrite is not None and not can_be_held:
+            return None
+        return Executable(fast if seen[-1] == fastest else slow)
+
+    plain = Executable(slow if fastest else fast)
+    chosen = LatencyProfile("estimated", MACHINE).recompile(plain, again)
+    held = fastest is not None and fastest[1]
+    assert chosen.text == (slow if held and not can_be_held else fast)
+    assert seen == (COMPILED if can_be_held else COMPILED[:2])

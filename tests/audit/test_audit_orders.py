@@ -52,3 +52,9 @@ def test_orders_keep_dependencies_and_the_bound(seed: int) -> None:
         at = {place: index for index, place in enumerate(places)}
         assert sorted(at) == list(range(len(graph.needs)))
         assert all(at[need] < at[place] for place, needs in enumerate(graph.needs) for need in needs)
+
+
+def test_a_chain_of_what_takes_no_time_may_be_long() -> None:
+    chain = [f"%b{n} = f32[1000]{{0}} bitcast(%{f'b{n - 1}' if n else 'x'})" for n in range(2000)]
+    text = step(*chain, reduced("sum", "y"), result("sum", "b1999"))
+    assert best_order(text, MACHINE, tries=0).seconds == pytest.approx(7)

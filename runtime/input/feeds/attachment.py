@@ -113,9 +113,10 @@ class Attachment:
         memory = self.memory
         _OPEN.pop((os.getpid(), memory.facts.name), None)
         _LEFT.append(memory)
-        memory.stopped = True
-        if self.threads.record is not None:
-            self.threads.record.close()
+        with self.recording:  # whoever begins a record now sees that it has ended
+            memory.stopped = True
+            if self.threads.record is not None:
+                self.threads.record.close()
         memory.leave_seats()
         memory.ring("taken", "made", "seats")
         if memory.descriptor < 0:  # its threads have ended before, of an error
