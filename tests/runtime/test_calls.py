@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Generator
 from pathlib import Path
 
 import jax
@@ -15,9 +16,12 @@ from commplan.runtime.observe.calls import Calls
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Calls]:
     monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
-    return Calls((0, 1), start_recording("job", "plan", 0, 2))
+    recording = start_recording("job", "plan", 0, 2)
+    assert recording is not None
+    yield Calls((0, 1), recording)
+    recording.remove()  # or what other tests record would go into it
 
 
 def test_calls_are_recorded_with_their_lines_and_ends(calls: Calls, tmp_path: Path):
