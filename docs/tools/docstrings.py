@@ -31,11 +31,11 @@ class Docstrings(griffe.Extension):
 
 def rewritten(text: str, names: Iterable[str]) -> str:
     """`text` with parameters as list items, codes as links, and examples as code, not changed."""
-    known, rest, parts = "|".join(map(re.escape, names)), 0, list[str]()
+    known, end, parts = "|".join(map(re.escape, names)), 0, list[str]()
     for example in EXAMPLE.finditer(text):
-        parts += [_prose(text[rest : example.start()], known), f"\n```pycon\n{example[0]}\n```\n"]
-        rest = example.end()
-    return "\n".join([*parts, _prose(text[rest:], known)])
+        parts += [_prose(text[end : example.start()], known), f"\n```pycon\n{example[0]}\n```\n"]
+        end = example.end()
+    return "\n".join([*parts, _prose(text[end:], known)])
 
 
 def _prose(text: str, known: str) -> str:

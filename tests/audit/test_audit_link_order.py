@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from test_audit_bound import MACHINE, SUM, copy, reduced, result, step
+from test_audit_pgle import Executable
 
 from commplan.lowering.jax import _compat, _jit
 from commplan.lowering.jax._jit import PROFILE
@@ -118,16 +119,6 @@ def test_an_order_that_the_step_cannot_have_is_left(after: bool, order: Sequence
 
     _jit.jit(functools.partial(moved, after=after), {}, recompile=recompile).lower(*arguments()).compile()
     assert left == [None]
-
-
-class Executable:
-    """What XLA compiles, by its text."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def as_text(self) -> str:
-        return self.text
 
 
 COMPILED = [([PROFILE], False), ([], True), ([PROFILE], True)]

@@ -233,8 +233,8 @@ def test_members_that_begin_at_once_keep_one_record(
     recording = start_recording("job", "another", 0, 1)
     assert recording is not None
     try:
-        with joined(feed_name) as one, joined(feed_name) as other:
-            threads = [threading.Thread(target=iter, args=(feed,)) for feed in (one, other)]
+        with joined(feed_name) as first, joined(feed_name) as second:
+            threads = [threading.Thread(target=iter, args=(feed,)) for feed in (first, second)]
             for thread in threads:
                 thread.start()
             for thread in threads:
