@@ -22,6 +22,8 @@ from commplan.lowering.programs import NATIVE, program_of
 from commplan.lowering.programs import levels as levels_of
 
 Array = Any
+# Collectives whose results JAX types as varying over their axes.
+VARYING = ("reduce_scatter", "all_to_all", "swap", "shift")
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class LaxBackend:
 
     def move(self, x: Array, op: Collective) -> Array:
         ways, gathers = self.ways(op.axes), op.kind == "all_gather"
+        if ways == 1:
+            return self._identity(x, op)
         program = program_of(op, self.sizes, self.spread, x.nbytes * (ways if gathers else 1), self.file)
         if program is not None:
             team, how = programs.everyone(op.axes, program.ranks), op.op or "sum"
@@ -120,10 +124,15 @@ class LaxBackend:
         """An all-reduce of XLA's own, of arrays as they are where the step is compiled so (see `variadic`).
 
         Elsewhere XLA fuses what makes a buffer with what makes its parts. A barrier and a key keep XLA from
-        making one operation of two buckets, or of a bucket and what the step reduces beside the plan."""
-        cut = variadic.pieces(taken, given) if self._is_variadic(op) else None
+        making one operation of two buckets, or of a bucket and what the step reduces beside the plan. On one
+        rank nothing is packed or unpacked."""
+        is_identity = self.ways(op.axes) == 1
+        cut = variadic.pieces(taken, given) if is_identity or self._is_variadic(op) else None
         if cut is None:
             return None
+        if is_identity:
+            parts = [self._identity(self.varying(variadic.part(xs, piece.run), op.axes), op) for piece in cut]
+            return lambda: variadic.parted(parts, [[piece] for piece in cut], given)
         arrays, held = variadic.joined([self.varying(x, op.axes) for x in xs], cut)
         with self.apart(op.result):
             moved = [self._native_all_reduce(x, op) for x in arrays]
@@ -132,10 +141,14 @@ class LaxBackend:
     def _is_variadic(self, op: Collective) -> bool:
         levels = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
         native = op.algorithm.name == NATIVE and len(levels) < 2 and op.kind == "all_reduce"
-        return native and self.variadic and self.ways(op.axes) > 1
+        return native and self.variadic
 
     def start(self, x: Array, op: Collective) -> None:
         """XLA makes its collectives asynchronous itself."""
+
+    def _identity(self, x: Array, op: Collective) -> Array:
+        """The collective `op` of one rank: `x`, typed as the collective's result."""
+        return x if op.kind in VARYING else self.same(x, op.axes)
 
     def _native(self, x: Array, op: Collective) -> Array:
         """XLA's own collective, or what comes nearest; as integers where XLA would widen what is only
@@ -171,7 +184,7 @@ class LaxBackend:
 
     def _differentiated(self, move: Callable[[Array], Array], flat: Array, op: Collective) -> Array:
         """`move(flat)`, typed as the schedule says, its derivative that of the native collective."""
-        varies = op.kind in ("reduce_scatter", "reduce", "swap")
+        varies = op.kind in VARYING or op.kind == "reduce"
 
         def typed(flat: Array) -> Array:
             result = move(flat)

@@ -68,15 +68,17 @@ def joined(xs: Sequence[Array], cut: Sequence[Piece]) -> tuple[list[Array], list
     if small:
         held.append(small)
 
-    def part(run: Run) -> Array:
-        x = xs[run.array]
-        return x if run.size == x.size else x.reshape(-1)[run.start : run.start + run.size]
-
     def array(group: list[Piece]) -> Array:
-        first, *others = (part(piece.run) for piece in group)
+        first, *others = (part(xs, piece.run) for piece in group)
         return jnp.concatenate([x.reshape(-1) for x in (first, *others)]) if others else first
 
     return [array(group) for group in held], held
+
+
+def part(xs: Sequence[Array], run: Run) -> Array:
+    """The elements of `run`: their whole array as it is, or a flat slice of it."""
+    x = xs[run.array]
+    return x if run.size == x.size else x.reshape(-1)[run.start : run.start + run.size]
 
 
 def parted(moved: Sequence[Array], held: Sequence[Sequence[Piece]], given: BufferLayout) -> tuple[Array, ...]:
