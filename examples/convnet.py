@@ -47,9 +47,11 @@ def logits(params: Params, pixels: Any) -> Any:
     return x.reshape(x.shape[0], -1) @ params["dense"]["w"] + params["dense"]["b"]
 
 
-def loss(params: Params, pixels: Any, labels: Any) -> Any:
-    """Mean cross-entropy of a batch."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits(params, pixels), labels).mean()
+def loss(params: Params, pixels: Any, labels: Any, mask: Any = True) -> Any:
+    """Mean cross-entropy of a batch. mask: bool [n], False for rows that are no records and count as zero, so
+    that every record weighs the same in an epoch."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, pixels), labels)
+    return jnp.where(mask, losses, 0).mean()
 
 
 def _normal(x: Any) -> Any:

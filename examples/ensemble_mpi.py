@@ -63,10 +63,11 @@ def main(argv: list[str] | None = None) -> None:
         opt="params",
         pixels="batch",
         labels="labels",
+        mask="labels",
         returns=("params", "params", "per member, data"),
     )
-    def train(state: Any, params: Any, opt: Any, pixels: Any, labels: Any) -> Any:
-        loss, grads = jax.value_and_grad(convnet.loss)(run.varying(params), pixels, labels)
+    def train(state: Any, params: Any, opt: Any, pixels: Any, labels: Any, mask: Any) -> Any:
+        loss, grads = jax.value_and_grad(convnet.loss)(run.varying(params), pixels, labels, mask)
         out, state = run.step(state, grads=grads)
         updates, opt = optimizer.update(out.grads, opt, params)
         return state, optax.apply_updates(params, updates), opt, loss
@@ -81,7 +82,8 @@ def main(argv: list[str] | None = None) -> None:
     with batches:
         for epoch in range(options.epochs):
             for item in batches:
-                state, params, opt, loss = train(state, params, opt, item["batch"], item["labels"])
+                batch = item["batch"], item["labels"], item.mask
+                state, params, opt, loss = train(state, params, opt, *batch)
                 losses.append(float(loss))
             mean = comm.allreduce(np.mean(losses[-batches.steps :])) / comm.size
             if comm.rank == 0:

@@ -142,10 +142,11 @@ def train(run: Any, mesh: Any, options: Any) -> tuple[list[float], Any]:
         opt="params",
         pixels="batch",
         labels="labels",
+        mask="labels",
         returns=("params", "params", "per member, data"),
     )
-    def step(state: Any, params: Any, opt: Any, pixels: Any, labels: Any) -> Any:
-        loss, grads = jax.value_and_grad(convnet.loss)(run.varying(params), pixels, labels)
+    def step(state: Any, params: Any, opt: Any, pixels: Any, labels: Any, mask: Any) -> Any:
+        loss, grads = jax.value_and_grad(convnet.loss)(run.varying(params), pixels, labels, mask)
         out, state = run.step(state, grads=grads)
         updates, opt = optimizer.update(out.grads, opt, params)
         return state, optax.apply_updates(params, updates), opt, loss
@@ -154,7 +155,8 @@ def train(run: Any, mesh: Any, options: Any) -> tuple[list[float], Any]:
     with run.batches() as batches:
         for _ in range(options.epochs):
             for item in batches:
-                state, params, opt, loss = step(state, params, opt, item["batch"], item["labels"])
+                batch = item["batch"], item["labels"], item.mask
+                state, params, opt, loss = step(state, params, opt, *batch)
                 losses.append(float(np.mean([shard.data for shard in loss.addressable_shards])))
         return losses, batches.summary()
 

@@ -35,9 +35,10 @@ def decode(record: bytes) -> Any:
 
 
 @jax.jit
-def update(mean: Any, pixels: Any) -> Any:
-    """A step of the member's own size: towards the mean of the batch."""
-    return mean + 0.1 * (jnp.mean(pixels.astype(jnp.float32), 0) / 255 - mean)
+def update(mean: Any, pixels: Any, mask: Any) -> Any:
+    """A step of the member's own size: towards the mean of the batch's records."""
+    records = mask[:, None, None, None]
+    return mean + 0.1 * (jnp.mean(pixels.astype(jnp.float32), 0, where=records) / 255 - mean)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         mean: Any = jnp.zeros((64, 64, 3))
         for _ in range(options.epochs):
             for item in feeds[member]:
-                mean = update(mean, item["pixels"])
+                mean = update(mean, item["pixels"], item.mask)
                 steps[member] += 1
                 time.sleep(options.pause if member == SLOW else 0)
         mean.block_until_ready()

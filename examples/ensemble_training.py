@@ -67,10 +67,11 @@ def main(argv: list[str] | None = None) -> None:
         opt="params",
         pixels="batch",
         labels="labels",
+        mask="labels",
         returns=("params", "params", "per member, data"),
     )
-    def train(state: Any, params: Any, opt: Any, pixels: Any, labels: Any) -> Any:
-        loss, grads = jax.value_and_grad(convnet.loss)(run.varying(params), pixels, labels)
+    def train(state: Any, params: Any, opt: Any, pixels: Any, labels: Any, mask: Any) -> Any:
+        loss, grads = jax.value_and_grad(convnet.loss)(run.varying(params), pixels, labels, mask)
         out, state = run.step(state, grads=grads)
         updates, opt = optimizer.update(out.grads, opt, params)
         return state, optax.apply_updates(params, updates), opt, loss
@@ -84,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
         bar = progress.add_task("training", total=steps, loss="")
         for epoch in range(options.epochs):
             for item in batches:
-                state, params, opt, loss = train(state, params, opt, item["batch"], item["labels"])
+                state, params, opt, loss = train(state, params, opt, item["batch"], item["labels"], item.mask)
                 losses.append(float(loss.mean()))
                 progress.update(bar, advance=1, loss=f"loss {losses[-1]:.3f}")
             mean = float(np.mean(losses[-batches.steps :]))
@@ -98,9 +99,8 @@ def main(argv: list[str] | None = None) -> None:
         + f", averaged ensemble {ensemble:.1%}"
     )
     item = next(iter(run.batches()))
-    share = measure.communication(
-        run, train, (state, params, opt, item["batch"], item["labels"]), params, rounds=options.rounds
-    )
+    arguments = (state, params, opt, item["batch"], item["labels"], item.mask)
+    share = measure.communication(run, train, arguments, params, rounds=options.rounds)
     some = sources["images"][: 64 * options.measured]
     results = {
         "losses": losses,
@@ -133,10 +133,7 @@ def evaluate(run: Any, params: Any) -> tuple[list[float], float]:
         for item in batches:
             _, out = predict(run.init(), params, item["pixels"])
             probabilities = np.asarray(out)  # [member, record, class]
-            labels, valid = np.asarray(item["labels"]), np.asarray(item["valid"])
-            # Each replica's cut is padded at its end: `valid` says how many records of it count.
-            each = len(labels) // len(valid)
-            counts = (np.arange(each) < valid[:, None]).reshape(-1)
+            labels, counts = np.asarray(item["labels"]), np.asarray(item.mask)
             right += ((probabilities.argmax(-1) == labels) & counts).sum(-1)
             right_together += ((probabilities.mean(0).argmax(-1) == labels) & counts).sum()
             count += int(counts.sum())

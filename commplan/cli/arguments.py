@@ -89,8 +89,7 @@ def _check(verb: Any) -> None:
     _switch(verb, "--diff", "print what --fix would change, and change nothing")
     _switch(verb, "--watch", "check again whenever a file changes, until Ctrl-C")
     _switch(verb, "--strict", "exit with 1 for warnings too")
-    records = "how many records a source has: for what `tail drop` loses (repeatable)"
-    _repeatable(verb, "--records", "NAME=N", records, argument_types.size)
+    _lengths(verb, "what `tail drop` loses")
     program = "a program that runs the plans: for outputs that it does not take (repeatable)"
     _repeatable(verb, "--program", "TRAIN.py", program, str)
     _binding(verb)
@@ -135,12 +134,18 @@ def _compile(verb: Any) -> None:
     _switch(look, "--time-passes", "say how long every pass took")
 
 
+def _lengths(verb: Any, purpose: str) -> None:
+    records = f"how many records a source has: for {purpose} (repeatable)"
+    _repeatable(verb, "--records", "NAME=N", records, argument_types.size)
+
+
 def _explain(verb: Any) -> None:
     subject = "a .plan file or a saved schedule, or -; a code such as CP0412; or CP04, a list"
     verb.add_argument("what", metavar="FILE|CODE", help=subject).completer = _codes
     _binding(verb)
     looks = "gpu, or one such as h100:4x8: also what XLA is told to compile for it as planned"
     _flag(verb, "--target", "T", looks)
+    _lengths(verb, "the rows that only fill a batch")
 
 
 def _verify(verb: Any) -> None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from commplan.cost import Predictor
 from commplan.diagnostics import Span
 from commplan.explain.servers import Said, ServerText, server_lines
-from commplan.explain.stages import levels_text, phase_title, stage_text, table_lines
+from commplan.explain.stages import filler_lines, levels_text, phase_title, stage_text, table_lines
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.server_ops import sent
@@ -76,6 +76,7 @@ class Line(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...]
     servers: tuple[str, ...] = ()  # what lives on servers, what goes there and back, and what that takes
     sent: int = 0
+    filler: tuple[str, ...] = ()  # of a load: how many of its rows only fill a batch
 
 
 class PhaseLines(msgspec.Struct, frozen=True):
@@ -143,11 +144,16 @@ class Explanation(msgspec.Struct, frozen=True):
         return ", ".join(ranges) + where
 
 
-def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor | None = None) -> Explanation:
+def explain_plan(
+    plan: graph.Plan,
+    schedule: ir.Schedule,
+    predictor: Predictor | None = None,
+    records: Mapping[str, int] | None = None,
+) -> Explanation:
     """What each line of `plan` became in `schedule`, which was compiled from it.
 
     predictor: of the topology that it was compiled for: with it, talking with servers and elastic averaging
-    have their predicted times beside those of other ways.
+    have their predicted times beside those of other ways. records: how many records sources have, by name.
     """
     spans = {stage.span for phase in plan.phases for stage in phase.stages}
     tellings = server_lines(schedule, predictor)
@@ -156,7 +162,7 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
         plan=plan.name,
         axes={axis.name: axis.size for axis in schedule.axes},
         pipeline=schedule.pipeline,
-        phases=tuple(_phase(phase, schedule, tellings, chosen) for phase in plan.phases),
+        phases=tuple(_phase(phase, schedule, tellings, chosen, records or {}) for phase in plan.phases),
         choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
         backend=schedule.backend,
         placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
@@ -166,8 +172,9 @@ def explain_plan(plan: graph.Plan, schedule: ir.Schedule, predictor: Predictor |
 
 
 def _phase(
-    phase: graph.Phase, schedule: ir.Schedule, tellings: Said, chosen: Mapping[Span | None, Sequence[Choice]]
-) -> PhaseLines:
+    phase: graph.Phase, schedule: ir.Schedule, tellings: Said,
+    chosen: Mapping[Span | None, Sequence[Choice]], records: Mapping[str, int],
+) -> PhaseLines:  # fmt: skip
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
     ops, spans = grouped(compiled.ops, lambda op: op.span), {stage.span for stage in phase.stages}
@@ -186,6 +193,7 @@ def _phase(
             buckets=tuple(_bucket(op, values) for op in own if isinstance(op, ir.Pack)),
             traffic=_sum(entry for step in steps for entry in step.traffic),
             choices=tuple(chosen.get(stage.span, ())), servers=telling.lines, sent=telling.sent,
+            filler=filler_lines(stage, records.get(stage.source)) if isinstance(stage, graph.Load) else (),
         )  # fmt: skip
         lines.append(line)
     total = _sum(entry for line in lines for entry in line.traffic)
@@ -297,7 +305,7 @@ def line_lines(line: Line) -> list[str]:
         sizes = ", ".join(f"{sized(bucket.nbytes)} ({_leaves(bucket)})" for bucket in line.buckets[:8])
         more = f", and {len(line.buckets) - 8} more" if len(line.buckets) > 8 else ""
         lines.append(f"buckets in the order sent: {sizes}{more}")
-    return [*lines, *_traffic(line.traffic), *line.servers]
+    return [*lines, *_traffic(line.traffic), *line.servers, *line.filler]
 
 
 def _leaves(bucket: Bucket) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from commplan.input.order import Order
 from commplan.ir.hints import NO_HINTS
-from commplan.ir.plan import Hints, Phase, Stage, name_of, results
+from commplan.ir.plan import Hints, Load, Phase, Stage, name_of, results
 from commplan.ir.schedule import Axis as ScheduledAxis
 from commplan.ir.types import sized
 
@@ -41,6 +42,22 @@ def stage_text(stage: Stage) -> str:
 def _how(stage: Stage) -> tuple[str, ...]:
     via = getattr(stage, "via", None)
     return (f"via {via}" if via else "", hints_text(getattr(stage, "hints", NO_HINTS)))
+
+
+def filler_lines(stage: Load, records: int | None) -> tuple[str, ...]:
+    """How many rows of an epoch only fill the last batch of a load, for each size of its batches.
+
+    records: of its source; None if that is not known.
+    """
+    orders = [Order(records or 1, batch, 0, stage.visit, stage.tail) for batch in dict.fromkeys(stage.batch)]
+    lines: list[str] = []
+    for order in (order for order in orders if order.filler):
+        rows, batch = order.steps * order.batch, order.batch
+        some = f"{order.filler:,} of {rows:,} rows of an epoch in batches of {batch}"
+        if records is None:
+            some = f"up to {batch - 1} rows of the last batch of {batch}"
+        lines.append(f"{some} repeat records and do not count: `item.mask` is False there")
+    return tuple(lines)
 
 
 def hints_text(hints: Hints) -> str:

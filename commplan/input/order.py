@@ -127,6 +127,11 @@ class Order:
         low, high = self.span(step)
         return high - low if self.visit == "at_least_once" else max(0, min(high, self.length) - low)
 
+    @property
+    def filler(self) -> int:
+        """Slots of an epoch that do not count: those with which `tail pad` fills the last batch."""
+        return sum(self.rows(step) - self.counted(step) for step in range(max(0, self.steps - 1), self.steps))
+
     def counts(self, step: int) -> npt.NDArray[np.bool_]:
         """[rows]: which slots of `step` count."""
         return np.arange(self.rows(step)) < self.counted(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read
+from commplan.ir.types import Placement
 from commplan.runtime.input.layout import Array, Bools, agrees, aligned, compacted
 from commplan.runtime.input.program import Coords, Flow, HostProgram
 
@@ -23,6 +25,15 @@ class Visit(NamedTuple):
     coords: Coords
     records: npt.NDArray[np.int64]
     skipped: int
+
+
+class Mask(NamedTuple):
+    """rows: bool, [indices of each axis of `placement.per`, rows of this process], which rows of a batch are
+    records that count. placement: the axes that the rows are cut along, and those that all values have as
+    dimensions."""
+
+    rows: Bools
+    placement: Placement
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ class HostBatch:
     seeds: the seed of every load, by the id of its result: random device functions derive their keys from
         (seed, epoch, step, record, member).
     epoch, step: place in the order; step counts from 0 in each epoch. number: counts the batches handed out.
-    visits: what counts as visited.
+    visits: what counts as visited. mask: which rows count; None if loads differ in rows.
     """
 
     values: dict[Ref, Array]
@@ -50,6 +61,7 @@ class HostBatch:
     step: int
     number: int = 0
     visits: tuple[Visit, ...] = ()
+    mask: Mask | None = None
 
 
 @dataclass(eq=False)
@@ -107,7 +119,44 @@ def compact(program: HostProgram, state: FlowState) -> None:
 
 def count(program: HostProgram, state: FlowState, read: Read, ref: Ref) -> npt.NDArray[np.int32]:
     """Counted records, for every combination of the count's `per` axes (members, and shards)."""
-    per = program.per(ref)
+    return _count(program, state, state.counts[read.result], program.per(ref))
+
+
+def mask(program: HostProgram, states: Sequence[FlowState], known: dict[Any, Any]) -> Mask | None:
+    """The rows that count for every load, of the states of all flows; None if these differ in rows.
+
+    known: masks of earlier batches without skipped records.
+    """
+    key = ("mask", *(id(state.known) for state in states)) if all(s.valid.all() for s in states) else None
+    if key not in known:
+        rows = _mask(program, states)
+        if key is None:
+            return rows
+        known[key] = rows
+    result: Mask | None = known[key]
+    return result
+
+
+def _mask(program: HostProgram, states: Sequence[FlowState]) -> Mask | None:
+    first = states[0]
+    if any(s.flow.split != first.flow.split or len(s.rows) != len(first.rows) for s in states):
+        return None
+    own = [program.per(ref) for ref in program.roots if ref in program.elements]
+    per = tuple(axis for axis in own[0] if all(axis in axes for axes in own)) if own else ()
+    shards = len(program.shards(first.flow.split))
+    each = np.arange(len(first.rows) // shards)
+    rows = np.ones((*(len(program.local[axis]) for axis in per), shards, len(each)), bool)
+    for state in states:
+        counted = np.logical_and.reduce([state.counts[read.result] for read in state.flow.reads])
+        numbers = _count(program, state, counted, (*per, *state.flow.split))
+        rows &= each < numbers.reshape(*rows.shape[:-1], 1)  # in every shard those that count come first
+    return Mask(rows.reshape(*rows.shape[:-2], -1), Placement(per=per, split=first.flow.split))
+
+
+def _count(
+    program: HostProgram, state: FlowState, counted: Bools, per: Sequence[str]
+) -> npt.NDArray[np.int32]:
+    """Records that count and were not skipped. counted: [rows]. per: members, and axes of the shards."""
     shards = program.shards(state.flow.split)
     each = len(state.rows) // len(shards)
     result = aligned([len(program.local[axis]) for axis in per], np.dtype(np.int32))
@@ -118,5 +167,5 @@ def count(program: HostProgram, state: FlowState, read: Read, ref: Ref) -> npt.N
         variants = program.variants(state.flow.per)
         chosen = [p for p, v in enumerate(variants) if agrees(state.flow.per, v, named)]
         valid: Bools = np.asarray(state.valid[chosen, rows].all(0))
-        result[at] = np.count_nonzero(valid & state.counts[read.result][rows])
+        result[at] = np.count_nonzero(valid & counted[rows])
     return result

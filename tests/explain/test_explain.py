@@ -81,6 +81,15 @@ def test_every_line_of_the_plan_is_there_with_its_ops():
     assert lines[0].stage.startswith("grads = reduce grads over data by mean { bucket = 25 MiB")
 
 
+def test_rows_that_only_fill_a_batch_are_counted():
+    plan, schedule, explanation = explained("ensemble_training")
+    assert "up to 63 rows of the last batch of 64 repeat records" in explanation.text()
+    counted = explain_plan(plan.graph, schedule, records={"images": 1797}).text()
+    assert "59 of 1,856 rows of an epoch in batches of 64 repeat records and do not count" in counted
+    whole = step(explain_plan(plan.graph, schedule, records={"images": 1856}))
+    assert all(not line.filler for line in whole.lines)
+
+
 def test_buckets_and_wire_bytes_of_data_parallel():
     _, _, explanation = explained("data_parallel")
     (line,) = step(explanation).lines

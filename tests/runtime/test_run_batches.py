@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,35 @@ def test_batches_lie_as_the_plan_says():
     }
     assert item["own"].dtype == jnp.uint8
     assert item["labels"].dtype == jnp.int32
+
+
+def test_a_batch_says_which_of_its_rows_are_records():
+    run = bound(4)
+    (*_, last) = run.batches()
+    assert last.mask.sharding.spec == P("data")
+    assert last.mask.tolist() == [[n > 0, n > 1][row] for n in last["n"].tolist() for row in range(2)]
+
+    @run.jit
+    @run.spmd(labels="labels", mask="labels", returns=("per data",))
+    def sums(state: Any, labels: Any, mask: Any) -> Any:
+        return state, jnp.sum(labels, where=mask)
+
+    assert sums(run.init(), last["labels"], last.mask)[1].sum() == last["labels"][:5].sum()
+    (*_, own) = run.member(1).batches()
+    assert own.mask.tolist() == last.mask.tolist() and own.mask.sharding.mesh == run.member(1).mesh
+
+
+def test_a_batch_is_a_dictionary_and_a_pytree_of_its_arrays():
+    item = next(bound(2).batches())
+    assert isinstance(item, dict) and jax.tree.structure(dict(item)).num_leaves == len(item)
+    doubled = jax.tree.map(lambda leaf: leaf * 2, item)
+    assert (doubled["labels"] == 2 * item["labels"]).all()
+    with pytest.raises(AttributeError, match=r"pass `item.mask` as an argument"):
+        _ = doubled.mask
+    assert copy.deepcopy(item).keys() == item.keys()
+    with pytest.raises(KeyError) as error:
+        _ = item["lables"]
+    assert code_of(error) == "CP0919" and "did you mean `labels`?" in str(error.value)
 
 
 def test_every_record_comes_once_and_functions_are_applied():

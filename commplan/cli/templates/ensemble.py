@@ -19,7 +19,7 @@ replicas = 2 if jax.device_count() >= 4 else 1
 mesh = jax.make_mesh((members, replicas), ("member", "data"), devices=jax.devices()[: members * replicas])
 
 
-def samples(count=2048):
+def samples(count=2000):
     """Records of 8 numbers and a label: y = sin(x0) - x1 / 2."""
     x = np.random.default_rng(0).standard_normal((count, 8), np.float32)
     y = np.sin(x[:, 0]) - x[:, 1] / 2
@@ -40,8 +40,10 @@ def init(key):
     return {"hidden": jax.random.normal(first, (8, 32)) * 0.3, "out": jax.random.normal(second, (32,)) * 0.1}
 
 
-def loss(params, x, y):
-    return jnp.mean((jnp.tanh(x @ params["hidden"]) @ params["out"] - y) ** 2)
+def loss(params, x, y, mask):
+    """The mean over records; rows that only fill the last batch of an epoch are none."""
+    errors = (jnp.tanh(x @ params["hidden"]) @ params["out"] - y) ** 2
+    return jnp.sum(errors, where=mask) / jnp.maximum(mask.sum(), 1)
 
 
 keys = jax.random.split(jax.random.key(0), (members, replicas))
@@ -53,12 +55,12 @@ run = program.bind(mesh, sources={"samples": samples()}, functions={"unpack": un
 
 
 @run.jit
-@run.spmd(params="params", x="x", labels="labels", returns=("params", "per member, data"))
-def train(state, params, x, labels):
-    value, grads = jax.value_and_grad(loss)(run.varying(params), x, labels)
-    out, state = run.step(state, grads=grads)
+@run.spmd(params="params", x="x", labels="labels", mask="labels", returns=("params", "loss"))
+def train(state, params, x, labels, mask):
+    value, grads = jax.value_and_grad(loss)(run.varying(params), x, labels, mask)
+    out, state = run.step(state, grads=grads, loss=value, count=mask.sum().astype("float32"))
     params = jax.tree.map(lambda p, g: p - RATE * g, params, out.grads)
-    return state, params, value
+    return state, params, out.loss
 
 
 state = run.init()
@@ -67,6 +69,6 @@ params = out.params
 with run.batches() as batches:
     for epoch in range(1, EPOCHS + 1):
         for item in batches:
-            state, params, losses = train(state, params, item["x"], item["labels"])
-        each = ", ".join(f"{float(one):.4f}" for one in losses.mean(axis=1))
+            state, params, losses = train(state, params, item["x"], item["labels"], item.mask)
+        each = ", ".join(f"{float(one):.4f}" for one in np.asarray(losses))
         print(f"epoch {epoch}: loss of each member {each}")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from commplan import dsl, io
 from commplan.cli.argument_types import once
+from commplan.cli.binding import unknown_sources
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.saved import plan_text
 from commplan.cli.shapes import is_function, read_shapes
-from commplan.diagnostics import CommplanError, Diagnostic, Note, Severity, fail, plural
+from commplan.diagnostics import CommplanError, Diagnostic, Severity, fail, plural
 
 if TYPE_CHECKING:
-    from commplan.ir.plan import Plan
     from commplan.lint import Given
 
 
@@ -68,16 +68,7 @@ def _diagnostics(text: str, name: str, given: Given) -> Sequence[Diagnostic]:
     analysis = dsl.analyse(text, name)
     if analysis.plan is None:
         return analysis.diagnostics
-    return _unknown_sources(analysis.plan, given) or lint(analysis, given)
-
-
-def _unknown_sources(plan: Plan, given: Given) -> list[Diagnostic]:
-    """CP1108: lengths of sources that the plan does not declare."""
-    declared = [source.name for source in plan.sources]
-    known = Note(f"it declares: {', '.join(declared) or 'none'}")
-    wrong = [name for name in given.records if name not in declared]
-    texts = [f"--records {name}: the plan has no source `{name}`" for name in wrong]
-    return [Diagnostic("CP1108", text, None, (known,), file=plan.file) for text in texts]
+    return unknown_sources(analysis.plan, given.records) or lint(analysis, given)
 
 
 def _change(path: str, text: str, given: Given, console: Console) -> str:

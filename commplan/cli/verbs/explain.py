@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from commplan.cli.argument_types import once
 from commplan.cli.console import Console, name_of
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, fail_if
 from commplan.errors import RANGES, page, titles
 
 if TYPE_CHECKING:
@@ -64,10 +65,13 @@ def _code(code: str, console: Console) -> int:
 
 
 def _plan(args: Namespace, console: Console) -> int:
+    from commplan.cli.binding import unknown_sources
     from commplan.explain.report import explain_plan, line_text
 
     plan, schedule = _subject(args, console)
-    explanation = explain_plan(plan, schedule, _predictor(args, schedule))
+    records = once(args.records, "--records")
+    fail_if(unknown_sources(plan, records))
+    explanation = explain_plan(plan, schedule, _predictor(args, schedule), records)
     options = _options(args, schedule)
     if not console.human:
         more = {} if options is None else {"compiler_options": msgspec.to_builtins(options)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,12 +19,15 @@ from commplan.input.work_partition import division
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.ir.remark import Design
+from commplan.ir.types import Placement
 from commplan.runtime.context import Context
+from commplan.runtime.input.device.item import Item
 from commplan.runtime.input.device.maps import DeviceMaps
 from commplan.runtime.input.group import Group, group
-from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.host_batch import HostBatch, Mask
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.named import refuse_mask
 from commplan.runtime.input.observe.accounting import Meter, Summary
 from commplan.runtime.input.observe.wait_log import LOG, PATIENCE_S
 from commplan.runtime.input.shm.segment import Blame
@@ -35,12 +39,13 @@ Host = npt.NDArray[Any]
 
 
 @public_face
-class Batches(Iterator[dict[str, Any]]):
+class Batches(Iterator[Item]):
     """What a phase makes of its sources, batch by batch: `{"batch": array, "labels": array}`.
 
     Iterate to run to the end of an epoch; iterate again for the next. Each item holds the phase's
     source-only outputs, and the source values that the phase takes as arguments, as global arrays in the
-    layout of the plan; bytes travel as u8. Device functions on single records run here, under jit.
+    layout of the plan; bytes travel as u8. Device functions on single records run here, under jit. Its
+    `mask` tells the rows that only fill the batch.
 
     `.state()` is where the next batch stands, as integers; give it back as `run.batches(state=...)`.
     `.steps` is the number of batches of an epoch, `.summary()` the cost so far; `.close()` ends the work
@@ -90,16 +95,24 @@ class Batches(Iterator[dict[str, Any]]):
         iter(self._host)
         return self
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Item:
         settle = None if self._host.pinning is None else self._host.pinning.settle
         return self._host.take(self._item, self._host.on_devices, settle)
 
-    def _item(self, batch: HostBatch) -> dict[str, Any]:
+    def _item(self, batch: HostBatch) -> Item:
         arrays = {ref: self._sharded(ref, host) for ref, host in batch.values.items()}
         rest = [ref for ref in self._wanted.values() if ref not in arrays]
         if rest:
             arrays |= self._map(batch, arrays)
-        return {name: arrays[ref] for name, ref in self._wanted.items()}
+        named = {name: arrays[ref] for name, ref in self._wanted.items()}
+        return Item.of(named, functools.partial(self._mask, batch.mask))
+
+    def _mask(self, mask: Mask | None) -> Any:
+        if mask is None:
+            refuse_mask()
+        own = tuple(axis for axis in mask.placement.per if axis not in self.context.members)
+        placement = Placement(per=own, split=mask.placement.split)
+        return self._placed(mask.rows, placement, mask.placement.per)
 
     def state(self) -> dict[str, int]:
         """Where the next batch stands: integers, the same under any number of ranks."""
@@ -141,10 +154,13 @@ class Batches(Iterator[dict[str, Any]]):
 
     def _sharded(self, ref: str, host: Host) -> Any:
         """One process's part of a value, laid out as `HostBatch` says, as a global array."""
+        return self._placed(host, self._values[ref].placement, self._per[ref])
+
+    def _placed(self, host: Host, placement: Placement, per: Sequence[str]) -> Any:
         if self.context.members:
-            fixed = [i for i, axis in enumerate(self._per[ref]) if axis in self.context.members]
+            fixed = [i for i, axis in enumerate(per) if axis in self.context.members]
             host = host.squeeze(tuple(fixed))  # of one member: its dimension is 1, and its arrays have none
-        return self.context.machine.array(host, self._values[ref].placement, self.local)
+        return self.context.machine.array(host, placement, self.local)
 
     def _map(self, batch: HostBatch, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The values that device functions make of single records."""

@@ -6,17 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from commplan.runtime.input.layout import Array
+from commplan.runtime.input.layout import Array, Bools
+from commplan.runtime.input.named import NamedArrays, refuse_mask
 from commplan.runtime.input.packages import package
 
 
-class Batch(dict[str, Array]):
+class Batch(NamedArrays[Array]):
     """The arrays of one batch by the names of the plan, as NumPy sees them: read-only, in memory that all
     members of the feed see, and good for as long as anything shows them. epoch, step: where it stands."""
 
-    __slots__ = ("epoch", "step")
+    __slots__ = ("_mask", "epoch", "step")
     epoch: int
     step: int
+    _mask: Bools | None
+
+    def place(self, epoch: int, step: int, mask: Bools | None) -> Batch:
+        """Set where the batch stands, and which rows are records; None if its loads differ in rows."""
+        self.epoch, self.step, self._mask = epoch, step, mask
+        return self
+
+    @property
+    def mask(self) -> Bools:
+        """bool [rows]: False for a row that only fills the batch, and repeats a record: of the last batch of
+        an epoch with `tail pad`, or in the place of one that `on_error = skip` left out. Raises CP0911 if
+        loads of the phase have batches of different sizes."""
+        return refuse_mask() if self._mask is None else self._mask
 
     def torch(self) -> dict[str, Any]:
         """The same memory as tensors of PyTorch, which do not know that others read it: do not write to

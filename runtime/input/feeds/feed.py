@@ -340,8 +340,8 @@ class Feed(EpochIterator):
         self._contract.add(composed)
         values = ((name, composed.values[ref], per) for name, ref, per in self._wanted)
         batch = Batch((name, array[0] if per else array) for name, array, per in values)
-        batch.epoch, batch.step = epoch, step
-        return batch
+        mask = composed.mask and composed.mask.rows.reshape(-1)  # its member dimension has one index
+        return batch.place(epoch, step, mask)
 
     def _units(self, epoch: int, step: int) -> tuple[list[Mapping[Ref, Array]], bool]:
         """The units of a batch, and whether all were there at once; those that have gone are made here."""

@@ -13,6 +13,7 @@ from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.runtime.input.feeds.batch import Batch
 from commplan.runtime.input.host_batch import HostBatch, Visit
+from commplan.runtime.input.layout import Bools
 from commplan.runtime.input.program import HostProgram, identity
 from commplan.runtime.input.shm.slot_layout import SlotLayout
 
@@ -53,6 +54,7 @@ class _Table(NamedTuple):
     arrays: list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
     counts: dict[str, npt.NDArray[np.int32]]
     loads: list[_Load]
+    mask: Bools | None
 
 
 class OneUnit:
@@ -88,7 +90,11 @@ class OneUnit:
         numbers = {name: np.asarray(counts[ref], np.int32) for name, ref, _ in self._wanted if ref in counts}
         for number in numbers.values():
             number.flags.writeable = False
-        return _Table(arrays, numbers, loads)
+        mask = None
+        if len(set(rows)) == 1:
+            mask = np.arange(rows[0]) < min(load.counted for load in loads)
+            mask.flags.writeable = False
+        return _Table(arrays, numbers, loads, mask)
 
     def batch(self, root: Any, epoch: int, step: int) -> Batch:
         """The batch in the slot whose bytes are `root`, which its arrays keep."""
@@ -97,7 +103,7 @@ class OneUnit:
         for name, shape, dtype, offset in table.arrays:
             array = batch[name] = np.ndarray(shape, dtype, root, offset)
             array.setflags(write=False)
-        batch.epoch, batch.step = epoch, step
+        batch.place(epoch, step, table.mask)
         self._ids[step] = memoryview(root)[self._from : self._upto].tobytes()
         return batch
 

@@ -15,7 +15,7 @@ from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType, BytesType
-from commplan.runtime.input.host_batch import FlowState, HostBatch, Visit, compact, count, layout
+from commplan.runtime.input.host_batch import FlowState, HostBatch, Mask, Visit, compact, count, layout, mask
 from commplan.runtime.input.layout import Array, Bools, Fresh, agrees, aligned, blocks, read_only
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import (
@@ -134,6 +134,9 @@ class BatchFactory:
             self._known[key] = (owned, counts, valid, {})
         owned, counts, valid, known = self._known[key]
         return FlowState(flow, owned, {}, counts, {}, valid.copy(), known)
+
+    def mask(self, states: Sequence[FlowState]) -> Mask | None:
+        return None if self.apart else mask(self.program, states, self._known)
 
     def look_up(self, state: FlowState, epoch: int, step: int) -> None:
         """The records of the rows, in the order of each load."""
@@ -406,7 +409,8 @@ class BatchBuilder:
             state.shown = {}
         self.moved = {}
         seeds = {read.result: read.seed for state in self.states for read in state.flow.reads}
-        return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits))
+        rows = self.maker.mask(self.states)
+        return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits), rows)
 
     def _count(self, state: FlowState, read: Read, ref: Ref, clean: bool) -> Array:
         if not clean:

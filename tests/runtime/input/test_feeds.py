@@ -39,6 +39,7 @@ def test_members_of_one_process_are_given_what_each_would_read_alone(feed_name: 
                 [pair[member] for epoch in pairs for pair in epoch], expected(member, epochs=2, tail=tail)
             )
         first, second = pairs[1][-1]
+        assert first.mask.all() == bool(tail) and (first.mask == second.mask).all()
         assert not first["pixels"].flags.writeable
         assert (first["mine"] != second["mine"]).any()
 
@@ -53,6 +54,9 @@ def test_a_batch_shows_the_memory_that_all_see(feed_name: str) -> None:
         for batch, copy in zip(batches, kept, strict=True):  # longer than its slot lasts
             np.testing.assert_array_equal(batch["pixels"], copy)
         assert len(others) == 4
+        assert kept[0].shape[0] == batches[0].mask.sum() > others[-1].mask.sum()
+        with pytest.raises(KeyError, match="did you mean `pixels`"):
+            _ = others[-1]["pixel"]
         arrays = others[-1].jax()
         np.testing.assert_array_equal(arrays["pixels"], others[-1]["pixels"])
 

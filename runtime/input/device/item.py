@@ -1,0 +1,56 @@
+"""One batch as `run.batches` hands it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from commplan.lowering.jax.typing_shim import jax
+from commplan.runtime.input.named import NamedArrays
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Item(NamedArrays[Any]):
+    """The arrays of one batch by their names in the plan, a dictionary and a pytree of them, and `mask`.
+
+    Reading a name that the batch lacks raises CP0919, which lists those that it has.
+    """
+
+    __slots__ = ("_mask",)
+    _mask: Callable[[], Any] | None
+
+    @classmethod
+    def of(cls, arrays: dict[str, Any], mask: Callable[[], Any]) -> Item:
+        item = cls(arrays)
+        item._mask = mask
+        return item
+
+    @property
+    def mask(self) -> Any:
+        """bool [rows], laid out like the rows of the batch: False for a row that only fills the batch.
+
+        Such rows repeat records: of the last batch of an epoch with `tail pad`, or in the place of records
+        that `on_error = skip` left out. In a step, `run.spmd(mask="x")` gives each rank the mask of its
+        rows of `x`. If all arrays have a dimension for the members of an ensemble, the mask has it as well.
+
+        Raises CP0911 if loads of the phase have batches of different sizes, and `AttributeError` for a
+        batch that `jax.tree` functions rebuilt: the mask is none of its leaves.
+        """
+        mask = getattr(self, "_mask", None)
+        if mask is None:
+            raise AttributeError(
+                "this batch went through JAX, which keeps its arrays and not its mask:"
+                " pass `item.mask` as an argument of its own"
+            )
+        return mask()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Item, (dict(self),)
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        names = tuple(sorted(self))
+        return [(jax.tree_util.DictKey(name), self[name]) for name in names], names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Iterable[Any]) -> Item:
+        return cls(zip(names, values, strict=True))
