@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import tempfile
 
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,14 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # What ranks record stays where they end badly: here that is on purpose, and no affair of this user's.
 _RECORDS = tempfile.TemporaryDirectory(prefix="commplan-records-")
 os.environ["COMMPLAN_RECORDS"] = _RECORDS.name
+
+# Children inherit which signals are ignored or blocked. Background jobs of a script ignore SIGINT and
+# SIGQUIT; schedulers ignore or block others. SIGHUP stays ignored under `nohup`, the last three at terminals.
+_INHERITED = {signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+for _number in signal.valid_signals() - _INHERITED:
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 # How long an example takes is the machine's affair.
 settings.register_profile("commplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
