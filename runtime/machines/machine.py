@@ -26,6 +26,7 @@ from commplan.lowering.jax.check import Layout
 from commplan.runtime.input.device.pinned import Pinning
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Carrier
+from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.environment import ALIKE, environment
 from commplan.runtime.observe.calls import Calls
 
@@ -34,6 +35,7 @@ Host = npt.NDArray[Any]
 Local = Mapping[str, tuple[int, ...]]
 OnFailure = Literal["stop", "continue"]
 _LONG = 80  # characters of a list of ranks
+_LEFT_OUT = re.compile(r"span=Span\([^)]*\), |\w+=(None|\(\)), ")  # of the text of an operation
 
 
 @dataclass(frozen=True)
@@ -201,11 +203,12 @@ class Binding(NamedTuple):
     timeout_s: float
 
 
-def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]]) -> None:
+def agree(who: str, mine: Binding, exchange: Callable[[Any], Mapping[int, Any]]) -> None:
     """Raises what is wrong here, once the others know, and CP0845 where one of them cannot bind, or not all
     bind the same with the same seed.
 
-    who: what they are, a rank or a process. exchange: what all say, by their numbers; all of them call it.
+    who: what they are, a rank or a process. exchange: returns the values of all, by their numbers, of a
+    `msgspec` type; all of them call it.
     """
     file = mine.schedule.file
     try:
@@ -227,14 +230,35 @@ def agree(who: str, mine: Binding, exchange: Callable[[Said], Mapping[int, Said]
         usual = Counter(values.values()).most_common(1)[0][0]  # of as many, that of the first
         first = next(number for number in values if values[number] == usual)
         other = [number for number in values if values[number] != usual]
-        if other:
-            fail(
-                "CP0845",
-                f"not every {who} binds {subject}: {who} {other[0]} another one than {who} {first}",
-                *(f"{who} {number}: {values[number]}" for number in (first, *other[:3])),
-                fix.format(who=who),
-                file=file,
-            )
+        if not other:
+            continue
+        lines = first_difference(_lines(mine.schedule), exchange) if name == "program" else {}
+        fail(
+            "CP0845",
+            f"not every {who} binds {subject}: {who} {other[0]} another one than {who} {first}",
+            *(f"{who} {number}: {lines.get(number, values[number])}" for number in (first, *other[:3])),
+            fix.format(who=who),
+            file=file,
+        )
+
+
+def _lines(schedule: ir.Schedule) -> list[str]:
+    """The leaves of inputs and states of `schedule`, its sizes, its plan's stages, then its operations."""
+    leaves = [
+        f"{leaf.label(value.id)}: {leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+        for value in schedule.entry
+        for leaf in value.leaves
+    ]
+    sizes = [f"axis `{axis.name}` has {axis.size} places" for axis in schedule.axes]
+    ops = [
+        f"line {op.span.line} of the plan, in phase `{phase.name}`: {_LEFT_OUT.sub('', str(op))}"
+        for phase, own in (
+            *((phase, phase.stages) for phase in (schedule.origin.plan.phases if schedule.origin else ())),
+            *((phase, phase.ops) for phase in schedule.phases),
+        )
+        for op in own
+    ]
+    return [*leaves, *sizes, *ops]
 
 
 def reason(error: Exception) -> str:

@@ -41,7 +41,6 @@ from commplan.runtime.machines.machine import (
     Machine,
     OnFailure,
     Peers,
-    Said,
     agree,
     digest,
     peers_of,
@@ -264,7 +263,7 @@ def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
     purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
     meet = Rendezvous(comm, purpose, binding.timeout_s, option=option, file=schedule.file)
     own = meet(comm.Dup)
-    exchange = cast("Callable[[Said], list[Said]]", functools.partial(meet, own.allgather))
+    exchange = cast("Callable[[Any], list[Any]]", functools.partial(meet, own.allgather))
     agree("rank", binding, lambda mine: dict(enumerate(exchange(mine))))
     roles = sites(schedule)
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(own.Get_rank()) >= roles.workers > 0)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import subprocess
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +22,13 @@ from support.embedding import mesh_of
 from support.ports import free_port
 
 import commplan
+from commplan.api import Program
 from commplan.diagnostics import CommplanError
 from commplan.lowering.jax import _jit
-from commplan.runtime.machines.machine import Binding, Issue, Said, agree
+from commplan.runtime.machines.machine import Binding, Issue, agree
 from commplan.runtime.observe.preflight import Step, issued_together
 
+F32 = jax.ShapeDtypeStruct((3,), "float32")
 REFUSED = {
     "phases": (
         "line 7 of the plan, in phase `step` (number 1 of 3)",
@@ -123,19 +132,57 @@ def test_binding_compares_the_flags_of_xla():
     assert "process 0: none" in said[0][0] and "process 1: --xla_cpu_enable_fast_math=true" in said[0][0]
 
 
+def refused(programs: Sequence[Program]) -> str:
+    """What processes raise that bind these programs."""
+    barrier, answers = threading.Barrier(len(programs)), dict[int, Any]()
+
+    def exchange(number: int, mine: Any) -> dict[int, Any]:
+        barrier.wait(60)
+        answers[number] = mine
+        barrier.wait(60)
+        return dict(sorted(answers.items()))
+
+    def bind(number: int) -> str:
+        program = programs[number]
+        binding = Binding(program.schedule, program.digest, 0, lambda: None, None, 1.0)
+        with pytest.raises(CommplanError) as raised:
+            agree("process", binding, functools.partial(exchange, number))
+        return str(raised.value)
+
+    with ThreadPoolExecutor(len(programs)) as pool:
+        texts = set(pool.map(bind, range(len(programs))))
+    assert len(texts) == 1
+    return texts.pop()
+
+
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_of_three_the_one_that_differs_is_named(odd: int):
-    program = commplan.loads(preflight_steps.PLAN).compile(backend="mpi", shapes={"grads": {}})
-    binding = Binding(program.schedule, program.digest, 0, lambda: None, None, 1.0)
-
-    def exchange(mine: Said) -> dict[int, Said]:
-        other = Said({**mine.alike, "program": "another"})
-        return {number: other if number == odd else mine for number in range(3)}
-
+    plans = [preflight_steps.PLAN.replace("by mean", "by sum" if n == odd else "by mean") for n in range(3)]
+    text = refused([commplan.loads(p).compile(backend="mpi", shapes={"grads": {}}) for p in plans])
     usual = 1 if odd == 0 else 0
-    with pytest.raises(CommplanError, match=f"process {odd} another one than process {usual}\n") as raised:
-        agree("process", binding, exchange)
-    assert f"process {odd}: another" in str(raised.value)
+    assert f"process {odd} another one than process {usual}\n" in text
+    for number, name in ((odd, "sum"), (usual, "mean")):
+        assert re.search(
+            rf"process {number}: line 7 of the plan, in phase `step`: Reduce\(.*name='{name}'", text
+        )
+
+
+@pytest.mark.parametrize(
+    ("odd", "expected"),
+    [
+        ({"a": F32, "w": jax.ShapeDtypeStruct((4,), "float32")}, "leaf `w` of `grads`: f32[4]"),
+        ({"a": F32, "w": jax.ShapeDtypeStruct((3,), "bfloat16")}, "leaf `w` of `grads`: bf16[3]"),
+        ({"a": F32, "v": F32}, "leaf `v` of `grads`: f32[3]"),
+        (OrderedDict(w=F32, a=F32), "leaf `w` of `grads`: f32[3]"),
+        ({"a": F32}, "`loss`: f32[]"),
+    ],
+)
+def test_the_first_leaf_that_differs_is_named_with_path_shape_and_type(odd: Any, expected: str):
+    plan = commplan.loads(preflight_steps.PLAN)
+    programs = [plan.compile(backend="mpi", shapes={"grads": tree}) for tree in ({"a": F32, "w": F32}, odd)]
+    notes = refused([*programs, programs[0]]).splitlines()[1:3]
+    usual = "leaf `a` of `grads`: f32[3]" if isinstance(odd, OrderedDict) else "leaf `w` of `grads`: f32[3]"
+    assert notes == [f"  note: process 0: {usual}", f"  note: process 1: {expected}"]
 
 
 def test_one_process_has_nobody_to_compare_with():
