@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from commplan.feeds import join as join
     from commplan.runtime.input.sources.adapters import column as column
     from commplan.runtime.input.sources.adapters import serial as serial
-    from commplan.runtime.input.sources.files import folder as folder
-    from commplan.runtime.input.sources.files import paths as paths
+    from commplan.runtime.input.sources.folders import folder as folder
+    from commplan.runtime.input.sources.folders import paths as paths
     from commplan.runtime.run import Run as Run
     from commplan.topology import Topology as Topology
     from commplan.topology import load_topology as load_topology
@@ -31,7 +31,7 @@ _NAMES = {
     "commplan.diagnostics": ("CommplanError", "Diagnostic"),
     "commplan.feeds": ("join",),
     "commplan.runtime.input.sources.adapters": ("column", "serial"),
-    "commplan.runtime.input.sources.files": ("folder", "paths"),
+    "commplan.runtime.input.sources.folders": ("folder", "paths"),
     "commplan.runtime.run": ("Run",),
     "commplan.topology": ("Topology", "load_topology"),
 }

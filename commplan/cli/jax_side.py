@@ -214,7 +214,7 @@ def _file(path: str) -> Any:
 
 def source_at(name: str, path: str) -> Any:
     """Records: the files of a folder, or the rows of a .npy file. Raises CP0901 and CP1110."""
-    from commplan.runtime.input.sources.files import folder
+    from commplan.runtime.input.sources.folders import folder
 
     if Path(path).is_dir():
         return folder(path)

@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from commplan.runtime.input.iterator import PhaseBatches as PhaseBatches
     from commplan.runtime.input.observe.accounting import LineUsage as LineUsage
     from commplan.runtime.input.observe.accounting import Summary as Summary
+    from commplan.runtime.input.sources.adapters import Source as Source
     from commplan.runtime.input.sources.adapters import column as column
     from commplan.runtime.input.sources.adapters import serial as serial
-    from commplan.runtime.input.sources.files import Files as Files
-    from commplan.runtime.input.sources.files import Source as Source
-    from commplan.runtime.input.sources.files import folder as folder
-    from commplan.runtime.input.sources.files import paths as paths
+    from commplan.runtime.input.sources.folders import Files as Files
+    from commplan.runtime.input.sources.folders import folder as folder
+    from commplan.runtime.input.sources.folders import paths as paths
 
 # Loaded when it is first asked for: a member of a feed needs a part of it.
 _NAMES = {
     "host_batch": ("HostBatch",),
     "iterator": ("PhaseBatches",),
     "observe.accounting": ("LineUsage", "Summary"),
-    "sources.adapters": ("column", "serial"),
-    "sources.files": ("Files", "Source", "folder", "paths"),
+    "sources.adapters": ("Source", "column", "serial"),
+    "sources.folders": ("Files", "folder", "paths"),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 

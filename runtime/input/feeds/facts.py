@@ -14,7 +14,7 @@ from commplan.runtime.input.feeds.maker import UnitMaker
 from commplan.runtime.input.feeds.memory import Facts
 from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.sources import pipelines
-from commplan.runtime.input.sources.files import Source
+from commplan.runtime.input.sources.adapters import Source
 
 
 def facts_of(

@@ -25,7 +25,7 @@ from commplan.runtime.input.shm import slot_status
 from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
 from commplan.runtime.input.shm.slot_status import Place, write_status
 from commplan.runtime.input.shm.slots import Slots
-from commplan.runtime.input.sources.files import Source
+from commplan.runtime.input.sources.adapters import Source
 from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
 

@@ -33,7 +33,7 @@ from commplan.ir.schedule import (
 )
 from commplan.ir.types import SAME, BytesType
 from commplan.runtime.input.program import Element, record_types
-from commplan.runtime.input.sources.files import Source
+from commplan.runtime.input.sources.adapters import Source
 
 OWN = "/own"  # behind the name of a value before it is shared
 

@@ -1,130 +1,20 @@
-"""Where records come from: anything with a length and random access, and files."""
+"""The sources of a program: what was given for each, as random access to records, and checked."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Read, Schedule
 from commplan.ir.types import BytesType
 from commplan.runtime.input.sources import adapters, pipelines
 from commplan.runtime.input.sources.adapters import Source
-from commplan.tracebacks import ends_at_caller
-
-
-class Files:
-    """The bytes of files, one record each, in the order given."""
-
-    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
-        self.paths = tuple(os.fspath(path) for path in paths)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> bytes:
-        # One open, one stat, one read: `Path.read_bytes` costs three times the system calls.
-        descriptor = os.open(self.paths[index], os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        try:
-            pieces: list[bytes] = []
-            size = os.fstat(descriptor).st_size
-            while piece := os.read(descriptor, max(1, size)):
-                pieces.append(piece)
-                size -= len(piece)
-                if size <= 0:
-                    break
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        finally:
-            os.close(descriptor)
-
-    def __repr__(self) -> str:
-        return f"Files({len(self)} files)"
-
-
-@ends_at_caller
-def paths(files: Iterable[str | os.PathLike[str]]) -> Files:
-    """A source of type `bytes`: the contents of `files`, in the order given."""
-    return Files(files)
-
-
-class Folder(Files):
-    """The files of a folder and its sub-folders; the first folder on a file's way is its class."""
-
-    def __init__(self, root: str, names: Sequence[str]) -> None:
-        super().__init__(os.path.join(root, name) for name in names)  # noqa: PTH118  text, as it was given
-        self._tops = tuple(name.partition(os.sep)[0] if os.sep in name else "" for name in names)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The sub-folders that hold files, sorted by the bytes of their names."""
-        return tuple(sorted({top for top in self._tops if top}, key=os.fsencode))
-
-    @property
-    def labels(self) -> npt.NDArray[np.int32]:
-        """i32 [files]: the place of each file's sub-folder among `classes`, a source of type `i32`.
-
-        Errors: CP0901 for a file that lies in none.
-        """
-        numbers = {name: number for number, name in enumerate(self.classes)}
-        loose = next((path for path, top in zip(self.paths, self._tops, strict=True) if not top), None)
-        if loose is not None:
-            fail(
-                "CP0901",
-                f"{Path(loose).name!r} lies in no sub-folder, so it has no class",
-                "move it into one",
-            )
-        return np.array([numbers[top] for top in self._tops], np.int32)
-
-
-@ends_at_caller
-def folder(path: str | os.PathLike[str], recursive: bool = False) -> Folder:
-    """A source of type `bytes`: the contents of the files in the folder `path`, sorted by name.
-
-    recursive: the files of its sub-folders as well. Where each sub-folder is a class, `.labels` is a source
-    of class numbers beside it and `.classes` are their names. Sorted by the bytes of the name (of the path
-    inside the folder, part by part), so the same everywhere; hidden files and folders are left out. Errors:
-    CP0901 where there is no such folder, or no file in it.
-    """
-    root = os.fspath(path)
-    try:
-        names = list(_names(root, recursive))
-    except OSError as error:
-        where = error.filename if isinstance(error.filename, str) else root
-        fail("CP0901", f"cannot read the folder {where!r}: {error.strerror}", "give a folder that exists")
-    if not names:
-        hint = (
-            [] if recursive else ["files in sub-folders count with `commplan.folder(path, recursive=True)`"]
-        )
-        fail("CP0901", f"there is no file in the folder {root!r}", "records are the files in it", *hint)
-    return Folder(root, sorted(names, key=lambda name: list(map(os.fsencode, Path(name).parts))))
-
-
-def _names(root: str, recursive: bool) -> Iterator[str]:
-    """Files below `root`, by their paths inside of it; a folder that a link leads back to is not entered
-    again."""
-    stack, seen = [""], set[str]()
-    while stack:
-        inside = stack.pop()
-        folder = os.path.join(root, inside)  # noqa: PTH118
-        real = os.path.realpath(folder)
-        if real in seen:
-            continue
-        seen.add(real)
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                name = os.path.join(inside, entry.name)  # noqa: PTH118
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_file():
-                    yield name
-                elif recursive and entry.is_dir():
-                    stack.append(name)
+from commplan.runtime.input.sources.folders import check_classes, folder, paths
 
 
 def _is_path(value: object) -> bool:
@@ -204,7 +94,7 @@ def bound(
 
     Errors, all in one: CP0900 a source that is missing, or a name that the plan does not have; CP0901 a
     folder that cannot be read; CP0902 no random access; CP0903 an empty source; CP0950 and CP0951 columns and
-    array_record files (see `adapters`).
+    array_record files (see `adapters`); CP0956 class numbers of folders that differ.
     """
     types = {source.name: source.type for source in schedule.sources}
     if names is None:
@@ -227,6 +117,7 @@ def bound(
         for name in sources
         if name not in types
     ]
+    problems += check_classes(sources_by_name, schedule.file)
     if problems:
         raise CommplanError(*problems)
     return adapters.arranged(sources_by_name)

@@ -11,7 +11,7 @@ from input_plans import DECLARATIONS, FUNCTIONS, decode, ensemble, images, sched
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.iterator import PhaseBatches
-from commplan.runtime.input.sources.files import folder, paths
+from commplan.runtime.input.sources.folders import folder, paths
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 

@@ -1,0 +1,202 @@
+"""Files and folders as sources, and the class numbers of folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commplan.diagnostics import Diagnostic, Note, did_you_mean, fail, listed
+from commplan.tracebacks import ends_at_caller
+
+
+class Files:
+    """The bytes of files, one record each, in the order given."""
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        self.paths = tuple(os.fspath(path) for path in paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> bytes:
+        # One open, one stat, one read: `Path.read_bytes` costs three times the system calls.
+        descriptor = os.open(self.paths[index], os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            pieces: list[bytes] = []
+            size = os.fstat(descriptor).st_size
+            while piece := os.read(descriptor, max(1, size)):
+                pieces.append(piece)
+                size -= len(piece)
+                if size <= 0:
+                    break
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        finally:
+            os.close(descriptor)
+
+    def __repr__(self) -> str:
+        return f"Files({len(self)} files)"
+
+
+@ends_at_caller
+def paths(files: Iterable[str | os.PathLike[str]]) -> Files:
+    """A source of type `bytes`: the contents of `files`, in the order given."""
+    return Files(files)
+
+
+class ClassNumbers(np.ndarray[Any, Any]):
+    """i32 [files]: the class number of each file. classes: the names that the numbers stand for."""
+
+    classes: tuple[str, ...] = ()
+
+    def __array_finalize__(self, base: object) -> None:
+        self.classes = getattr(base, "classes", ())
+
+
+class Folder(Files):
+    """The files of a folder and its sub-folders; the first folder in the path of a file is its class.
+
+    classes: the names of the classes, in the order of their numbers.
+    """
+
+    def __init__(self, root: str, names: Sequence[str], classes: Sequence[str]) -> None:
+        super().__init__(os.path.join(root, name) for name in names)  # noqa: PTH118  text, as it was given
+        self._tops = tuple(name.partition(os.sep)[0] if os.sep in name else "" for name in names)
+        self.classes = tuple(classes)
+
+    @property
+    def labels(self) -> npt.NDArray[np.int32]:
+        """i32 [files]: the place of each file's sub-folder among `classes`, a source of type `i32`.
+
+        Sources of one program must agree in their classes (CP0956). Errors: CP0901 for a file outside of all
+        sub-folders.
+        """
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        loose = next((path for path, top in zip(self.paths, self._tops, strict=True) if not top), None)
+        if loose is not None:
+            fail(
+                "CP0901", f"{Path(loose).name!r} is in no sub-folder, so it has no class", "move it into one"
+            )
+        labels = np.array([numbers[top] for top in self._tops], np.int32).view(ClassNumbers)
+        labels.classes = self.classes
+        return labels
+
+
+@ends_at_caller
+def folder(
+    path: str | os.PathLike[str], recursive: bool = False, classes: Sequence[str] | None = None
+) -> Folder:
+    """A source of type `bytes`: the contents of the files in the folder `path`, sorted by name.
+
+    recursive: the files of its sub-folders as well. If each sub-folder is a class, `.labels` is a source
+    of class numbers beside it and `.classes` are their names. Files are sorted by the bytes of the name (of
+    the path inside the folder, part by part), so the same everywhere; hidden files and folders are left out.
+    classes: the names of the classes, in the order of their numbers; by default the sub-folders, sorted,
+    empty ones included. A folder for validation takes those of the folder for training:
+    `commplan.folder("val", recursive=True, classes=train.classes)`.
+
+    Errors: CP0901 if there is no such folder, or no file in it; CP0956 for a sub-folder that `classes` does
+    not list.
+    """
+    root = os.fspath(path)
+    given = None if classes is None else _checked(classes, recursive)
+    try:
+        names, tops = list(_names(root, recursive)), _sub_folders(root) if recursive else []
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else root
+        fail("CP0901", f"cannot read the folder {where!r}: {error.strerror}", "give a folder that exists")
+    if not names:
+        hint = (
+            [] if recursive else ["files in sub-folders count with `commplan.folder(path, recursive=True)`"]
+        )
+        fail("CP0901", f"there is no file in the folder {root!r}", "records are the files in it", *hint)
+    if given is not None and (unknown := [top for top in tops if top not in given]):
+        fail(
+            "CP0956",
+            f"the folder {root!r} has sub-folders that are none of the classes: {listed(unknown)}",
+            did_you_mean(unknown[0], given, "the classes are:"),
+            "list every sub-folder in `classes`, or move what is no class elsewhere",
+        )
+    names = sorted(names, key=lambda name: list(map(os.fsencode, Path(name).parts)))
+    return Folder(root, names, tops if given is None else given)
+
+
+def _checked(classes: Sequence[str], recursive: bool) -> list[str]:
+    """The names of classes as a list. Raises CP0956 for what is none."""
+    names = [] if isinstance(classes, str) else list(classes)
+    if not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
+        fail("CP0956", f"classes={classes!r}: a list of names was expected", "such as classes=train.classes")
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        fail("CP0956", f"classes lists {listed(twice)} more than once", "each class has one number")
+    if not recursive:
+        fail("CP0956", "classes are sub-folders, which were not asked for", "give recursive=True as well")
+    return names
+
+
+def _sub_folders(root: str) -> list[str]:
+    """The folders in `root`, sorted by the bytes of their names, without hidden ones."""
+    with os.scandir(root) as entries:
+        names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    return sorted(names, key=os.fsencode)
+
+
+def check_classes(sources: Mapping[str, object], file: str) -> list[Diagnostic]:
+    """CP0956 for every source whose class numbers differ from those of the first one that has any."""
+    numbered = {name: source.classes for name, source in sources.items() if isinstance(source, ClassNumbers)}
+    first = next(iter(numbered), "")
+    return [
+        Diagnostic(
+            "CP0956",
+            f"the class numbers of the sources `{first}` and `{name}` differ",
+            notes=tuple(map(Note, (*_differences(first, numbered[first], name, classes), *_CLASSES_ALIKE))),
+            file=file,
+        )
+        for name, classes in numbered.items()
+        if classes != numbered[first]
+    ]
+
+
+_CLASSES_ALIKE = (
+    "give both the same list: commplan.folder(path, recursive=True, classes=train.classes)",
+    "if the numbers are meant to differ, give them as plain arrays: np.asarray(folder.labels)",
+)
+
+
+def _differences(one: str, classes: Sequence[str], other: str, others: Sequence[str]) -> list[str]:
+    lines = [
+        f"{listed(missing)} {'is a class' if len(missing) == 1 else 'are classes'} of `{name}` alone"
+        for name, own, those in ((one, classes, others), (other, others, classes))
+        if (missing := [each for each in own if each not in those])
+    ]
+    places = {name: (classes.index(name), others.index(name)) for name in classes if name in others}
+    moved = [name for name, (place, other_place) in places.items() if place != other_place]
+    for name in moved[:1]:
+        place, other_place = places[name]
+        lines.append(f"`{name}` is class {place} of `{one}` and class {other_place} of `{other}`")
+    return lines
+
+
+def _names(root: str, recursive: bool) -> Iterator[str]:
+    """Files below `root`, by their paths inside of it; a folder that a link leads back to is not entered
+    again."""
+    stack, seen = [""], set[str]()
+    while stack:
+        inside = stack.pop()
+        folder = os.path.join(root, inside)  # noqa: PTH118
+        real = os.path.realpath(folder)
+        if real in seen:
+            continue
+        seen.add(real)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = os.path.join(inside, entry.name)  # noqa: PTH118
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_file():
+                    yield name
+                elif recursive and entry.is_dir():
+                    stack.append(name)
