@@ -166,17 +166,17 @@ _CLASSES_ALIKE = (
 )
 
 
-def _differences(one: str, classes: Sequence[str], other: str, others: Sequence[str]) -> list[str]:
+def _differences(first: str, classes: Sequence[str], second: str, others: Sequence[str]) -> list[str]:
     lines = [
         f"{listed(missing)} {'is a class' if len(missing) == 1 else 'are classes'} of `{name}` alone"
-        for name, own, those in ((one, classes, others), (other, others, classes))
+        for name, own, those in ((first, classes, others), (second, others, classes))
         if (missing := [each for each in own if each not in those])
     ]
     places = {name: (classes.index(name), others.index(name)) for name in classes if name in others}
-    moved = [name for name, (place, other_place) in places.items() if place != other_place]
+    moved = [name for name, (place, second_place) in places.items() if place != second_place]
     for name in moved[:1]:
-        place, other_place = places[name]
-        lines.append(f"`{name}` is class {place} of `{one}` and class {other_place} of `{other}`")
+        place, second_place = places[name]
+        lines.append(f"`{name}` is class {place} of `{first}` and class {second_place} of `{second}`")
     return lines
 
 
