@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 
-# `lax.all_gather(..., to="invarying")` in 0.10; 0.9 has it under this name only.
 from jax._src import config as _src_config
 from jax._src import core as _src_core
 from jax._src import distributed as _distributed
@@ -22,7 +21,6 @@ from jax._src import lib as _src_lib
 from jax._src import xla_bridge as _src_xla_bridge
 from jax._src.interpreters import partial_eval as _src_partial_eval
 from jax._src.interpreters import pxla as _pxla
-from jax._src.lax import parallel as _parallel
 from jax.experimental import xla_metadata as _xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -36,7 +34,6 @@ _config, _core = cast("Any", _src_config), cast("Any", _src_core)
 _partial_eval = cast("Any", _src_partial_eval)
 _cpp = cast("Any", _src_lib)._jax
 TERMS = hasattr(_core, "ManualAxisType")  # JAX 0.10: types that tell unreduced from varying
-_all_gather_same: Callable[..., Array] = cast("Any", _parallel).all_gather_invariant
 
 
 def varying_axes(x: Array) -> frozenset[str]:
@@ -276,7 +273,7 @@ def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:
     """
     if not any(map(tracks_varying, axes)):
         return lax.all_gather(x, axes, tiled=True)
-    return _all_gather_same(x, axes, tiled=True)
+    return lax.all_gather(x, axes, tiled=True, to="invarying")
 
 
 def broadcast_native(x: Array, axes: tuple[str, ...], root: int) -> Array:
