@@ -16,10 +16,14 @@ from commplan.runtime.input.feeds.feed import Feed
 from commplan.runtime.input.feeds.layout import MEMBERS
 from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, taken_apart
 from commplan.runtime.input.observe.wait_log import PATIENCE_S
+from commplan.runtime.input.restarts import Restarts
 from commplan.tracebacks import ends_at_caller
 
 if TYPE_CHECKING:
     from commplan.api import Plan, Program
+
+
+_RESTARTS = Restarts()
 
 
 @ends_at_caller
@@ -72,10 +76,16 @@ def join(
 
     def joined(schedule: Schedule) -> Feed:
         taken_by = _clock_plan(schedule, phase)
-        return Feed(
+        feed = Feed(
             name, taken_by, sources, dict(functions or {}), member=member, state=state, batch=batch,
             timeout=timeout,
         )  # fmt: skip
+        if state is None:
+            key = (name, feed.member, schedule.plan_digest, phase, *feed.state().values())
+            feed.restart = _RESTARTS.begin(
+                f"the batches of feed `{name}`", f'commplan.join("{name}", ..)', key
+            )
+        return feed
 
     text = _text(plan) if isinstance(plan, str | Path) else None
     if text is None:

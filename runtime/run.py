@@ -31,6 +31,7 @@ from commplan.runtime.input.device.batches import Batches
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.multirate.run_batches import ClockedPhases
 from commplan.runtime.input.multirate.schedule import taken_apart
+from commplan.runtime.input.restarts import Restarts
 from commplan.runtime.input.sources.files import bound
 from commplan.runtime.input.stages.functions import checked_functions
 from commplan.runtime.layers import ShardedWeights
@@ -63,7 +64,7 @@ class Bound(ShardedWeights):
         schedule = context.schedule
         self.context, self.mesh, self.sources = context, context.machine.mesh, dict(sources)
         self.ledger = Ledger()  # what the batches of this run cost
-        self.clocks = ClockedPhases()
+        self.clocks, self.restarts = ClockedPhases(), Restarts()
         self._checked = False  # whether collectives were tried
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
@@ -292,7 +293,7 @@ class Bound(ShardedWeights):
             clock = self.clocks.member(self.context, own, self.sources, state, group, timeout, workers)
         batches = Batches(
             self.context, own, self.sources,
-            state=state, among=group, timeout=timeout, clocked=clock, workers=workers,
+            state=state, among=group, timeout=timeout, clocked=clock, workers=workers, restarts=self.restarts,
         )  # fmt: skip
         self.ledger.add(batches, batches.meters)
         return batches
@@ -479,7 +480,7 @@ class Member(AnyPhases, Bound):
             whole=whole.schedule,
         )
         super().__init__(context, run.sources)
-        self.ledger, self.clocks = run.ledger, run.clocks
+        self.ledger, self.clocks, self.restarts = run.ledger, run.clocks, run.restarts
 
     def __repr__(self) -> str:
         return f"<Member {self.index} of {self.axis}: {', '.join(self.phases)}>"

@@ -25,8 +25,7 @@ from commplan.runtime.calibrate.lock import Calls, held_shares
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.shm.shm_control import cores_of
 from commplan.runtime.input.sources.files import nbytes, opened
-from commplan.runtime.input.sources.record_convert import UnlikeError, numpy_dtype
-from commplan.runtime.input.stages.records import checked
+from commplan.runtime.input.sources.record_convert import UnlikeError, checked, numpy_dtype
 
 BLOCK = 16  # records that go through one stage together, as in training
 LEAST = 3  # blocks that are measured whatever time is left

@@ -13,6 +13,7 @@ from commplan.runtime.input import this_process
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.observe.visit_check import Checks
 from commplan.runtime.input.observe.wait_log import ClosedError
+from commplan.runtime.input.restarts import Pass
 
 if TYPE_CHECKING:
     from commplan.runtime.input.device.pinned import Pinning
@@ -27,6 +28,7 @@ class EpochIterator(Iterator[HostBatch]):
 
     on_devices: int = 0  # batches that may be taken ahead of the caller
     pinning: Pinning | None = None  # what registers their memory with devices
+    restart: Pass | None = None  # notices that other iterators have given the same batches
     _closing: weakref.finalize[..., Any]  # alive until then
     _checks: Checks | None
     _patient: tuple[str, ...] = ()  # errors after which a caller may go on
@@ -66,8 +68,15 @@ class EpochIterator(Iterator[HostBatch]):
             if not self._closing.alive:
                 self._refuse_closed()
             if self._place // self._steps > self._armed:
-                raise StopIteration
+                self._end_epoch()
+            if self.restart is not None and self._place == self._first + 1:
+                self.restart.use()
             return self._next_of(form, ahead, settle) if ahead else self._next(form)
+
+    def _end_epoch(self) -> NoReturn:
+        if self.restart is not None:
+            self.restart.end()
+        raise StopIteration
 
     def _next(self, form: Callable[[HostBatch], _Item]) -> _Item:
         item = form(self._due_batch())

@@ -37,6 +37,9 @@ RECORDS = np.random.default_rng(0).integers(0, 256, (44, 32), np.uint8)  # six b
 Records = Callable[[int], Any]
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:warning.CP0949")  # the same epoch several times is meant
+
+
 class Source:
     def __init__(self, get: Records) -> None:
         self.get = get

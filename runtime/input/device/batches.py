@@ -30,6 +30,7 @@ from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.named import refuse_mask
 from commplan.runtime.input.observe.accounting import Meter, Summary
 from commplan.runtime.input.observe.wait_log import LOG, PATIENCE_S
+from commplan.runtime.input.restarts import Restarts
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.machines.machine import Machine, OnFailure, Peers
 from commplan.runtime.observe import metrics
@@ -64,6 +65,7 @@ class Batches(Iterator[Item]):
         timeout: float | None = None,
         clocked: ClockedBatches | None = None,
         workers: str = "threads",
+        restarts: Restarts | None = None,
     ) -> None:
         self.context, self._phase = context, phase
         self.local = context.machine.local()
@@ -84,8 +86,15 @@ class Batches(Iterator[Item]):
                 local=local, group=among, state=state, workers=workers, timeout=patience,
                 pinning=context.machine.pinning() if device_prefetch(phase.ops) else None,
             )  # fmt: skip
+        rank, _ = context.machine.process()
         for meter in self.meters:
-            meter.rank = context.machine.process()[0]
+            meter.rank = rank
+        if restarts and state is None and (context.members or rank == 0) and _trains(schedule, phase):
+            named = f"{phase.name!r}" if phase.name != "step" else ""
+            place = tuple(context.members.items())
+            self._host.restart = restarts.begin(
+                f"the batches of phase `{phase.name}`", f"run.batches({named})", (phase.name, place)
+            )
         self._values = {value.id: value for value in phase.values}
         self._per = {value.id: value.placement.per for value in schedule.phase(phase.name).values}
         self._wanted = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
@@ -171,6 +180,13 @@ class Batches(Iterator[Item]):
             self._maps = compiled[self._phase.name] = maps
         records = {ref: self._sharded(ref, batch.records[ref].astype(np.uint32)) for ref in maps.loads}
         return maps(batch, arrays, records)
+
+
+def _trains(schedule: ir.Schedule, phase: ir.Phase) -> bool:
+    """Whether a pass over `phase` should differ from the one before: an evaluation takes the same records in
+    the same order."""
+    maps = (op for op in phase.ops if isinstance(op, ir.Map))
+    return phase.kind != "named" or any(schedule.fn(op.fn).random for op in maps)
 
 
 def check_group(schedule: ir.Schedule, phase: ir.Phase, among: Group) -> None:

@@ -287,7 +287,7 @@ class Feed(EpochIterator):
         if not self._closing.alive:
             self._refuse_closed()
         if place // self._steps > self._armed:
-            raise StopIteration
+            self._end_epoch()
         self._begin(place)
 
     def _begin(self, place: int) -> None:

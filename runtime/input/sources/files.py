@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn, cast
 
 import numpy as np
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import MOST_LISTED, CommplanError, Diagnostic, Note, did_you_mean, fail
 from commplan.ir.schedule import Read, Schedule
 from commplan.ir.types import BytesType
 from commplan.runtime.input.sources import adapters, pipelines
 from commplan.runtime.input.sources.adapters import Source
 from commplan.runtime.input.sources.folders import check_classes, folder, paths
+from commplan.runtime.input.sources.record_convert import NOT_FILES
+
+_TEXT = "text is given as bytes in a list of records: `[text.encode() for text in texts]`"
 
 
 def _is_path(value: object) -> bool:
@@ -36,12 +40,27 @@ def opened(source: object, is_bytes: bool) -> Source | None:
     if items and all(adapters.is_array_record(item) for item in items):
         return adapters.array_record(cast("Sequence[str]", items))
     if is_bytes and _is_path(source):
-        return folder(cast("str | os.PathLike[str]", source))
+        path = Path(cast("str | os.PathLike[str]", source))
+        if not path.is_dir():
+            fail(
+                "CP0901",
+                f"a {type(source).__name__} is taken for the path of a folder, and {_missing(path)}",
+                _TEXT,
+            )
+        return folder(path)
     if is_bytes and items and all(_is_path(item) for item in items):
+        if isinstance(items[0], str) and not Path(items[0]).exists():
+            fail("CP0901", f"there is no file {items[0]!r}", NOT_FILES)
         return paths(cast("Sequence[str]", items))
     if isinstance(source, str | bytes | Mapping):
         return None
     return source if isinstance(source, Source) else None
+
+
+def _missing(path: Path) -> str:
+    if path.exists():
+        return f"{str(path)!r} is a file: give `commplan.paths([{str(path)!r}])`"
+    return f"there is no folder {str(path)!r}"
 
 
 def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source:
@@ -63,7 +82,7 @@ def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source
         refuse(first.code, f"source `{name}`: {first.message}", *(n.text for n in first.notes))
     if source is None:
         kind = type(given[name]).__name__
-        problem = f"source `{name}` is a {kind}, which has no `__len__` and `__getitem__` by index"
+        problem = f"source `{name}` is of type {kind}, which does not give records by number"
         refuse("CP0902", problem, *_instead(given[name]))
     try:
         length = len(source)
@@ -79,8 +98,19 @@ def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source
 def _instead(value: object) -> tuple[str, ...]:
     """What to give instead of something that has no random access."""
     if isinstance(value, Mapping):
-        keys = ", ".join(map(repr, cast("Mapping[object, object]", value)))
+        mapping = cast("Mapping[object, object]", value)
+        keys = ", ".join(map(repr, list(mapping)[:MOST_LISTED])) + (
+            ", .." if len(mapping) > MOST_LISTED else ""
+        )
+        if mapping and all(isinstance(key, int) for key in mapping):
+            return (
+                f"it is a mapping with the keys {keys}: give its records as a list, `list(records.values())`",
+            )
         return (f"it is a mapping of {keys or 'nothing'}: give one of its values", "splits are sources each")
+    if isinstance(value, bytes):
+        return ("these are the bytes of one record: give a list of records, such as `[data]`",)
+    if isinstance(value, str):
+        return ("a str names a folder, whose files are `bytes`: give an array or a list",)
     return pipelines.hints(value) or (
         "expected: random access to records, such as a list, an array or a MapDataset of Grain",
         "an iterator cannot be a source: the order of records is decided by the plan",
@@ -111,7 +141,7 @@ def bound(
         Diagnostic(
             "CP0900",
             f"the plan has no source `{name}`",
-            notes=(Note(f"sources of the plan: {', '.join(types) or 'none'}"),),
+            notes=(Note(did_you_mean(name, list(types), "sources of the plan:")),),
             file=schedule.file,
         )
         for name in sources

@@ -44,7 +44,14 @@ class Files:
 
 @ends_at_caller
 def paths(files: Iterable[str | os.PathLike[str]]) -> Files:
-    """A source of type `bytes`: the contents of `files`, in the order given."""
+    """A source of type `bytes`: the contents of `files`, in the order given. Errors: CP0901 for one path that
+    is not in a list."""
+    if isinstance(files, str | bytes | os.PathLike):
+        fail(
+            "CP0901",
+            f"paths are given as a list, and {files!r} is one",
+            f"write `commplan.paths([{files!r}])`",
+        )
     return Files(files)
 
 

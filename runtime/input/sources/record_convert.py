@@ -17,6 +17,12 @@ from commplan.ir.types import ArrayType, BytesType, DType, TreeType
 from commplan.runtime.input.packages import package
 
 Element = ArrayType | BytesType | TreeType
+_FOREIGN = "big" if sys.byteorder == "little" else "little"
+
+
+NOT_FILES = (
+    "a list of str is taken for paths of files: text is given as bytes, `[text.encode() for text in texts]`"
+)
 
 
 class UnlikeError(Exception):
@@ -45,7 +51,99 @@ def described(value: object) -> str:
         items = cast("Sequence[object]", value)
         kinds = ", ".join(type(item).__name__ for item in items[:4])
         return f"a {type(items).__name__} of {len(items)}: {kinds}{', ...' if len(items) > 4 else ''}"
-    return f"a {type(value).__name__}"
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, str | bytes):
+        array = cast("np.ndarray[Any, Any]", value)
+        name = str(DType.of(array.dtype.name) or array.dtype.name)
+        order = "" if array.dtype.isnative else f", {_FOREIGN}-endian"
+        return f"{name}[{', '.join(map(str, array.shape))}]{order}" if array.shape else f"{name}{order}"
+    return f"a {'str' if isinstance(value, str) else type(value).__name__}"
+
+
+def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Any:
+    """`value` as a record of `element`: bytes, or an array or scalar.
+
+    Arrays must have the written shape and dtype, in any byte order; a Python number stands for a scalar that
+    can hold it. Raises UnlikeError.
+    """
+    if isinstance(element, BytesType):
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, bytearray | memoryview):  # memory that the next call may write over
+            return bytes(cast("bytearray | memoryview[int]", value))
+        raise UnlikeError(described(value), *_bytes_hints(value))
+    if not isinstance(element, ArrayType) or dtype is None:
+        raise UnlikeError("a tree")
+    if type(value) in (int, float, bool) and not element.shape:
+        return _scalar(cast("int | float | bool", value), element, dtype)
+    if isinstance(value, str | bytes) or not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise UnlikeError(described(value), *_array_hints(value, element))
+    array = np.asarray(value)
+    if not array.dtype.isnative and array.dtype.newbyteorder("=") == dtype:
+        array = array.astype(dtype)  # the same numbers
+    if array.shape != element.shape or array.dtype != dtype:
+        raise UnlikeError(described(array), *_array_hints(array, element))
+    return array
+
+
+def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Any:
+    if element.dtype is DType.BOOL:
+        fits = isinstance(value, bool)
+    elif element.dtype.is_float:
+        fits = not isinstance(value, bool)
+    else:
+        info = np.iinfo(dtype)
+        fits = type(value) is int and info.min <= value <= info.max
+    if not fits:
+        raise UnlikeError(f"{value!r}, a {type(value).__name__}", *_number_hints(np.asarray(value), element))
+    return dtype.type(value)
+
+
+def _bytes_hints(value: object) -> tuple[str, ...]:
+    """How to give `value`, which is no bytes, as bytes or by another type of the plan."""
+    if isinstance(value, str):
+        return ("text is given as bytes: `text.encode()`; names of files: `commplan.paths(names)`",)
+    if isinstance(value, np.ndarray | np.generic):
+        array = cast("np.ndarray[Any, Any]", value)
+        name = DType.of(array.dtype.name)
+        shaped = f"{name}[{', '.join(map(str, array.shape))}]" if array.shape else f"{name}"
+        other = f"; if all records have one shape, write `{shaped}` in the plan" if name else ""
+        return (f"bytes of an array: `record.tobytes()`{other}",)
+    return ()
+
+
+def _array_hints(value: object, element: ArrayType) -> tuple[str, ...]:
+    """How to make an array of another type or shape into a record of `element`."""
+    if isinstance(value, bytes):
+        return (f"`np.frombuffer(record, np.{element.dtype.numpy_name})` makes an array of bytes",)
+    if not isinstance(value, np.ndarray):
+        return ()
+    array = cast("np.ndarray[Any, Any]", value)
+    hints: list[str] = []
+    if array.shape != element.shape:
+        hints.append(_SHAPES)
+    if array.dtype.newbyteorder("=").name != element.dtype.numpy_name:
+        hints += _number_hints(array, element)
+    return tuple(hints)
+
+
+_SHAPES = (
+    "every record has the shape that the plan writes: pad or cut it, or load `bytes` and let a host function"
+    " pad them and return the length as well"
+)
+
+
+def _number_hints(array: np.ndarray[Any, Any], element: ArrayType) -> list[str]:
+    """How numbers of another type become those of `element`."""
+    kind, dtype, name = array.dtype.kind, element.dtype, element.dtype.numpy_name
+    if kind in "iu" and not dtype.is_float and name != "bool" and array.size:
+        info, low, high = np.iinfo(name), int(array.min()), int(array.max())
+        if not info.min <= low <= high <= info.max:
+            return [f"{dtype} holds {info.min} to {info.max}: write a larger type in the plan, such as i64"]
+    if kind == "f" and not dtype.is_float:
+        return [f"floats are not cut to {dtype}: round and convert them, or write a float type in the plan"]
+    known = DType.of(array.dtype.name)
+    other = f", or write `{known}` in the plan" if known else ""
+    return [f"numbers are not converted: `.astype('{name}')`{other}"]
 
 
 def plain(value: Any, element: Element, name: str) -> Any:
@@ -56,6 +154,8 @@ def plain(value: Any, element: Element, name: str) -> Any:
     the column called `name`, or the only one; of a tuple the only item; `{"bytes": ..., "path": ...}` (an
     undecoded Hugging Face image) is a file's bytes. Raises UnlikeError.
     """
+    if isinstance(value, str):
+        raise UnlikeError("a str", *(_bytes_hints(value) if isinstance(element, BytesType) else ()))
     if isinstance(value, bytes | np.ndarray | np.generic | bool | int | float | bytearray | memoryview):
         return cast("Any", value)
     if isinstance(value, Mapping):
@@ -63,15 +163,17 @@ def plain(value: Any, element: Element, name: str) -> Any:
     if isinstance(value, tuple):
         return _of_tuple(cast("tuple[Any, ...]", value), element, name)
     if value is None:
-        raise UnlikeError("None", "a MapDataset of Grain has None where `.filter(..)` takes a record out")
-    if isinstance(value, str):
-        hints = ("the name of a file? `commplan.paths(names)` reads files",)
-        raise UnlikeError("a str", *(hints if isinstance(element, BytesType) else ()))
+        raise UnlikeError("None", "leave it out of the source", _FILTERED)
     if isinstance(value, list):
         return _of_list(cast("list[Any]", value), element)
     if type(value).__module__.partition(".")[0] == "PIL":
         return _of_image(value, element)
     return _of_tensor(value) if hasattr(value, "detach") and hasattr(value, "numpy") else value
+
+
+_FILTERED = (
+    "a MapDataset of Grain has None where `.filter(..)` takes a record out: filter before the pipeline"
+)
 
 
 def _of_tuple(items: tuple[Any, ...], element: Element, name: str) -> Any:
@@ -128,11 +230,11 @@ def _of_tensor(value: Any) -> Any:
 def _of_list(value: list[Any], element: Element) -> Any:
     """Nested lists of Python numbers, exactly: no number is rounded to an integer or wrapped around."""
     if not isinstance(element, ArrayType):
-        raise UnlikeError(described(value))
+        raise UnlikeError(described(value), "bytes of a list: `np.array(record, dtype).tobytes()`")
     try:
         array = np.asarray(value)
     except ValueError:
-        raise UnlikeError(f"{described(value)}, of uneven lengths") from None
+        raise UnlikeError(f"{described(value)}, of uneven lengths", _SHAPES) from None
     kind, dtype = array.dtype.kind, element.dtype
     if dtype.is_float and kind in "fiu":
         return array.astype(numpy_dtype(dtype))
@@ -142,5 +244,6 @@ def _of_list(value: list[Any], element: Element) -> Any:
         info = np.iinfo(dtype.numpy_name)
         if info.min <= int(array.min()) and int(array.max()) <= info.max:
             return array.astype(dtype.numpy_name)
-        raise UnlikeError(f"{described(value)}, from {array.min()} to {array.max()}")
-    raise UnlikeError(described(value))
+        actual = f"{described(value)}, from {array.min()} to {array.max()}"
+        raise UnlikeError(actual, *_number_hints(array, element))
+    raise UnlikeError(described(value), *(_number_hints(array, element) if kind in "biufc" else ()))

@@ -18,13 +18,22 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.order import generator
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, results
-from commplan.ir.types import ArrayType, BytesType, DType
+from commplan.ir.types import ArrayType
 from commplan.runtime.input.layout import read_only
 from commplan.runtime.input.observe.accounting import Meter, thread_cpu
 from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched
-from commplan.runtime.input.sources.record_convert import Element, UnlikeError, numpy_dtype, plain
+from commplan.runtime.input.sources.folders import Files
+from commplan.runtime.input.sources.record_convert import (
+    NOT_FILES,
+    Element,
+    UnlikeError,
+    checked,
+    described,
+    numpy_dtype,
+    plain,
+)  # fmt: skip
 from commplan.runtime.input.stages.chained import SkippedError, account
 from commplan.runtime.input.stages.declared import declared
 
@@ -39,51 +48,6 @@ class Place:
     epoch: int
     step: int
     member: int  # -1 where the stage does not differ between members
-
-
-def _described(value: object) -> str:
-    if isinstance(value, np.ndarray | np.generic):
-        array = cast("np.ndarray[Any, Any]", value)
-        name = DType.of(array.dtype.name) or array.dtype.name
-        return f"{name}[{', '.join(map(str, array.shape))}]" if array.shape else str(name)
-    return f"a {type(value).__name__}"
-
-
-def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Record:
-    """`value` as a record of `element`: bytes, or an array or scalar.
-
-    Arrays must have the written shape and dtype exactly; a Python number stands for a scalar that can
-    hold it. Raises UnlikeError.
-    """
-    if isinstance(element, BytesType):
-        if isinstance(value, bytes):
-            return value
-        if isinstance(value, bytearray | memoryview):  # memory that the next call may write over
-            return bytes(cast("bytearray | memoryview[int]", value))
-        raise UnlikeError(_described(value))
-    if not isinstance(element, ArrayType) or dtype is None:
-        raise UnlikeError("a tree")
-    if type(value) in (int, float, bool) and not element.shape:
-        return _scalar(cast("int | float | bool", value), element, dtype)
-    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        raise UnlikeError(_described(value))
-    array = np.asarray(value)
-    if array.shape != element.shape or array.dtype != dtype:
-        raise UnlikeError(_described(array))
-    return array
-
-
-def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Record:
-    if element.dtype is DType.BOOL:
-        fits = isinstance(value, bool)
-    elif element.dtype.is_float:
-        fits = not isinstance(value, bool)
-    else:
-        info = np.iinfo(dtype)
-        fits = type(value) is int and info.min <= value <= info.max
-    if not fits:
-        raise UnlikeError(f"{value!r}, a {type(value).__name__}")
-    return dtype.type(value)
 
 
 _warning = threading.Lock()
@@ -214,7 +178,7 @@ class Stage:
             return self._checked(record, 0, cast("object", out))
         values = _as_tuple(out)
         if values is None or len(values) != len(self.elements):
-            actual = f"{len(values)} results" if values is not None else f"{_described(out)}, one result"
+            actual = f"{len(values)} results" if values is not None else f"{described(out)}, one result"
             self._mismatch(record, f"{len(self.elements)} results", actual)
         return tuple(self._checked(record, number, value) for number, value in enumerate(values or ()))
 
@@ -242,7 +206,8 @@ class Stage:
             return checked(value, element, self.dtypes[number])
         except UnlikeError as found:
             which = f"result {number + 1}: " if len(self.elements) > 1 else ""
-            self._mismatch(record, f"{which}{element}", str(found))
+            hints = found.hints if isinstance(self.op, Read) else ()  # they speak of records
+            self._mismatch(record, f"{which}{element}", str(found), *hints)
         except Exception as error:  # what looks like an array, and will not be one: a tensor on a device
             raise CommplanError(self._raised(record, error)) from error
 
@@ -265,6 +230,8 @@ class Stage:
             code, activity = "CP0906", f"host function `{self.op.fn}` on record {record}"
         notes = [Note(_last_line(error))]
         reason = _said(error)
+        if isinstance(error, FileNotFoundError) and isinstance(getattr(self.call, "__self__", None), Files):
+            notes.append(Note(NOT_FILES))
         if "read-only" in reason:
             notes.append(Note("operands are read-only, because members share them: work on `x.copy()`"))
         message = f"{activity} raised {type(error).__name__}: {reason}"

@@ -88,6 +88,16 @@ def test_a_batch_of_its_own_is_several_units(feed_name: str, tail: str, batch: i
         assert code(error) == "CP0931"
 
 
+def test_a_feed_that_is_joined_for_each_epoch_is_a_warning(feed_name: str) -> None:
+    def epoch() -> None:
+        with joined(feed_name) as feed:
+            assert len(list(feed)) == feed.steps
+
+    epoch()
+    with pytest.warns(UserWarning, match=r"CP0949[\s\S]*commplan\.join"):
+        epoch()
+
+
 def test_who_comes_late_begins_with_the_next_epoch_and_a_state_goes_on(feed_name: str) -> None:
     with joined(feed_name) as one:
         for _ in range(3):

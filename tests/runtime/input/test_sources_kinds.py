@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import commplan
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.sources import adapters
+from commplan.runtime.input.sources.files import bound
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
@@ -60,7 +62,7 @@ class Table:
     def __init__(self, columns: Mapping[str, Sequence[Any]], log: list[Any] | None = None) -> None:
         self.columns: list[Any] = [] if log is None else log
         self.data = dict(columns)
-        self.format = {"type": None}
+        self.format: dict[str, str | None] = {"type": None}
 
     @property
     def column_names(self) -> list[str]:
@@ -286,6 +288,10 @@ def element(kind: str) -> Any:
         ("i32", {"other": 5}, 5),
         ("i32", (5,), 5),
         ("i32", ({"x": np.int32(5)},), 5),
+        ("i32[2]", np.array([3, -4], ">i4"), [3, -4]),  # whatever order the bytes are in
+        ("i32[2]", Tensor(np.array([3, -4], ">i4")), [3, -4]),
+        ("f32", np.array(2.5, ">f4")[()], 2.5),
+        ("bool[2]", np.array([True, False]), [True, False]),
     ],
 )
 def test_what_stands_for_an_array(kind: str, value: object, expected: object) -> None:
@@ -306,6 +312,27 @@ def test_what_stands_for_an_array(kind: str, value: object, expected: object) ->
         ("u8[2, 2]", [[3], [4, 5]], "of uneven lengths"),
         ("bool[2]", [1, 0], "a list of 2: int, int"),
         ("u8[2]", np.array([True, False]), "bool[2]"),
+        ("i32[2]", np.array([1, 2], ">i8"), "i64[2], big-endian"),
+        (
+            "i32[2]",
+            np.array([1, 2]),
+            "numbers are not converted: `.astype('int32')`, or write `i64` in the plan",
+        ),
+        ("i32[2]", Tensor(np.array([1, 2])), "`.astype('int32')`"),
+        ("i32", np.int64(2**40), "i32 holds -2147483648 to 2147483647"),
+        ("i32[2]", [1, 2**40], "i32 holds -2147483648 to 2147483647"),
+        ("i32[2]", [1.5, 2], "floats are not cut to i32"),
+        ("i32", 1.5, "floats are not cut to i32"),
+        ("i32[6]", [1, 2, 3], "every record has the shape that the plan writes"),
+        ("i32[2]", b"12345678", "`np.frombuffer(record, np.int32)`"),
+        (
+            "bytes",
+            np.arange(3, dtype=np.uint8),
+            "`record.tobytes()`; if all records have one shape, write `u8[3]`",
+        ),
+        ("bytes", [1, 2], "`np.array(record, dtype).tobytes()`"),
+        ("bytes", {"text": "words"}, "text is given as bytes: `text.encode()`"),
+        ("bytes", np.str_("words"), "found: a str\n  note: text is given as bytes"),
         ("u8[3]", Tensor(np.array([1, 2], np.uint8)), "u8[2]"),
         ("i32", "five", "a str"),
         ("i32", {"a": 1, "b": 2}, "commplan.column(dataset, 'a')"),
@@ -316,12 +343,14 @@ def test_what_stands_for_an_array(kind: str, value: object, expected: object) ->
     ],
 )
 def test_what_stands_for_nothing(kind: str, value: object, found: str) -> None:
-    body = "raw = load images batch 2 visit exactly_once seed 1\n"
+    body = "raw = load images batch 1 visit exactly_once seed 1\n"
     body += "x = map f(raw)\noutput x" if kind == "bytes" else "output raw"
     made = schedule(body, declarations=f"source images : {kind}\nfn f(bytes) -> u8 on host")
     with (
         pytest.raises(CommplanError) as error,
-        PhaseBatches(made, "step", {"images": [value, value]}, {"f": len}) as feed,
+        PhaseBatches(
+            made, "step", {"images": np.array([value]) if isinstance(value, str) else [value]}, {"f": len}
+        ) as feed,
     ):
         next(feed)
     assert code(error) == "CP0905" and found in str(error.value)
@@ -366,3 +395,54 @@ def test_rows_forget_what_all_columns_had() -> None:
     for index in range(100):
         rows.one(index)
     assert len(rows._kept()) <= 64, "what is never asked for again is let go"
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "words"),
+    [
+        (
+            "bytes",
+            ["a", "bc"],
+            "there is no file 'a'\n  note: a list of str is taken for paths of files: text is",
+        ),
+        ("bytes", "abc", "there is no folder 'abc'\n  note: text is given as bytes in a list"),
+        ("bytes", __file__, "is a file: give `commplan.paths(["),
+        (
+            "bytes",
+            b"abc",
+            "is of type bytes, which does not give records by number\n  note: these are the bytes",
+        ),
+        ("i32", "abc", "a str names a folder, whose files are `bytes`"),
+        (
+            "bytes",
+            {0: b"a", 1: b"b"},
+            "with the keys 0, 1: give its records as a list, `list(records.values())`",
+        ),
+        ("bytes", {"train": [b"a"]}, "it is a mapping of 'train': give one of its values"),
+    ],
+)
+def test_sources_that_give_no_records_say_what_to_give_instead(kind: str, source: object, words: str) -> None:
+    body = "raw = load images batch 1 visit exactly_once seed 1\nx = map f(raw)\noutput x"
+    made = schedule(body, declarations=f"source images : {kind}\nfn f({kind}) -> u8 on host")
+    with pytest.raises(CommplanError) as error:
+        bound(made, {"images": source})
+    assert words in str(error.value)
+
+
+def test_a_later_text_that_is_no_file_says_so_too(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    body = "raw = load images batch 2 visit exactly_once seed 1\nx = map f(raw)\noutput x"
+    made = schedule(body, declarations="source images : bytes\nfn f(bytes) -> u8 on host")
+    files = [str(tmp_path / "a"), str(tmp_path / "b")]
+    with (
+        pytest.raises(CommplanError) as error,
+        PhaseBatches(made, "step", {"images": files}, {"f": len}) as feed,
+    ):
+        next(feed)
+    assert code(error) == "CP0904" and "a list of str is taken for paths of files" in str(error.value)
+
+
+def test_one_path_is_no_list_of_paths() -> None:
+    with pytest.raises(CommplanError) as error:
+        commplan.paths("photo.jpg")
+    assert code(error) == "CP0901" and "write `commplan.paths(['photo.jpg'])`" in str(error.value)

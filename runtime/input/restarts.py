@@ -1,0 +1,79 @@
+"""Notice programs that begin the same epoch again, in the belief that it is the next one."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from commplan.diagnostics import Diagnostic, Note, Severity
+
+_PARTIAL = 2  # passes that end within their epoch before a third one is reported: a first look is none
+
+
+@dataclass
+class Restarts:
+    """How often iterators over batches have begun at the same place, by what they iterate over."""
+
+    _passes: dict[Hashable, list[Pass]] = field(default_factory=dict[Hashable, "list[Pass]"])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, subject: str, call: str, key: Hashable) -> Pass:
+        """A new iterator. subject: what it iterates over, in words; call: what made it; key: the same for all
+        that give the same batches."""
+        return Pass(subject, call, key, self)
+
+    def used(self, item: Pass) -> bool:
+        """Count a pass. Returns whether it is the first one that repeats an earlier one."""
+        with self._lock:
+            earlier = self._passes.setdefault(item.key, [])
+            is_again = len(earlier) >= _PARTIAL or any(each.is_over for each in earlier)
+            is_reported = any(each.is_reported for each in earlier)
+            item.is_reported = is_again or is_reported
+            if not is_reported:
+                earlier.append(item)
+            return is_again and not is_reported
+
+
+@dataclass(eq=False)
+class Pass:
+    """One iterator: it counts once it has handed out two batches or an epoch, so that a look at a first batch
+    does not."""
+
+    subject: str
+    call: str
+    key: Hashable
+    restarts: Restarts
+    is_used: bool = False
+    is_over: bool = False
+    is_reported: bool = False
+
+    def use(self) -> None:
+        """The iterator goes on. Warns (CP0949) if an earlier one has given the same batches."""
+        if self.is_used:
+            return
+        self.is_used = True
+        if self.restarts.used(self):
+            warnings.warn(self._text(), UserWarning, _caller())
+
+    def end(self) -> None:
+        """An epoch is over."""
+        self.use()
+        self.is_over = True
+
+    def _text(self) -> str:
+        loop = f"take them once, `batches = {self.call}`, and write `for item in batches:` for each epoch"
+        meant = "if that is meant, name the place: `state=first`, with `first = batches.state()` of new ones"
+        message = f"{self.subject} begin at the same place again: the same order and the same random draws"
+        notes = (Note(loop), Note(meant))
+        return str(Diagnostic("CP0949", message, notes=notes, severity=Severity.WARNING))
+
+
+def _caller() -> int:
+    """The `stacklevel` of the program's line, for `warnings.warn` in the caller of this function."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("commplan."):
+        frame, level = frame.f_back, level + 1
+    return level
