@@ -15,9 +15,9 @@ from commplan.frontend.bind_axes import check_mesh
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest, schedule_digest
-from commplan.mesh_kind import is_communicator
+from commplan.mesh_kind import is_communicator, shares_memory
 from commplan.passes.pipeline.manager import Observer
-from commplan.passes.pipeline.registry import PASSES
+from commplan.passes.pipeline.registry import default
 from commplan.topology import Topology, load_topology, places_of_hosts
 from commplan.tracebacks import ends_at_caller, public_face
 from commplan.verify import load_schedule
@@ -83,9 +83,9 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         axes: sizes by name, for axes declared `?` where there is no mesh. With a communicator one of them
         may be left out: it takes the ranks that are left.
         order: name -> leaf paths in the order in which the backward pass makes them.
-        passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`. By default all; where
-        the mesh has more axes than the plan (tensor parallelism beside it), leaves stay out of buckets
-        unless a stage says `{ bucket = .. }`.
+        passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`. By default all. Leaves
+        stay out of buckets unless a stage says `{ bucket = .. }` if the mesh has more axes than the plan
+        (tensor parallelism beside it), or if it has CPU devices of one process only and no topology is given.
         backend: `jax` or `mpi`, where there is no mesh to tell.
         calibration: what `commplan calibrate` measured on the topology, or the file with it.
         timeout: seconds to wait for the other ranks of a communicator, where their hosts are asked for.
@@ -104,8 +104,9 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             _check_twice(self.graph, sizes, mesh_axes)
             named = {axis.name for axis in self.graph.axes}
             sizes |= {name: size for name, size in mesh_axes.items() if name in named}
-            if passes is None and any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - named):
-                passes = ",".join("bucket{pinned=true}" if name == "bucket" else name for name in PASSES)
+            others = any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - named)
+            if passes is None:
+                passes = default(pinned=others, in_process=topology is None and shares_memory(mesh))
         if shapes is not None and not hasattr(shapes, "items"):
             kind = type(shapes).__name__
             message = f"shapes is a {kind}: names and their trees were expected"

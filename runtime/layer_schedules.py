@@ -19,6 +19,7 @@ from commplan.frontend.lower.stages import lower
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Collective, Leaf, Schedule
 from commplan.ir.types import TreeType
+from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.pipeline.base import Context as PassContext
 from commplan.passes.pipeline.base import Pass
 from commplan.passes.pipeline.manager import Pipeline
@@ -74,7 +75,7 @@ class ShardedStages:
         passes = Pipeline.parse(self.schedule.pipeline).passes
         packed = tuple(places)
         if all(stage.hints.bucket is None for stage in stages):
-            packs = any(pass_.name == "bucket" and not getattr(pass_, "pinned", False) for pass_ in passes)
+            packs = any(isinstance(pass_, BucketPass) and pass_.packs_unasked for pass_ in passes)
             packed = tuple(i for i in places if packs and leaves[i].nbytes < PACKED_NBYTES)
             alone = tuple(i for i in places if i not in packed)
             if alone:

@@ -6,7 +6,7 @@ between nodes, the next is reduced within them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -25,6 +25,8 @@ class OverlapPass(Pass, frozen=True):
 
     chain: whether the order is fixed by `after`, so that no backend merges or reorders them. Under JAX each
     axis has a chain of its own.
+    in_process: leave collectives of leaves that are not packed out of the chain. For ranks that are threads
+    of one process, which run one program in one order: XLA may then join the leaves.
     """
 
     name: ClassVar[str] = "overlap"
@@ -32,6 +34,7 @@ class OverlapPass(Pass, frozen=True):
         "share", "place", "bucket", "fuse_update", "decompose", "wire", "select",
     )  # fmt: skip
     chain: bool = True
+    in_process: bool = False
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         return [self._phase(phase, schedule.backend == "jax", choices) for phase in schedule.phases]
@@ -43,14 +46,18 @@ class OverlapPass(Pass, frozen=True):
             return phase
         issued = issue_order(phase.ops, levels_apart=levels_apart)
         moved = written != [op.result for op in issued if isinstance(op, Collective)]
-        if self.chain:
-            issued = chained(issued, by_axis=levels_apart)
         values_of = {value.id: value for value in phase.values}
+        free = {ref for ref in written if self.in_process and values_of[ref].kind != "flat"}
+        if self.chain:
+            issued = chained(issued, by_axis=levels_apart, free=free)
         values = tuple(values_of[ref] for op in issued for ref in results_of(op))
         why = "reductions as their buckets become ready, the rest as their results are needed"
         text = f"phase {phase.name}: {count} collective{'s' * (count != 1)}"
         text += ", reordered" if moved else ", in the order written"
-        text += ", each after the one before" if self.chain else ""
+        text += ", each after the one before" if self.chain and len(free) < count else ""
+        if self.chain and free:
+            which = "those" if len(free) == count else f"{len(free)}"
+            text += f"; XLA may join and reorder {which} of leaves that are not packed"
         choices.append(Choice("overlap", text, why, phase.span))
         return replace(phase, ops=tuple(issued), values=values)
 
@@ -152,15 +159,17 @@ def _stagger(urgency: list[tuple[int, int]], levels: Sequence[tuple[int, int]], 
             urgency[index] = max(urgency[index], (urgency[heads[place]][0], depth))
 
 
-def chained(ops: Sequence[Op], *, by_axis: bool = False) -> list[Op]:
+def chained(ops: Sequence[Op], *, by_axis: bool = False, free: Container[Ref] = ()) -> list[Op]:
     """Each collective `after` the one before it: one chain for the whole phase, or one for each axis.
 
     reduce a; reduce b  -->  reduce a; reduce b after a
+
+    free: results of the collectives that are left out.
     """
     result: list[Op] = []
     before: dict[str, Ref] = {}
     for op in ops:
-        if not isinstance(op, Collective):
+        if not isinstance(op, Collective) or op.result in free:
             result.append(op)
             continue
         links = op.axes if by_axis else ("",)

@@ -43,7 +43,8 @@ class Report(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         if self.ok:
-            return f"{len(self.found)} collectives, as planned"
+            joined = f", joined into {len(self.found)}" if len(self.found) < len(self.expected) else ""
+            return f"{len(self.expected)} collectives, as planned{joined}"
         return "\n".join(f"{difference.kind}: {difference.text}" for difference in self.differences)
 
 
@@ -66,7 +67,7 @@ def match(wanted: Sequence[Expected], actual: Sequence[CompiledCollective]) -> R
         else:
             stretches.append(_Stretch(list(wanted[i:j]), list(actual[k:m])))
     moved = _out_of_order(_take_moved(stretches, matches), wanted, actual, matches)
-    differences = [*_take_merged(stretches), *_take_split(stretches)]
+    differences = [*_take_merged(stretches, matches), *_take_split(stretches)]
     for stretch in stretches:
         differences += _explain(*stretch)
     return Report(tuple(wanted), tuple(actual), (*differences, *moved), tuple(matches))
@@ -122,7 +123,7 @@ def _take_moved(
                 stretch, actual = places[0]
                 origin.wanted.remove(item)
                 stretch.actual.remove(actual)
-                if item.kind == "permute" and item.scope in actual.scopes:
+                if (item.kind == "permute" or item.free) and item.scope in actual.scopes:
                     matches.append((item, actual))
                     continue
                 text = f"{item} is issued in another place ({actual.name})"
@@ -138,7 +139,7 @@ def _out_of_order(
 ) -> list[Difference]:
     """Those of `moved` that another collective over one of their axes has overtaken, or they it. The others
     are as planned: each axis has an order of its own."""
-    pairs = [(item, theirs) for item, theirs in matches if item.kind != "permute"]
+    pairs = [(item, theirs) for item, theirs in matches if item.kind != "permute" and not item.free]
     pairs += [(move.expected[0], move.found[0]) for move in moved]
     planned, issued = {id(item) for item, _ in pairs}, {id(theirs) for _, theirs in pairs}
 
@@ -152,8 +153,11 @@ def _out_of_order(
     return differences
 
 
-def _take_merged(stretches: Sequence[_Stretch]) -> list[Difference]:
-    """Collectives that became one: of several arrays, or of one in which they lie one after another."""
+def _take_merged(
+    stretches: Sequence[_Stretch], matches: list[tuple[Expected, CompiledCollective]]
+) -> list[Difference]:
+    """Collectives that became one: of several arrays, or of one in which they lie one after another. Those
+    that the compiler may join are as planned."""
     merged: list[Difference] = []
     for stretch in stretches:
         for actual in tuple(stretch.actual):
@@ -167,6 +171,9 @@ def _take_merged(stretches: Sequence[_Stretch]) -> list[Difference]:
             stretch.actual.remove(actual)
             for s in stretches:
                 s.wanted[:] = [item for item in s.wanted if not any(item is part for part in parts)]
+            if all(item.free for item in parts):
+                matches += [(item, actual) for item in parts]
+                continue
             others = "" if whole else " and others of the step"
             first, *more = parts
             subject = f"{len(parts)} collectives" if more else f"{first}"

@@ -63,6 +63,8 @@ class Expected(msgspec.Struct, frozen=True):
     axes: tuple[str, ...]
     span: Span
     phase: str = ""
+    free: bool = False
+    """Whether nothing orders it and it is no buffer: the compiler may join it with others, and move it."""
 
     @property
     def scope(self) -> tuple[str, int]:
@@ -94,11 +96,14 @@ def expected(
     body = schedule.phase(phase)
     values = {value.id: value for value in (*schedule.entry, *body.values)}
     collectives: list[Expected] = []
+    followed = {ref for op in body.ops for ref in op.after}
     for op in computed(body):
         if isinstance(op, Collective):
             value = values[op.operand]
+            free = not op.after and op.result not in followed and value.kind != "flat"
             for leaf in value.leaves:
-                collectives += Moved(op, leaf, mesh, spreads(schedule), platform).whole(value.kind == "array")
+                own = Moved(op, leaf, mesh, spreads(schedule), platform).whole(value.kind == "array")
+                collectives += [replace(item, free=free) for item in own]
     return tuple(replace(item, phase=phase) for item in collectives if len(item.groups[0]) > 1 and item.count)
 
 

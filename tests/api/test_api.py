@@ -16,6 +16,7 @@ import pytest
 
 import commplan
 from commplan.diagnostics import CommplanError
+from commplan.ir.schedule import Pack
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 TREE = {"w": {"shape": [3, 4], "dtype": "f32"}, "b": [{"shape": [2], "dtype": "f32"}]}
@@ -135,7 +136,13 @@ def test_a_jax_mesh() -> None:
     whole = commplan.loads(TEXT).compile(devices, shapes)
     assert whole == commplan.loads(TEXT).compile({"data": 4}, shapes, passes=whole.schedule.pipeline)
     assert "bucket{pinned=true}" in whole.schedule.pipeline
-    assert commplan.loads(TEXT).compile(jax.make_mesh((4, 1), ("data", "model")), shapes) == program()
+    # CPU devices of one process share its memory.
+    shared = commplan.loads(TEXT).compile(jax.make_mesh((4, 1), ("data", "model")), shapes)
+    assert "bucket{in_process=true}" in shared.schedule.pipeline
+    assert "overlap{in_process=true}" in shared.schedule.pipeline
+    assert not any(isinstance(op, Pack) for phase in shared.schedule.phases for op in phase.ops)
+    (text,) = [choice.what for choice in shared.schedule.choices if choice.by == "bucket"]
+    assert text == "`grads`: each leaf by itself, 56 B"
 
 
 def test_nodes_that_only_jax_knows() -> None:

@@ -210,3 +210,21 @@ def test_more_bytes_than_can_be_counted_are_no_value(shape: tuple[int, ...]) -> 
         compiled(reduce_plan("sum"), "bucket", grads=tree(w=shape))
     assert [problem.code for problem in caught.value.diagnostics] == ["CP0725"]
     assert "leaf `w` of `grads`" in caught.value.diagnostics[0].message
+
+
+@pytest.mark.parametrize(
+    ("hints", "buffers"),
+    [
+        (graph.Hints(), 0),
+        (graph.Hints(bucket=1000), 1),
+        (graph.Hints(overlap="update"), 2),
+        (graph.Hints(overlap="backward"), 0),
+    ],
+)
+def test_ranks_of_one_process_pack_only_if_a_stage_asks_for_buffers(hints: graph.Hints, buffers: int) -> None:
+    leaves = tree(a=(2,), b=(2,))
+    schedule = compiled(reduce_plan("sum", hints=hints), "bucket{in_process=true}", grads=leaves)
+    assert len(packed(schedule)) == buffers
+    (choice,) = schedule.choices
+    assert ("each leaf by itself" in choice.what) is (buffers == 0)
+    assert schedule.pipeline == "lower,bucket{in_process=true}"

@@ -28,6 +28,15 @@ def test_the_chain_can_be_left_out() -> None:
     assert all(op.after == () for op in collectives(step(schedule)))
 
 
+def test_leaves_that_are_not_packed_are_no_part_of_the_chain_of_one_process() -> None:
+    leaves = tree(a=(4,), b=(4,))
+    free = compiled(reduce_plan("sum"), "bucket{in_process=true},overlap{in_process=true}", grads=leaves)
+    assert [op.after for op in collectives(step(free))] == [()]
+    assert "XLA may join and reorder those of leaves that are not packed" in free.choices[-1].what
+    chained = compiled(reduce_plan("sum"), "bucket{max=16},overlap{in_process=true}", grads=leaves)
+    assert [len(op.after) for op in collectives(step(chained))] == [0, 1]
+
+
 def test_each_bucket_is_packed_just_before_it_is_sent() -> None:
     schedule = compiled(reduce_plan("sum"), "bucket{max=16},overlap", grads=tree(a=(4,), b=(4,)))
     assert [type(op) for op in step(schedule)][:4] == [Pack, Collective, Pack, Collective]

@@ -36,6 +36,8 @@ class BucketPass(Pass, frozen=True):
     coalesce: let neighbouring collectives that agree in everything share buckets.
     pinned: pack only what a stage says with `{ bucket = .. }`, for leaves that are cut over axes of the mesh
     that the plan does not name: in a bucket they would be brought together first.
+    in_process: pack only if a stage says `{ bucket = .. }`, `{ overlap = update }` or `via`. For ranks that
+    are threads of one process: no message is saved, and each part of a buffer is a function to compile.
     """
 
     name: ClassVar[str] = "bucket"
@@ -43,6 +45,12 @@ class BucketPass(Pass, frozen=True):
     max: Annotated[int, msgspec.Meta(gt=0)] | None = None
     coalesce: bool = True
     pinned: bool = False
+    in_process: bool = False
+
+    @property
+    def packs_unasked(self) -> bool:
+        """Whether it packs leaves of stages that say nothing about buffers."""
+        return not (self.pinned or self.in_process)
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         chooser = Chooser(schedule, context.costs, context.topology)
@@ -53,6 +61,9 @@ class BucketPass(Pass, frozen=True):
         groups = group_collectives(editor, phase.ops, coalesce=self.coalesce)
         if self.pinned:
             groups = [group for group in groups if group[0].hints.bucket is not None]
+        elif self.in_process:
+            choices += [_unpacked(group) for group in groups if not _asks_for_buffers(group[0])]
+            groups = [group for group in groups if _asks_for_buffers(group[0])]
         if not groups:
             return phase
         last = {group[-1].result: group for group in groups}
@@ -112,6 +123,18 @@ def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
     # Arrays and trees are cut differently, so they do not meet in a scatter or gather.
     cut_as = editor.values[op.operand].kind if op.kind in ("reduce_scatter", "all_gather") else ""
     return (op.kind, op.axes, op.op, op.root, op.algorithm, op.hints, *places, cut_as)
+
+
+def _asks_for_buffers(op: Collective) -> bool:
+    """Whether the stage of `op` says something that only a buffer can do."""
+    return op.hints.bucket is not None or op.hints.overlap == "update" or op.pinned
+
+
+def _unpacked(group: Sequence[Collective]) -> Choice:
+    names = ", ".join(f"`{name_of(op.operand)}`" for op in group)
+    text = f"{names}: each leaf by itself, {sized(sum(op.nbytes for op in group))}"
+    why = "the ranks share the memory of one process: packing would copy, and save no message"
+    return Choice("bucket", text, why, group[0].span, ("in buckets, with `{ bucket = .. }`",))
 
 
 def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], size: Size, order: Order) -> Choice:

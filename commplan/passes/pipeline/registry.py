@@ -21,3 +21,10 @@ PASSES: dict[str, type[Pass]] = {
     )
 }  # fmt: skip
 DEFAULT = ",".join(PASSES)
+
+
+def default(*, pinned: bool, in_process: bool) -> str:
+    """The usual pipeline, with these options of its passes."""
+    bucket = "bucket{pinned=true}" if pinned else "bucket{in_process=true}" if in_process else "bucket"
+    overlap = "overlap{in_process=true}" if in_process else "overlap"
+    return ",".join({"bucket": bucket, "overlap": overlap}.get(name, name) for name in PASSES)
