@@ -18,6 +18,7 @@ from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job.engine_errors import as_diagnostics
+from commplan.runtime import reduced_values
 from commplan.runtime.context import CALLS, Carried, Context
 from commplan.runtime.machines.explicit import unreduced_over
 from commplan.tracebacks import public_face
@@ -114,12 +115,9 @@ class PhaseCall:
             self.context, state, f"phase `{self.name}` was given", self._needed, self._phase.span
         )
         self.context.unset.check(self._phase, checked)
-        given = {name: _number(arguments[name], value) for name, value in inputs.items()}
+        given = {name: check.numbers(arguments[name], value) for name, value in inputs.items()}
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
-            if _compat.tracing():
-                return self._inline(checked, inputs)
-            with as_diagnostics(self._spans, self.context.schedule.file):
-                return self._jitted(self._alone, "local", checked, given)
+            return self._inside(checked, inputs, given)
         partial = [name for name, value in arguments.items() if value.placement.partial]
         partial = [name for name in partial if not unreduced_over(inputs[name], self._terms(name))]
         if partial:
@@ -134,6 +132,22 @@ class PhaseCall:
                 f" {', '.join(self._terms(partial[0]))}, such as jax.grad gives for run.varying(params)",
             )
         return self._jitted(self._outside, "global", checked, given)
+
+    def _inside(self, state: dict[str, Any], inputs: Mapping[str, Any], given: dict[str, Any]) -> Any:
+        """Call it with one rank's arrays. given: `inputs`, with numbers as arrays."""
+        axes = [axis for axis, size in self.context.sizes.items() if size > 1]
+        file, values = self.context.schedule.file, self.lowered.values
+        typed = self.context.backend.typed
+        if not typed:
+            reduced_values.check_terms(inputs, self.lowered.arguments, axes, self._phase.span, file)
+        if _compat.tracing():
+            outputs, new = self._inline(state, inputs)
+        else:
+            with as_diagnostics(self._spans, file):
+                outputs, new = self._jitted(self._alone, "local", state, given)
+        for binding in () if typed else self.lowered.outputs:
+            reduced_values.remember(values[binding.value], outputs[binding.name], axes, self._phase)
+        return outputs, new
 
     def _terms(self, name: str) -> tuple[str, ...]:
         """The axes over which a partial argument is summed."""
@@ -270,15 +284,6 @@ def _terms(leaves: list[Any], value: ir.Value) -> list[Any]:
 
 def _named(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _number(value: ir.Value, given: Any) -> Any:
-    """A Python number for a scalar, in the scalar's dtype: jit would take an int for an i32."""
-    if value.kind != "array" or not isinstance(given, bool | int | float) or value.leaves[0].shape:
-        return given
-    if value.placement.per:
-        return given
-    return check.number(given, value.leaves[0])
 
 
 def check_state(

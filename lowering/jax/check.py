@@ -1,7 +1,7 @@
 """What arrives is what the schedule says: structure, shapes, dtypes and types, leaf by leaf.
 
-Codes: CP0805 structure, shape or dtype; CP0807 gradients that JAX has already summed; CP0813 a value
-that should be the same and that JAX types as varying.
+Codes: CP0805 structure, shape or dtype; CP0807 a term that is reduced already; CP0813 a value that should be
+the same and that JAX types as varying.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from commplan.diagnostics import Span, fail
 from commplan.ir.schedule import Leaf, Value
 from commplan.ir.types import DType
 from commplan.lowering.jax import _compat
+from commplan.lowering.jax._lineage import Reduction, lineage
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.layout import global_shape, varying
 from commplan.lowering.jax.pytree import Tree, flatten
-from commplan.lowering.jax.typing_shim import jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 
 Layout = Literal["local", "global"]
 _KINDS = {"b": bool, "i": int, "u": int, "f": (int, float)}
@@ -70,7 +71,10 @@ class Check:
         if shape != wanted:
             message = f"{role} has the shape {list(shape)}, expected {list(wanted)}"
             self._fail(message, *self._why(value, leaf, shape))
-        dtype = jnp.result_type(array) if type(array).__module__ == "numpy" else array.dtype
+        dtype = array.dtype
+        if type(array).__module__ == "numpy":  # as JAX takes it
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
+            array = array if array.dtype == dtype else np.asarray(array, dtype)
         if str(dtype) != leaf.dtype.numpy_name:
             note = f"cast it: {leaf.path or 'x'}.astype('{leaf.dtype.numpy_name}')"
             if leaf.dtype in (DType.F64, DType.I64):
@@ -110,23 +114,65 @@ def _some(paths: Sequence[str]) -> str:
 
 
 def number(given: Any, leaf: Leaf) -> Any:
-    """A Python number as an array of the leaf's dtype, where it fits: an int as a float, not the reverse."""
+    """A Python number as a NumPy array of the leaf's dtype if it fits: an int as a float, not the reverse."""
     kind = "f" if leaf.dtype.is_float else np.dtype(leaf.dtype.numpy_name).kind
-    return jnp.asarray(given, leaf.dtype.numpy_name) if isinstance(given, _KINDS[kind]) else given
+    if not isinstance(given, _KINDS[kind]):
+        return given
+    try:
+        return np.asarray(given, jnp.dtype(leaf.dtype.numpy_name))
+    except OverflowError:
+        return given
 
 
-_SUMMED_BY_JAX = (
-    "the plan takes each rank's own term; JAX types this value as the same on all ranks, because"
-    " the gradient with respect to parameters that do not vary is summed by JAX itself"
+def numbers(value: Value, tree: Any) -> Any:
+    """`tree`, which stands for `value`, with Python numbers as `number` makes them: jit would take an int for
+    an i32."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    if len(leaves) != len(value.leaves) or not any(isinstance(x, bool | int | float) for x in leaves):
+        return tree
+    pairs = zip(leaves, value.leaves, strict=True)
+    return jax.tree_util.tree_unflatten(structure, [number(x, leaf) for x, leaf in pairs])
+
+
+_BY_JAX = (
+    "the plan takes each rank's own term; JAX summed this one itself, as it does the gradient with respect to"
+    " parameters that do not vary"
 )
 _TO_VARYING = "differentiate with respect to varying parameters: jax.grad(loss)(run.varying(params), ...)"
+
+
+def refuse_reduced(
+    name: str, axes: Sequence[str], reductions: Sequence[Reduction], span: Span | None, file: str
+) -> NoReturn:
+    """Raise CP0807: `name` is the same over `axes`, and no term of each rank. reductions: what made it so."""
+    over = ", ".join(axes)
+    message = (
+        f"{name} is already summed over {over}; reducing it again would multiply it by the number of ranks"
+    )
+    by_jax = [each for each in reductions if each.is_derivative and not each.phase]
+    first = next(iter(reductions), None)
+    if by_jax:
+        notes = (_BY_JAX, _TO_VARYING)
+    elif first is not None and first.phase:
+        cause = f"phase `{first.phase}` made it the same on all ranks: line {first.line} of the plan"
+        notes = (cause, "pass each rank's own term, and once; or declare the input `same`, without `partial`")
+    elif first is not None:
+        notes = (f"the program's own collective has: {first.source}", "pass what goes into that collective")
+    else:
+        message = f"{name} is the same on all ranks over {over}, and the plan takes each rank's own term"
+        notes = (
+            "it is made of arguments that are placed `same`: their sum is a multiple of them",
+            "if the copy of each rank is meant to be its term, say so: run.varying(x)",
+        )
+    fail("CP0807", message, *notes, span=span, file=file)
 
 
 def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | None) -> Tree:
     """Check how JAX types what a phase was given inside a shard_map, and mark it varying where it may be.
 
-    Raises CP0807 where a `partial` value no longer varies over an axis that it is a term over: JAX
-    has summed it already. Raises CP0813 where a value that should be the same varies.
+    Raises CP0807 if a `partial` value does not vary over an axis that it is a term over, unless it is a
+    constant of the trace, which is the term of each rank. Raises CP0813 if a value that should be the same
+    varies.
     """
     if not backend.typed:
         return tree
@@ -136,10 +182,8 @@ def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | No
         varying_axes = _compat.varying_axes(array)
         where = f" at `{leaf.path}`" if leaf.path else ""
         summed = [axis for axis in placement.partial if axis in axes and axis not in varying_axes]
-        if summed:
-            message = f"`{name}`{where} is already summed over {', '.join(summed)}"
-            message += "; reducing it again would multiply it by the number of ranks"
-            fail("CP0807", message, _SUMMED_BY_JAX, _TO_VARYING, span=span, file=file)
+        if summed and not (made := lineage(array)).is_constant:
+            refuse_reduced(f"`{name}`{where}", summed, made.reductions, span, file)
         odd = [axis for axis in axes if axis in varying_axes and axis not in varying(value, leaf)]
         if odd:
             message = f"`{name}`{where} should be the same over {', '.join(odd)}, and JAX types it as varying"

@@ -1,0 +1,112 @@
+"""Which operations made a traced value. Like `_compat`, this is where private names of JAX are touched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from jax._src import core as _src_core
+from jax._src import source_info_util as _src_source_info_util
+
+_core, _source_info = cast("Any", _src_core), cast("Any", _src_source_info_util)
+_SUMS = ("psum", "pmax", "pmin", "all_gather", "unreduced_psum", "commplan_same")
+_PLANNED = re.compile(r"commplan/([^/()]+)/line(\d+)")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A collective that made a value the same on all ranks.
+
+    phase, line: of the plan, if a phase did it. source: `file:line (function)` of the program. is_derivative:
+    whether JAX did it, in the backward pass of `jax.grad`.
+    """
+
+    phase: str = ""
+    line: int = 0
+    source: str = ""
+    is_derivative: bool = False
+
+
+@dataclass
+class Lineage:
+    """The values that a traced value is made of.
+
+    has_inputs, has_constants: whether arguments of the traced function, or constants, are among them. marked:
+    the values at which the search ended because `is_marked` is true of them.
+    """
+
+    has_inputs: bool = False
+    has_constants: bool = False
+    reductions: list[Reduction] = field(default_factory=list[Reduction])
+    marked: list[Any] = field(default_factory=list[Any])
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether nothing but constants went into it."""
+        return not (self.has_inputs or self.reductions or self.marked)
+
+
+def _not_marked(_: Any) -> bool:
+    return False
+
+
+def lineage(x: Any, is_marked: Callable[[Any], bool] = _not_marked) -> Lineage:
+    """The values that `x` is made of, back to arguments, constants and the last collective on each way."""
+    found, pending, seen = Lineage(), [x], set[int]()
+    while pending:
+        value = pending.pop()
+        if is_marked(value):
+            found.marked.append(value)
+            continue
+        tracer = _recorded(value)
+        if tracer is None:
+            found.has_constants = True
+            continue
+        if id(tracer) in seen:
+            continue
+        seen.add(id(tracer))
+        if tracer is not value and is_marked(tracer):
+            found.marked.append(tracer)
+        elif not hasattr(tracer, "parent"):
+            found.has_inputs = True
+        elif tracer.parent is not None:
+            made = list(_reductions(tracer.parent, tracer.parent.source_info))
+            found.reductions += made
+            pending += [] if made else tracer.parent.in_tracers
+        elif hasattr(tracer.val, "val"):  # a literal
+            found.has_constants = True
+        elif (constant := _constant(tracer)) is not None:
+            pending.append(constant)
+        else:
+            found.has_inputs = True
+    return found
+
+
+def _recorded(value: Any) -> Any:
+    """The tracer of `value` that is written down, below those that differentiate and vectorise; None for what
+    is no tracer."""
+    while isinstance(value, _core.Tracer) and not hasattr(value, "parent"):
+        inner = getattr(value, "primal", getattr(value, "val", None))
+        if inner is None:
+            return value
+        value = inner
+    return value if isinstance(value, _core.Tracer) else None
+
+
+def _constant(tracer: Any) -> Any:
+    """The array or outer tracer that a function which is traced closes over; None for its arguments."""
+    return tracer._trace.frame.constvar_to_val.get(tracer.val)
+
+
+def _reductions(equation: Any, info: Any) -> Iterator[Reduction]:
+    """The collectives of `equation`, those of functions that it calls included."""
+    if equation.primitive.name.startswith(_SUMS):
+        stack = str(info.name_stack)
+        planned = _PLANNED.search(stack)
+        phase, line = (planned[1], int(planned[2])) if planned else ("", 0)
+        yield Reduction(phase, line, _source_info.summarize(info), "transpose(" in stack)
+    for sub in _core.jaxprs_in_params(equation.params):
+        for inner in sub.eqns:
+            yield from _reductions(inner, inner.source_info)

@@ -1,0 +1,69 @@
+"""Values that phases have returned as reduced, for machines whose types do not say so.
+
+Inside a shard_map JAX types values by the axes over which they vary. Ranks of a communicator, and a shard_map
+with `check_vma=False`, have no such types: there the arrays and tracers themselves are remembered.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from commplan.diagnostics import Span
+from commplan.ir import schedule as ir
+from commplan.lowering.jax._lineage import Reduction, lineage
+from commplan.lowering.jax.check import refuse_reduced
+from commplan.lowering.jax.layout import varying
+from commplan.lowering.jax.pytree import flatten
+
+
+class _Mark(NamedTuple):
+    """A value that is the same over `axes`, and the reduction that made it so."""
+
+    value: weakref.ref[Any]
+    axes: frozenset[str]
+    reduction: Reduction
+
+
+_marks: dict[int, _Mark] = {}
+
+
+def _mark(x: Any) -> _Mark | None:
+    mark = _marks.get(id(x))
+    return mark if mark is not None and mark.value() is x else None
+
+
+def remember(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -> None:
+    """`tree` is what `phase` has made for `value`, over the plan's `axes` of more than one rank."""
+    line = next((op.span.line for op in phase.ops if value.id in ir.results(op)), phase.span.line)
+    for leaf, x in zip(value.leaves, flatten(tree)[1].leaves, strict=True):
+        same = frozenset(axes).difference(varying(value, leaf))
+        if same:
+            key = id(x)
+            reference = weakref.ref(x, lambda _, key=key: _marks.pop(key, None))
+            _marks[key] = _Mark(reference, same, Reduction(phase.name, line))
+
+
+def check_terms(
+    inputs: Mapping[str, Any], values: Mapping[str, ir.Value], axes: Sequence[str], span: Span, file: str
+) -> None:
+    """Raise CP0807 if a partial input is made of nothing but values that phases have reduced."""
+    for name, value in values.items():
+        over = [axis for axis in value.placement.partial if axis in axes]
+        if not over or not _marks:
+            continue
+        for path, x in zip(*_leaves(inputs[name]), strict=True):
+            made = lineage(x, lambda each: _mark(each) is not None)
+            if made.has_inputs or made.has_constants or not made.marked:
+                continue
+            marks = [mark for each in made.marked if (mark := _mark(each)) is not None]
+            summed = [axis for axis in over if all(axis in mark.axes for mark in marks)]
+            if summed:
+                where = f" at `{path}`" if path else ""
+                refuse_reduced(f"`{name}`{where}", summed, [mark.reduction for mark in marks], span, file)
+
+
+def _leaves(tree: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    paths, flat = flatten(tree)
+    return paths, flat.leaves
