@@ -294,8 +294,7 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         arrays = self._read(directory, entries, counts)
         state = {key[6:]: entry for key, entry in arrays.items() if key.startswith("state/")}
         if args.checkpoint.context.counted:
-            zeros = dict.fromkeys(args.checkpoint.context.counted, jnp.zeros((), jnp.int32))
-            state[CALLS] = zeros | state.get(CALLS, {})
+            state[CALLS] = args.checkpoint.context.no_calls() | state.get(CALLS, {})
         values = {key[6:]: entry for key, entry in arrays.items() if key.startswith("value/")}
         return {"state": state, "batches": record.batches, **values}
 

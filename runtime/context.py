@@ -10,19 +10,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
-from jax.sharding import PartitionSpec
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from commplan.diagnostics import Span, fail, listed
 from commplan.ir import schedule as ir
-from commplan.ir.types import Placement
+from commplan.ir.types import SAME, DType, Placement
 from commplan.lowering import compiler_options as xla
-from commplan.lowering.jax import _jit
+from commplan.lowering.jax import _context, _jit
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.latency_profile import Given, LatencyProfile, latency_profile
-from commplan.lowering.jax.layout import leaf_specs
+from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.pytree import Structure, Tree, flatten
+from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.machines.machine import Machine
 from commplan.runtime.unset_states import UnsetStates
 
@@ -105,6 +107,11 @@ class Context:
         """The phases whose calls the state counts, because random functions run in them."""
         return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).counts)
 
+    def no_calls(self) -> dict[str, Any]:
+        """The counts of calls with which a run begins."""
+        count = ir.Value("calls.0", "array", (ir.Leaf("", (), DType.I32),), SAME)
+        return {name: self.machine.zeros(count, count.leaves[0]) for name in self.counted}
+
     def origin(self, name: str) -> str:
         """Which value a name means, in words, where an input or state of that name lies otherwise."""
         value = self.schedule.named.get(name)
@@ -143,6 +150,18 @@ class Context:
             sizes = ", ".join(f"{axis} = {manual[axis]}, expected {self.sizes[axis]}" for axis in wrong)
             self.fail("CP0814", f"{caller} inside a shard_map whose mesh has other sizes: {sizes}", span=span)
         return True
+
+    def placed(self, tree: Any, placement: Placement) -> Any:
+        """`tree` with its host arrays put onto the devices, explicitly: a transfer guard may be on."""
+        mesh = self.machine.mesh if self.machine.layout == "global" else None
+        lead = len(placement.per)
+
+        def put(x: Any) -> Any:
+            if mesh is None:
+                return _context.placed(x, None)
+            return _context.placed(x, NamedSharding(mesh, spec(placement, scalar=np.ndim(x) == lead)))
+
+        return jax.tree_util.tree_map(put, tree)
 
     def lead(self, placement: Placement) -> int:
         """How many leading dimensions an array outside has for `per` axes; under MPI none."""

@@ -131,7 +131,10 @@ class PhaseCall:
                 " own term; or, on Explicit axes, with arrays whose type is unreduced over"
                 f" {', '.join(self._terms(partial[0]))}, such as jax.grad gives for run.varying(params)",
             )
-        return self._jitted(self._outside, "global", checked, given)
+        with self.context.machine.context():
+            if not _compat.tracing():
+                checked, given = self._placed(checked, self._held), self._placed(given, arguments)
+            return self._jitted(self._outside, "global", checked, given)
 
     def _inside(self, state: dict[str, Any], inputs: Mapping[str, Any], given: dict[str, Any]) -> Any:
         """Call it with one rank's arrays. given: `inputs`, with numbers as arrays."""
@@ -144,10 +147,18 @@ class PhaseCall:
             outputs, new = self._inline(state, inputs)
         else:
             with as_diagnostics(self._spans, file):
-                outputs, new = self._jitted(self._alone, "local", state, given)
+                own, held = self._placed(given, self.lowered.arguments), self._placed(state, self._held)
+                outputs, new = self._jitted(self._alone, "local", held, own)
         for binding in () if typed else self.lowered.outputs:
             reduced_values.remember(values[binding.value], outputs[binding.name], axes, self._phase)
         return outputs, new
+
+    def _placed(self, trees: Mapping[str, Any], values: Mapping[str, ir.Value]) -> dict[str, Any]:
+        """`trees`, those that stand for `values` as arrays of devices: see `Context.placed`."""
+        return {
+            name: self.context.placed(tree, values[name].placement) if name in values else tree
+            for name, tree in trees.items()
+        }
 
     def _terms(self, name: str) -> tuple[str, ...]:
         """The axes over which a partial argument is summed."""

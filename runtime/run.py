@@ -94,7 +94,7 @@ class Bound(ShardedWeights):
             context.unset.add(name, leaves)
             state[name] = build([leaf.path for leaf in value.leaves], leaves, context.structures)
         if context.counted:
-            state[CALLS] = {name: jnp.zeros((), jnp.int32) for name in context.counted}
+            state[CALLS] = context.no_calls()
         return state
 
     def spmd(
@@ -194,7 +194,8 @@ class Bound(ShardedWeights):
         """
         axes, backend, mesh = tuple(self.context.sizes), self.context.backend, self.context.machine.mesh
         if has_reduced(mesh, axes) and not self.context.around("run.varying is called"):
-            return jax.tree_util.tree_map(functools.partial(reduced_over, mesh, axes), tree)
+            with self.context.machine.context():
+                return jax.tree_util.tree_map(functools.partial(reduced_over, mesh, axes), tree)
         self._inside("run.varying")
 
         def vary(x: Any) -> Any:

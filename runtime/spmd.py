@@ -191,8 +191,22 @@ class _Step:
         self._unset = self.context.unset.among(state)
         for name in sorted(self._unset.intersection(self._used)):
             self.context.unset.refuse(name, self._used[name])
-        call = self._traced if not self.outside or _compat.tracing() else self._jitted
-        return call(state, arguments)
+        if not self.outside or _compat.tracing():
+            return self._traced(state, arguments)
+        context = self.context
+        own = {name: context.placed(tree, self.placements[name]) for name, tree in arguments.items()}
+        with context.machine.context():
+            return self._jitted(self._held(state), own)
+
+    def _held(self, state: Any) -> Any:
+        """`state`, its arrays on devices."""
+        states, context = self.context.states, self.context
+        if not isinstance(state, Mapping):
+            return state
+        return {
+            name: context.placed(tree, states[name].placement) if name in states else tree
+            for name, tree in cast("Mapping[str, Any]", state).items()
+        }
 
     def _traced(self, state: Any, arguments: Mapping[str, Any]) -> Any:
         context = self.context

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-
 from jax._src import config as _src_config
 from jax._src import core as _src_core
 from jax._src import distributed as _distributed

@@ -6,6 +6,7 @@ Like `_compat`, this is where private names of JAX are touched.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Mapping
@@ -104,7 +105,7 @@ def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **opt
 
     JAX refuses them within another trace, where what is around decides on them.
     """
-    if not compiler_options and options.get("recompile") is None:
+    if not compiler_options and options.get("recompile") is None and "context" not in options:
         options.pop("recompile", None)
         return jax.jit(function, **options)
 
@@ -119,13 +120,14 @@ def jit_ahead(
     ahead: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None],
     compiler_options: Mapping[str, Any] | None = None,
     recompile: Recompile | None = None,
+    context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     **options: Any,
 ) -> Any:
     """`jit(function, ..)` that first calls `ahead(jitted, args, kwargs)` where it may compile.
 
     `ahead` is called for a signature that the fast path of JAX does not know; other calls never leave that
     path. What `ahead` compiles by `jitted.lower(..)` is what then runs. Not called within another trace.
-    recompile: see `with_profile`.
+    recompile: see `with_profile`. context: in which it is traced and compiled.
     """
 
     @functools.wraps(function)
@@ -137,13 +139,15 @@ def jit_ahead(
     def miss(*args: Any, **kwargs: Any) -> Any:
         if tracing():
             return inner._cache_miss(*args, **kwargs)
-        if recompile is not None:  # JAX keeps what is lowered, and compiles that
-            lower(*args, **kwargs)
-        ahead(jitted, args, kwargs)
-        return jitted._cache_miss(*args, **kwargs)
+        with context():
+            if recompile is not None:  # JAX keeps what is lowered, and compiles that
+                lower(*args, **kwargs)
+            ahead(jitted, args, kwargs)
+            return jitted._cache_miss(*args, **kwargs)
 
     def lower(*args: Any, **kwargs: Any) -> Any:
-        lowered = jitted.lower(*args, **kwargs)
+        with context():
+            lowered = jitted.lower(*args, **kwargs)
         return lowered if recompile is None else with_profile(lowered, recompile)
 
     outermost = variadic.compiled_with(compiler_options or {}, entered)
@@ -158,6 +162,5 @@ def jit_ahead(
         )
     )  # fmt: skip
     fast._fun, fast._jit_info = outermost, info  # what `lower`, `trace` and `eval_shape` read
-    if recompile is not None:
-        fast.lower = lower
+    fast.lower = lower
     return fast

@@ -96,6 +96,10 @@ class Machine(Protocol):
         them, or an engine watches its collectives itself."""
         ...
 
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which functions of global arrays are compiled and called: JAX's mesh is this one."""
+        ...
+
     def manual(self) -> dict[str, int]:
         """The axes, and their sizes, along which the code around us sees one rank's arrays."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -20,7 +21,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.axes import groups, position
 from commplan.ir.types import Placement
 from commplan.lowering.audit import CompiledCollective, HloError, audit_text
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax import _compat, _context
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.layout import global_shape, spec
@@ -72,7 +73,10 @@ class Placing:
     def put(self, host: Host) -> Array:
         """The global array; devices that hold the same see one memory."""
         pieces = _pieces_of(host, self.cuts, on_cpu=self.on_cpu)
-        return _compat.put(self.type, self.sharding, [pieces[place] for place in self.which], self.devices)
+        with _context.explicit():
+            return _compat.put(
+                self.type, self.sharding, [pieces[place] for place in self.which], self.devices
+            )
 
 
 def _first_placed(
@@ -91,7 +95,8 @@ def _first_placed(
     def part(index: Cut) -> Host:
         return pieces[_key(index, shape)]
 
-    array = jax.make_array_from_callback(shape, sharding, part)
+    with _context.explicit():
+        array = jax.make_array_from_callback(shape, sharding, part)
     if array.dtype != host.dtype:
         return array, None
     which = tuple(list(index_of_key).index(key) for key in keys)
@@ -142,6 +147,9 @@ class MeshMachine:
         alone = all(size == 1 for name, size in self.mesh.shape.items() if name not in self.sizes)
         return LaxBackend(platform, self.sizes, self.file, self.levels, alone)
 
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        return _context.in_mesh(self.mesh)
+
     def manual(self) -> dict[str, int]:
         return _compat.manual_axes()
 
@@ -150,7 +158,7 @@ class MeshMachine:
     ) -> Callable[..., Any]:
         """`jax.shard_map` over the plan's axes; other axes of the mesh stay with the compiler."""
         names = frozenset(self.sizes)
-        call = _compat.shard_map(
+        mapped = _compat.shard_map(
             body,
             mesh=self.mesh,
             in_specs=in_specs,
@@ -158,6 +166,11 @@ class MeshMachine:
             axis_names=names,
             check_vma=check_vma,
         )
+
+        def call(*trees: Any) -> Any:
+            with _context.traced_in(self.mesh, self.file):
+                return mapped(*trees)
+
         if _compat.explicit_axes(self.mesh).isdisjoint(self.sizes):
             return call
 
@@ -178,7 +191,8 @@ class MeshMachine:
         def piece(_: object) -> Any:  # memory of its own: JAX may use it as it is, and states are donated
             return np.zeros(sharding.shard_shape(shape), jnp.dtype(leaf.dtype.numpy_name))
 
-        return jax.make_array_from_callback(shape, sharding, piece)
+        with _context.explicit():
+            return jax.make_array_from_callback(shape, sharding, piece)
 
     def process(self) -> tuple[int, int]:
         return int(jax.process_index()), int(jax.process_count())
@@ -352,7 +366,8 @@ class MeshMachine:
                 shape = x.shape[:at] + x.shape[at + 1 :]
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=x.dtype)
 
-        return jax.tree_util.tree_map(take, tree)
+        with _context.in_mesh(None):
+            return jax.tree_util.tree_map(take, tree)
 
     def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
         at = placement.per.index(axis)
@@ -369,7 +384,8 @@ class MeshMachine:
             ]
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=first.dtype)
 
-        return jax.tree_util.tree_map(put, *parts.values())
+        with _context.in_mesh(None):
+            return jax.tree_util.tree_map(put, *parts.values())
 
 
 def machine_of(

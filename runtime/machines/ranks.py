@@ -15,6 +15,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.work_partition import Division
 from commplan.ir import schedule as ir
@@ -79,6 +81,9 @@ class Ranks:
     def calls(self) -> None:
         return None
 
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
     def manual(self) -> dict[str, int]:
         return dict(self.backend.sizes)
 
@@ -90,7 +95,7 @@ class Ranks:
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
         del value
-        return jnp.zeros(leaf.shape, leaf.dtype.numpy_name)
+        return jax.device_put(np.zeros(leaf.shape, jnp.dtype(leaf.dtype.numpy_name)))
 
     def process(self) -> tuple[int, int]:
         return int(self.own.Get_rank()), int(self.own.Get_size())

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 from jax.sharding import PartitionSpec
 from msgspec.structs import replace
 
@@ -130,15 +129,15 @@ def _tried(context: Context, candidate: Candidate) -> tuple[float, tuple[str, ..
 
     spec = PartitionSpec(axes)
     run = jax.jit(machine.spread(body, (), (spec, spec)))
-    with jax.disable_jit(False):
+    with jax.disable_jit(False), machine.context():
         jax.block_until_ready(run())  # compiles
         begun = time.perf_counter()
         counts, values = jax.block_until_ready(run())
         seconds = time.perf_counter() - begun
     wrong: list[str] = []
     for counted, valued in zip(counts.addressable_shards, values.addressable_shards, strict=True):
-        rank, number, first = (int(x) for x in np.asarray(counted.data).reshape(-1))
-        received, expected = (float(x) for x in np.asarray(valued.data).reshape(-1))
+        rank, number, first = (int(x) for x in jax.device_get(counted.data).reshape(-1))
+        received, expected = (float(x) for x in jax.device_get(valued.data).reshape(-1))
         if number:
             wrong.append(
                 f"rank {rank}: {number} elements are wrong, the first is element {first}:"

@@ -235,6 +235,8 @@ def jit(
 
     check: what is still to be carried out by all alike, once they agree on a step and before it runs.
     profile: with which the step is compiled once more."""
+    if machine.layout == "global":
+        options = {**options, "context": machine.context}
     if profile is not None:
         options = {**options, "recompile": profile.recompile}
     if len(machine.participants()) == 1:

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Ref
+from commplan.ir.types import SAME
 from commplan.lowering.jax.functions import RngContext, loaded_by, short_seed
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import LEAF, Tree
@@ -50,7 +51,10 @@ class DeviceMaps:
         if self.loads:
             seeds = [short_seed(batch.seeds[load]) for load in self.loads]
             numbers = np.array([batch.epoch & 0xFFFFFFFF, batch.step, *seeds], np.uint32)
-        return self._run({ref: given[ref] for ref in self.given}, dict(records), numbers)
+        machine = self._context.machine
+        with machine.context():
+            here = machine.array(numbers, SAME, {})
+            return self._run({ref: given[ref] for ref in self.given}, dict(records), here)
 
     def _on_device(
         self, given: dict[Ref, Array], records: dict[Ref, Array], numbers: Array

@@ -1,0 +1,73 @@
+"""JAX's mesh of the thread, and transfers that a transfer guard lets pass.
+
+Like `_compat`, this is where private names of JAX are touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, cast
+
+from jax._src import config as _src_config
+
+from commplan.diagnostics import fail
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.typing_shim import jax
+
+Context = contextlib.AbstractContextManager[Any]
+_config = cast("Any", _src_config)
+
+
+def in_mesh(mesh: Any) -> Context:
+    """A context in which no mesh but `mesh` is set, as by `jax.set_mesh`; within a trace nothing changes.
+
+    JAX traces and lowers a shard_map of a mesh only if the thread's mesh is that one, or none is set.
+    mesh: None for arrays of single devices.
+    """
+    if _compat.tracing():
+        return contextlib.nullcontext()
+    concrete: Any = jax.sharding.get_mesh()
+    abstract: Any = jax.sharding.get_abstract_mesh()
+    if concrete == mesh or (concrete.empty and abstract.empty):
+        return contextlib.nullcontext()
+    return jax.set_mesh(mesh)
+
+
+def traced_in(mesh: Any, file: str) -> Context:
+    """The same for a shard_map of `mesh` that is about to be traced within another function.
+
+    Raises CP0828 if the thread's mesh has another number of devices: JAX would refuse to lower it.
+    """
+    current: Any = jax.sharding.get_abstract_mesh()
+    own = mesh.abstract_mesh
+    if not _compat.tracing() or current.empty or current == own or current.manual_axes:
+        return in_mesh(mesh)
+    if current.size == own.size:
+        return jax.sharding.use_abstract_mesh(own)
+    sizes = ", ".join(f"{name} = {size}" for name, size in dict(current.shape).items())
+    return fail(
+        "CP0828",
+        f"jax.set_mesh has set a mesh of {current.size} devices, and this step runs on {own.size}",
+        f"the mesh that is set: {sizes}",
+        "compile the step with run.jit instead of jax.jit, or call it in `with jax.set_mesh(run.mesh):`",
+        file=file,
+    )
+
+
+def explicit() -> Context:
+    """A context in which arrays of the host become arrays of devices explicitly, as by `jax.device_put`."""
+    return _config.explicit_device_put_scope()
+
+
+def placed(x: Any, sharding: Any) -> Any:
+    """`x`, put on devices explicitly if it is an array of the host, or lies on the default device by chance.
+
+    sharding: a `NamedSharding`, or None for the default device. What it does not fit is left to the checks.
+    """
+    on_host = type(x).__module__ == "numpy"
+    if not on_host and (sharding is None or getattr(x, "committed", True)):
+        return x
+    try:
+        return jax.device_put(x, sharding)
+    except (TypeError, ValueError):
+        return x
