@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import msgspec
@@ -61,17 +62,38 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     prefetch: int | None = None
     device_prefetch: int | None = None
 
-    def wire_types(self, dtype: DType) -> tuple[DType, DType]:
+    def wire_types(self, dtype: DType, *, adds: bool = True) -> tuple[DType, DType]:
         """The types in which values of `dtype` travel and are added.
 
-        Only floats change. The wire type is never wider than the value; a sum is never narrower than what
-        travels; where nothing is said values are added in their own type.
+        Only floats change. Values that are only moved (`adds` is false) never travel in a wider type than
+        their own. A sum is never narrower than its terms on the wire; by default values are added in their
+        own type.
         """
         if not dtype.is_float:
             return dtype, dtype
-        wire = self.wire if self.wire and self.wire.nbytes <= dtype.nbytes else dtype
+        wire = self.wire or dtype
+        if not adds and wire.nbytes > dtype.nbytes:
+            wire = dtype
         accumulate = self.accumulate or dtype
         return wire, accumulate if accumulate.nbytes >= wire.nbytes else wire
+
+    def changes(self, dtype: DType) -> bool:
+        """Whether sums of values of `dtype` travel or are added in another type."""
+        return self.wire_types(dtype) != (dtype, dtype)
+
+    def for_mean(self, dtypes: Iterable[DType], via: Algorithm | None) -> Hints:
+        """The hints of a mean of leaves of `dtypes`: f16 is added in f32 unless the plan says otherwise.
+
+        The mean of f16 values fits f16, their sum may not. An algorithm named by `via` adds in its own type;
+        the values are divided first then (`divides_first`).
+        """
+        if self.accumulate is not None or via is not None or DType.F16 not in dtypes:
+            return self
+        return msgspec.structs.replace(self, accumulate=DType.F32)
+
+    def divides_first(self, dtype: DType) -> bool:
+        """Whether a mean of values of `dtype` divides its terms and not their sum: a sum in f16 overflows."""
+        return self.wire_types(dtype)[1] is DType.F16
 
 
 NO_HINTS = Hints()

@@ -138,9 +138,10 @@ def _sum(editor: Editor, op: Collective, steps: Levels, loose: bool) -> str:
     size = round_up(editor.leaf(op.operand).size, multiple)
     grown = size != editor.leaf(op.operand).size
     current = padded(editor, op.operand, size)
+    divisors = _divisors(editor, op, steps)
     for axis, algorithm in inner:
-        current = _step(editor, op, current, axis, algorithm, "reduce_scatter")
-    current = _step(editor, op, current, outer, outermost, "all_reduce")
+        current = _step(editor, op, current, axis, algorithm, "reduce_scatter", divisor=divisors[axis])
+    current = _step(editor, op, current, outer, outermost, "all_reduce", divisor=divisors[outer])
     for index in range(len(inner) - 1, -1, -1):
         direct = index == 0 and (loose or not grown)
         current = _step(editor, op, current, *inner[index], "all_gather", last=direct)
@@ -151,6 +152,19 @@ def _sum(editor: Editor, op: Collective, steps: Levels, loose: bool) -> str:
         + [f"all_reduce {outer}"]
         + [f"all_gather {axis}" for axis, _ in inner[::-1]]
     )
+
+
+def _divisors(editor: Editor, op: Collective, steps: Levels) -> dict[str, int]:
+    """What each level of a mean divides by: its own ranks if what it makes travels on in another type than it
+    is added in. Terms that are divided first are divided once, and so are sums in their own type."""
+    axes = [axis for axis, _ in steps]
+    if op.divisor == 1:
+        return dict.fromkeys(axes, 1)
+    dtype = editor.leaf(op.operand).dtype
+    first = op.hints.divides_first(dtype)
+    if op.hints.changes(dtype) and not first:
+        return {axis: editor.size((axis,)) for axis in axes}
+    return dict.fromkeys(axes, 1) | {axes[0] if first else axes[-1]: op.divisor}
 
 
 def _by_axis(op: Collective) -> bool:
@@ -172,10 +186,12 @@ def _one_by_one(editor: Editor, op: Collective) -> str:
     steps = op.algorithm.levels[:: -1 if op.kind in ("all_gather", "broadcast") else 1]
     sizes = editor.schedule.mesh_sizes
     roots = coordinates(op.root or 0, op.axes, sizes) if op.kind == "broadcast" else dict[str, int]()
+    divisors = _divisors(editor, op, steps)
     current = op.operand
     for index, (axis, algorithm) in enumerate(steps):
-        last = index == len(steps) - 1
-        current = _step(editor, op, current, axis, algorithm, op.kind, last=last, root=roots.get(axis))
+        last, root = index == len(steps) - 1, roots.get(axis)
+        divisor = divisors[axis]
+        current = _step(editor, op, current, axis, algorithm, op.kind, last=last, root=root, divisor=divisor)
     return ", ".join(
         f"{op.kind} {axis}" + (f" from {roots[axis]}" if axis in roots else "") for axis, _ in steps
     )
@@ -191,11 +207,12 @@ def _step(
     *,
     last: bool = False,
     root: int | None = None,
+    divisor: int = 1,
 ) -> Ref:
     """One level of `op`: a collective of `kind` over `axis`; the `last` one makes its result."""
     return editor.move(
         op, operand, None if last else f"{op.result}/{kind}_{axis}", kind=kind, axes=(axis,), root=root,
         op=op.op if kind in ("all_reduce", "reduce_scatter") else None, algorithm=algorithm, form=None,
-        lane=network_lane(editor.schedule.axes, (axis,)),
+        lane=network_lane(editor.schedule.axes, (axis,)), divisor=divisor,
         pinned=any(arg.key == axis for arg in op.algorithm.args),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from commplan.ir.plan import Ref
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Cast, Collective, LocalSum, Phase, Schedule
+from commplan.ir.schedule import Cast, Collective, LocalSum, Phase, Scale, Schedule
 from commplan.ir.types import DType
 from commplan.passes.bucket.packing import rewrite_flat
 from commplan.passes.pipeline.base import Context, Pass
@@ -26,28 +26,41 @@ class WirePass(Pass, frozen=True):
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
         for phase in schedule.phases:
             own: list[Choice] = []
-            yield rewrite_flat(schedule, phase, context.order, travels_narrow, _rewrite, own)
+            yield rewrite_flat(schedule, phase, context.order, _asked, _rewrite, own)
             choices += _grouped(own)
 
 
+def _asked(op: Collective) -> bool:
+    return travels_narrow(op) or op.divisor > 1
+
+
 def _rewrite(editor: Editor, op: Collective, loose: bool, choices: list[Choice]) -> None:
-    """Emit what `op` becomes. `loose`: its readers do not mind padding behind the result."""
+    """Emit what `op` becomes. `loose`: its readers do not mind padding behind the result.
+
+    A mean is divided before its sum travels on, in the type that it is added in, which holds the sum; in f16
+    the terms are divided before they are sent.
+    """
     dtype = editor.leaf(op.operand).dtype
-    wire, accumulate = op.hints.wire_types(dtype)
-    bare = replace(op, hints=replace(op.hints, wire=None, accumulate=None))
     adds = op.op == "sum"
+    wire, accumulate = op.hints.wire_types(dtype, adds=adds)
+    if op.divisor > 1 and op.hints.divides_first(dtype):
+        op = replace(op, operand=_divided(editor, op, op.operand, f"{op.result}/divided"), divisor=1)
+    bare = replace(op, hints=replace(op.hints, wire=None, accumulate=None), divisor=1)
     if wire == dtype and (not adds or accumulate == wire):
-        editor.ops.append(bare)
+        if op.divisor == 1:
+            editor.ops.append(bare)
+        else:
+            _divided(editor, op, editor.move(bare, op.operand, f"{op.result}/sum"))
         return
     if not adds or accumulate == wire:
-        _cast_around(editor, bare, wire)
+        _cast_around(editor, op, bare, wire)
         why = "nothing is added" if not adds else f"sums are wanted in {accumulate} too"
         choices.append(Choice("wire", f"`{op.result}`: {op.kind} in {wire}", why, op.span))
         return
     if op.kind == "reduce_scatter":
-        _scatter(editor, bare, wire, accumulate)
+        _scatter(editor, op, bare, wire, accumulate)
     else:
-        _sum(editor, bare, wire, accumulate, loose)
+        _sum(editor, op, bare, wire, accumulate, loose)
     text = f"`{op.result}`: sent in {wire}, added in {accumulate}"
     why = f"a backend's own {op.kind} of {wire} would add in {wire}"
     choices.append(Choice("wire", text, why, op.span, _rejected(op.kind, dtype, wire, accumulate)))
@@ -76,23 +89,27 @@ def _grouped(choices: Sequence[Choice]) -> list[Choice]:
     ]
 
 
-def _cast_around(editor: Editor, op: Collective, wire: DType) -> None:
+def _cast_around(editor: Editor, op: Collective, bare: Collective, wire: DType) -> None:
     """y = broadcast(x)  -->  y = cast(broadcast(cast(x, wire)), dtype of x)"""
     narrow = _cast(editor, op, op.operand, wire, f"{op.result}/{wire}")
-    moved = editor.move(op, narrow, f"{op.result}/moved")
+    moved = editor.move(bare, narrow, f"{op.result}/moved")
+    if op.divisor > 1:
+        moved = _divided(editor, op, moved, f"{op.result}/mean")
     editor.emit(Cast(op.result, moved, editor.leaf(op.operand).dtype, op.span))
 
 
-def _scatter(editor: Editor, op: Collective, wire: DType, accumulate: DType) -> None:
+def _scatter(editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType) -> None:
     """y = reduce_scatter(x)  -->  y = cast(local_sum(cast(all_to_all(cast(x, wire)), accumulate)))"""
     dtype = editor.leaf(op.result).dtype
     done = accumulate == dtype
-    total = _shard_sum(editor, op, op.operand, wire, accumulate, None if done else f"{op.result}/shard")
+    total = _shard_sum(editor, op, bare, wire, accumulate, None if done else f"{op.result}/shard")
     if not done:
         editor.emit(Cast(op.result, total, dtype, op.span))
 
 
-def _sum(editor: Editor, op: Collective, wire: DType, accumulate: DType, loose: bool) -> None:
+def _sum(
+    editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType, loose: bool
+) -> None:
     """y = all_reduce(x)  -->  s = local_sum(cast(all_to_all(cast(x, wire)), accumulate));
     y = cast(all_gather(cast(s, wire)))
 
@@ -100,10 +117,12 @@ def _sum(editor: Editor, op: Collective, wire: DType, accumulate: DType, loose: 
     """
     dtype, before = editor.leaf(op.operand).dtype, editor.leaf(op.operand).size
     size = round_up(before, editor.size(op.axes))
-    operand = padded(editor, op.operand, size)
-    total = _shard_sum(editor, op, operand, wire, accumulate, f"{op.result}/shard")
+    bare = replace(bare, operand=padded(editor, op.operand, size))
+    total = _shard_sum(editor, op, bare, wire, accumulate, f"{op.result}/shard")
     narrow = _cast(editor, op, total, wire, f"{op.result}/shard_{wire}")
-    gathered = editor.move(op, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=NATIVE)
+    gathered = editor.move(
+        bare, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=NATIVE
+    )
     if size == before or loose:
         editor.emit(Cast(op.result, gathered, dtype, op.span))
         return
@@ -111,17 +130,26 @@ def _sum(editor: Editor, op: Collective, wire: DType, accumulate: DType, loose: 
 
 
 def _shard_sum(
-    editor: Editor, op: Collective, operand: Ref, wire: DType, accumulate: DType, name: Ref | None
+    editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType, name: Ref | None
 ) -> Ref:
-    """This rank's shard of the sum, in `accumulate`, called `name`; without one it is the result of `op`."""
-    narrow = _cast(editor, op, operand, wire, f"{op.result}/{wire}")
-    swapped = editor.move(op, narrow, f"{op.result}/swapped", kind="all_to_all", op=None, algorithm=NATIVE)
+    """This rank's shard of the sum or mean `op` of the operand of `bare`, in `accumulate`, called `name`;
+    without one it is the result of `op`."""
+    narrow = _cast(editor, op, bare.operand, wire, f"{op.result}/{wire}")
+    swapped = editor.move(bare, narrow, f"{op.result}/swapped", kind="all_to_all", op=None, algorithm=NATIVE)
     wide = _cast(editor, op, swapped, accumulate, f"{op.result}/{accumulate}")
-    return editor.emit(LocalSum(op.result, wide, editor.size(op.axes), op.span), name)
+    total = LocalSum(op.result, wide, editor.size(op.axes), op.span)
+    if op.divisor == 1:
+        return editor.emit(total, name)
+    return _divided(editor, op, editor.emit(total, f"{op.result}/sum"), name)
+
+
+def _divided(editor: Editor, op: Collective, operand: Ref, name: Ref | None = None) -> Ref:
+    """`operand` over the divisor of `op`, called `name`; without one it is the result of `op`."""
+    return editor.emit(Scale(op.result, operand, "div", float(op.divisor), op.span), name)
 
 
 def _cast(editor: Editor, op: Collective, operand: Ref, dtype: DType, name: Ref) -> Ref:
-    """`operand` in `dtype`, called `name`; nothing to do where it is so already."""
+    """`operand` in `dtype`, called `name`; `operand` itself if it has that type."""
     if editor.leaf(operand).dtype == dtype:
         return operand
     return editor.emit(Cast(op.result, operand, dtype, op.span), name)

@@ -151,9 +151,10 @@ def check_equivalence(
 
 
 def is_to_be_written_out(phase: Phase) -> bool:
-    """Whether a collective of `phase` is asked to add in a type of which no pass has made its operand yet."""
+    """Whether a collective of `phase` is asked to add in a type of which no pass has made its operand yet, or
+    to divide."""
     asked = (op for op in phase.ops if isinstance(op, Collective))
-    return any(op.hints.accumulate is not None for op in asked)
+    return any(op.hints.accumulate is not None or op.divisor > 1 for op in asked)
 
 
 def check_origin(

@@ -134,29 +134,36 @@ def unshard(flat: Array, leaf: ir.Leaf) -> Array:
     return _head(flat.reshape(-1), leaf.size).reshape(leaf.shape)
 
 
-def scale(leaf: Array, how: str, by: Any) -> Array:
-    """Multiply or divide by a scalar, converted to the leaf's dtype; by zero a division gives zero."""
+def scale(leaf: Array, how: str, by: Any, over: Any = None) -> Array:
+    """See `ir.ops.Scale`: `leaf` times or divided by a number; times a scalar, or times the share of it in
+    another. Scalars are in f32 at least; times zero is zero."""
     if isinstance(by, int | float):
         if by == 1:
             return leaf
         factor = jnp.asarray(by, leaf.dtype)
         return leaf * factor if how == "mul" else leaf / factor
-    factor = by.astype(leaf.dtype)
-    if how == "mul":
-        return leaf * factor
-    empty = factor == 0
-    return jnp.where(empty, jnp.zeros_like(leaf), leaf / jnp.where(empty, jnp.ones_like(factor), factor))
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf * by.astype(leaf.dtype)
+    wide = jnp.promote_types(leaf.dtype, jnp.float32)
+    factor = by.astype(wide)
+    nothing = factor == 0
+    if over is not None:
+        whole = over.astype(wide)
+        nothing |= whole == 0
+        factor = factor / jnp.where(nothing, jnp.ones_like(whole), whole)
+    term = jnp.where(nothing, jnp.zeros_like(leaf), leaf).astype(wide)
+    return (term * jnp.where(nothing, jnp.zeros_like(factor), factor)).astype(leaf.dtype)
 
 
-def converted(op: ir.Cast | ir.LocalSum | ir.Scale, leaf: Array, by: Any) -> Array:
-    """What `op` makes of one leaf. by: the factor of a scale."""
+def converted(op: ir.Cast | ir.LocalSum | ir.Scale, leaf: Array, by: Any = None, over: Any = None) -> Array:
+    """What `op` makes of one leaf. by, over: those of a scale."""
     match op:
         case ir.Cast():
             return leaf.astype(jax_dtype(op.dtype))
         case ir.LocalSum():
             return leaf.reshape(op.ways, -1).sum(0, dtype=leaf.dtype)
         case ir.Scale():
-            return scale(leaf, op.how, by)
+            return scale(leaf, op.how, by, over)
 
 
 def pull(leaf: Array, center: Array, eta: Any, rho: Any) -> Array:

@@ -237,10 +237,10 @@ class Lowered:
                 )
                 env[op.result] = Tree(leaves, self._structure(op, env))
             case ir.Cast() | ir.LocalSum() | ir.Scale():
-                by = op.by if isinstance(op, ir.Scale) else None
-                by = env[by].leaves[0] if isinstance(by, str) else by
+                given = (op.by, op.over) if isinstance(op, ir.Scale) else ()
+                scalars = [env[x].leaves[0] if isinstance(x, str) else x for x in given]
                 tree = env[op.operand]
-                env[op.result] = tree.like([ops.converted(op, x, by) for x in tree.leaves])
+                env[op.result] = tree.like([ops.converted(op, x, *scalars) for x in tree.leaves])
             case ir.Slice():
                 array = values[op.operand].kind == "array"
                 ways = len(op.owners) or self.backend.ways(op.axes)

@@ -23,14 +23,12 @@ class Sum:
         self.weights: list[Array] = []
 
     def add(self, term: Array, weight: Array | None) -> bool:
-        """Add `term`, times `weight` in the gradient's dtype; whether `term` is the sum's own now."""
-        x = term
+        """Add `term` times `weight`; weight 0 adds zero, NaN or not. Returns whether the sum owns `term`."""
+        x = converted(term, self.accumulate)
         with np.errstate(all="ignore"):
             if weight is not None:
-                x = converted(x, self.dtype)
-                x = np.multiply(x, converted(weight, self.dtype))
+                x = np.multiply(x, converted(weight, self.accumulate)) if weight else np.zeros_like(x)
                 self.weights.append(weight)
-            x = converted(x, self.accumulate)
             if self.total is None:
                 self.total = x
                 return x is term
@@ -38,19 +36,17 @@ class Sum:
         return False
 
     def take(self, terms: int, *, mean: bool) -> Array:
-        """The sum or the mean, in the gradient's dtype; the sum begins again."""
+        """The sum or the mean, in the gradient's dtype; the sum begins again. A mean is divided before it is
+        rounded to that dtype, which need not hold the sum."""
         total, weights = self.total, self.weights
         assert total is not None, "a sum without terms"
         self.total, self.weights = None, []
-        result = converted(total, self.dtype)
-        if not mean:
-            return result
-        divisor = _added(weights) if weights else np.asarray(terms)
-        by = converted(np.asarray(divisor), self.dtype)
-        if not by:  # a weighted mean of no records
-            return np.zeros_like(result)
-        with np.errstate(all="ignore"):
-            return np.divide(result, by, out=result)
+        if mean:
+            divisor = _added(weights) if weights else np.asarray(terms)
+            by = converted(np.asarray(divisor), self.accumulate)
+            with np.errstate(all="ignore"):  # the mean of no records is zero
+                total = np.divide(total, by, out=total) if by else np.zeros_like(total)
+        return converted(total, self.dtype)
 
 
 def _added(weights: Sequence[Array]) -> Array:

@@ -115,7 +115,8 @@ class Desks:
         op = next(o for o in phase.ops if isinstance(o, ir.Exchange) and o.results[0] == site.result)
         gradient = values[op.gradient].leaves
         entry.gradients = tuple(gradient[part.leaves[0]].dtype for part in site.layout.parts)
-        wanted = [op.hints.accumulate or dtype for dtype in entry.gradients]
+        hints = op.hints.for_mean(entry.gradients, None) if site.mean else op.hints
+        wanted = [hints.accumulate or dtype for dtype in entry.gradients]
         wires = [self._wire(entry, number) for number in range(len(wanted))]
         # Adding in less than what travels would lose what was paid for.
         entry.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(wanted, wires, strict=True))

@@ -217,19 +217,20 @@ def test_pack_of_an_array_pads_its_leading_dimension():
     np.testing.assert_array_equal(out["y"], x)
 
 
-def test_scale_by_a_scalar_and_division_by_zero_is_zero():
+def test_scale_by_a_scalar_or_its_share_and_what_does_not_count_is_zero():
     plan = schedule(
         {"data": 2},
         [value("x.0", [leaf(2)], Placement(per=("data",))), value("n.0", [leaf()], Placement(per=("data",)))],
-        [ir.Scale("m.0", "x.0", "mul", "n.0", SPAN), ir.Scale("d.0", "x.0", "div", "n.0", SPAN),
+        [ir.Scale("m.0", "x.0", "mul", "n.0", SPAN), ir.Scale("d.0", "x.0", "mul", "n.0", SPAN, over="n.0"),
          ir.Scale("h.0", "x.0", "div", 2.0, SPAN)],
         [value(f"{name}.0", [leaf(2)], Placement(per=("data",))) for name in "mdh"],
         {"m": "m.0", "d": "d.0", "h": "h.0"},
     )  # fmt: skip
-    out = run(plan, x=np.ones((2, 2), np.float32), n=np.array([4, 0], np.float32))
+    x = np.array([[1, 1], [1, np.nan]], np.float32)
+    out = run(plan, x=x, n=np.array([4, 0], np.float32))
     np.testing.assert_array_equal(out["m"], [[4, 4], [0, 0]])
-    np.testing.assert_array_equal(out["d"], [[0.25, 0.25], [0, 0]])
-    np.testing.assert_array_equal(out["h"], [[0.5, 0.5], [0.5, 0.5]])
+    np.testing.assert_array_equal(out["d"], [[1, 1], [0, 0]])
+    np.testing.assert_array_equal(out["h"], [[0.5, 0.5], [0.5, np.nan]])
 
 
 def test_elastic_pull_and_update_of_the_centre():

@@ -66,7 +66,7 @@ def test_a_mean_and_its_roundings_are_told_apart():
 
 def wrong_divisor(patch: pytest.MonkeyPatch) -> None:
     right = ops.scale
-    patch.setattr(ops, "scale", lambda x, how, by: right(x, how, by + 1))
+    patch.setattr(ops, "scale", lambda x, how, by, over: right(x, how, by + 1, over))
 
 
 def one_axis_of_two(patch: pytest.MonkeyPatch) -> None:

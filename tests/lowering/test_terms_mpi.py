@@ -134,7 +134,7 @@ def read_before_it_is_there(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_divisor(patch: pytest.MonkeyPatch) -> None:
     right = phase.ops.scale
-    patch.setattr(phase.ops, "scale", lambda x, how, by: right(x, how, by - 1))
+    patch.setattr(phase.ops, "scale", lambda x, how, by, over: right(x, how, by - 1, over))
 
 
 REDUCE = "total = reduce grads over a, b by mean"

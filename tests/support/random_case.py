@@ -205,7 +205,7 @@ class _Writer(StageWriter):
         if self.random.random() < 0.3:
             return None
         passes = ["share", "bucket", "decompose", "wire", "select", "overlap"]
-        kept = ("wire",) if "wire =" in text or "accumulate =" in text else ()
+        kept = ("wire",) if any(word in text for word in ("wire =", "accumulate =", "by mean")) else ()
         chosen = [name for name in passes if self.random.random() < 0.75 or name in kept]
         limit = self.random.choice(["", "{max=32}", "{max=1KiB}"])
         return ",".join(name + limit if name == "bucket" else name for name in chosen)

@@ -72,13 +72,18 @@ def _divide(array: Array, divisor: Any, dtype: DType) -> Array:
         return array / np.float64(divisor) if divisor else np.zeros_like(array)
 
 
+def _weighted(array: Array, part: Any, whole: Any, dtype: DType) -> Array:
+    """See `oracle.numbers.weighted`."""
+    return array * (np.float64(part) / np.float64(whole)) if part and whole else np.zeros_like(array)
+
+
 @contextlib.contextmanager
 def exact() -> Generator[None]:
     """The oracle's arithmetic without its rounding, see above."""
     with contextlib.ExitStack() as stack:
         for module, names in (
             (oracle_ops, {"storage": _storage, "convert": _as_held, "combine": _combine,
-                          "multiply": _multiply, "divide": _divide}),
+                          "multiply": _multiply, "divide": _divide, "weighted": _weighted}),
             (oracle_programs, {"combine": _combine}),
             (oracle_run, {"storage": _storage, "convert": rounded}),
         ):  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,33 @@ def narrowed(ops: Ops) -> Ops:
     return ops
 
 
+DIVIDES, BACK = of(ir.Scale, how="div"), of(ir.Cast, dtype=DType.F32)
+
+
+def divided_late(ops: Ops) -> Ops:
+    """The sum travels in 16 bits, and the mean is made of what arrives."""
+    (scale,) = filter(DIVIDES, ops)
+    ops = cut_out(DIVIDES)(ops)
+    at = [index for index, op in enumerate(ops) if BACK(op)][-1]
+    ops[at : at + 1] = [
+        msgspec.structs.replace(ops[at], result="whole"),
+        msgspec.structs.replace(scale, result=ops[at].result, operand="whole"),
+    ]
+    return ops
+
+
+def divided_early(ops: Ops) -> Ops:
+    """The terms are divided, and then rounded."""
+    (scale,) = filter(DIVIDES, ops)
+    ops = cut_out(DIVIDES)(ops)
+    at = next(index for index, op in enumerate(ops) if isinstance(op, ir.Cast))
+    ops[at : at + 1] = [
+        msgspec.structs.replace(scale, result="part", operand=ops[at].operand),
+        msgspec.structs.replace(ops[at], operand="part"),
+    ]
+    return ops
+
+
 EDITS: dict[str, tuple[str, str, Callable[[Ops], Any], str, str]] = {
     # name: plan, passes, change, phase, a piece of what is said
     "no all-reduce": (REDUCE, "bucket", cut_out(REDUCES), "step", "the plan says"),
@@ -201,6 +229,9 @@ EDITS: dict[str, tuple[str, str, Callable[[Ops], Any], str, str]] = {
         "step",
         "",
     ),
+    "divided after the sum has travelled": (WIRE, "bucket,wire", divided_late, "step", ""),
+    "divided before it is added": (WIRE, "bucket,wire", divided_early, "step", ""),
+    "never divided": (WIRE, "bucket,wire", cut_out(DIVIDES), "step", "the sum over data"),
     "wire where none is asked": (WIRE, "bucket,wire", narrowed, "step", "as bf16"),
     "the pull left out": (
         ELASTIC,
@@ -231,8 +262,10 @@ def with_values(schedule: ir.Schedule) -> ir.Schedule:
     for phase in schedule.phases:
         values = {value.id: value for value in (*schedule.entry, *phase.values)}
         for op in phase.ops:
-            if isinstance(op, ir.Cast) and op.result not in values:
-                leaves = tuple(msgspec.structs.replace(x, dtype=op.dtype) for x in values[op.operand].leaves)
+            if isinstance(op, ir.Cast | ir.Scale) and op.result not in values:
+                leaves = values[op.operand].leaves
+                if isinstance(op, ir.Cast):
+                    leaves = tuple(msgspec.structs.replace(x, dtype=op.dtype) for x in leaves)
                 values[op.result] = msgspec.structs.replace(values[op.operand], id=op.result, leaves=leaves)
         made = tuple(values[ref] for op in phase.ops for ref in ir.results(op))
         phases.append(msgspec.structs.replace(phase, values=made))
@@ -300,10 +333,18 @@ def test_the_command_shows_both_terms_and_the_line(tmp_path: Path) -> None:
 
 F32, BF16, F64 = DType.F32, DType.BF16, DType.F64
 DOWN, UP = ("cast", F32, BF16), ("cast", BF16, F32)
-ALLOWED = (("allow", ("a", "b"), BF16, F32, F32, True),)
-SCATTERED = (("allow", ("a", "b"), BF16, F32, F32, False),)
-WIDE = (("allow", ("a",), F32, F64, F32, True),)
+ALLOWED = (("allow", ("a", "b"), BF16, F32, F32, True, False),)
+SCATTERED = (("allow", ("a", "b"), BF16, F32, F32, False, False),)
+WIDE = (("allow", ("a",), F32, F64, F32, True, False),)
 ADDED = ("sum", ("a", "b"))
+BOTH = ("a", "b")  # of 2 and 4 ranks
+
+
+def over(ranks: int, dtype: DType = F32, axes: tuple[str, ...] = BOTH) -> tuple[Any, ...]:
+    return ("scale", Fraction(1, ranks), dtype, axes)
+
+
+MEAN = (("allow", BOTH, BF16, F32, F32, True, True), over(8))
 
 
 @pytest.mark.parametrize(
@@ -322,14 +363,23 @@ ADDED = ("sum", ("a", "b"))
         ((("cast", F32, DType.F16), ("cast", DType.F16, F32), ADDED), ALLOWED, False),
         ((DOWN, UP, ("sum", ("a", "c")), DOWN, UP), ALLOWED, False),
         ((DOWN, UP, ADDED, DOWN), ALLOWED, False),  # left in 16 bits
-        ((DOWN, UP), (("allow", (), BF16, BF16, F32, False),), True),
-        ((), (("allow", (), BF16, BF16, F32, False),), True),  # a move may be exact
+        ((DOWN, UP), (("allow", (), BF16, BF16, F32, False, False),), True),
+        ((), (("allow", (), BF16, BF16, F32, False, False),), True),  # a move may be exact
         ((), WIDE, False),  # a wider sum was asked for
         ((("cast", F32, F64), ("sum", ("a",)), ("cast", F64, F32)), WIDE, True),
+        ((DOWN, UP, ADDED, over(8), DOWN, UP), MEAN, True),
+        ((DOWN, UP, ADDED, DOWN, UP, over(8)), MEAN, False),  # a sum travels in 16 bits
+        ((DOWN, UP, ADDED, DOWN, over(8, BF16), UP), MEAN, False),
+        ((over(8, axes=()), DOWN, UP, ADDED, DOWN, UP), MEAN, False),  # small terms are lost
+        ((DOWN, UP, ADDED, over(4), DOWN, UP), MEAN, False),
+        ((DOWN, UP, ADDED, DOWN, UP), MEAN, False),
+        ((DOWN, UP, ("sum", ("a",)), over(2), DOWN, UP, ("sum", ("b",)), over(4), DOWN, UP), MEAN, True),
+        ((DOWN, UP, ("sum", ("a",)), DOWN, UP, ("sum", ("b",)), over(8), DOWN, UP), MEAN, False),
+        ((over(8, axes=()),), (over(8),), False),  # the terms for the sum
     ],
 )
 def test_rounding_that_is_allowed(made: Any, allowed: Any, good: bool) -> None:
-    assert accepts(made, allowed) == good
+    assert accepts(made, allowed, {"a": 2, "b": 4}) == good
 
 
 def test_a_cast_there_and_back_is_none() -> None:

@@ -91,17 +91,16 @@ def test_the_sum_of_products_is_not_the_product_of_sums():
     step = schedule.phase("step")
     summed = next(op for op in step.ops if isinstance(op, ir.Collective) and op.operand != "n.0")
     weights = next(op for op in step.ops if isinstance(op, ir.Collective) and op.operand == "n.0")
-    span, total = summed.span, summed.result
+    span = summed.span
     values = {value.id: value for value in step.values}
     ops = (
         ir.Pack("packed", (Part("g.0", 0, 0, 4, 0),), span),
         replace(summed, kind="all_gather", op=None, result="rows", operand="packed", nbytes=16),
-        ir.Scale("weighted", "rows", "mul", "n.0", span),
+        weights,
+        ir.Scale("weighted", "rows", "mul", "n.0", span, over=weights.result),
         replace(summed, result="sums", operand="weighted", nbytes=48),
         ir.LocalSum("row", "sums", 3, span),
-        ir.Unpack(total, (Part("row", 0, 0, 4, 0),), span),
-        weights,
-        step.ops[-1],
+        ir.Unpack("b.0", (Part("row", 0, 0, 4, 0),), span),
     )
     made = (
         flat("packed", 4, PER),
@@ -110,7 +109,7 @@ def test_the_sum_of_products_is_not_the_product_of_sums():
         flat("sums", 12),
         flat("row", 4),
     )
-    message = refused(with_ops(schedule, ops, (*made, values[total], values[weights.result], values["b.0"])))
+    message = refused(with_ops(schedule, ops, (*made, values[weights.result], values["b.0"])))
     assert "differs along it once more" in message
 
 

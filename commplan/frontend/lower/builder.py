@@ -52,6 +52,7 @@ class Builder:
         stage: Sending,
         op: sched.ReduceOp | None = None,
         root: int | None = None,
+        divisor: int = 1,
     ) -> None:
         """Append a collective on whole values, with what the stage says of it."""
         value = self.of[operand]
@@ -60,7 +61,7 @@ class Builder:
             sched.Collective(
                 kind, result, operand, over, widest, value.nbytes, stage.span,
                 op, root, stage.via or graph.Algorithm("native"), stage.hints,
-                lane=sched.network_lane(self.axes, over), pinned=stage.via is not None,
+                lane=sched.network_lane(self.axes, over), divisor=divisor, pinned=stage.via is not None,
             )
         )  # fmt: skip
 
@@ -70,22 +71,30 @@ def reduction(building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce
 
     max, min, sum      -->  one collective
     mean               -->  the sum, divided by the number of ranks
-    mean(weight = n)   -->  n x; its sum, divided by the sum of n
+    mean, in another type than the values have
+                       -->  one collective, which divides before its sum travels on
+    mean(weight = n)   -->  the sum of x n / (sum of n)
     """
     op, over = stage.op, stage.axes
     if op.name != "mean":
         building.collective(kind, stage.result, stage.operand, over, stage, op=op.name)
         return
+    dtypes = {leaf.dtype for leaf in building.of[stage.operand].leaves}
+    stage = replace(stage, hints=stage.hints.for_mean(dtypes, stage.via))
+    if op.weight is not None:
+        whole = total_weight(building, op.weight, stage)
+        scaled = sched.Scale(
+            f"{stage.result}/weighted", stage.operand, "mul", op.weight, stage.span, over=whole
+        )
+        building.collective(kind, stage.result, building.emit(scaled), over, stage, op="sum")
+        return
+    ranks = building.types.ranks(over)
+    if any(stage.hints.divides_first(each) or stage.hints.changes(each) for each in dtypes):
+        building.collective(kind, stage.result, stage.operand, over, stage, op="sum", divisor=ranks)
+        return
     total = f"{stage.result}/sum"
-    if op.weight is None:
-        building.collective(kind, total, stage.operand, over, stage, op="sum")
-        divisor: float | graph.Ref = float(building.types.ranks(over))
-    else:
-        weighted = f"{stage.result}/weighted"
-        operand = building.emit(sched.Scale(weighted, stage.operand, "mul", op.weight, stage.span))
-        building.collective(kind, total, operand, over, stage, op="sum")
-        divisor = total_weight(building, op.weight, stage)
-    building.emit(sched.Scale(stage.result, total, "div", divisor, stage.span))
+    building.collective(kind, total, stage.operand, over, stage, op="sum")
+    building.emit(sched.Scale(stage.result, total, "div", float(ranks), stage.span))
 
 
 def total_weight(building: Builder, weight: graph.Ref, stage: graph.Reduce | graph.Scatter) -> graph.Ref:

@@ -37,6 +37,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     i. broadcast: from `root`, counted row-major over `axes`, first major. reduce: the result on `root`, and
     zeros elsewhere. shift: from each rank to the one `root` places further along the axis. swap: as
     all_to_all, of what each rank has of its own, by rows of the leading dimension or of a flat buffer.
+    divisor: a sum is divided by it before it travels on. No backend does that; the pass `wire` emits it.
     """
 
     kind: CollectiveKind
@@ -53,6 +54,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     after: tuple[Ref, ...] = ()
     lane: str = "network"
     form: Form | None = None  # None: the backend's usual one
+    divisor: int = 1
     pinned: bool = False  # the plan says `via`: no pass takes another algorithm
 
     def check(self, types: ValueTypes) -> Violations:
@@ -75,7 +77,10 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             yield "CP0735", f"{self.kind} and root {self.root} do not go together"
         elif self.root is not None:
             yield from broken("CP0735", rules.root(self.root, self.axes, types.ranks))
-        yield from broken("CP0735", rules.summable(self.op or "", operand.leaves, self.operand))
+        if self.divisor < 1 or (self.divisor > 1 and self.op != "sum"):
+            yield "CP0735", f"{self.kind} {self.op or ''} divides by {self.divisor}"
+        averaged = "mean" if self.divisor > 1 else self.op or ""
+        yield from broken("CP0735", rules.summable(averaged, operand.leaves, self.operand))
         if self.nbytes != operand.nbytes:
             yield "CP0732", f"`{self.operand}` has {operand.nbytes} bytes, not {self.nbytes}"
         dtypes = {leaf.dtype for leaf in operand.leaves} or {self.dtype}
@@ -134,7 +139,10 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         operand, value = env.of(self.operand), env.values[self.result]
         if self.op is not None:
             again = self.kind == "all_reduce"
-            operand = steps.reduced(env, operand, operand.value, self.axes, self.op, self.hints, again=again)
+            divisor = 1 if env.written_out else self.divisor  # no backend divides
+            operand = steps.reduced(
+                env, operand, operand.value, self.axes, self.op, self.hints, again=again, divisor=divisor
+            )
         elif self.kind != "all_to_all":
             operand = steps.moved(env, operand, self.hints)
         env.put(self.result, self._moved(env, operand, value))
@@ -168,7 +176,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         return self.kind
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
-        return f"{self.op + ' ' if self.op else ''}{self.dtype} over {', '.join(self.axes)}, {self.algorithm}"
+        op = "mean" if self.divisor > 1 else self.op
+        return f"{op + ' ' if op else ''}{self.dtype} over {', '.join(self.axes)}, {self.algorithm}"
 
     @property
     def is_split(self) -> bool:

@@ -40,7 +40,7 @@ class Exchange(ServerStep, BaseOp, frozen=True, tag="exchange", gc=False):
         return tuple(placed(types.values[state], result) for state, result in pairs)
 
     def meaning(self, env: Interpretation) -> None:
-        self.exchanged(env, self.op, self.weight, self.hints)
+        self.exchanged(env, self.op, self.weight, self.hints, self.algorithm)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"with {self.fn} by {self.op}"

@@ -11,39 +11,54 @@ from commplan.ir.values import Value
 
 
 class Scale(BaseOp, frozen=True, tag="scale", gc=False):
-    """Multiply or divide every leaf by a number or by a scalar value. Integers are left alone by 1.
+    """Multiply or divide every leaf by a number; or multiply it by a scalar value, or by the share
+    `by / over` of one scalar in another. Integers are left alone by 1.
 
-    A scalar value is converted to each leaf's dtype; a division by a zero scalar gives zero
-    (a weighted mean over no records is zero, not NaN).
+    Scalars are converted to the leaf's dtype, or to f32 if that is narrower, and the product is rounded once.
+    Times zero is zero, NaN included (a term of weight zero does not count), and a share of zero is zero (a
+    weighted mean over no records is zero).
     """
 
-    READS = ("operand", "by")
+    READS = ("operand", "by", "over")
 
     result: Ref
     operand: Ref
     how: Literal["mul", "div"]
     by: float | Ref
     span: Span
+    over: Ref | None = None
     after: tuple[Ref, ...] = ()
     lane: str = "device"
 
     def check(self, types: ValueTypes) -> Violations:
         yield from types.check_scalar(self.by)
+        yield from types.check_scalar(self.over)
+        if isinstance(self.by, str) and self.how == "div":
+            yield "CP0735", f"`{self.operand}` is divided by a scalar"
+        if self.over is not None and not isinstance(self.by, str):
+            yield "CP0735", f"`{self.operand}` is scaled by the share of {self.by} in a scalar"
         if not isinstance(self.by, str) and (self.by == 0 or not math.isfinite(self.by)):
             yield "CP0735", f"`{self.operand}` is scaled by {self.by}"
 
     def transfer(self, types: ValueTypes) -> Results:
         """A term of a sum stays one, whatever number each rank scales its own by."""
         operand = types.values[self.operand]
-        by = types.values[self.by].placement.varying if isinstance(self.by, str) else ()
-        differing = [axis for axis in by if not operand.placement.varies(axis)]
+        scalars = [ref for ref in (self.by, self.over) if isinstance(ref, str)]
+        varying = dict.fromkeys(axis for ref in scalars for axis in types.values[ref].placement.varying)
+        differing = [axis for axis in varying if not operand.placement.varies(axis)]
         return (placed(operand, self.result, types.per(operand.placement, differing)),)
 
     def meaning(self, env: Interpretation) -> None:
         by = env.scalar(self.by) if isinstance(self.by, str) else self.by
-        env.put(self.result, steps.scaled(env, env.of(self.operand), env.values[self.result], self.how, by))
+        operand, value = env.of(self.operand), env.values[self.result]
+        if self.over is not None and not isinstance(by, float | int):
+            env.put(self.result, steps.shared(env, operand, value, by, env.scalar(self.over)))
+        else:
+            env.put(self.result, steps.scaled(env, operand, value, self.how, by))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
+        if self.over is not None and isinstance(self.by, str):
+            return f"times {name_of(self.by)} over its sum"
         by = f"{self.by:g}" if not isinstance(self.by, str) else name_of(self.by)
         if isinstance(self.by, str) and "/" in self.by:  # made on the way: the sum of weights
             by += self.by[self.by.index("/") :]

@@ -21,13 +21,20 @@ class ServerStep(msgspec.Struct, frozen=True):
     axes: Over
 
     def exchanged(
-        self, env: Interpretation, op: "steps.ReductionName", weight: Ref | None, hints: Hints
+        self,
+        env: Interpretation,
+        op: "steps.ReductionName",
+        weight: Ref | None,
+        hints: Hints,
+        via: Algorithm | None,
     ) -> None:
         """results = fn(states, reduced gradient); on servers what comes back depends on what others have
         sent, so that it is a function of everything that is said of it."""
         gradient = env.of(self.gradient)
         if env.values[self.states[0]].placement.server is None:
-            total = steps.averaged(env, gradient, gradient.value, self.axes, op, weight, hints, again=False)
+            total = steps.averaged(
+                env, gradient, gradient.value, self.axes, op, weight, hints, via=few_owners(via), again=False
+            )
             env.call(self.fn, [*env.each(self.states), total], self.results)
             return
         for state, result in zip(self.states, self.results, strict=True):
@@ -37,6 +44,11 @@ class ServerStep(msgspec.Struct, frozen=True):
         scalars = (weight,) if weight else ()
         sent = [gradient, *env.each((*self.states, *scalars))]
         env.call(self.fn, sent, self.results, marks, served=True)
+
+
+def few_owners(via: Algorithm | None) -> Algorithm | None:
+    """`via`, if it names owners among the workers: gradients are added on the way to them, in their type."""
+    return via if via is not None and via.get("owners") is not None else None
 
 
 class Exchange(ServerStep, BaseStage, frozen=True, tag="exchange"):
@@ -62,7 +74,7 @@ class Exchange(ServerStep, BaseStage, frozen=True, tag="exchange"):
         return one_each(self.states, self.results) or chosen("owners", owners, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
-        self.exchanged(env, self.op.name, self.op.weight, self.hints)
+        self.exchanged(env, self.op.name, self.op.weight, self.hints, self.via)
 
     def written(self) -> tuple[str, ...]:
         states = ", ".join(map(name_of, self.states))

@@ -21,7 +21,9 @@ class Reduce(StageOverAxes, frozen=True, tag="reduce"):
 
     def meaning(self, env: Interpretation) -> None:
         op, value = self.op, env.values[self.result]
-        held = steps.averaged(env, env.of(self.operand), value, self.axes, op.name, op.weight, self.hints)
+        held = steps.averaged(
+            env, env.of(self.operand), value, self.axes, op.name, op.weight, self.hints, via=self.via
+        )
         env.put(self.result, held)
 
     def how(self) -> str:

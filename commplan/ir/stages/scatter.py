@@ -21,7 +21,9 @@ class Scatter(StageOverAxes, frozen=True, tag="scatter"):
 
     def meaning(self, env: Interpretation) -> None:
         op, operand, hints = self.op, env.of(self.operand), self.hints
-        held = steps.averaged(env, operand, operand.value, self.axes, op.name, op.weight, hints, again=False)
+        held = steps.averaged(
+            env, operand, operand.value, self.axes, op.name, op.weight, hints, via=self.via, again=False
+        )
         env.put(self.result, env.sliced(held, env.values[self.result], *env.row(self.axes)))
 
     def how(self) -> str:

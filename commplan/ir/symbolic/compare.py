@@ -30,7 +30,7 @@ class Comparison:
 
     def _allowed(self, part: Contribution, expected: Sequence[Contribution]) -> bool:
         return any(
-            accepts(part.trace, other.trace) and self._atoms(part.atom, other.atom)
+            accepts(part.trace, other.trace, self.algebra.sizes) and self._atoms(part.atom, other.atom)
             for other in expected
             if other.sums == part.sums and other.atom.skeleton is part.atom.skeleton
         )

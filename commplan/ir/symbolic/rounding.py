@@ -4,17 +4,22 @@ A trace lists events in the order in which they happen to a contribution:
 
     ("cast", from, to)   every element converted; left out where the next cast takes it back exactly
     ("sum", axes)        added over axes in the type of the last cast; listed only behind a cast
-    ("scale", factor)    multiplied by a number. Where among sums and casts that happens is left open: it
-                         rounds, as sums in another order do
-    ("allow", axes, wire, accumulate, type, again)
+    ("scale", factor, type, axes)
+                         multiplied by a number, in `type`, after the sums over `axes`. A mean of values that
+                         travel in another type is divided directly after each sum, by its ranks and in its
+                         type: what travels on is a mean, never a sum
+    ("allow", axes, wire, accumulate, type, again, divides)
                          in the term of a plan, or of an operation that no pass has written out yet: a value
                          of `type` travels in `wire`, is added over `axes` in `accumulate`, and where `again`
-                         is said its sum travels in `wire` as well; without axes it is moved
+                         is said its sum travels in `wire` as well; without axes it is moved. With `divides`
+                         it is a mean, and its factor follows
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from commplan.ir.hints import Hints
@@ -33,17 +38,20 @@ _EXACT: dict[DType, frozenset[DType]] = {
 }
 
 
-def allowed(axes: Iterable[str], dtype: DType, hints: Hints, *, again: bool = False) -> Event | None:
-    """The event that says what `wire` and `accumulate` of a stage ask for; None where that is nothing.
+def allowed(
+    axes: Iterable[str], dtype: DType, hints: Hints, *, again: bool = False, divides: bool = False
+) -> Event | None:
+    """The event for `wire` and `accumulate` of a stage; None if values stay in their own type.
 
-    axes: those that a sum is made over, none of a move. again: the sum travels, too.
+    axes: those that a sum is made over, none of a move. again: the sum travels, too. divides: the sum is
+    divided, which an event ("scale", ..) behind this one says.
     """
     names = tuple(sorted(axes))
-    sent, added = hints.wire_types(dtype)
+    sent, added = hints.wire_types(dtype, adds=bool(names))
     added = added if names else sent
     if sent == added == dtype:
         return None
-    return ("allow", names, sent, added, dtype, again and bool(names))
+    return ("allow", names, sent, added, dtype, again and bool(names), divides and bool(names))
 
 
 def holds(wide: DType, narrow: DType) -> bool:
@@ -56,10 +64,6 @@ def is_rounded(trace: Trace) -> bool:
     return any(event[0] != "scale" for event in trace)
 
 
-def _factors(trace: Trace) -> list[Event]:
-    return sorted(event for event in trace if event[0] == "scale")
-
-
 def cast(trace: Trace, before: DType, after: DType) -> Trace:
     """`trace` with a conversion behind it."""
     if before == after:
@@ -69,22 +73,22 @@ def cast(trace: Trace, before: DType, after: DType) -> Trace:
     return (*trace, ("cast", before, after))
 
 
-def accepts(trace: Trace, allowed: Trace) -> bool:
+def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
     """Whether what happened to a contribution is what its plan asks for: casts to the wire type, to the type
     that sums are made in and back, at the sum or move that they are written for, and every sum in its type.
-    What is added travels in its wire type; what is only moved may. Factors are those of the plan."""
+    What is added travels in its wire type; what is only moved may. Factors are those of the plan, in the same
+    type and behind the same sums; those of means follow each sum (see the module). sizes: those of axes."""
     if trace == allowed:
         return True
-    if _factors(trace) != _factors(allowed):
-        return False
-    stages: list[_Stage] = []
-    for event in (event for event in allowed if event[0] != "scale"):
-        own: DType = event[4] if event[0] == "allow" else stages[-1].own  # or a sum behind a stage
-        wire, accumulate, again = (event[2], event[3], event[5]) if event[0] == "allow" else (own, own, False)
-        stages.append(_Stage(set(event[1]), wire, accumulate, own, again))
+    stages, factors = _stages(allowed)
+    found: list[Event] = []
     place, current = 0, None
     narrow: set[DType] = set()  # the types that it was cast to since the last sum
-    for event in (event for event in trace if event[0] != "scale"):
+    events = iter(trace)
+    for event in events:
+        if event[0] == "scale":
+            found.append(event)
+            continue
         end = place + 1
         while end < len(stages) and not stages[end].adds:
             end += 1  # what is only moved may travel as it is
@@ -106,26 +110,49 @@ def accepts(trace: Trace, allowed: Trace) -> bool:
         if place == len(stages):
             return False
         stage = stages[place]
-        if event[0] == "allow" and event[2:5] != stage.types:
+        if event[0] == "allow" and (*event[2:5], event[6]) != (*stage.types, stage.divides):
             return False
         if event[0] == "sum" and (
             current not in (None, stage.accumulate) or (stage.wire != stage.own and stage.wire not in narrow)
         ):
             return False
+        if stage.divides:
+            factor = Fraction(1, math.prod(sizes[axis] for axis in event[1]))
+            added = stage.accumulate if event[0] == "sum" else stage.own
+            if next(events, ())[:3] != ("scale", factor, added):
+                return False
         stage.axes.difference_update(event[1])
         narrow = {current} if current is not None else set()
         stage.narrow = {*narrow, *((stage.wire,) if event[0] == "allow" and event[5] else ())}
     if current is not None and stages and current != stages[-1].own:
         return False
-    return all(stage.done for stage in stages)
+    return sorted(found) == sorted(factors) and all(stage.done for stage in stages)
+
+
+def _stages(allowed: Trace) -> tuple[list[_Stage], list[Event]]:
+    """What a plan asks for, sum by sum and move by move; and its factors but for those of these means."""
+    stages: list[_Stage] = []
+    factors: list[Event] = []
+    for index, event in enumerate(allowed):
+        if event[0] == "scale":
+            if not index or not (allowed[index - 1][0] == "allow" and allowed[index - 1][6]):
+                factors.append(event)
+            continue
+        own: DType = event[4] if event[0] == "allow" else stages[-1].own  # or a sum behind a stage
+        wire, accumulate, again = (event[2], event[3], event[5]) if event[0] == "allow" else (own, own, False)
+        divides = event[0] == "allow" and event[6] and allowed[index + 1 : index + 2] != ()
+        stages.append(_Stage(set(event[1]), wire, accumulate, own, again, divides))
+    return stages, factors
 
 
 class _Stage:
     """What a plan asks for at one sum or move. axes: those that are still to be summed over. narrow: the
-    types that the sum was cast to."""
+    types that the sum was cast to. divides: every sum is divided by its ranks."""
 
-    def __init__(self, axes: set[str], wire: DType, accumulate: DType, own: DType, again: bool) -> None:
-        self.adds = bool(axes)
+    def __init__(
+        self, axes: set[str], wire: DType, accumulate: DType, own: DType, again: bool, divides: bool
+    ) -> None:
+        self.adds, self.divides = bool(axes), divides
         self.axes, self.wire, self.accumulate, self.own, self.again = axes, wire, accumulate, own, again
         self.narrow: set[DType] = set()
 

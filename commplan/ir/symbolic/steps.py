@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
-from commplan.ir.hints import Hints
+from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.roles import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.symbolic.rounding import allowed, holds
@@ -29,16 +29,23 @@ def reduced(
     hints: Hints,
     *,
     again: bool = True,
+    divisor: int = 1,
 ) -> SymbolicValue:
-    """`operand` added up, or its maximum or minimum taken, over `axes`; what a mean divides by is left to the
-    caller. again: what is added up is sent to everyone."""
+    """`operand` added up, or its maximum or minimum taken, over `axes`. again: what is added up is sent to
+    everyone. divisor: what a mean divides by; the terms if they are added in f16, else their sum."""
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
 
     def one(term: Term, dtype: DType) -> Term:
-        event = allowed(several if adds else (), dtype, hints, again=again)
+        first = hints.divides_first(dtype)
+        event = allowed(several if adds else (), dtype, hints, again=again, divides=divisor > 1 and not first)
         if event is not None and env.written_out and not holds(dtype, event[3]):
             event = None  # no backend adds in a wider type than the operand has
+        if adds and divisor > 1:
+            factor = Fraction(1, divisor)
+            if first:
+                return env.algebra.total(_times(env, term, factor, dtype), axes, event)
+            return _times(env, env.algebra.total(term, axes, event), factor, dtype)
         if adds:
             return env.algebra.total(term, axes, event)
         extreme = env.algebra.extreme("max" if op == "max" else "min", term, axes)
@@ -56,19 +63,29 @@ def averaged(
     weight: Ref | None,
     hints: Hints,
     *,
+    via: Algorithm | None = None,
     again: bool = True,
 ) -> SymbolicValue:
-    """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one sum(n x) /
-    sum(n)."""
-    if weight is None or op != "mean":
-        summed = reduced(env, operand, value, axes, op, hints, again=again)
-        if op != "mean":
-            return summed
-        return scaled(env, summed, value, "div", math.prod(env.sizes(axes)))
+    """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one the sum of
+    x n / sum(n). via: the algorithm that the plan asks for."""
+    if op != "mean":
+        return reduced(env, operand, value, axes, op, hints, again=again)
+    hints = hints.for_mean([leaf.dtype for leaf in operand.value.leaves], via)
+    if weight is None:
+        divisor = math.prod(env.sizes(axes))
+        return reduced(env, operand, value, axes, op, hints, again=again, divisor=divisor)
     count = env.scalar(weight)
-    weighted = scaled(env, operand, operand.value, "mul", count)
-    summed = reduced(env, weighted, value, axes, "sum", hints, again=again)
-    return scaled(env, summed, value, "div", env.algebra.total(count, axes))
+    weighted = shared(env, operand, operand.value, count, env.algebra.total(count, axes))
+    return reduced(env, weighted, value, axes, "sum", hints, again=again)
+
+
+def shared(
+    env: Interpretation, operand: SymbolicValue, value: Value, part: Term, whole: Term
+) -> SymbolicValue:
+    """`operand` times `part / whole`, two scalars."""
+    name = "times a share"  # no function can be called so
+    scalars = Argument(part, 1, 0), Argument(whole, 2, 0)
+    return operand.like(value, lambda term, _: env.algebra.call(name, (Argument(term, 0), *scalars)))
 
 
 def scaled(
@@ -76,9 +93,10 @@ def scaled(
 ) -> SymbolicValue:
     """`operand` times, or over, a number or a scalar."""
     if isinstance(by, Term):
-        name = "times a scalar" if how == "mul" else "over a scalar"  # no function can be called so
         scalar = Argument(by, 1, 0)
-        return operand.like(value, lambda term, _: env.algebra.call(name, (Argument(term, 0), scalar)))
+        return operand.like(
+            value, lambda term, _: env.algebra.call("times a scalar", (Argument(term, 0), scalar))
+        )
     factor = Fraction(by) if how == "mul" else 1 / Fraction(by)
     return operand.like(value, lambda term, dtype: _times(env, term, factor, dtype))
 
@@ -90,7 +108,7 @@ def _times(env: Interpretation, term: Term, factor: Fraction, dtype: DType) -> T
         return env.algebra.scaled(term, factor)
     if not dtype.is_float:
         return env.algebra.call(f"times {factor} as {dtype}", (Argument(term, 0),))
-    return env.algebra.traced(env.algebra.scaled(term, factor), ("scale", factor))
+    return env.algebra.times(term, factor, dtype)
 
 
 def moved(env: Interpretation, held: SymbolicValue, hints: Hints) -> SymbolicValue:

@@ -232,6 +232,11 @@ class Algebra:
             return term
         return self.term(part._replace(coefficient=part.coefficient * factor) for part in term.parts)
 
+    def times(self, term: Term, factor: Fraction, dtype: DType) -> Term:
+        """`term` times `factor`, rounded to `dtype`."""
+        events = ((part, ("scale", factor, dtype, _summed(part))) for part in term.parts)
+        return self.scaled(self.term(part.traced(event) for part, event in events), factor)
+
     def traced(self, term: Term, event: Event) -> Term:
         """`term` with one more event in every trace."""
         return self.term(part.traced(event) for part in term.parts)
@@ -467,6 +472,12 @@ def _free(symbols: Iterable[Symbol]) -> frozenset[Symbol]:
         elif symbol[0] in ("rank", "row"):
             free.add(symbol)
     return frozenset(free)
+
+
+def _summed(part: Contribution) -> tuple[str, ...]:
+    """The axes that `part` was summed over."""
+    inside = part.atom.content[1].parts if part.atom.kind == "only" else ()
+    return _joined(part.sums, (axis for each in inside for axis in _summed(each)))
 
 
 def _check_unbound(sums: Sequence[str], free: frozenset[Symbol], symbols: Symbols) -> None:

@@ -122,7 +122,7 @@ def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
     places = (editor.values[op.operand].placement, editor.values[op.result].placement)
     # Arrays and trees are cut differently, so they do not meet in a scatter or gather.
     cut_as = editor.values[op.operand].kind if op.kind in ("reduce_scatter", "all_gather") else ""
-    return (op.kind, op.axes, op.op, op.root, op.algorithm, op.hints, *places, cut_as)
+    return (op.kind, op.axes, op.op, op.root, op.algorithm, op.hints, op.divisor, *places, cut_as)
 
 
 def _asks_for_buffers(op: Collective) -> bool:

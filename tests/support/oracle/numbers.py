@@ -69,14 +69,19 @@ def multiply(array: Array, factor: npt.ArrayLike, dtype: DType) -> Array:
 
 
 def divide(array: Array, divisor: npt.ArrayLike, dtype: DType) -> Array:
-    """`array / divisor`, the divisor first converted to `dtype`; by zero it is zero.
-
-    That is the weighted mean over no records. Integers are divided by one only.
-    """
+    """`array / divisor`, the divisor first converted to `dtype`. Integers are divided by one only."""
     by = convert(divisor, dtype)
     if not dtype.is_float:
         return array if bool(by == 1) else convert(np.floor_divide(array, by), dtype)
-    if bool(by == 0):
-        return np.zeros_like(array)
     with np.errstate(all="ignore"):
         return convert(np.divide(array, by), dtype)
+
+
+def weighted(array: Array, part: npt.ArrayLike, whole: npt.ArrayLike, dtype: DType) -> Array:
+    """`array * part / whole` with scalars in f32 at least. What does not count is zero, whatever it is."""
+    if not np.asarray(part) or not np.asarray(whole):
+        return np.zeros_like(array)
+    wide = dtype if dtype is DType.F64 else DType.F32
+    with np.errstate(all="ignore"):
+        share = convert(np.divide(convert(part, wide), convert(whole, wide)), wide)
+        return convert(np.multiply(convert(array, wide), share), dtype)

@@ -20,7 +20,7 @@ from commplan.ir.types import DType
 from commplan.lowering.programs import program_of
 
 from .layout import Grid, Held, Rank, cut, join, pad_rows
-from .numbers import Array, combine, convert, divide, multiply, storage
+from .numbers import Array, combine, convert, divide, multiply, storage, weighted
 from .programs import execute
 
 Values = Mapping[str, ir.Value]
@@ -92,10 +92,14 @@ def local_sum(op: ir.LocalSum, own: View) -> tuple[Array, ...]:
 
 
 def scale(op: ir.Scale, own: View) -> tuple[Array, ...]:
-    """Every leaf times or divided by a number, or by each rank's own scalar; in the leaf's dtype."""
-    change, by = multiply if op.how == "mul" else divide, own.number(op.by)
+    """Every leaf times or divided by a number, in the leaf's dtype; or times each rank's own scalar, or its
+    share in another."""
     pairs = zip(own.leaves(op.operand), own[op.operand], strict=True)
-    return tuple(change(array, by, leaf.dtype) for leaf, array in pairs)
+    if isinstance(op.by, str):
+        whole = 1 if op.over is None else own.number(op.over)
+        return tuple(weighted(array, own.number(op.by), whole, leaf.dtype) for leaf, array in pairs)
+    change = multiply if op.how == "mul" else divide
+    return tuple(change(array, op.by, leaf.dtype) for leaf, array in pairs)
 
 
 def slice_(op: ir.Slice, own: View) -> tuple[Array, ...]:
@@ -127,14 +131,20 @@ def update(op: ir.Update, own: View) -> tuple[Array, ...]:
 def collective(op: ir.Collective, values: Values, env: Env, grid: Grid) -> Held:
     """Leaf by leaf within each group of ranks.
 
-    Where a chunk program carries it out, sums are made in its order; elsewhere in the order of the ranks.
+    Where a chunk program carries it out, sums are made in its order; elsewhere in the order of the ranks. A
+    sum is divided, or before it its terms if it is made in f16.
     """
     source, target = values[op.operand], values[op.result]
     held: dict[Rank, list[Array]] = {rank: [] for rank in grid.ranks}
     for group in grid.groups(op.axes):
         for number, leaf in enumerate(source.leaves):
             arrays = [env[op.operand][rank][number] for rank in group]
+            first = op.divisor > 1 and op.hints.divides_first(leaf.dtype)
+            if first:
+                arrays = [divide(array, op.divisor, leaf.dtype) for array in arrays]
             results = _exchange(op, arrays, leaf, target.leaves[number], grid, tree=source.kind == "tree")
+            if op.divisor > 1 and not first:
+                results = [divide(result, op.divisor, leaf.dtype) for result in results]
             for rank, result in zip(group, results, strict=True):
                 held[rank].append(result)
     return {rank: tuple(leaves) for rank, leaves in held.items()}
