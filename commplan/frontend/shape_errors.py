@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from commplan.diagnostics import Diagnostic, Note, did_you_mean
 from commplan.ir import plan as graph
@@ -119,7 +120,7 @@ def check_leaves(
 ) -> list[Diagnostic]:
     """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721); a sum of the
     backend's own is as wide as what travels (CP0606); what each part draws is no scalar of all (CP0758); and
-    the rules of the stages themselves (CP0429)."""
+    the rules of the stages themselves (CP0429); options have an effect (CP0613, CP0614)."""
     problems: list[Diagnostic] = []
     for stage in (stage for phase in plan.phases for stage in phase.stages):
         if isinstance(stage, StageOverAxes):
@@ -127,6 +128,7 @@ def check_leaves(
             misfit = stage.misfit(leaves, lambda axes: math.prod(sizes[axis] for axis in axes))
             if misfit is not None:
                 problems.append(misfit.diagnostic("CP0429", stage.span, plan.file))
+        problems += _idle_options(stage, values, plan.file)
         match stage:
             case graph.Reduce() | graph.Scatter():
                 operand, how = stage.operand, stage.op.name
@@ -157,6 +159,29 @@ def check_leaves(
                     break
         problems += wrong.values()
     return problems
+
+
+def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> list[Diagnostic]:
+    """Options for floats of a stage whose values are none (CP0613), and such that change nothing (CP0614)."""
+    sent = stage.sends()
+    if sent is None or not values[sent[0]].leaves:
+        return []
+    ref, how = sent
+    hints: graph.Hints = stage.hints
+    dtypes = {leaf.dtype for leaf in values[ref].leaves}
+    given = {"wire": hints.wire, "accumulate": hints.accumulate}
+    if not any(dtype.is_float for dtype in dtypes):
+        named = " and ".join(f"`{name}`" for name, dtype in given.items() if dtype is not None)
+        message = f"{named} of `{graph.name_of(ref)}`: it has no float leaf"
+        broken = rules.Violation(message, ("integers are sent and added as they are",))
+        return [broken.diagnostic("CP0613", stage.span, file)] if named else []
+    idle = rules.idle_options(how, getattr(stage, "COLLECTIVE", None), stage.via, hints, dtypes)
+    return [
+        broken._replace(message=f"`{name}` has no effect: {broken.message}").diagnostic(
+            "CP0614", stage.span, file
+        )
+        for name, broken in idle.items()
+    ]
 
 
 def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int) -> list[Diagnostic]:

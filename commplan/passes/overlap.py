@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Phase, Schedule
+from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Phase, Scale, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.passes.pipeline.base import Context, Pass
@@ -125,7 +125,7 @@ def _urgency(uses: DefUse[Op]) -> list[int]:
 def _reduces(op: Op, uses: DefUse[Op]) -> bool:
     """Whether `op` reduces, or moves a part of what is being reduced: an all-gather after a local
     sum, a level of a hierarchy. Packing ends the search: what is behind it is another stage."""
-    while isinstance(op, Collective | Cast | LocalSum):
+    while isinstance(op, Collective | Cast | LocalSum | Scale):
         if isinstance(op, Collective) and (op.op is not None or op.kind == "all_to_all"):
             return True
         maker = uses.maker(op.operand)
@@ -138,7 +138,7 @@ def _reduces(op: Op, uses: DefUse[Op]) -> bool:
 def _level(index: int, uses: DefUse[Op]) -> tuple[int, int]:
     """Of the collective at `index` the first of its hierarchy, and how many levels lie between the two."""
     op, first, levels = uses.ops[index], index, 0
-    while isinstance(op, Collective | Cast | LocalSum):
+    while isinstance(op, Collective | Cast | LocalSum | Scale):
         axes = op.axes if isinstance(op, Collective) else ()
         source = uses.places.get(op.operand)
         if source is None:

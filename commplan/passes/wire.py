@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from commplan.ir.plan import Ref
+from commplan.collectives.registry import algorithms
+from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Cast, Collective, LocalSum, Phase, Scale, Schedule
 from commplan.ir.types import DType
@@ -63,6 +64,9 @@ def _rewrite(editor: Editor, op: Collective, loose: bool, choices: list[Choice])
         _sum(editor, op, bare, wire, accumulate, loose)
     text = f"`{op.result}`: sent in {wire}, added in {accumulate}"
     why = f"a backend's own {op.kind} of {wire} would add in {wire}"
+    if op.pinned and op.algorithm != NATIVE:
+        moves = "the all-gather alone" if _gathers_by(op) != NATIVE and op.kind == "all_reduce" else "nothing"
+        why += f"; `via {op.algorithm}` carries out {moves}, since it adds in the type that it sends"
     choices.append(Choice("wire", text, why, op.span, _rejected(op.kind, dtype, wire, accumulate)))
 
 
@@ -120,13 +124,17 @@ def _sum(
     bare = replace(bare, operand=padded(editor, op.operand, size))
     total = _shard_sum(editor, op, bare, wire, accumulate, f"{op.result}/shard")
     narrow = _cast(editor, op, total, wire, f"{op.result}/shard_{wire}")
-    gathered = editor.move(
-        bare, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=NATIVE
-    )
+    how = _gathers_by(op)
+    gathered = editor.move(bare, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=how)
     if size == before or loose:
         editor.emit(Cast(op.result, gathered, dtype, op.span))
         return
     trimmed(editor, _cast(editor, op, gathered, dtype, f"{op.result}/padded"), op)
+
+
+def _gathers_by(op: Collective) -> Algorithm:
+    """The algorithm that `op` names, if it is one of all-gathers; no all-to-all has one."""
+    return op.algorithm if op.pinned and op.algorithm.name in algorithms("all_gather") else NATIVE
 
 
 def _shard_sum(

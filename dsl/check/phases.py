@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from commplan.diagnostics import Note, Span
 from commplan.dsl import ast
+from commplan.dsl.check.clauses.options import check_effects
 from commplan.dsl.check.context import Context, MistakeError
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.scope import Scope
@@ -82,7 +83,7 @@ def _phase(ctx: Context, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
             case ast.OutputStmt():
                 scope.output(statement)
             case ast.StageStmt():
-                _statement(ctx, scope, statement)
+                _statement(ctx, scope, statement, decl.kind)
     updates = tuple(
         Binding(state, value.id)
         for state in sorted(scope.updated.intersection(ctx.states), key=lambda name: ctx.states[name].span)
@@ -92,7 +93,7 @@ def _phase(ctx: Context, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
     return Phase(name, decl.kind, decl.header, period, tuple(scope.stages), tuple(scope.outputs), updates)
 
 
-def _statement(ctx: Context, scope: Scope, statement: ast.StageStmt) -> None:
+def _statement(ctx: Context, scope: Scope, statement: ast.StageStmt, kind: str) -> None:
     before = len(ctx.diagnostics)
     scope.check_targets(statement.targets)
     sound = len(ctx.diagnostics) == before
@@ -101,6 +102,7 @@ def _statement(ctx: Context, scope: Scope, statement: ast.StageStmt) -> None:
         stage = CHECKS[type(statement.expr)](ctx, scope, statement, statement.expr)
     if stage is not None:
         scope.stages.append(stage)
+        check_effects(ctx, statement.expr.options, stage, kind)
     if stage is None or not sound:
         scope.bind_bad((name.text for name in statement.targets), statement.span)
         scope.bind_bad(_states_of(ctx, statement.expr), statement.span)

@@ -133,7 +133,7 @@ def data_parallel(devices: Any) -> Pair:
         total = lax.psum(after(flat, previous, "data"), "data")
         return total, total
 
-    return _data_parallel(devices, reduce, (", wire = bf16, accumulate = f32", ""))
+    return _data_parallel(devices, reduce, 8, (", wire = bf16, accumulate = f32", ""))
 
 
 def data_parallel_wire(devices: Any) -> Pair:
@@ -148,15 +148,15 @@ def data_parallel_wire(devices: Any) -> Pair:
     def reduce(flat: Any, previous: Any) -> tuple[Any, Any]:
         sent = bits(after(flat.astype(jnp.bfloat16), previous, "data"))
         rows = floats(lax.all_to_all(sent, "data", 0, 0, tiled=True)).astype(jnp.float32)
-        shard = rows.reshape(8, -1).sum(0).astype(jnp.bfloat16)
+        shard = (rows.reshape(8, -1).sum(0) / 8).astype(jnp.bfloat16)
         whole = floats(lax.all_gather(bits(shard), "data", tiled=True, to="invarying"))
         return whole.astype(flat.dtype), whole
 
-    return _data_parallel(devices, reduce)
+    return _data_parallel(devices, reduce, 1)
 
 
 def _data_parallel(
-    devices: Any, reduce: Callable[[Any, Any], tuple[Any, Any]], *changes: tuple[str, str]
+    devices: Any, reduce: Callable[[Any, Any], tuple[Any, Any]], divisor: int, *changes: tuple[str, str]
 ) -> Pair:
     mesh = mesh_of(devices, data=8)
     params = leaves_like(MIXED)
@@ -176,7 +176,7 @@ def _data_parallel(
         for chosen in MIXED_BUCKETS:
             total, previous = reduce(pack(leaves, chosen), previous)
             unpack(total, leaves, chosen, out)
-        return sgd(params, jax.tree.unflatten(tree, [g / jnp.asarray(8, g.dtype) for g in out]))
+        return sgd(params, jax.tree.unflatten(tree, [g / jnp.asarray(divisor, g.dtype) for g in out]))
 
     x = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, P("data")))
     mapped = jax.shard_map(by_hand, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())

@@ -74,7 +74,6 @@ def test_a_scatter_too() -> None:
     [
         ("sum via native { wire = bf16, accumulate = bf16 }", DType.F32),
         ("sum via native { wire = bf16 }", DType.BF16),
-        ("sum via native { wire = bf16 }", DType.I32),
         ("sum via native { wire = f32 }", DType.BF16),
         ("sum via native { accumulate = f32 }", DType.F32),
         ("sum via native", DType.F32),
@@ -91,3 +90,21 @@ def test_what_can_be_done_is_not_refused(how: str, dtype: DType) -> None:
 def test_nothing_is_added_in_a_maximum(op: str) -> None:
     text = TEXT.replace("partial a, b", "per a, b")
     assert refused(f"{op} via native {{ wire = bf16 }}", DType.F32, text=text) == ()
+
+
+@pytest.mark.parametrize(
+    ("how", "dtypes", "expected"),
+    [
+        (
+            "sum { accumulate = f16 }",
+            [DType.F32, DType.I32],
+            "CP0614 `accumulate` has no effect: values travel",
+        ),
+        ("sum { accumulate = f16 }", [DType.F32, DType.F16], ""),  # of one leaf
+        ("mean { wire = f32, accumulate = f32 }", [DType.F16], ""),
+        ("sum { wire = bf16 }", [DType.I32], "CP0613 `wire` of `g`: it has no float leaf"),
+    ],
+)
+def test_options_without_effect_on_any_leaf(how: str, dtypes: list[DType], expected: str) -> None:
+    found = " ".join(f"{problem.code} {problem.message}" for problem in refused(how, *dtypes))
+    assert found.startswith(expected) and bool(found) == bool(expected)

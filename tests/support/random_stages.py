@@ -191,7 +191,7 @@ class StageWriter:
         items: list[str] = []
         if self.random.random() < 0.4:
             items.append(f"bucket = {self.random.choice([16, 64, 256, 1024])}")
-        if self.random.random() < 0.2:
+        if not native and self.random.random() < 0.2:
             items.append(f"chunk = {self.random.choice([4, 16, 64])}")
         wires = [w for w in ("bf16", "f16") if w in self.dtypes]
         if wires and var.floats_only and op not in ("max", "min") and self.random.random() < 0.3:
@@ -271,9 +271,8 @@ class StageWriter:
         if not var.split:
             return None
         made = dataclasses.replace(var, name=self.fresh(), split=var.split[:-1])
-        how = self.via(var.split[-1:], "gather") + self.random.choice(
-            ["", "", " { bucket = 64 }", " { chunk = 8 }"]
-        )
+        how = self.via(var.split[-1:], "gather")
+        how += self.random.choice(["", "", " { bucket = 64 }", "" if "native" in how else " { chunk = 8 }"])
         return f"{made.name} = gather {var.name} over {var.split[-1]}{how}", made
 
     def unary(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:

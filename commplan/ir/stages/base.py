@@ -3,6 +3,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from commplan.ir.hints import Reduction
 from commplan.ir.roles import Ref, getter, name_of
 from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.types import Over
@@ -49,6 +50,11 @@ class BaseStage(msgspec.Struct, frozen=True):
     def called(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]] | None:
         """The function that it calls, what with, and what that makes."""
 
+    def sends(self) -> tuple[Ref, str | None] | None:
+        """The value that it sends, and `sum`, `mean`, `max` or `min` if it is reduced; None if nothing is
+        sent."""
+        return None
+
     @property
     def verb(self) -> str:
         return str(self.__struct_config__.tag)
@@ -75,6 +81,10 @@ class StageOverAxes(BaseStage, frozen=True):
     result: Ref
     operand: Ref
     axes: Over
+
+    def sends(self) -> tuple[Ref, str | None] | None:
+        op: Reduction | None = getattr(self, "op", None)
+        return (self.operand, op and op.name) if self.COLLECTIVE is not None else None
 
     def how(self) -> str:
         """What is written of it behind its axes, such as `by sum`."""

@@ -32,6 +32,9 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ((self.operand, self.center, self.pull, self.result),)
 
+    def sends(self) -> tuple[Ref, str | None]:
+        return self.operand, "sum"
+
     def violation(self, ranks: Ranks) -> Violation | None:
         return coefficients(self.eta, self.rho) or stable(self.mode, self.eta, self.rho, self.axes, ranks)
 

@@ -66,6 +66,9 @@ class Exchange(ServerStep, BaseStage, frozen=True, tag="exchange"):
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ((self.gradient, self.states[0]), *zip(self.states, self.results, strict=True))
 
+    def sends(self) -> tuple[Ref, str | None]:
+        return self.gradient, self.op.name
+
     def called(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]]:
         return self.fn, (*self.states, self.gradient), self.results
 

@@ -8,7 +8,7 @@ yet, and what needs them is not refused.
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -262,6 +262,46 @@ def native_sum(
         wanted = f"{subject} is {dtype}"
         notes = ("where `accumulate` is left out, values are added in their own type", *notes)
     return Violation(f"`native` adds in the wire type {wire}, but {wanted}", notes)
+
+
+def idle_options(
+    how: str | None,
+    collective: str | None,
+    via: Algorithm | None,
+    hints: Hints,
+    dtypes: Collection[DType] | None,
+) -> dict[str, Violation]:
+    """Options that change nothing, by name: how values of `dtypes` travel and are added is settled otherwise.
+
+    how: how values are reduced, None if they are moved. collective: the kind that the stage becomes. dtypes:
+    None if they are not known yet.
+    """
+    adds, idle = how in ("sum", "mean"), dict[str, Violation]()
+    wire, accumulate = hints.wire, hints.accumulate
+    floats = None if dtypes is None else sorted({dtype for dtype in dtypes if dtype.is_float})
+    if accumulate is not None and not adds:
+        idle["accumulate"] = Violation(f"`by {how}` adds nothing", ("leave `accumulate` out",))
+    elif accumulate is not None and floats is None:
+        if wire is not None and wire.nbytes > accumulate.nbytes:
+            idle["accumulate"] = _narrow_sum(wire, accumulate)
+    elif accumulate is not None and floats and all(hints.wire_types(x)[1] != accumulate for x in floats):
+        idle["accumulate"] = _narrow_sum(hints.wire_types(floats[0])[0], accumulate)
+    moved = [hints.wire_types(dtype, adds=False)[0] for dtype in floats or ()]
+    if wire is not None and not adds and moved and wire not in moved:
+        message = f"values of {listed(floats or ())} are not added, and travel as they are"
+        idle["wire"] = Violation(message, ("a wider type would only be more bytes: leave `wire` out",))
+    names = [arg.value if arg.key else "" for arg in via.args if via.levels] or [via.name] if via else []
+    if hints.chunk is not None and collective == "shift":
+        idle["chunk"] = Violation("no chunk program shifts values", ("leave `chunk` out",))
+    elif hints.chunk is not None and set(names) == {"native"}:
+        note = "leave `chunk` out, or name a chunk program such as `ring`"
+        idle["chunk"] = Violation("`native` has messages of its own", (note,))
+    return idle
+
+
+def _narrow_sum(wire: DType, accumulate: DType) -> Violation:
+    message = f"values travel in {wire}, and are never added in a narrower type"
+    return Violation(message, (f"write `wire = {accumulate}` too, or leave `accumulate` out",))
 
 
 def levels(names: Sequence[str], axes: tuple[str, ...]) -> Violation | None:

@@ -10,8 +10,10 @@ from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import Context
 from commplan.dsl.check.numbers import integer, nbytes, written
-from commplan.ir.plan import Hints
-from commplan.ir.stages import OVER_AXES
+from commplan.ir.hints import NO_HINTS
+from commplan.ir.plan import Algorithm, Hints
+from commplan.ir.stages import OVER_AXES, rules
+from commplan.ir.stages.base import BaseStage
 from commplan.ir.types import ArrayType, DType, Type
 
 
@@ -75,6 +77,28 @@ def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | N
         if value is not None and _suits(ctx, option, type_):
             values[key] = value
     return Hints(**values)
+
+
+def check_effects(ctx: Context, options: ast.Options | None, stage: BaseStage, kind: str) -> None:
+    """Report options of `stage`, of a phase of `kind`, that change nothing, as far as types are known."""
+    sent = stage.sends()
+    if options is None or sent is None:
+        return
+    ref, how = sent
+    type_ = next(value.type for value in reversed(ctx.values) if value.id == ref)
+    dtypes = (type_.dtype,) if isinstance(type_, ArrayType) else None
+    collective: str | None = getattr(stage, "COLLECTIVE", None)
+    via: Algorithm | None = getattr(stage, "via", None)
+    hints: Hints = getattr(stage, "hints", NO_HINTS)
+    idle = rules.idle_options(how, collective, via, hints, dtypes)
+    if hints.overlap is not None and kind == "start":
+        note = "leave `overlap` out"
+        idle["overlap"] = rules.Violation("`at start` has no backward pass to run beside", (note,))
+    for option in options.items:
+        broken = idle.get(option.key.text)
+        if broken is not None:
+            message = f"`{option.key.text} = {written(option.value)}` has no effect: {broken.message}"
+            ctx.error("CP0614", message, option.key.span, *broken.notes)
 
 
 def taken_by(stage: str) -> tuple[str, ...]:
