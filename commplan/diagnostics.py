@@ -9,11 +9,15 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import NoReturn
 
 import msgspec
 
 MOST_LISTED = 24
+MOST_COMPARED = 500  # names that one name is compared with
+LONGEST_GUESS = 64  # letters of a name that is compared
+CLOSE, MARGIN = 0.7, 0.1  # how alike a misspelling is, and how much less any other name is
 
 
 class Severity(enum.StrEnum):
@@ -114,12 +118,47 @@ def listed(names: Iterable[str], joint: str = "and") -> str:
     return f"{', '.join(quoted[:-1])} {joint} {quoted[-1]}"
 
 
-def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
-    """The name among `known` that is most like `name`; else `otherwise`, and all of them."""
-    from difflib import get_close_matches  # noqa: PLC0415  only mistakes need it
+def near_names(name: str, known: Iterable[str]) -> list[tuple[str, float]]:
+    """The names among `known` that `name` may be a misspelling of, nearest first, with how alike they are.
 
-    near = get_close_matches(name, known, 1)
-    return f"did you mean `{near[0]}`?" if near else f"{otherwise} {', '.join(known) or 'none'}"
+    Alike is `difflib.SequenceMatcher.ratio`, from 0.7 on, in whatever case; the same letters in another order
+    count as 0.9. Long names, and names behind the first 500, are not compared.
+    """
+    from difflib import SequenceMatcher  # noqa: PLC0415  only mistakes need it
+
+    if len(name) > LONGEST_GUESS:
+        return []
+    lower, matcher = name.lower(), SequenceMatcher()
+    near: dict[str, float] = {}
+    matcher.set_seq2(lower)
+    for other in islice((other for other in known if len(other) <= LONGEST_GUESS), MOST_COMPARED):
+        matcher.set_seq1(other.lower())
+        if matcher.real_quick_ratio() < CLOSE or matcher.quick_ratio() < CLOSE:
+            continue
+        alike = matcher.ratio()
+        if alike < 0.9 and sorted(lower) == sorted(other.lower()):
+            alike = 0.9
+        if alike >= CLOSE:
+            near[other] = alike
+    return sorted(near.items(), key=lambda item: -item[1])
+
+
+def near_name(name: str, known: Iterable[str]) -> str | None:
+    """The one name among `known` that `name` certainly was meant to be: no other one is about as near."""
+    (first, alike), (_, next_alike) = [*near_names(name, known), ("", 0.0), ("", 0.0)][:2]
+    return first if alike - next_alike > MARGIN else None
+
+
+def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
+    """The names among `known` that are near to `name`, two at most; else `otherwise`, and all of them."""
+    return next(iter(near_note(name, known)), f"{otherwise} {', '.join(known) or 'none'}")
+
+
+def near_note(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """A note with the names among `known` that are nearest to `name`, two at most; none if none is near."""
+    near = near_names(name, known)
+    likely = [other for other, alike in near if alike >= near[0][1] - MARGIN]
+    return (f"did you mean {listed(likely[:2], 'or')}?",) if near else ()
 
 
 def plural(count: int, word: str) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from orbax import checkpoint as _checkpoint  # pyright: ignore[reportMissingTypeStubs]
 
-from commplan.diagnostics import fail, listed
+from commplan.diagnostics import fail, listed, near_note
 from commplan.ir.schedule import Value
 from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.pytree import Tree, build, flatten
@@ -175,7 +175,8 @@ class Checkpoint:
                 else f"{listed(missing)} is missing"
             )
             known = listed(self._placements) or "no values"
-            self.context.fail("CP0811", f"{wrong}", f"Checkpoint(run, ...) names {known}")
+            near = near_note(unknown[0], self._placements) if unknown else ()
+            self.context.fail("CP0811", f"{wrong}", *near, f"Checkpoint(run, ...) names {known}")
 
     def _check_arrays(self, name: str, paths: Sequence[str], tree: Tree) -> None:
         for path, leaf in zip(paths, tree.leaves, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -80,14 +80,6 @@ class Token(NamedTuple):
 def word_type(text: str) -> str:
     """NAME, or the word in capitals where the grammar has it."""
     return text.upper() if text in KEYWORDS or text in SOFT else "NAME"
-
-
-def nearest(word: str, known: Sequence[str]) -> str | None:
-    """The known word that `word` was probably meant to be, if any is near enough."""
-    from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
-
-    matches = get_close_matches(word.lower()[:64], known, n=1, cutoff=0.7)
-    return matches[0] if matches else None
 
 
 def end_of(text: str) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from commplan.diagnostics import Diagnostic, Note
-from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, PUNCTUATION, VERBS, Token, nearest
+from commplan.diagnostics import Diagnostic, Note, near_names
+from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, PUNCTUATION, VERBS, Token
 
 CONTINUES = CLAUSES | {"LBRACE"}
 
@@ -237,7 +237,7 @@ class _Splitter:
         if word.type in VERBS:
             return True
         followed = after is not None and after.is_word and not after.leads
-        return followed and nearest(word.text, sorted(verb.lower() for verb in VERBS)) is not None
+        return followed and bool(near_names(word.text, sorted(verb.lower() for verb in VERBS)))
 
     def _match(self, closer: Token, open_: list[Token], bad: bool) -> bool:
         """Close the bracket that `closer` belongs to. False where that is not the innermost,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from commplan.diagnostics import Diagnostic, Fix, Note, Span
+from commplan.diagnostics import Diagnostic, Fix, Note, Span, near_name, near_names
 from commplan.dsl.grammar import Start, Unexpected, parse_statement
-from commplan.dsl.lexer import DECLARES, HEADS, PUNCTUATION, VERBS, Token, nearest, number_mistake, word_type
+from commplan.dsl.lexer import DECLARES, HEADS, PUNCTUATION, VERBS, Token, number_mistake, word_type
 from commplan.ir import stages
 
 _KINDS = {
@@ -62,7 +62,7 @@ def unknown_statement(tokens: Sequence[Token], inside: bool) -> Diagnostic:
     """A line that begins with none of the words that may begin one there."""
     first = tokens[0]
     starts = ["output"] if inside else [word.lower() for word in (*DECLARES, *HEADS)]
-    meant = nearest(first.text, sorted(starts)) if first.type == "NAME" else None
+    meant = near_name(first.text, sorted(starts)) if first.type == "NAME" else None
     expected = "a stage `NAMES = ...` or `output`" if inside else "a declaration or a phase"
     notes = () if meant else (Note(_KNOWN_INSIDE if inside else _KNOWN_OUTSIDE),)
     return _guessing("CP0008", f"expected {expected}, found {_found(tokens, 0)}", first.span, meant, *notes)
@@ -111,7 +111,7 @@ def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
     """After `NAMES =` stands no stage."""
     token = tokens[index]
     message = f"expected a stage, found {_found(tokens, index)}"
-    meant = nearest(token.text, sorted(stages.VERBS)) if token.is_word else None
+    meant = near_name(token.text, sorted(stages.VERBS)) if token.is_word else None
     if token.type == "NAME" and index + 1 < len(tokens) and tokens[index + 1].type == "LPAR":
         fix = Fix("write `map` before it", token.span, f"map {token.text}")
         note = Note("a function is applied with `map`: y = map FN(x)")
@@ -151,7 +151,7 @@ def _meant(token: Token | None, accepted: frozenset[str]) -> str | None:
     if token is None or token.type != "NAME":
         return None
     words = sorted(kind.lower() for kind in accepted if kind not in _KINDS)
-    return nearest(token.text, words)
+    return near_name(token.text, words)
 
 
 def _expected(accepted: frozenset[str]) -> str:
@@ -200,4 +200,4 @@ def is_declaration_like(tokens: Sequence[Token]) -> bool:
     """Whether `axes data = 8` was meant to be a declaration: two words, the first nearly known."""
     if len(tokens) < 2 or not tokens[1].is_word:
         return False
-    return nearest(tokens[0].text, sorted(word.lower() for word in DECLARES)) is not None
+    return bool(near_names(tokens[0].text, sorted(word.lower() for word in DECLARES)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
-from commplan.diagnostics import Diagnostic, Note, fail, fail_if
+from commplan.diagnostics import Diagnostic, Note, fail, fail_if, near_note
 from commplan.ir import schedule as ir
 from commplan.wait import check_seconds
 
@@ -73,10 +73,13 @@ def _differences(
 ) -> list[Diagnostic]:
     known = Note(f"the plan declares: {', '.join(sorted(declared)) or 'none'}")
     wrong = [
-        Diagnostic("CP0803", f"the plan has no {kind} `{name}`", None, (known,), file=file)
+        Diagnostic(
+            "CP0803", f"the plan has no {kind} `{name}`", None,
+            (*map(Note, near_note(name, declared)), known), file=file,
+        )
         for name in sorted(given)
         if name not in declared
-    ]
+    ]  # fmt: skip
     if kind == "source":  # a run without data is fine until its batches are asked for
         return wrong
     note = Note(f"pass it: program.bind(mesh, {kind}s={{...}})")

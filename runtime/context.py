@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from commplan.diagnostics import Span, fail, listed
+from commplan.diagnostics import Span, fail, listed, near_note
 from commplan.ir import schedule as ir
 from commplan.ir.types import SAME, DType, Placement
 from commplan.lowering import compiler_options as xla
@@ -125,7 +125,8 @@ class Context:
         """See `Schedule.named`. Raises CP0811 where `name` means nothing."""
         named = self.schedule.named
         if name not in named:
-            self.fail("CP0811", f"the plan has no output, state or input `{name}`", f"it has {listed(named)}")
+            message = f"the plan has no output, state or input `{name}`"
+            self.fail("CP0811", message, *near_note(name, named), f"it has {listed(named)}")
         return named[name]
 
     def around(self, caller: str, span: Span | None = None) -> bool:

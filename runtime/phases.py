@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import Span, fail
+from commplan.diagnostics import Span, fail, listed, near_note
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, _jit, check
@@ -37,8 +37,8 @@ class Outputs:
     def __getitem__(self, name: str) -> Any:
         names: tuple[str, ...] = object.__getattribute__(self, "_names")
         if name not in names:
-            known = ", ".join(f"`{known_name}`" for known_name in names) or "none"
-            raise KeyError(f"the phase has no output `{name}`; its outputs: {known}")
+            known = "; ".join((*near_note(name, names), f"its outputs: {listed(names) or 'none'}"))
+            raise KeyError(f"the phase has no output `{name}`; {known}")
         return object.__getattribute__(self, "_values")[names.index(name)]
 
     def __getattr__(self, name: str) -> Any:
@@ -181,11 +181,13 @@ class PhaseCall:
     def _check_names(self, arguments: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         takes = f"it takes: {', '.join(arguments) or 'nothing besides the state'}"
         missing = [name for name in arguments if name not in inputs]
-        if missing:
-            self._fail("CP0804", f"phase `{self.name}` needs {_named(missing)}", takes)
         unknown = [name for name in inputs if name not in arguments]
+        near = [note for name in unknown for note in near_note(name, missing or arguments)]
+        if missing:
+            passed = f", and was passed {_named(unknown)}" if unknown else ""
+            self._fail("CP0804", f"phase `{self.name}` needs {_named(missing)}{passed}", *near, takes)
         if unknown:
-            self._fail("CP0804", f"phase `{self.name}` does not take {_named(unknown)}", takes)
+            self._fail("CP0804", f"phase `{self.name}` does not take {_named(unknown)}", *near, takes)
 
     def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
         """One rank's arrays in, one rank's arrays out."""

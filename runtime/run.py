@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail, listed, near_note
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.audit.estimate import Machine as Rates
@@ -78,10 +78,9 @@ class Bound(ShardedWeights):
         phases: Mapping[str, PhaseCall] = self.__dict__.get("phases", {})
         if name in phases:
             return phases[name]
-        known = ", ".join(f"`{phase}`" for phase in phases) or "none"
-        raise UnknownPhaseError(
-            Diagnostic("CP0817", f"the plan has no phase `{name}`", None, (Note(f"it has: {known}"),))
-        )
+        notes = (*near_note(name, dir(self) if phases else ()), f"it has: {listed(phases) or 'none'}")
+        message = f"the plan has no phase `{name}`"
+        raise UnknownPhaseError(Diagnostic("CP0817", message, None, tuple(map(Note, notes))))
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self.phases})

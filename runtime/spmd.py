@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import fail, listed
+from commplan.diagnostics import fail, listed, near_note
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat, _jit
 from commplan.lowering.jax.layout import spec
@@ -99,6 +99,7 @@ def placement_of(context: Context, text: str, subject: str, arguments: Collectio
         context.fail(
             "CP0811",
             f"{subject}: the plan has no output, state or input `{text}`",
+            *near_note(text, (*context.schedule.named, *arguments)),
             f"it has {listed(context.schedule.named)}",
             *also,
             'a placement is written as in the plan: "same", "per member, data", "split data"',

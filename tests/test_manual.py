@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,23 @@ def test_programs_of_the_manual_run(page: Path):
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_processes_of_a_cluster_have_all_their_gpus(monkeypatch: pytest.MonkeyPatch):
+    """JAX shows a process that Slurm started one GPU, unless it is told which are its own."""
+    starts = [t for t in fences(DOCS / "recipes" / "cluster.md", "text") if "distributed.initialize" in t]
+    names = {"COORDINATOR": "a:1", "PROCESSES": "4", "JOB_COMPLETION_INDEX": "0", "SLURM_GPUS_ON_NODE": "8"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    asked: list[object] = []
+    distributed = types.SimpleNamespace(initialize=lambda *_, **ids: asked.append(ids["local_device_ids"]))
+    jax = types.SimpleNamespace(
+        distributed=distributed,
+        local_device_count=lambda: 8, device_count=lambda: 32, process_index=lambda: 0,
+    )  # fmt: skip
+    for start in starts:
+        exec(start, {"jax": jax, "os": os})
+    assert asked == [list(range(8))] * 2
 
 
 def test_every_page_is_in_the_navigation_of_the_site():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from commplan import __version__
 from commplan.cli import argument_types
+from commplan.diagnostics import near_note
 
 EMITS = ("schedule", "plan", "jaxpr", "hlo", "dot", "mermaid")
 BACKENDS = ("jax", "mpi")
@@ -27,6 +29,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors for unknown words and flags suggest near ones."""
+
+    def error(self, message: str) -> NoReturn:
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if choice:
+            known = re.findall(r"[\w.-]+", choice[2])
+            message = "; ".join((message, *near_note(choice[1], known)))
+        super().error(message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore
+        known, unknown = super().parse_known_args(args, namespace)
+        flag = next((each.partition("=")[0] for each in unknown if each.startswith("-")), "")
+        if flag and (near := near_note(flag, self._option_string_actions)):
+            self.error(f"unrecognized arguments: {' '.join(unknown)}; {near[0]}")
+        return known, unknown
+
+
 class _Version(argparse.Action):
     """Prints the version, and what an engine in this package was compiled for."""
 
@@ -39,7 +59,7 @@ class _Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(
+    root = _Parser(
         prog="commplan",
         description="Compile communication plans for training.",
         epilog="Exit codes: 0 all is well, 1 problems with what was given, 2 usage or internal failure.",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from commplan.cli.argument_types import once
 from commplan.cli.binding import Compiled
 from commplan.cli.console import LAUNCHED, Console
-from commplan.diagnostics import Diagnostic, Note, fail, fail_if, text_of
+from commplan.diagnostics import Diagnostic, Note, fail, fail_if, near_note, text_of
 from commplan.ir import schedule as ir
 
 if TYPE_CHECKING:
@@ -140,10 +140,12 @@ def differences(
 ) -> list[Diagnostic]:
     known = Note(f"it declares: {', '.join(declared) or 'none'}")
     wrong = [
-        Diagnostic("CP1108", f"the plan has no {kind} `{name}`", None, (known,))
+        Diagnostic(
+            "CP1108", f"the plan has no {kind} `{name}`", None, (*map(Note, near_note(name, declared)), known)
+        )
         for name in given
         if name not in declared
-    ]
+    ]  # fmt: skip
     return wrong + [
         Diagnostic("CP1108", f"{kind} `{name}` is not given", None, (Note(f"give it: {flag.format(name)}"),))
         for name in needed

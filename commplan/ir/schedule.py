@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from commplan.diagnostics import Span, fail
+from commplan.diagnostics import Span, fail, near_note
 from commplan.ir.ops import Cast as Cast
 from commplan.ir.ops import Collective as Collective
 from commplan.ir.ops import Elastic as Elastic
@@ -210,7 +210,8 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
         known = {phase.name: phase for phase in self.phases}
         if name not in known:
             quoted = ", ".join(f"`{other}`" for other in known) or "none"
-            fail("CP0817", f"the plan has no phase `{name}`", f"it has: {quoted}", file=self.file)
+            near = near_note(name, known)
+            fail("CP0817", f"the plan has no phase `{name}`", *near, f"it has: {quoted}", file=self.file)
         return known[name]
 
     def size(self, axes: tuple[str, ...]) -> int:

@@ -1,11 +1,11 @@
-"""What loads and random functions do that is hardly meant: CP1205, CP1206."""
+"""What loads and random functions do that is hardly meant: CP1205, CP1206, CP1210."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from commplan.diagnostics import Diagnostic, listed, plural
-from commplan.ir.plan import AxisKind, Load, Map
+from commplan.diagnostics import Diagnostic, Note, listed, plural
+from commplan.ir.plan import AxisKind, Load, Map, operands, results
 from commplan.lint.subject import Subject
 
 TAIL_MARGIN = 0.05  # of the records of an epoch
@@ -26,6 +26,44 @@ def shared_draws(subject: Subject) -> Iterator[Diagnostic]:
         note = f"write `per {', '.join(alike)}` behind the call, and each member draws its own"
         meant = "where one draw for all is meant, ignore this: `# commplan: ignore CP1205`"
         yield subject.warning("CP1205", message, stage.span, note, meant)
+
+
+def unlike_loads(subject: Subject) -> Iterator[Diagnostic]:
+    """CP1210: a function of records of two loads that go through their sources in different orders.
+
+    Two orders of one set of sources, as of images that are mixed with others, are meant.
+    """
+    for phase in subject.plan.phases:
+        loads: dict[str, frozenset[Load]] = {}  # by value: the loads that it is made of
+        for stage in phase.stages:
+            each = [loads.get(ref, frozenset[Load]()) for ref in operands(stage)]
+            own = frozenset({stage}) if isinstance(stage, Load) else frozenset[Load]().union(*each)
+            loads |= dict.fromkeys(results(stage), own)
+            if not isinstance(stage, Map) or own in each:
+                continue  # what is wrong with one operand was reported where that is made
+            sources: dict[tuple[object, ...], set[str]] = {}
+            for load in own:
+                sources.setdefault(_order(load), set()).add(load.source)
+            if len({frozenset(names) for names in sources.values()}) > 1:
+                yield _unlike(subject, stage, own)
+
+
+_ORDER = ("seed", "visit", "per", "batch", "tail")
+
+
+def _order(load: Load) -> tuple[object, ...]:
+    return tuple(getattr(load, name) for name in _ORDER)
+
+
+def _unlike(subject: Subject, stage: Map, loads: Iterable[Load]) -> Diagnostic:
+    first, *others = sorted(loads, key=lambda load: load.span)
+    other = next(load for load in others if _order(load) != _order(first))
+    names = [name for name in _ORDER if getattr(first, name) != getattr(other, name)]
+    message = f"`{stage.fn}` is given records of `{first.source}` and `{other.source}` in different orders"
+    differ = Note(f"this load and that of `{first.source}` differ in {' and '.join(names)}", other.span)
+    note = "an image meets its own label if both loads have the same seed, visit, batch and tail"
+    meant = "if any record may meet any other, ignore this: `# commplan: ignore CP1210`"
+    return subject.warning("CP1210", message, stage.span, differ, note, meant)
 
 
 def dropped_records(subject: Subject) -> Iterator[Diagnostic]:

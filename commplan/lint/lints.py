@@ -26,6 +26,7 @@ LINTS: dict[str, tuple[Lint, Callable[[Subject, range], bool]]] = {
     "CP1205": (input.shared_draws, _always),
     "CP1206": (input.dropped_records, lambda subject, lines: bool(subject.given.records)),
     "CP1209": (usage.unused_declarations, _always),
+    "CP1210": (input.unlike_loads, _always),
 }
 
 

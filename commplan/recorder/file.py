@@ -155,6 +155,7 @@ class Recording:
         self.process = os.getpid()
         self.path = path_of(job, rank, lane)
         self._lanes: dict[str, Recording] = {}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         _drop_stale(self.path.parent)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

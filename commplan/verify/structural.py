@@ -8,14 +8,13 @@ members are given (`verify.input`); CP0764 what servers own (`verify.ownership`)
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from commplan.diagnostics import Diagnostic
+from commplan.diagnostics import Diagnostic, near_name
 from commplan.ir.analysis.input_slice import bind_sources
 from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import (
@@ -207,8 +206,8 @@ def _definitions(scope: Scope) -> None:
 def _before(scope: Scope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], verb: str) -> None:
     subject = f"`{results(op)[0]}`" if results(op) else "an op without results"
     if ref not in makers:
-        hint = difflib.get_close_matches(ref, [*makers, *scope.phase.inputs, *scope.phase.states], 1)
-        near = f", did you mean `{hint[0]}`?" if hint else ""
+        meant = near_name(ref, [*makers, *scope.phase.inputs, *scope.phase.states])
+        near = f", did you mean `{meant}`?" if meant else ""
         scope.report.add("CP0730", f"{subject} {verb} `{ref}`, which the phase does not have{near}", op.span)
     elif makers[ref] == index:
         scope.report.add("CP0733", f"{subject} {verb} itself: a cycle", op.span)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import NoReturn, TypeVar
 
-from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed
+from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed, near_name
 from commplan.dsl import ast
 from commplan.dsl.check.recovery_bindings import RecoveryBindings
 from commplan.dsl.statements import GiveUp
@@ -20,8 +19,6 @@ Axes = tuple[str, ...]  # their names
 Remark = Note | str | Value | Axis | Fn
 MOST_ERRORS = 1000
 MOST_GUESSES = 100
-MOST_COMPARED = 500
-LONGEST_GUESS = 64
 
 KIND_WORDS = {AxisKind.REPLICA: "an axis", AxisKind.ENSEMBLE: "an ensemble", AxisKind.SERVER: "a server"}
 
@@ -141,14 +138,10 @@ class Context:
         A file of thousands of errors gets no guess for the later ones: each costs a comparison with
         every known name.
         """
-        if self._guesses <= 0 or len(name) > LONGEST_GUESS:
+        if self._guesses <= 0:
             return None
         self._guesses -= 1
-        from difflib import get_close_matches  # noqa: PLC0415  (only mistakes need it)
-
-        short = list(islice((other for other in known if len(other) <= LONGEST_GUESS), MOST_COMPARED))
-        matches = get_close_matches(name, short, 2, 0.7) or get_close_matches(name.lower(), short, 2, 0.7)
-        return matches[0] if matches and not _is_tie(name, matches) else None
+        return near_name(name, known)
 
     def look_up(self, name: ast.Name, known: Mapping[str, T], code: str, noun: str, how: str) -> T | None:
         """What `name` was declared to be, or None with the error reported (none for a wrong declaration)."""
@@ -177,14 +170,6 @@ class Context:
         """The repair of a misspelt name: certain enough where one known name is near; a number has none."""
         near = self.near(name.text, known) if isinstance(name, ast.Name) else None
         return Fix(f"write `{near}`", name.span, near) if near else None
-
-
-def _is_tie(name: str, matches: Sequence[str]) -> bool:
-    """Whether two names are as near to `name`: then neither is certain."""
-    from difflib import SequenceMatcher  # noqa: PLC0415  (only mistakes need it)
-
-    ratios = {SequenceMatcher(None, match, name).ratio() for match in matches}
-    return len(matches) > 1 and len(ratios) == 1
 
 
 def _note(remark: Remark) -> Note:

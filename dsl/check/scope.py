@@ -95,11 +95,11 @@ class Scope:
             title, span = ctx.bound[text]
             message = f"`{text}` is bound in `{title}`: only states carry over to other phases"
             notes.append(Note(message, span))
+        if near is not None and not notes and (near in self.env or self.title != "at start"):
+            fix = Fix(f"write `{near}`", name.span, near)
         if near in ctx.states:
             ctx.misspelt_states.add(near)
             notes.append(Note(f"the state `{near}` is declared here", ctx.states[near].span))
-        elif near is not None and not notes:
-            fix = Fix(f"write `{near}`", name.span, near)
         ctx.error("CP0102", f"there is no value `{text}` here", name.span, *notes, fix=fix)
 
     def check_targets(self, targets: Sequence[ast.Name]) -> None:

@@ -150,6 +150,33 @@ def test_random_numbers_that_all_members_share():
     assert found(step(load.format("per member"), *lines, head=head)) == []
 
 
+@pytest.mark.parametrize(
+    ("label", "codes"),
+    [
+        ("visit exactly_once seed 1", []),
+        ("visit exactly_once seed 2", [("CP1210", 13)]),
+        ("visit at_least_once seed 1", [("CP1210", 13)]),
+    ],
+)
+def test_records_of_two_loads_in_different_orders(label: str, codes: list[tuple[str, int]]):
+    head = HEAD + "source s : bytes\nsource t : i32\nfn f(bytes) -> u8[4] on host\n"
+    head += "fn g(u8[4], i32) -> u8[4] on host\nfn h(u8[4]) -> u8[4] on host\n"
+    images = "raw = load s batch 8 split data visit exactly_once seed 1"
+    labels = f"y = load t batch 8 split data {label}"
+    maps = ("x = map f(raw)", "z = map g(x, y)", "u = map h(z)", "output u")
+    assert found(step(images, labels, *maps, head=head)) == codes
+
+
+def test_two_orders_of_the_same_sources_are_meant():
+    head = HEAD + "source s : u8[4]\nsource t : i32\nfn mixed(u8[4], i32, u8[4], i32) -> u8[4] on host\n"
+    loads = [
+        f"{name}{seed} = load {source} batch 8 split data visit exactly_once seed {seed}"
+        for seed in (1, 2)
+        for name, source in (("x", "s"), ("y", "t"))
+    ]
+    assert found(step(*loads, "z = map mixed(x1, y1, x2, y2)", "output z", head=head)) == []
+
+
 def test_tails_that_lose_much():
     head = "plan p\naxis data = 2\nsource s : u8[4]\n"
     text = step("x = load s batch 8 visit at_most_once seed 1 tail drop", "output x", head=head)

@@ -151,6 +151,13 @@ def test_a_new_record_is_empty_and_goes_at_a_clean_end(place: Path):
     assert list(place.iterdir()) == []
 
 
+def test_the_folder_of_records_is_made(place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(place / "job" / "77"))
+    recording = Recording("5f0c", PLAN, 1, 4)
+    assert recording.path.parent == place / "job" / "77" and recording.path.exists()
+    recording.remove()
+
+
 def test_old_records_go_when_a_new_one_is_made(place: Path):
     old, other = place / f"{record_file.prefix()}old.0.rec", place / "commplan-someone.rec"
     for path in (old, other):

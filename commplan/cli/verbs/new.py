@@ -9,8 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from commplan.cli.console import Console
-from commplan.diagnostics import fail
-from commplan.dsl.lexer import nearest
+from commplan.diagnostics import did_you_mean, fail
 
 _SUFFIXES = (".plan", ".py")
 
@@ -22,9 +21,7 @@ def run(args: Namespace, console: Console) -> int:
         return _list(known, console)
     name = args.template
     if name not in known:
-        near = nearest(name, list(known))
-        hint = f"did you mean `{near}`?" if near else f"there are: {', '.join(known)}"
-        fail("CP1105", f"there is no template `{name}`", hint)
+        fail("CP1105", f"there is no template `{name}`", did_you_mean(name, known, "there are:"))
     folder = Path(args.into)
     targets = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
     existing = [str(target) for target in targets if target.exists()]

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from commplan.diagnostics import Span, listed
+from commplan.diagnostics import Fix, Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import Context, is_scalar
 from commplan.dsl.check.numbers import written
@@ -18,6 +18,10 @@ from commplan.ir.types import ArrayType, DType, TreeType
 
 OpName = Literal["sum", "mean", "max", "min"]
 OPS: tuple[OpName, ...] = get_args(OpName)
+# What other libraries call them.
+SYNONYMS: dict[str, OpName] = {
+    "average": "mean", "avg": "mean", "add": "sum", "plus": "sum", "maximum": "max", "minimum": "min",
+}  # fmt: skip
 
 
 class WrittenReduction(msgspec.Struct, frozen=True):
@@ -51,6 +55,9 @@ def reduction(
     if call is None:
         return None
     message = f"there is no operator `{call.name.text}`"
+    if meant := SYNONYMS.get(call.name.text.lower()):
+        fix = Fix(f"write `{meant}`", call.name.span, meant)
+        return ctx.error("CP0404", message, call.name.span, f"the operators are {listed(OPS)}", fix=fix)
     name = ctx.choose(call.name, OPS, "CP0404", message, f"the operators are {listed(OPS)}")
     if name is None:
         return None

@@ -106,13 +106,21 @@ def _mpi() -> tuple[Fabric, bool, _Call]:
     return fabric, fabric.rank == 0, fabric.meet
 
 
+def _gpus_of_node() -> list[int] | None:
+    """All GPUs of this node if Slurm started one process on it, of which JAX would take one; else None, which
+    leaves the choice to JAX."""
+    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE", "")
+    gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return list(range(int(gpus))) if tasks.partition("(")[0] == "1" and gpus.isdecimal() else None
+
+
 def _jax(devices: int | None) -> tuple[Fabric, bool, _Call]:
     need("jax", "'commplan[jax]'")
     jax: Any = importlib.import_module("commplan.lowering.jax.typing_shim").jax
     if devices:
         jax.config.update("jax_num_cpu_devices", devices)
     if "JAX_COORDINATOR_ADDRESS" in os.environ or "SLURM_JOB_ID" in os.environ:
-        jax.distributed.initialize()
+        jax.distributed.initialize(local_device_ids=_gpus_of_node())
     from commplan.runtime.calibrate.jax import JaxFabric
 
     return JaxFabric(), jax.process_index() == 0, operator.call
