@@ -237,10 +237,36 @@ each step {
     assert code == "CP0805"
 
 
+def test_misspelt_names_say_what_was_meant():
+    run, params = elastic(), workers()
+    for name, meant in (("strat", "start"), ("batchs", "batches"), ("evry", "every")):
+        assert f"did you mean `{meant}`?" in refused(lambda name=name: getattr(run, name))[1]
+    text = refused(lambda: run.start({}, parms=params))[1]
+    assert "needs `params`, and was passed `parms`" in text and "did you mean `params`?" in text
+    assert "did you mean `center`?" in refused(lambda: run.sharding("centre"))[1]
+    assert "did you mean `start`?" in refused(lambda: run.batches("strat"))[1]
+    for given in ({"functions": {"decod": len}}, {"sources": {"image": []}}):
+        text = "plan p\naxis data = 1\nsource images : u8[4]\nfn decode(u8[4]) -> u8[4] on host\n"
+        text += "each step {\n  x = load images batch 1 visit exactly_once seed 1\n  y = map decode(x)\n"
+        wrong = refused_all(
+            lambda given=given, text=text: bind(text + "  output y\n}\n", mesh_of(data=1), **given)
+        )
+        assert any(meant in wrong for meant in ("did you mean `decode`?", "did you mean `images`?"))
+    out = run.every[4](run.start(run.init(), params=params)[1], params=params, eta=0.1)[0]
+    with pytest.raises(KeyError, match="did you mean `pull`"):
+        _ = out["pul"]
+
+
+def refused_all(call: Any) -> str:
+    with pytest.raises(CommplanError) as error:
+        call()
+    return str(error.value)
+
+
 def test_phases_that_are_not_there():
     run = elastic()
     code, text = refused(lambda: run.evaluate)
-    assert (code, "`start`, `every_4`" in text) == ("CP0817", True)
+    assert (code, "`start` and `every_4`" in text) == ("CP0817", True)
     assert not hasattr(run, "evaluate")
     assert refused(lambda: run.every[3])[0] == "CP0817"
     assert dict(run.every) == {4: run.phases["every_4"]}
