@@ -1,173 +1,208 @@
-"""All that a machine with GPUs must confirm, in one command and under ten minutes.
+"""Everything that a machine with GPUs must confirm, in one command and under ten minutes.
 
     python -m bench.gpu [--parts smoke,tax] [--seconds 540] [--wheels DIR] [--out FILE.json]
 
-Parts, each in a process of its own, so that what breaks one leaves the others alone:
+Each part is a module of `bench.on_gpu` and a process of its own, so that one that breaks harms no other:
 
 - `smoke`: flax, optax, orbax and torch around a plan.
-- `tax`: what a plan costs a step; on several GPUs also what is exposed of the communication.
-- `packing`: buckets, against the memory's bandwidth.
+- `tax`: the time of a step with a plan beside one without; on several GPUs also the exposed communication.
+- `packing`: a bucketed reduction's traffic on the device's memory: packed, as arrays are, on a 16-bit wire.
 - `feeding`: batches to the device, against the bus, with and without a step.
+- `content`: every byte of batches on the device, compared with the records.
+- `estimate`: the audit's estimate of computation beside the time that it takes.
+- `eight`: the step of one of eight devices without its network: fusions that a plan prevents.
+- `dispatch`: microseconds of the host for a call of a tiny step.
+- `mock`: the step of one of 32 GPUs, compiled and timed on one GPU with mocked collectives.
 - `calibration`: links and collectives between several devices, as `commplan calibrate` measures them.
-- `ensemble`: 1 to 8 members as processes on one device, input shared, each for itself, and by TensorSocket
-  where it is installed; with as many numbers of members as there is time for.
+- `ensemble`: 1 to 8 members as processes on one device, with shared input, an input each, and TensorSocket
+  if it is installed; with as many numbers of members as there is time for.
 
-Beside JAX commplan needs lark and msgspec. Where a machine has neither them nor a network, put their wheels
-into a folder that --wheels names, by default `wheels`: they are unpacked for as long as this runs.
+Besides JAX commplan needs lark and msgspec. If a machine has neither them nor a network, put their wheels
+into the folder that --wheels names (`wheels` by default): they are unpacked for the time of this run.
 
-Without a GPU everything runs small, on CPU devices, to show that it does run; the times then mean nothing.
+`--out` is rewritten after every finding of every part. A run that is killed leaves what it had found.
+
+Without a GPU everything runs small, on CPU devices, to show that it runs; the times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from bench.on_gpu.findings import INTERIM, Findings, Result, print_result, result_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("machine", "smoke", "tax", "packing", "feeding", "calibration", "ensemble")
-MOST_S = {"machine": 60, "smoke": 120, "tax": 180, "packing": 90, "feeding": 120, "calibration": 120}
-RESULT = "result: "
-LEAST_S = 20.0  # a part is not begun with less time left
+LIMITS_S = {
+    "machine": 60.0, "smoke": 120.0, "tax": 180.0, "packing": 120.0, "feeding": 120.0, "content": 90.0,
+    "estimate": 120.0, "eight": 120.0, "dispatch": 60.0, "mock": 180.0, "calibration": 120.0,
+    "ensemble": 600.0,
+}  # fmt: skip
+PARTS = tuple(LIMITS_S)
+# The part starts processes that share the device with it.
+ENVIRONMENTS = {"mock": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}}
+LEAST_S = 20.0  # a part is not started with less time left
+END_S = 3.0  # for a part that is stopped to remove its files and processes
 
 
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     if options.part:
-        _report(measured(options.part, options.rounds, options.seconds))
+        run_part(options.part, options.rounds, options.seconds)
         return 0
-    results: dict[str, Any] = {}
+    results: dict[str, Result] = {}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_terminated_as_exit())
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_paths(options.wheels, stack))}
         end = time.monotonic() + options.seconds
         for part in options.parts:
             left = end - time.monotonic()
             print(f"== {part}", flush=True)
+            printed: list[str] = []
+
+            def found(result: Result, part: str = part, printed: list[str] = printed) -> None:
+                if not result.pop(INTERIM, False):
+                    _print_new(printed, result)
+                results[part] = result
+                write(options.out, results)
+
             if left < LEAST_S and part != "machine":
-                results[part] = {"failed": "no time was left"}
+                found({"failed": "no time was left"})
             else:
-                most = min(left, MOST_S.get(part, left))
-                results[part] = _apart(part, most, options.rounds, environment)
-            for line in results[part].get("lines", [f"not measured: {results[part].get('failed')}"]):
-                print(f"   {line}", flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+                found(measured(part, min(left, LIMITS_S[part]), options.rounds, environment, found))
     failed = [part for part, result in results.items() if "failed" in result]
-    print(
-        f"{len(results) - len(failed)} parts measured" + (f", without {', '.join(failed)}" if failed else "")
-    )
+    without = f", without {', '.join(failed)}" if failed else ""
+    print(f"{len(results) - len(failed)} parts measured{without}")
     return 1 if failed else 0
 
 
-def measured(part: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """What a part finds, in this process."""
-    from bench.on_gpu.timing import scale_of  # noqa: PLC0415  the launching process never starts JAX
+def run_part(part: str, rounds: int, seconds: float) -> None:
+    """Measure `part` in this process, and print its findings as they come."""
+    from bench.on_gpu.scale import scale_of  # noqa: PLC0415  the launcher never imports JAX
 
-    scale = scale_of(rounds)
-    if part == "machine":
-        return machine(scale)
-    if part == "calibration":
-        return calibration(scale, seconds)
-    if part == "ensemble":
-        from bench.on_gpu import ensemble  # noqa: PLC0415
-
-        return ensemble.measure(scale, _report)
+    findings = Findings(print_result)
     module: Any = importlib.import_module(f"bench.on_gpu.{part}")
-    return module.measure(scale)
+    module.measure(scale_of(rounds, seconds), findings)
+    print_result(findings.result)
 
 
-def machine(scale: Any) -> dict[str, Any]:
-    import commplan  # noqa: PLC0415
-    from commplan.lowering.jax.typing_shim import jax  # noqa: PLC0415
+def measured(
+    part: str, seconds: float, rounds: int, environment: Mapping[str, str], found: Callable[[Result], None]
+) -> Result:
+    """Measure `part` in a process of its own.
 
-    devices = jax.devices()
-    versions = f"Python {sys.version.split()[0]}, jax {jax.__version__}, commplan {commplan.__version__}"
-    kind = f"{devices[0].device_kind} ({devices[0].platform})"
-    lines = [f"{len(devices)} x {kind}, {os.cpu_count()} cores, {versions}"]
-    if scale.small:
-        lines.append("no GPU: all runs small on CPU devices, to show that it runs; the times mean nothing")
-    return {"lines": lines, "small": scale.small}
+    Args:
+        seconds: the part is stopped after so long.
+        found: called with the findings so far, which have `unfinished`.
 
-
-def calibration(scale: Any, seconds: float) -> dict[str, Any]:
-    """What `commplan calibrate` writes for the devices of this process."""
-    from commplan.cli import main as command  # noqa: PLC0415
-    from commplan.lowering.jax.typing_shim import jax  # noqa: PLC0415
-
-    if jax.device_count() == 1:
-        return {"lines": ["one device: there is nothing to measure between"]}
-    with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
-        path = Path(folder) / "calibration.json"
-        budget = max(1, int(min(seconds - LEAST_S, scale.pick(1, 90))))
-        largest = scale.pick(2**12, 2**26)
-        words = ["calibrate", "--backend", "jax", "--seconds", str(budget), "--largest", str(largest)]
-        with contextlib.redirect_stdout(sys.stderr):
-            code = command([*words, "-o", str(path)])
-        if code:
-            raise SystemExit(f"commplan calibrate ended with status {code}")
-        text = path.read_text()
-    from commplan.cost.calibration import parse_calibration  # noqa: PLC0415
-
-    calibration = parse_calibration(text)
-    lines = [
-        f"{x.name}: latency {x.latency * 1e6:.1f} us, {x.bandwidth / 1e9:.2f} GB/s"
-        for x in calibration.levels
-    ]
-    best: dict[str, Any] = {}
-    for curve in calibration.curve_list:
-        rate = curve.sizes[-1] / curve.seconds[-1]
-        if rate > best.get(curve.kind, (0.0, ""))[0]:
-            best[curve.kind] = (rate, f"{curve.algorithm} on {curve.sizes[-1] / 1e6:.3g} MB")
-    lines += [f"{kind}: at best {rate / 1e9:.2f} GB/s, {setting}" for kind, (rate, setting) in best.items()]
-    return {"lines": lines, "calibration": text}
-
-
-def _apart(part: str, seconds: float, rounds: int, environment: dict[str, str]) -> dict[str, Any]:
+    Returns:
+        The findings. `failed` says why a part has none, or broke; a part that was stopped keeps its findings.
+    """
     command = [
         sys.executable, "-m", "bench.gpu", "--part", part, "--seconds", str(seconds), "--rounds", str(rounds)
     ]  # fmt: skip
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-            timeout=max(seconds, LEAST_S),
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        text = error.stdout or ""
-        result = _last(text.decode() if isinstance(text, bytes) else text)
+    result: Result | None = None
+    other: list[str] = []
+    stopped = threading.Event()
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(
+            command, cwd=ROOT, env={**environment, **ENVIRONMENTS.get(part, {})}, stdout=subprocess.PIPE,
+            stderr=errors, text=True, start_new_session=True,
+        ) as process:  # fmt: skip
+
+            def stop() -> None:
+                stopped.set()
+                end(process)
+
+            timer = threading.Timer(max(seconds, LEAST_S), stop)
+            timer.start()
+            try:
+                for line in process.stdout or ():
+                    reported = result_of(line)
+                    if reported is None:
+                        other.append(line)
+                    else:
+                        result = reported
+                        found({**result, "unfinished": True})
+                code = process.wait()
+            finally:
+                timer.cancel()
+                end(process)
+        errors.seek(0)
+        text = errors.read().strip() or "".join(other).strip()
+    if result is not None:
+        result.pop(INTERIM, None)
+    if stopped.is_set():
         if result is None:
             return {"failed": f"it did not end in {seconds:.0f} s"}
-        return {
-            **result,
-            "lines": [*result["lines"], f"stopped after {seconds:.0f} s: the rest is not measured"],
-        }
-    result = _last(done.stdout)
-    if result is not None and not done.returncode:
+        note = f"stopped after {seconds:.0f} s: the rest is not measured"
+        return {**result, "lines": [*result["lines"], note]}
+    if result is not None and code == 0:
         return result
-    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return {"failed": f"status {done.returncode}: {' | '.join(lines[-6:])[-600:]}"}
+    return {**(result or {}), "failed": f"status {code}: {' | '.join(text.splitlines()[-6:])[-600:]}"}
 
 
-def _report(result: dict[str, Any]) -> None:
-    """What a part has measured so far, for the process that started it: the last report counts."""
-    print(RESULT + json.dumps(result), flush=True)
+def end(process: subprocess.Popen[str]) -> None:
+    """End a part with its processes: by an interrupt, and by force if it is still there after `END_S`."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
-def _last(text: str) -> dict[str, Any] | None:
-    reports = [line.removeprefix(RESULT) for line in text.splitlines() if line.startswith(RESULT)]
-    return json.loads(reports[-1]) if reports else None
+def write(path: Path | None, results: Mapping[str, Result]) -> None:
+    """Replace the file `path` by `results` as JSON, in one step."""
+    if path is None:
+        return
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    partial.write_text(json.dumps(results, indent=1) + "\n")
+    partial.replace(path)
+
+
+def _print_new(printed: list[str], result: Result) -> None:
+    """Print the lines of `result` after those that were `printed`, and append them there."""
+    lines = [*result.get("lines", []), *(f"not measured: {text}" for text in [result.get("failed")] if text)]
+    for line in lines[len(printed) :]:
+        print(f"   {line}", flush=True)
+        printed.append(line)
+
+
+@contextlib.contextmanager
+def _terminated_as_exit() -> Any:
+    """SIGTERM as SystemExit, so that the running part is ended, too."""
+
+    def leave(number: int, _: Any) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _paths(wheels: Path, stack: contextlib.ExitStack) -> list[str]:
-    """Where the parts find modules; packages that are missing are taken from the folder of wheels."""
+    """The folders in which the parts find modules; missing packages are taken from the folder of wheels."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     missing = [name for name in ("lark", "msgspec") if importlib.util.find_spec(name) is None]
     if not missing:
@@ -190,7 +225,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--wheels", type=Path, default=ROOT / "wheels", help="where lark and msgspec are if not installed"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="every figure")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="every figure, from the first one on")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     unknown = set(options.parts) - set(PARTS)

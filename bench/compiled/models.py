@@ -133,14 +133,19 @@ def routed(x: Any, router: Any, expert: Tree, swap: Callable[[Any], Any]) -> Any
 
 @dataclass(frozen=True)
 class ResNet50:
-    """He et al. 2015, bottlenecks with the stride in the 3x3; normalised over each picture."""
+    """He et al. 2015, bottlenecks with the stride in the 3x3; normalised over each picture of side x side.
+
+    stages: of the four groups of blocks, the first.
+    """
 
     pictures: int = 64
+    side: int = 224
+    stages: int = 4
 
     def shapes(self) -> Tree:
         tree = {"a_stem": {"conv": leaf(7, 7, 3, 64), "scale": leaf(64)}}
         channels = 64
-        for stage, (width, blocks) in enumerate(STAGES):
+        for stage, (width, blocks) in enumerate(STAGES[: self.stages]):
             for block in range(blocks):
                 name = f"stage{stage}_{block}"
                 tree[name] = {
@@ -156,7 +161,7 @@ class ResNet50:
         return {}
 
     def batch(self) -> Mapping[str, Any]:
-        return {"pixels": jax.ShapeDtypeStruct((self.pictures, 224, 224, 3), "bfloat16"),
+        return {"pixels": jax.ShapeDtypeStruct((self.pictures, self.side, self.side, 3), "bfloat16"),
                 "labels": jax.ShapeDtypeStruct((self.pictures,), "int32")}  # fmt: skip
 
     def loss(self, weights: Tree, own: Tree, batch: Mapping[str, Any], moves: Moves) -> Any:

@@ -1,7 +1,7 @@
-"""Members of an ensemble as processes on one device: input that is shared, against each for itself.
+"""Members of an ensemble as processes on one device: with shared input, one input each, and TensorSocket.
 
-The cells of `bench.ensemble_input`, where JPEGs are decoded on the host, with members that put their batches
-on the device and run a jitted step there.
+The cells of `bench.ensemble_input`, in which JPEGs are decoded on the host, with members that put their
+batches on the device and run a jitted step there.
 """
 
 from __future__ import annotations
@@ -9,33 +9,34 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench.input import cells
 from bench.input.records import pack
-from bench.on_gpu.timing import Scale
+from bench.on_gpu.findings import Findings, missing
+from bench.on_gpu.scale import Scale
 
 SYSTEMS = ("all_shared", "plain", "tensorsocket")
+PICTURES = {"PIL": "Pillow", "sklearn": "scikit-learn", "skimage": "scikit-image"}
 
 
-Report = Callable[[dict[str, Any]], None]
-
-
-def measure(scale: Scale, report: Report) -> dict[str, Any]:
+def measure(scale: Scale, findings: Findings) -> None:
     """Records a second for each member, and CPU seconds a record and member, of all processes together."""
-    return of_members(scale, (1, 2) if scale.small else (8, 1, 2, 4), report)
+    if absent := missing(*PICTURES):
+        packages = ", ".join(PICTURES[name] for name in absent)
+        findings.add(f"not measured: the records are photographs, which need {packages}")
+        return
+    of_members(scale, (1, 2) if scale.small else (8, 1, 2, 4), findings)
 
 
-def of_members(scale: Scale, counts: tuple[int, ...], report: Report) -> dict[str, Any]:
-    """report: is given what has been found so far, after each number of members."""
+def of_members(scale: Scale, counts: tuple[int, ...], findings: Findings) -> None:
+    """Measure with as many members as each of `counts` says; findings are added after each."""
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if scale.small:
         environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     cores = tuple(sorted(os.sched_getaffinity(0)))
     rows: dict[str, Any] = {}
-    lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
         records = Path(folder) / "records.bin"
         pack(records, scale.pick(128, 1024))
@@ -50,6 +51,4 @@ def of_members(scale: Scale, counts: tuple[int, ...], report: Report) -> dict[st
                 if figure.cpu_s:
                     text = f"{figure.wall:8.0f} records/s a member, {figure.cpu * 1e3:7.3f} ms CPU a record"
                     text += f", {figure.missing} missing, {figure.again} twice"
-                lines.append(f"{members} member(s), {figure.system:12} {text}")
-            report({"lines": lines, "cells": rows, "cores": len(cores)})
-    return {"lines": lines, "cells": rows, "cores": len(cores)}
+                findings.add(f"{members} member(s), {figure.system:12} {text}", cells=rows, cores=len(cores))

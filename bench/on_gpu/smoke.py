@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 import commplan
-from bench.on_gpu.timing import Scale
+from bench.on_gpu.findings import Findings
+from bench.on_gpu.scale import Scale
 from commplan.lowering.jax.typing_shim import jax, jnp
 
 PLAN = """plan smoke
@@ -49,25 +50,20 @@ class Records:
         return self._x[number], self._y[number]
 
 
-def measure(scale: Scale) -> dict[str, Any]:
-    """Losses before and after training; CommplanError, or what a library raises, where something fails."""
+def measure(scale: Scale, findings: Findings) -> None:
+    """Losses before and after training; raises CommplanError, or the error of a library that fails."""
     del scale
     model = _model()
-    results: dict[str, Any] = {"lines": []}
     for name in ("numpy", "torch"):
         source = _torch_records() if name == "torch" else Records()
         if source is None:
-            results["lines"].append("torch: not installed")
+            findings.add("torch: not installed")
             continue
         losses, params = train(model, source)
         if not losses[-1] < losses[0]:
             raise AssertionError(f"records of {name}: the loss went from {losses[0]:.4f} to {losses[-1]:.4f}")
-        results[name] = losses
-        results["lines"].append(
-            f"records of {name}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, model of {model[2]}"
-        )
-        results["lines"].append(_saved(params))
-    return results
+        line = f"records of {name}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, model of {model[2]}"
+        findings.add(line, _saved(params), **{name: losses})
 
 
 def train(model: Any, source: Any) -> tuple[list[float], Any]:

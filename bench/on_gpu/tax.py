@@ -1,7 +1,7 @@
-"""What a plan costs a step on these devices, beside the same step written without one.
+"""The time of a step with a plan beside the same step without one.
 
-On one device a plan has nothing to send: what it costs there is a tax. On several the step without any
-reduction says how much of the communication is exposed, through the plan and as XLA does it alone.
+On one device there is nothing to send: every difference is a tax. On several devices the step without any
+reduction shows how much of the communication is exposed, with the plan and with XLA alone.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
+from bench.compiled import models
 from bench.compiled.models import Moves, Transformer
 from bench.compiled.ways import sgd
-from bench.on_gpu.timing import Scale, in_turns, median, spread
+from bench.on_gpu.findings import Findings
+from bench.on_gpu.scale import Scale
+from bench.on_gpu.timing import Seconds, in_turns, median, spread
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLAN = """plan transformer
@@ -27,11 +30,12 @@ each step {
     output grads
 }
 """
+ALONE, PLANNED, SILENT = "XLA alone", "plan", "no communication"
 Tree = Any
 Step = Callable[[Tree, Any], Tree]
 
 
-def measure(scale: Scale) -> dict[str, Any]:
+def measure(scale: Scale, findings: Findings) -> None:
     """Milliseconds a step, bf16, of a transformer: 12 layers, 2048 wide, 8 x 1024 tokens a device."""
     layers, width = scale.pick(2, 12), scale.pick(128, 2048)
     rows, length = scale.pick(1, 8), scale.pick(32, 1024)
@@ -39,12 +43,12 @@ def measure(scale: Scale) -> dict[str, Any]:
     model = Transformer(layers, width, rows, length)
     like = model.shapes()
     tokens = jax.device_put(
-        np.random.default_rng(0).integers(0, 32_768, (mesh.size * rows, length)).astype(np.int32),
+        np.random.default_rng(0).integers(0, models.VOCABULARY, (mesh.size * rows, length)).astype(np.int32),
         NamedSharding(mesh, P("data")),
     )
-    steps = {"XLA alone": by_hand(mesh, model, mean), "plan": planned(mesh, model)}
+    steps = {ALONE: by_hand(mesh, model, mean), PLANNED: planned(mesh, model)}
     if mesh.size > 1:
-        steps["no communication"] = by_hand(mesh, model, lambda g: g)
+        steps[SILENT] = by_hand(mesh, model, lambda g: g)
     held = {name: jax.jit(parameters, static_argnums=0, out_shardings=NamedSharding(mesh, P()))(
         tuple((path, leaf.shape) for path, leaf in flat(like))) for name in steps}  # fmt: skip
     held = {name: jax.tree.unflatten(jax.tree.structure(like), leaves) for name, leaves in held.items()}
@@ -56,22 +60,34 @@ def measure(scale: Scale) -> dict[str, Any]:
 
         return call
 
-    took = in_turns({name: advancing(name) for name in steps}, scale.rounds, repeat=scale.pick(1, 4))
-    weights = [np.asarray(jax.tree.leaves(held[name])[0], np.float32) for name in ("XLA alone", "plan")]
-    lines = [f"{name:18} {spread(times)}" for name, times in took.items()]
-    tax = median(took["plan"]) / median(took["XLA alone"]) - 1
-    lines.append(f"plan against XLA alone: {tax:+.2%} on {mesh.size} device(s)")
-    result: dict[str, Any] = {
-        "ms": {name: [t * 1e3 for t in times] for name, times in took.items()},
-        "tax": tax,
-    }
-    if mesh.size > 1:
-        alone = median(took["no communication"])
-        result["exposed"] = {name: median(took[name]) - alone for name in ("XLA alone", "plan")}
-        lines += [f"exposed, {name}: {seconds * 1e3:.3f} ms" for name, seconds in result["exposed"].items()]
-    result["apart"] = float(np.max(np.abs(weights[0] - weights[1])))
-    lines.append(f"weights after the same steps are apart by at most {result['apart']:.2g}")
-    return {"lines": lines, **result}
+    def progress(times: Seconds) -> None:
+        lines, figures = _summary(times, mesh.size)
+        findings.progress(lines, **figures)
+
+    times = in_turns({name: advancing(name) for name in steps}, scale.rounds, progress=progress)
+    lines, figures = _summary(times, mesh.size)
+    weights = [np.asarray(jax.tree.leaves(held[name])[0], np.float32) for name in (ALONE, PLANNED)]
+    apart = float(np.max(np.abs(weights[0] - weights[1])))
+    findings.add(
+        *lines, f"weights after the same steps are apart by at most {apart:.2g}", apart=apart, **figures
+    )
+
+
+def _summary(times: Seconds, devices: int) -> tuple[list[str], dict[str, Any]]:
+    """Lines and figures of the times so far."""
+    if not all(times.values()):
+        return [f"{len(times)} step(s) compiled"], {}
+    lines = [f"{name:18} {spread(each)}" for name, each in times.items()]
+    medians = {name: median(each) for name, each in times.items()}
+    tax = medians[PLANNED] / medians[ALONE] - 1
+    lines.append(f"plan against XLA alone: {tax:+.2%} on {devices} device(s)")
+    milliseconds = {name: [t * 1e3 for t in each] for name, each in times.items()}
+    figures: dict[str, Any] = {"ms": milliseconds, "tax": tax}
+    if SILENT in medians:
+        exposed = {name: medians[name] - medians[SILENT] for name in (ALONE, PLANNED)}
+        lines += [f"exposed, {name}: {seconds * 1e3:.3f} ms" for name, seconds in exposed.items()]
+        figures["exposed"] = exposed
+    return lines, figures
 
 
 def flat(like: Tree) -> list[tuple[str, Any]]:
