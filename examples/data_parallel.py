@@ -1,10 +1,10 @@
 """Data parallelism gives the weights that one device would: train both ways and compare.
 
 The plan is plans/data_parallel.plan without its wire type, so gradients travel as float32 and the only
-difference left is the order of additions. One network is trained with optax on eight CPU devices through the
+difference left is the order of additions. One network is trained with optax on eight devices through the
 plan, and again on one device with the same global batches. With --mpi the eight are ranks under mpirun.
 
-    python examples/data_parallel.py [--steps 30] [--seed 0]
+    python examples/data_parallel.py [--steps 30] [--seed 0] [--device cpu]
     mpirun -n 8 python -m mpi4py examples/data_parallel.py --mpi
 """
 
@@ -23,6 +23,7 @@ import optax
 import commplan
 import commplan.optax
 import convnet
+import devices
 import photos
 
 PLAN = Path(__file__).parent / "plans" / "data_parallel.plan"
@@ -37,16 +38,21 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--records", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mpi", action="store_true", help="the replicas are the ranks that mpirun started")
+    devices.add_option(parser)
     options = parser.parse_args(argv)
-    jax.config.update("jax_platforms", "cpu")
-    if not options.mpi:
-        jax.config.update("jax_num_cpu_devices", REPLICAS)
+    if options.mpi and options.device == "gpu":
+        parser.error("ranks of MPI exchange arrays of the CPU: --mpi goes with --device cpu")
+    devices.exact_products()
 
     crops = photos.Crops(options.records, seed=options.seed)
     rng = np.random.default_rng(options.seed)
     batches = [_batch(crops, rng) for _ in range(options.steps)]
 
-    params, loss = (on_ranks if options.mpi else on_devices)(batches, options.seed)
+    if options.mpi:
+        jax.config.update("jax_platforms", "cpu")
+        params, loss = on_ranks(batches, options.seed)
+    else:
+        params, loss = on_devices(devices.choose(options.device, REPLICAS), batches, options.seed)
     if params is None:  # a rank that leaves the comparison to rank 0
         return
     single, single_loss = alone(batches, options.seed)
@@ -62,9 +68,9 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit("the weights differ by more than that")
 
 
-def on_devices(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
+def on_devices(chosen: list[Any], batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
     """Final weights and the last loss of data-parallel training on a mesh of devices."""
-    mesh = jax.make_mesh((REPLICAS,), ("data",))
+    mesh = jax.make_mesh((REPLICAS,), ("data",), devices=chosen)
     keys = jax.random.split(jax.random.key(seed), REPLICAS)  # every replica draws; replica 0's are kept
     params, losses = together(mesh, jax.vmap(convnet.init)(keys), batches)
     return params, float(losses.mean())

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 import commplan
+import devices
 import photos
 
 PLAN = Path(__file__).parent / "plans" / "device_decode.plan"
@@ -85,8 +86,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--feed", default="decode", help="the feed to join; programs of one feed share it")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--records", type=int, default=512)
+    devices.add_option(parser)
     options = parser.parse_args(argv)
-    device = jax.local_devices()[0]
+    (device,) = devices.choose(options.device, 1)
     decode = Decoder(device)
     sources, functions = {"images": photos.Crops(options.records)}, {"row": row}
     with commplan.join(options.feed, PLAN, sources=sources, functions=functions) as feed:

@@ -24,6 +24,7 @@ from mpi4py import MPI
 
 import commplan
 import convnet
+import devices
 import photos
 
 PLANS = Path(__file__).parent / "plans"
@@ -33,7 +34,7 @@ BATCH = 16
 
 def main(argv: list[str] | None = None) -> None:
     options = _options(argv)
-    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_platforms", options.device)
     comm: Any = MPI.COMM_WORLD
     began = time.perf_counter()
     own = jax.eval_shape(convnet.init, jax.random.key(0))
@@ -100,6 +101,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--records", type=int, default=240, help="pictures of each worker (240)")
     parser.add_argument("--seed", type=int, default=0)
+    devices.add_option_of_ranks(parser)
     parser.add_argument("--json", type=Path)
     return parser.parse_args(argv)
 

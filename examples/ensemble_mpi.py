@@ -24,6 +24,7 @@ from mpi4py import MPI
 
 import commplan
 import convnet
+import devices
 import photos
 
 PLAN = Path(__file__).parent / "plans" / "ensemble_training.plan"
@@ -31,7 +32,7 @@ PLAN = Path(__file__).parent / "plans" / "ensemble_training.plan"
 
 def main(argv: list[str] | None = None) -> None:
     options = _options(argv)
-    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_platforms", options.device)
     comm: Any = MPI.COMM_WORLD
     began = time.perf_counter()
 
@@ -142,6 +143,7 @@ def _options(argv: list[str] | None) -> Any:
     parser.add_argument("--records", type=int, default=2048, help="training records, a multiple of 64")
     parser.add_argument("--held-out", type=int, default=1000, help="held-out records")
     parser.add_argument("--seed", type=int, default=0)
+    devices.add_option_of_ranks(parser)
     parser.add_argument("--json", type=Path, help="write the results here, too")
     options = parser.parse_args(argv)
     if options.records % 64:

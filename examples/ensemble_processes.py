@@ -27,6 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import commplan
 import convnet
+import devices
 import measure
 import photos
 
@@ -62,7 +63,7 @@ def launch(options: Any) -> list[dict[str, Any]]:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     command = [sys.executable, *_warnings(), __file__, "--port", str(port)]
-    for name in ("epochs", "records", "seed"):
+    for name in ("epochs", "records", "seed", "device"):
         command += [f"--{name}", str(getattr(options, name))]
     started: list[subprocess.Popen[str]] = []
     results: list[dict[str, Any]] = [{} for _ in range(MEMBERS)]
@@ -92,9 +93,13 @@ def launch(options: Any) -> list[dict[str, Any]]:
 
 def member(options: Any) -> None:
     """One process: its member's four devices, its part of the decoding."""
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", REPLICAS)
-    jax.distributed.initialize(f"localhost:{options.port}", MEMBERS, options.member)
+    own_gpus = None
+    if options.device == "gpu":
+        own_gpus = list(range(options.member * REPLICAS, (options.member + 1) * REPLICAS))
+    else:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", REPLICAS)
+    jax.distributed.initialize(f"localhost:{options.port}", MEMBERS, options.member, own_gpus)
     mesh = jax.make_mesh((MEMBERS, REPLICAS), ("member", "data"))
     jax.set_mesh(mesh)
     own = jax.eval_shape(convnet.init, jax.random.key(0))
@@ -199,6 +204,8 @@ def _options(argv: list[str] | None) -> Any:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--records", type=int, default=512, help="training records, a multiple of 64")
     parser.add_argument("--seed", type=int, default=0)
+    summary = f"gpu needs {REPLICAS} GPUs for each of {MEMBERS} processes (default: cpu)"
+    devices.add_option(parser, summary, "cpu")
     parser.add_argument("--json", type=Path, help="write the results here, too")
     parser.add_argument("--member", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)

@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 import commplan
+import devices
 import photos
 
 PLAN = Path(__file__).parent / "plans" / "ensemble_rates.plan"
@@ -43,9 +44,7 @@ def update(mean: Any, pixels: Any, mask: Any) -> Any:
 
 def main(argv: list[str] | None = None) -> None:
     options = _options(argv)
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", MEMBERS)
-    mesh = jax.make_mesh((MEMBERS,), ("member",))
+    mesh = jax.make_mesh((MEMBERS,), ("member",), devices=devices.choose(options.device, MEMBERS))
     crops = photos.Crops(options.records)
     run = (
         commplan.load(PLAN).compile(mesh).bind(mesh, sources={"images": crops}, functions={"decode": decode})
@@ -85,6 +84,7 @@ def _options(argv: list[str] | None) -> Any:
     parser.add_argument(
         "--pause", type=float, default=0.01, help="seconds that member 1 rests after each step"
     )
+    devices.add_option(parser)
     options = parser.parse_args(argv)
     if options.records % 64:
         parser.error("--records must be a multiple of 64")

@@ -24,6 +24,7 @@ from rich.table import Table
 
 import commplan
 import convnet
+import devices
 import measure
 import photos
 
@@ -33,12 +34,11 @@ MEMBERS, REPLICAS = 2, 4
 
 def main(argv: list[str] | None = None) -> None:
     options = _options(argv)
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", MEMBERS * REPLICAS)
+    chosen = devices.choose(options.device, MEMBERS * REPLICAS)
     console = Console()
     began = time.perf_counter()
 
-    mesh = jax.make_mesh((MEMBERS, REPLICAS), ("member", "data"))
+    mesh = jax.make_mesh((MEMBERS, REPLICAS), ("member", "data"), devices=chosen)
     jax.set_mesh(mesh)
     own = jax.eval_shape(convnet.init, jax.random.key(0))
     shapes = {"params": own, "grads": own}
@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> None:
         return state, optax.apply_updates(params, updates), opt, loss
 
     console.print(
-        f"{MEMBERS} members on {REPLICAS} CPU devices each, {len(sources['images'])} records of "
+        f"{MEMBERS} members on {REPLICAS} {chosen[0].platform.upper()} devices each,"
+        f" {len(sources['images'])} records of "
         f"{photos.CLASSES} photographs, {steps} steps"
     )
     losses: list[float] = []
@@ -185,6 +186,7 @@ def _options(argv: list[str] | None) -> Any:
     parser.add_argument("--measured", type=int, default=12, help="batches of each design to measure")
     parser.add_argument("--rounds", type=int, default=15, help="timed runs of the step and of its reduction")
     parser.add_argument("--json", type=Path, help="write the results here, too")
+    devices.add_option(parser)
     return parser.parse_args(argv)
 
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import commplan
+import devices
 
 PLAN = Path(__file__).parent / "plans" / "mixture_of_experts.plan"
 EXPERTS, WIDTH, TOKENS, RATE = 4, 16, 24, 0.1  # tokens of one rank
@@ -32,15 +33,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--room", type=int, default=8, help="tokens of one rank that an expert takes (8)")
     parser.add_argument("--seed", type=int, default=0)
+    devices.add_option(parser)
     options = parser.parse_args(argv)
     if options.room < 1:
         parser.error(f"--room is at least 1, found {options.room}")
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", EXPERTS)
+    devices.exact_products()
+    chosen = devices.choose(options.device, EXPERTS)
 
     weights = init(options.seed)
     batches = [batch(options.seed, step) for step in range(options.steps)]
-    shared, shared_loss = on_devices(weights, batches, options.room)
+    shared, shared_loss = on_devices(chosen, weights, batches, options.room)
     single, single_loss = alone(weights, batches, options.room)
     pairs = zip(jax.tree.leaves(shared), jax.tree.leaves(single), strict=True)
     gap = max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
@@ -87,9 +89,11 @@ def error(answers: Any, x: Any, target: Any, gate: Any) -> Any:
     return jnp.mean((x + gate[:, None] * answers - target) ** 2)
 
 
-def on_devices(weights: Any, batches: list[tuple[Any, Any]], room: int) -> tuple[Any, float]:
+def on_devices(
+    chosen: list[Any], weights: Any, batches: list[tuple[Any, Any]], room: int
+) -> tuple[Any, float]:
     """Final weights and the last loss, every expert on a device of its own."""
-    mesh = jax.make_mesh((EXPERTS,), ("expert",))
+    mesh = jax.make_mesh((EXPERTS,), ("expert",), devices=chosen)
     block = jax.ShapeDtypeStruct((EXPERTS * room, WIDTH), jnp.float32)
     router = jax.ShapeDtypeStruct((WIDTH, EXPERTS), jnp.float32)
     shapes = {"tokens": block, "answers": block, "router": router}

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import commplan
+import devices
 
 PLAN = Path(__file__).parent / "plans" / "pipeline.plan"
 STAGES, LAYERS, WIDTH, BATCH, RATE = 2, 2, 32, 64, 0.05
@@ -32,15 +33,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--micro", type=int, default=4, help="micro-batches of a batch of 64 (4)")
     parser.add_argument("--seed", type=int, default=0)
+    devices.add_option(parser)
     options = parser.parse_args(argv)
     if options.micro < 1 or BATCH % options.micro:
         parser.error(f"--micro is a divisor of {BATCH}, found {options.micro}")
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", STAGES)
+    devices.exact_products()
+    chosen = devices.choose(options.device, STAGES)
 
     weights = init(options.seed)
     batches = [batch(options.seed, step) for step in range(options.steps)]
-    piped, piped_loss = in_stages(weights, batches, options.micro)
+    piped, piped_loss = in_stages(chosen, weights, batches, options.micro)
     single, single_loss = alone(weights, batches)
     gap = float(np.abs(np.asarray(piped) - np.asarray(single)).max())
     print(f"{options.steps} steps, batch {BATCH} in {options.micro} micro-batches")
@@ -70,9 +72,11 @@ def layers(weights: Any, x: Any) -> Any:
     return x
 
 
-def in_stages(weights: Any, batches: list[tuple[Any, Any]], micro: int) -> tuple[Any, float]:
+def in_stages(
+    chosen: list[Any], weights: Any, batches: list[tuple[Any, Any]], micro: int
+) -> tuple[Any, float]:
     """Final weights, f32[STAGES, LAYERS, WIDTH, WIDTH], and the last loss of training in stages."""
-    mesh = jax.make_mesh((STAGES,), ("stage",))
+    mesh = jax.make_mesh((STAGES,), ("stage",), devices=chosen)
     shapes = {"activation": jax.ShapeDtypeStruct((BATCH // micro, WIDTH), jnp.float32)}
     run = commplan.load(PLAN).compile(mesh, shapes=shapes).bind(mesh)
     ticks = micro + STAGES - 1

@@ -296,6 +296,8 @@ def _run(verb: Any) -> None:
     _functions(verb, "a function of the plan (repeatable)")
     _flag(verb, "--steps", "N", "steps to run (default: 10)", argument_types.count, 10)
     _flag(verb, "--seed", "N", "of the random inputs (default: 0)", int, 0)
+    device = "the devices of the ranks (default: GPUs, if JAX finds one for each rank; else CPU devices)"
+    verb.add_argument("--device", choices=("cpu", "gpu"), help=device)
     metrics = "keep what the input costs here, in the text format of Prometheus: `{rank}` is the rank"
     _flag(verb, "--metrics", "FILE", metrics)
     _binding(verb)
@@ -413,7 +415,7 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         _calibrate,
     ),
     "run": (
-        "rehearse a plan on real input, on CPUs",
+        "rehearse a plan on real input, on this machine's devices",
         (
             "Inputs and states are filled with random numbers of their shapes. Under mpirun every rank has a"
             " process of its own, and the first one reports for all."

@@ -68,7 +68,8 @@ def compiled(
     plan = checked(path, console)
     plan = adapt(plan) if adapt else plan
     sizes, mapping = once(args.axis, "--axis"), once(args.map, "--map") or None
-    shapes = read_shapes(args.shapes, console, plan, **sizes) if args.shapes else {}
+    device = getattr(args, "device", "cpu")
+    shapes = read_shapes(args.shapes, console, plan, device, **sizes) if args.shapes else {}
     leaves = {name: shapes_of(tree) for name, tree in shapes.items()}
     names = ("topology", "oversubscribe", "backend", "calibration")
     flags = {name: getattr(args, name) for name in names}

@@ -1,4 +1,4 @@
-"""What the command does with JAX: a compiled plan on this machine's CPUs, with real functions and data."""
+"""What the command does with JAX: a compiled plan on this machine's devices, with real functions and data."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def bind(
     world: World | None = None,
     mesh: Any = None,
 ) -> Run:
-    """A run of a compiled plan on `mesh`, by default CPU devices, one per rank, or on the ranks of `world`.
+    """A run of a compiled plan on `mesh`, by default one device for each rank, or on the ranks of `world`.
 
     `sources`: whether its data is needed too. Raises CP1107 for too many ranks or no JAX, CP1108 for
     functions and sources that are not given, CP1109 for functions that cannot be found, CP1110 for data.
@@ -85,7 +85,7 @@ def bind(
         mesh = world.comm
     from commplan.api import Program
 
-    mesh = mesh or cpu_mesh(schedule)
+    mesh = mesh or device_mesh(schedule, getattr(args, "device", "cpu"))
     program = Program(schedule, shapes)
     return program.bind(mesh, sources=data, functions=functions, seed=getattr(args, "seed", 0))
 
@@ -100,24 +100,33 @@ def program_text(done: Compiled, args: Namespace, console: Console) -> str:
     return rehearse.program_text(run, args.emit)
 
 
-def cpu_mesh(schedule: ir.Schedule) -> Any:
-    """A mesh of CPU devices, one per rank. Raises CP1107 for too many ranks or no JAX."""
+def device_mesh(schedule: ir.Schedule, device: str | None = "cpu") -> Any:
+    """A mesh of devices, one for each rank.
+
+    device: see `choose_devices`. Raises CP1107 for too many ranks, too few devices, or no JAX.
+    """
     ranks = math.prod(schedule.mesh_sizes.values())
     if ranks > MOST_RANKS:
         message = f"the plan has {ranks} ranks: one machine plays at most {MOST_RANKS}"
         fail("CP1107", message, "declare an axis `?` and give it a smaller size here with --axis NAME=N")
-    use_cpus(ranks)
+    choose_devices(ranks, device)
     from commplan.runtime.rehearse.rehearse import mesh_for
 
-    return mesh_for(schedule)
+    return mesh_for(schedule, device)
 
 
-def use_cpus(devices: int) -> None:
-    """Ask JAX for as many CPU devices, before it is imported. Raises CP1107 where there is no JAX."""
+def choose_devices(devices: int, device: str | None = "cpu") -> None:
+    """Configure JAX before it is imported. Raises CP1107 if there is no JAX.
+
+    Args:
+        devices: the number of CPU devices.
+        device: `cpu` and JAX finds CPU devices alone; `gpu` or None, and it finds what the machine has.
+    """
     if importlib.util.find_spec("jax") is None:
         fail("CP1107", "this needs JAX, which is not installed", "pip install 'commplan[jax]'")
     if "jax" not in sys.modules:
-        os.environ["JAX_PLATFORMS"] = "cpu"
+        if device == "cpu":
+            os.environ["JAX_PLATFORMS"] = "cpu"
         asked = os.environ.get("JAX_NUM_CPU_DEVICES", "")
         os.environ["JAX_NUM_CPU_DEVICES"] = str(max(devices, int(asked) if asked.isdecimal() else 1))
 

@@ -22,11 +22,14 @@ def is_function(where: str) -> bool:
     return ":" in where and not Path(where).exists()
 
 
-def read_shapes(where: str, console: Console, plan: Plan | None = None, **sizes: int) -> dict[str, Any]:
+def read_shapes(
+    where: str, console: Console, plan: Plan | None = None, device: str | None = "cpu", /, **sizes: int
+) -> dict[str, Any]:
     """Trees of shapes by name. Raises CP1103 where the file or what the function returns is none, CP1109 for
     a function that cannot be found.
 
-    plan, sizes: as many CPU devices as it has ranks are asked for before a function's program loads JAX.
+    plan, sizes: as many devices as it has ranks are asked for before a function's program loads JAX; device:
+    see `jax_side.choose_devices`.
     """
     if not is_function(where):
         return _of_file(where, console)
@@ -34,7 +37,7 @@ def read_shapes(where: str, console: Console, plan: Plan | None = None, **sizes:
 
     known = [sizes.get(axis.name, axis.size) for axis in plan.axes] if plan else []
     ranks = math.prod(size or 1 for size in known)
-    jax_side.use_cpus(ranks if ranks <= jax_side.MOST_RANKS else 1)
+    jax_side.choose_devices(ranks if ranks <= jax_side.MOST_RANKS else 1, device)
     with jax_side.user_code():
         return _of_function(where, jax_side.function_at(f"--shapes {where}", where))
 

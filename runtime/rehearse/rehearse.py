@@ -1,5 +1,5 @@
-"""A rehearsal: every phase of a plan on CPUs, with real data and random inputs: on devices of one process, or
-on the ranks of a communicator, which all call it alike."""
+"""A rehearsal: every phase of a plan with real data and random inputs, on the devices of one process or on
+the ranks of a communicator, which all call it alike."""
 
 from __future__ import annotations
 
@@ -65,28 +65,44 @@ class ServerWork(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one process did: a worker its phases, a server its work; `broken_off`: whether workers gave up."""
+    """The phases of a worker or the work of a server: one process.
+
+    broken_off: whether workers gave up. device: the platform of the worker's devices, `cpu` or `gpu`.
+    """
 
     rank: int
     phases: tuple[PhaseTimes, ...] = ()
     server: ServerWork | None = None
     broken_off: bool = False
+    device: str = "cpu"
 
 
-def mesh_for(schedule: ir.Schedule) -> Any:
-    """A mesh of this process's CPU devices. Raises CP1107 where there are too few."""
+def mesh_for(schedule: ir.Schedule, device: str | None = "cpu") -> Any:
+    """A mesh of this process's devices, one for each rank. Raises CP1107 if there are too few.
+
+    device: `cpu`, `gpu`, or None: those that JAX finds by itself if there are enough, else CPU devices.
+    """
     sizes = schedule.mesh_sizes
     ranks = math.prod(sizes.values())
-    devices = _compat.cpu_devices()
+    devices = _devices(ranks, device)
     if len(devices) < ranks:
-        fail(
-            "CP1107",
-            f"the plan has {ranks} ranks, and this process has {len(devices)} CPU devices",
-            f"set JAX_NUM_CPU_DEVICES={ranks} before JAX is imported",
-        )
+        kind, fix = "CPU", f"set JAX_NUM_CPU_DEVICES={ranks} before JAX is imported"
+        if device == "gpu":
+            kind, fix = "GPU", "give `?` axes smaller sizes with --axis NAME=N, or --device cpu"
+        fail("CP1107", f"the plan has {ranks} ranks, and this process has {len(devices)} {kind} devices", fix)
     shape, names = tuple(sizes.values()) or (1,), tuple(sizes) or ("alone",)
     array = np.array(devices[:ranks]).reshape(shape)
     return Mesh(array, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def _devices(ranks: int, device: str | None) -> list[Any]:
+    if device == "gpu":
+        try:
+            return list(jax.devices("gpu"))
+        except RuntimeError:
+            return []
+    found: list[Any] = list(jax.devices()) if device is None else []
+    return found if len(found) >= ranks else _compat.cpu_devices()
 
 
 def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> list[PhaseTimes]:
@@ -137,13 +153,17 @@ def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = Non
             run.close(str(error).partition("\n")[0])
             raise
         run.close()
-        return Part(rank, tuple(times))
+        return Part(rank, tuple(times), device=_platform(run))
     served = run.serve()
     work = ServerWork(
         rank, served.name, sum(served.requests.values()), served.shared, sum(served.nbytes.values()),
         served.answered, served.updates, served.busy_s, served.waiting_s, served.cpu_s, served.lost,
     )  # fmt: skip
     return Part(rank, (), work, bool(served.broken_off))
+
+
+def _platform(run: Run) -> str:
+    return "cpu" if run.context.machine.layout == "local" else run.mesh.devices.flat[0].platform
 
 
 def program_text(run: Run, kind: Literal["jaxpr", "hlo"]) -> str:

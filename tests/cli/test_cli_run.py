@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from support import images, mpirun
 
 from commplan.cli import main
 from commplan.cli.verbs import run
+from commplan.runtime.rehearse import rehearse
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "plans"
@@ -284,6 +286,63 @@ def test_more_ranks_than_one_machine_plays(tmp_path: Path, capsys: Capture) -> N
     assert main(["run", str(path), "--axis", "a=4096"]) == 1
     err = capsys.readouterr().err
     assert "CP1107" in err and "--axis NAME=N" in err
+
+
+class Accelerator:
+    """A device of another platform than the CPU."""
+
+    platform = "gpu"
+
+
+def devices_of(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    """JAX finds `gpus` GPUs, and prefers them, beside its CPU devices."""
+    cpus, found = jax.devices("cpu"), [Accelerator()] * gpus
+
+    def devices(platform: str | None = None) -> list[Any]:
+        if platform == "gpu" and not gpus:
+            raise RuntimeError("Unknown backend: 'gpu' requested")
+        return cpus if platform == "cpu" or not gpus else found
+
+    monkeypatch.setattr(rehearse.jax, "devices", devices)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "platform"),
+    [(None, 0, "cpu"), (None, 3, "cpu"), (None, 4, "gpu"), ("gpu", 4, "gpu"), ("cpu", 4, "cpu")],
+)
+def test_ranks_get_the_devices_that_were_asked_for(
+    device: str | None, gpus: int, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices_of(monkeypatch, gpus)
+    assert {each.platform for each in rehearse._devices(4, device)} == {platform}
+
+
+def test_a_gpu_for_each_rank_is_needed(small: list[str], capsys: Capture) -> None:
+    assert main([*small, "--device", "gpu"]) == 1
+    err = capsys.readouterr().err
+    assert "CP1107" in err and "this process has 0 GPU devices" in err and "--device cpu" in err
+
+
+def test_no_platform_is_pinned_by_default(tmp_path: Path) -> None:
+    """A function that the plan uses sees the environment that JAX is imported in."""
+    (tmp_path / "seen.py").write_text(
+        "import os\nimport numpy as np\nplatform = os.environ.get('JAX_PLATFORMS')\n"
+        "def shapes():\n    print('pinned', platform)\n    return {'x': np.zeros(3, np.float32)}\n"
+    )
+    (tmp_path / "sum.plan").write_text(
+        "plan sums\naxis a = 2\ninput x : f32[3] partial a\n"
+        "each step {\n y = reduce x over a by sum\n output y\n}\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment["PYTHONPATH"] = str(ROOT)
+    words = ["run", "sum.plan", "--steps", "1", "--shapes", "seen.py:shapes"]
+    for option, pinned in (([], "None"), (["--device", "cpu"], "cpu")):
+        done = subprocess.run(
+            [sys.executable, "-m", "commplan.cli", *words, *option],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert f"pinned {pinned}" in done.stderr and "2 CPU devices" in done.stdout
 
 
 @pytest.mark.parametrize("emit, expected", [("jaxpr", "psum"), ("hlo", "all-reduce")])

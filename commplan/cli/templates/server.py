@@ -10,7 +10,7 @@ import commplan
 
 STEPS, BATCH, WIDTH, RATE, DECAY = 200, 64, 512, 0.002, 0.9
 
-jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_platforms", "cpu")  # ranks of MPI exchange arrays of the CPU
 comm = MPI.COMM_WORLD
 if comm.size < 3:
     raise SystemExit("the last two ranks serve and the others work: mpirun -n 4 python -m mpi4py server.py")

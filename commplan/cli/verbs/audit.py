@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from commplan.cli.binding import compiled
 from commplan.cli.console import Console, name_of
-from commplan.cli.jax_side import bind, cpu_mesh, function_at, raised_at, use_cpus, user_code
+from commplan.cli.jax_side import bind, choose_devices, device_mesh, function_at, raised_at, user_code
 from commplan.cli.saved import is_saved
 from commplan.diagnostics import CommplanError, fail, plural, text_of
 from commplan.ir.schedule import Schedule
@@ -71,8 +71,8 @@ def _compiled(args: Namespace, console: Console) -> tuple[Schedule, dict[str, An
 
 def _mesh(schedule: Schedule, machine: Target | None) -> Any:
     if machine is None:
-        return cpu_mesh(schedule)
-    use_cpus(1)
+        return device_mesh(schedule)
+    choose_devices(1)
     from commplan.lowering.jax.aot import mesh_on
 
     return mesh_on(machine, schedule.mesh_sizes)

@@ -1,4 +1,4 @@
-"""`commplan run`: rehearse a plan on real input, on this machine's CPUs or on the ranks of `mpirun`."""
+"""`commplan run`: rehearse a plan on real input, on this machine's devices or on the ranks of `mpirun`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from commplan.cli.console import Console
 from commplan.cli.jax_side import need, under_mpi
 from commplan.cli.verbs.run.tables import costs_of, print_tables
 from commplan.cli.verbs.run.view import live
-from commplan.diagnostics import CommplanError, text_of
+from commplan.diagnostics import CommplanError, fail, text_of
 
 if TYPE_CHECKING:
     from commplan.ir.plan import Plan
@@ -50,21 +50,26 @@ def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World |
 def _report(done: Compiled, args: Namespace, console: Console, parts: Sequence[Part], processes: int) -> int:
     """parts: of every rank that lives. processes: how many ranks there were."""
     costs = costs_of(done, [part.phases for part in parts if part.server is None])
+    device = next((part.device for part in parts if part.server is None), "cpu")
     served = [part.server for part in parts if part.server is not None]
     if console.human:
-        console.show(lambda screen: print_tables(screen, done, costs, served, processes), 120)
+        console.show(lambda screen: print_tables(screen, done, costs, served, processes, device), 120)
         return 0
     sizes = {axis.name: axis.size for axis in done.schedule.axes}
     phases, servers = msgspec.to_builtins(costs), msgspec.to_builtins(served)
     console.document(
         plan=done.plan.name, steps=args.steps, axes=sizes, mapping=done.mapping,
-        processes=processes, phases=phases, servers=servers,
+        processes=processes, device=device, phases=phases, servers=servers,
     )  # fmt: skip
     return 0
 
 
 def _on_ranks(args: Namespace, console: Console) -> int:
     """Every rank does the same; the first one speaks. A rank that fails alone ends the others."""
+    if args.device == "gpu":
+        fix = "leave --device out, or start without mpirun"
+        fail("CP1107", "ranks of MPI exchange arrays of the CPU", fix)
+    args.device = "cpu"
     for module in ("jax", "mpi4py", "mpi4jax"):
         need(module, "'commplan[mpi]'", "CP1107", "under mpirun this")
     if "jax" not in sys.modules:

@@ -134,11 +134,17 @@ def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> L
 
 
 def print_tables(
-    screen: Rich, done: Compiled, costs: Sequence[PhaseCost], servers: Sequence[ServerWork], processes: int
+    screen: Rich,
+    done: Compiled,
+    costs: Sequence[PhaseCost],
+    servers: Sequence[ServerWork],
+    processes: int,
+    device: str,
 ) -> None:
     """One table for each phase; with several processes one of them as well; one of the servers."""
     ranks = math.prod(done.schedule.mesh_sizes.values())
-    where = f"{ranks} CPU device{'s' if ranks > 1 else ''}" if processes == 1 else f"{processes} ranks"
+    devices = f"{ranks} {device.upper()} device{'s' if ranks > 1 else ''}"
+    where = devices if processes == 1 else f"{processes} ranks"
     screen.print(f"plan {done.plan.name} on {where}{_beside(servers)}", markup=False)
     for cost in costs:
         _phase(screen, cost)
