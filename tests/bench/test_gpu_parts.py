@@ -20,6 +20,7 @@ from bench.on_gpu import calibration, content, ensemble, feeding, mock, rows, ta
 from bench.on_gpu.findings import Findings, result_of
 from bench.on_gpu.scale import Scale
 from bench.on_gpu.timing import in_turns, wait
+from commplan.runtime.machines import mesh as machines
 
 ON_GPU = Path(mock.__file__).parent
 SMALL = Scale(True, 1)
@@ -154,7 +155,9 @@ def test_the_step_of_one_of_eight_and_a_tiny_one() -> None:
 # --- mocked GPUs ---
 
 
-def test_the_programs_for_mocked_gpus_train_alike(devices: Any) -> None:
+def test_the_programs_for_mocked_gpus_train_alike(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "_processes", lambda mesh: tuple(range(mock.GPUS)))  # which do not exist
+    monkeypatch.setattr(jax, "process_count", lambda: mock.GPUS)
     mesh, model = mock.mesh_of(devices(2)), models.Transformer(1, 128, 1, 32)
     weights: dict[str, Any] = {}
     for name, step in mock.programs(mesh, model).items():
