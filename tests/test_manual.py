@@ -7,12 +7,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import types
 from pathlib import Path
 
 import pytest
-from support import mpirun
+from support import interpreter, mpirun
 
 import commplan
 
@@ -52,7 +51,7 @@ def test_programs_of_the_manual_run(page: Path):
     script = "\n".join(fences(page, "python"))
     environment = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
+        [*interpreter.words(environment, jax=False), "-c", script],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import twins
 from jax.sharding import PartitionSpec as P
+from support import interpreter
 
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import decode
@@ -27,7 +27,9 @@ NAMES = ("data_parallel", "data_parallel_wire", "two_level", "sharded_update")
 def of_32_devices(name: str, directory: Path) -> twins.Pair:
     """The pair `name`, made in a process of its own with 32 devices."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "32"}
-    subprocess.run([sys.executable, twins.__file__, name, str(directory)], check=True, env=environment)
+    subprocess.run(
+        [*interpreter.words(environment), twins.__file__, name, str(directory)], check=True, env=environment
+    )
     schedule = decode((directory / "schedule.json").read_bytes(), "schedule.json")
     texts = [(directory / f"{kind}.hlo").read_text() for kind in ("planned", "by_hand")]
     return twins.Pair(schedule, *texts)

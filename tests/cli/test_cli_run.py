@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support import images, mpirun
+from support import images, interpreter, mpirun
 
 from commplan.cli import main
 from commplan.cli.verbs import run
@@ -380,7 +380,7 @@ def test_templates_train(template: str, tmp_path: Path) -> None:
     assert main(["new", template, "--into", str(tmp_path)]) == 0
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(tmp_path / f"{template}.py")],
+        [*interpreter.words(environment), str(tmp_path / f"{template}.py")],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from support import interpreter
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ensemble_processes.py"
 
 
 def test_a_reader_that_leaves_ends_the_members_without_a_traceback():
-    command = [sys.executable, "-W", "error", str(EXAMPLE), "--epochs", "1", "--records", "64"]
+    command = [*interpreter.words(), str(EXAMPLE), "--epochs", "1", "--records", "64"]
     quickly = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quickly

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import mpirun
+from support import interpreter, mpirun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -23,7 +23,7 @@ def quickly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(name: str, *options: str) -> str:
     """Run an example to its end; what it printed."""
-    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *options]
+    command = [*interpreter.words(), str(EXAMPLES / name), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support import interpreter
 from support.agreement import DisagreementError, Ways, check
 from support.random_case import Case, make_case
 
@@ -89,7 +89,7 @@ at start { }
 def test_the_campaign_sums_up():
     words = ["-m", "bench.agreement", "--plans", "5", "--seed", "7", "--jax-every", "5"]
     done = subprocess.run(
-        [sys.executable, "-W", "error", *words],
+        [*interpreter.words(), *words],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support import interpreter
 from support.agreement import Ways
 from support.example_cases import AXES, example
 from support.random_case import Case
@@ -78,7 +78,7 @@ def test_two_level_agrees_on_its_thirty_two_devices():
     )
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "32", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
+        [*interpreter.words(environment), "-c", script],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import interpreter, mpirun
+from support import fork_server, interpreter, mpirun
 
 REPORT = (
     "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ['MARK'], 'jax' in sys.modules, __name__)"
@@ -54,6 +54,23 @@ def test_variables_that_imports_read_are_never_those_of_the_server() -> None:
     assert (
         done(interpreter.words(), "-c", text, XLA_FLAGS="--xla_dump_to=").stdout == "--xla_dump_to= False\n"
     )
+
+
+def test_options_of_jax_and_the_folder_of_tests_are_those_of_the_client() -> None:
+    text = "import sys, support.interpreter, jax; print(len(jax.devices()), jax.devices()[0].platform)"
+    said = [
+        done(interpreter.words(), "-c", text, JAX_NUM_CPU_DEVICES=count, PYTHONPATH=fork_server.TESTS)
+        for count in ("3", "1")
+    ]
+    assert [one.stdout for one in said] == ["3 cpu\n", "1 cpu\n"], said
+
+
+def test_without_jax_a_program_imports_it_with_its_own_settings() -> None:
+    text = (
+        "import os, sys; print('commplan.api' in sys.modules, 'jax' in sys.modules)\n"
+        "os.environ['JAX_NUM_CPU_DEVICES'] = '5'\nimport jax; print(len(jax.devices()))"
+    )
+    assert done(interpreter.words(jax=False), "-c", text).stdout == "True False\n5\n"
 
 
 def test_ranks_hash_as_they_like() -> None:

@@ -1,13 +1,14 @@
-"""Python processes of tests that need not import JAX again: they are forked from one that has.
+"""Python processes of tests that need not import commplan or JAX again: they are forked from one that has.
 
-A job of three ranks spends two thirds of its processor time on imports. `interpreter.words` begins a command
-that stands for `python -W error`: a small client, which lives as long as the process that a server forks
-for it. It hands on its descriptors, its working directory and its environment, then signals, and it ends as
-that process ends. The servers end with the process that runs the tests.
+Imports take two thirds of the processor time of a job of three ranks, and more without JAX.
+`interpreter.words` begins a command that replaces `python -W error`: a small client, which lives as long as
+the process that a server forks for it. It hands on its descriptors, its working directory and its
+environment, then signals, and it ends as that process ends. The servers end with the process that runs the
+tests.
 
-The modules are imported but nothing has been run in them: JAX has no backend yet, and MPI, which starts when
-it is imported, is not there. There are two servers with hashes of their own, or all ranks of a job would go
-through sets in the same order. In another environment than that of its server (variables of JAX, XLA or
+The modules are imported and the grammar of plans is built, but JAX has no backend yet, and MPI, which starts
+when it is imported, is not there. There are two servers with hashes of their own, or all ranks of a job would
+go through sets in the same order. In another environment than that of its server (variables of JAX, XLA or
 Python; a library to be loaded first) the client becomes the interpreter itself.
 """
 
@@ -24,7 +25,16 @@ from collections.abc import Mapping
 from types import FrameType, ModuleType
 from typing import NoReturn
 
-MODULES = ("jax", "jax.extend", "commplan.api", "commplan.lowering.jax.backend", "commplan.lowering.programs")
+PLAIN = ("commplan.api", "commplan.dsl.parser", "commplan.runtime.input", "commplan.runtime.input.iterator")
+JAX = (
+    *PLAIN,
+    "jax",
+    "jax.extend",
+    "commplan.lowering.jax.backend",
+    "commplan.lowering.programs",
+    "commplan.runtime.run",
+)
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120  see `main`
 # Variables that imports read: of a process that is forked they are those of its server.
 READ_AT_IMPORT = (
     "JAX_",
@@ -37,17 +47,23 @@ READ_AT_IMPORT = (
     "COVERAGE",
     "COMMPLAN_TRACEBACK",
 )
+# Of these, a forked process has the values of its client.
+OPTIONS = {"JAX_NUM_CPU_DEVICES": -1, "JAX_DISABLE_MOST_OPTIMIZATIONS": False}
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
              signal.SIGCONT)  # fmt: skip
 MOST = 1 << 20  # bytes of a request
 
 
 def read_at_import(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    return {
+    """The variables that must be those of the server; of PYTHONPATH, the folders apart from `tests`."""
+    found = {
         name: value
         for name, value in environment.items()
-        if name.startswith(READ_AT_IMPORT) and name != "PYTHONHASHSEED"
+        if name.startswith(READ_AT_IMPORT) and name not in ("PYTHONHASHSEED", *OPTIONS)
     }
+    if others := [path for path in found.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", TESTS)]:
+        found["PYTHONPATH"] = os.pathsep.join(others)
+    return found
 
 
 # The client: it imports nothing but the standard library.
@@ -55,7 +71,7 @@ def read_at_import(environment: Mapping[str, str] = os.environ) -> dict[str, str
 
 def main(folder: str, program: list[str]) -> NoReturn:
     """Have `program` run by a server in `folder`, and end as it does."""
-    rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.getpid())
     path = os.path.join(folder, str(int(rank) % 2))  # noqa: PTH118  the client imports as little as it can
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -196,6 +212,11 @@ def _become(request: dict[str, object], descriptors: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(str(folder))
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in paths if path and path not in sys.path]
+    if "jax" in sys.modules:
+        for name, usual in OPTIONS.items():
+            sys.modules["jax"].config.update(name.lower(), type(usual)(int(environment.get(name, usual))))
     return [str(word) for word in program]
 
 
@@ -227,9 +248,13 @@ def run(program: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] != "serve":
         main(sys.argv[1], sys.argv[2:])
+    import gc
     import importlib
 
     read = json.dumps(read_at_import()).encode()  # before JAX adds to it
-    for module_name in MODULES:
+    for module_name in sys.argv[3:]:
         importlib.import_module(module_name)
+    sys.modules["commplan"].loads("plan p\naxis data = 1")
+    gc.collect()
+    gc.freeze()  # forked processes neither go through it again nor copy it
     run(serve(sys.argv[2], read))

@@ -1,4 +1,4 @@
-"""The beginning of commands that run Python with JAX, as `python -W error` does: see `fork_server`."""
+"""The beginning of commands that run Python as `python -W error` does, but sooner: see `fork_server`."""
 
 from __future__ import annotations
 
@@ -15,33 +15,29 @@ from pathlib import Path
 from support import fork_server
 
 
-def words(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What comes before a file, `-c` or `-m` in a command that is started in `environment`."""
-    return [
-        sys.executable,
-        "-I",
-        "-S",
-        fork_server.__file__,
-        _folder(fork_server.read_at_import(environment)),
-    ]
+def words(environment: Mapping[str, str] = os.environ, jax: bool = True) -> list[str]:
+    """What comes before a file, `-c` or `-m` in a command that is started in `environment`.
 
-
-def _folder(settings: Mapping[str, str]) -> str:
-    return _served(tuple(sorted(settings.items())))
+    jax: whether JAX has been imported in the process.
+    """
+    settings = tuple(sorted(fork_server.read_at_import(environment).items()))
+    folder = _served(settings, fork_server.JAX if jax else fork_server.PLAIN)
+    return [sys.executable, "-I", "-S", fork_server.__file__, folder]
 
 
 @functools.cache
-def _served(settings: tuple[tuple[str, str], ...]) -> str:
-    """Start two servers with those variables; the folder of their sockets."""
+def _served(settings: tuple[tuple[str, str], ...], modules: tuple[str, ...]) -> str:
+    """Start two servers with those variables and modules; the folder of their sockets."""
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="forks-", ignore_cleanup_errors=True))
     others = {
         name: value for name, value in os.environ.items() if not fork_server.read_at_import({name: value})
     }
+    serve = [sys.executable, "-W", "error", fork_server.__file__, "serve"]
     servers = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", fork_server.__file__, "serve", str(Path(folder, str(number)))],
+            [*serve, str(Path(folder, str(number))), *modules],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**others, **dict(settings)},
             process_group=0,  # a session of its own would get a share of the cores of its own
         )

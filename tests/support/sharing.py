@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
+
+from support import interpreter
 
 SHARED = Path("/dev/shm")
 INPUT = Path(__file__).resolve().parent.parent / "runtime" / "input"
@@ -29,7 +30,7 @@ class Processes:
 
     def one(self, orders: Mapping[str, Any]) -> subprocess.Popen[str]:
         """One more process."""
-        words = [sys.executable, "-W", "error", str(self.script), json.dumps({"run": self.run, **orders})]
+        words = [*interpreter.words(jax=False), str(self.script), json.dumps({"run": self.run, **orders})]
         made = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.processes.append(made)
         return made

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import feed_process
 import numpy as np
 from feed_process import decode, noise, records, text
+from support import interpreter
 
 import commplan
 from commplan.runtime.input.iterator import PhaseBatches
@@ -28,13 +29,14 @@ class Member:
     started: ClassVar[list[Member]] = []
 
     def __init__(self, name: str, **orders: Any) -> None:
-        words = [sys.executable, "-W", "error", str(SCRIPT), json.dumps({"name": name, **orders})]
+        words = [*interpreter.words(jax=False), str(SCRIPT), json.dumps({"name": name, **orders})]
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  as long as the process
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
         self.started.append(self)
         self.lines: list[dict[str, Any]] = []
+        self.pid: int = self.until("ready")
 
     def until(self, key: str) -> Any:
         """What it says under `key`, once it does."""
@@ -51,7 +53,7 @@ class Member:
         self.process.stdin.flush()
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
         self.finish(-signal.SIGKILL)
 
     def finish(self, expected: int = 0) -> str:
@@ -64,7 +66,10 @@ class Member:
         return errors
 
     def close(self) -> None:
-        self.process.kill()
+        if self.process.poll() is None:
+            with contextlib.suppress(AttributeError, ProcessLookupError):  # not ready yet; just ended
+                os.kill(self.pid, signal.SIGKILL)
+            self.process.kill()
         self.process.wait()
         for file in (self.process.stdin, self.process.stdout, self.errors):
             if file is not None:

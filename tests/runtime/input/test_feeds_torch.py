@@ -90,8 +90,6 @@ def test_programs_with_pytorch_and_without_share_one_feed(feed_name: str) -> Non
     """Each is a process of its own, in which JAX cannot be imported."""
     pytest.importorskip("torch")
     members = [Member(feed_name, epochs=2, wait=True, torch=number > 0) for number in range(2)]
-    for member in members:
-        member.until("ready")
     for member in members:  # so that none is late
         member.go_on()
         member.until("joined")

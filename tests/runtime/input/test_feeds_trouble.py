@@ -196,7 +196,7 @@ def test_a_wait_is_told_while_it_lasts(
             thread.start()
             while not (told := [r.call for r in read_records([str(tmp_path)]) if r.call is not None]):
                 assert thread.is_alive()
-            who = f"member 0 (process {slow.process.pid}), which is"
+            who = f"member 0 (process {slow.pid}), which is"
             assert told[0].text.startswith(f"a wait of member 1 of feed {feed_name!r} for {who}")
             (rank,) = blame(read_records([str(tmp_path)])).ranks
             (activity,) = rank.activities

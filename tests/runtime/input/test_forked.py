@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -17,6 +16,7 @@ import pytest
 from batch_feed import batches, no_thread_is_left_behind
 from input_plans import Counting, ensemble, images
 from multirate_plans import members, rates
+from support import interpreter
 
 from commplan.diagnostics import CommplanError
 
@@ -109,7 +109,7 @@ def test_what_a_forked_process_does_with_shared_batches_is_not_seen(when: str) -
     processes = [
         subprocess.Popen(
             [
-                sys.executable,
+                *interpreter.words(jax=False),
                 str(SCRIPT),
                 json.dumps({"run": run, "index": index, "count": 2, "design": "all_shared", "records": 200,
                             "forks": when if index == 0 else None}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -16,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from multirate_plans import ONCE, alone, rates
+from support import interpreter
 
 HERE = Path(__file__).parent
-COMMAND = [sys.executable, "-W", "error", str(HERE / "multirate_process.py")]
+SCRIPT = str(HERE / "multirate_process.py")
 SHARED = Path("/dev/shm")
 OURS = f"clocks{os.getpid()}"  # runs of other tests go on beside these
 
@@ -29,7 +29,7 @@ def started(run: str, held: Sequence[Sequence[int]], **orders: Any) -> Generator
     common = {"run": f"{OURS}-{run}", "held": held, "rest": f"{ONCE} tail short", **orders}
     processes = [
         subprocess.Popen(
-            [*COMMAND, json.dumps({**common, "index": i})],
+            [*interpreter.words(jax=False), SCRIPT, json.dumps({**common, "index": i})],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for i in range(len(held))

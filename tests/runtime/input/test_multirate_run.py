@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from input_plans import Counting, decode, flip, images
 from multirate_plans import code
-from support import mpirun
+from support import interpreter, mpirun
 from support.embedding import PLANS, bind, mesh_of
 
 from commplan.diagnostics import CommplanError
@@ -81,7 +80,7 @@ def test_there_are_no_batches_of_all_members() -> None:
 
 def test_the_example_decodes_each_record_once() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLE), "--records", "256", "--epochs", "1"],
+        [*interpreter.words(), str(EXAMPLE), "--records", "256", "--epochs", "1"],
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import zlib
 from typing import Any
 
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import same_bits_process
+from support import interpreter, same_bits_process
 from support.embedding import mesh_of
 from support.same_bits_process import FUNCTIONS, MEMBERS, PLANS, RECORDS, compiled, records
 
@@ -76,12 +75,9 @@ def wanted() -> list[list[int]]:
 )
 def test_members_in_processes_of_their_own_get_the_same_bits(design: str, wanted: list[list[int]]):
     run_id = f"bits-{os.getpid()}-{zlib.crc32(design.encode())}"
-    command = [sys.executable, "-W", "error", same_bits_process.__file__, design, run_id]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [*interpreter.words(jax=False), same_bits_process.__file__, design, run_id]
     started = [
-        subprocess.Popen(
-            [*command, str(place)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        subprocess.Popen([*command, str(place)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for place in range(MEMBERS)
     ]
     found: list[Any] = []

@@ -194,7 +194,8 @@ def test_who_waits_for_one_that_gave_up_blames_whom_that_one_blames(team: Team, 
         for process in (first, last_one):
             assert f"process 1 of 3 {state}" in errors(told(process))[0]["message"]
     finally:
-        os.kill(pid, signal.SIGCONT)
+        if how == signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
     if how == signal.SIGSTOP:
         message = errors(told(lost))[0]["message"]
         assert "process 0 of 3 left: it had waited for this one in vain" in message

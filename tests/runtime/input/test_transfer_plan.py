@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import math
 import random
+from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,48 +26,58 @@ class _Host:
         self.made, self.slot = made, slot
         self.scratch = np.zeros(made.scratch, np.uint8)
         self.done: set[int] = set()
+        self.missing = [set(waits) for waits in made.waits]
+        self.waiters: dict[int, list[int]] = defaultdict(list)
+        for i, waits in enumerate(self.missing):
+            for earlier in waits:
+                self.waiters[earlier].append(i)
+        receives = [(made.peers[row.peer], row.message, i) for i, row in self.rows(RECEIVE)]
+        self.receives = {(peer, message): i for peer, message, i in receives}
+        assert len(self.receives) == len(receives)
 
-    def ready(self, *kinds: int) -> list[int]:
-        """The instructions of these kinds that have nothing left to wait for."""
-        return [
-            i
-            for i, row in enumerate(self.made.code)
-            if row.what in kinds and i not in self.done and self.done.issuperset(self.made.waits[i])
-        ]
+    def rows(self, *kinds: int) -> list[tuple[int, Any]]:
+        return [(i, row) for i, row in enumerate(self.made.code) if row.what in kinds]
 
     def at(self, buffer: int, offset: int, nbytes: int) -> np.ndarray:
         return {OUTPUT: self.slot, SCRATCH: self.scratch}[buffer][offset : offset + nbytes]
 
-    def copy(self, i: int) -> None:
-        row = self.made.code[i]
-        self.at(row.dst, row.dst_offset, row.nbytes)[:] = self.at(row.src, row.src_offset, row.nbytes)
+    def finish(self, i: int) -> list[int]:
+        """Mark instruction `i` as done; return the sends and copies that waited for it last."""
+        assert i not in self.done
         self.done.add(i)
+        ready: list[int] = []
+        for later in self.waiters[i]:
+            self.missing[later].remove(i)
+            if not self.missing[later] and self.made.code[later].what != RECEIVE:
+                ready.append(later)
+        return ready
 
 
 def carried_out(lists: dict[int, Instructions], slots: dict[int, np.ndarray], seed: int) -> int:
     """Deliver messages in a random order until none is left; returns how many. Fails where some cannot be."""
     rng = random.Random(seed)
     hosts = {host: _Host(made, slots[host]) for host, made in lists.items()}
+    ready = [(host, i) for host, at in hosts.items() for i, _ in at.rows(SEND, COPY) if not at.missing[i]]
     count = 0
-    while ready := [(host, i) for host, at in hosts.items() for i in at.ready(SEND, COPY)]:
-        host, i = rng.choice(ready)
-        row = hosts[host].made.code[i]
+    while ready:
+        chosen = rng.randrange(len(ready))
+        ready[chosen], ready[-1] = ready[-1], ready[chosen]
+        host, i = ready.pop()
+        at = hosts[host]
+        row = at.made.code[i]
+        source = at.at(row.src, row.src_offset, row.nbytes)
         if row.what == COPY:
-            hosts[host].copy(i)
-            continue
-        other = hosts[hosts[host].made.peers[row.peer]]
-        ((j, taken),) = [
-            (j, m)
-            for j, m in enumerate(other.made.code)
-            if m.what == RECEIVE and other.made.peers[m.peer] == host and m.message == row.message
-        ]
-        assert j not in other.done
-        assert taken.nbytes == row.nbytes
-        received = other.at(taken.dst, taken.dst_offset, row.nbytes)
-        received[:] = hosts[host].at(row.src, row.src_offset, row.nbytes)
-        hosts[host].done.add(i)
-        other.done.add(j)
-        count += 1
+            at.at(row.dst, row.dst_offset, row.nbytes)[:] = source
+        else:
+            to = at.made.peers[row.peer]
+            other = hosts[to]
+            j = other.receives[host, row.message]
+            taken = other.made.code[j]
+            assert taken.nbytes == row.nbytes
+            other.at(taken.dst, taken.dst_offset, row.nbytes)[:] = source
+            ready += [(to, later) for later in other.finish(j)]
+            count += 1
+        ready += [(host, later) for later in at.finish(i)]
     assert all(len(host.done) == len(host.made.code) for host in hosts.values())
     return count
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import uuid
 from pathlib import Path
+
+from support import interpreter
 
 SCRIPT = Path(__file__).with_name("zero_copy_process.py")
 
@@ -15,7 +16,7 @@ def test_loads_of_one_flow_are_counted_each_for_itself() -> None:
     run = f"test-{uuid.uuid4().hex[:12]}"
     started = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", SCRIPT, run, str(index)],
+            [*interpreter.words(jax=False), str(SCRIPT), run, str(index)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
