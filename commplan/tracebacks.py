@@ -80,6 +80,15 @@ def _is_internal(entry: TracebackType) -> bool:
     if file.startswith((_HERE, "<frozen ")):
         return True
     if file.startswith(_STANDARD):
-        return "site-packages" not in file and "dist-packages" not in file
+        return not _is_installed(file)
     jax = getattr(sys.modules.get("jax"), "__file__", None)
     return jax is not None and file.startswith(os.path.dirname(jax) + os.sep)  # noqa: PTH120
+
+
+def is_users(file: str) -> bool:
+    """Whether `file` belongs to the user's program: not to commplan, Python or an installed package."""
+    return not file.startswith((_HERE, _STANDARD, "<frozen ")) and not _is_installed(file)
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file

@@ -172,8 +172,9 @@ class Bound(ShardedWeights):
             call = "run.check_collectives() is called inside a function that JAX traces"
             self.context.fail("CP0857", call, "it carries out collectives: call it before the step")
         comparison = preflight.Preflight(self.context.machine, self._file, timeout)
-        comparison.begin(preflight.Hello(checks=True))
-        return self._check(seconds, comparison)
+        with self.context.machine.joint.ahead(comparison):
+            comparison.begin(preflight.Hello(checks=True))
+            return self._check(seconds, comparison)
 
     def _check(self, seconds: float, comparison: preflight.Preflight) -> list[Checked]:
         self._checked = True

@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.lsp": ("commplan.dsl", "commplan.lint", "commplan.highlight"),
     "commplan.pytree": (),
     "commplan.io": (),
-    "commplan.recorder": (),
+    "commplan.recorder": ("commplan.tracebacks",),
     "commplan.sidecar": ("commplan.recorder",),
     "commplan.wait": (),
     "commplan.ending": (),

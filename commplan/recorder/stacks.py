@@ -6,12 +6,15 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from commplan.recorder.file import SIZE, writer
 from commplan.recorder.processes import process_state
+from commplan.tracebacks import is_users
 
 _FRAMES = 6  # the innermost ones
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -52,8 +55,23 @@ def main_stack(record: Path) -> str:
 
 
 def shown(frames: Sequence[str]) -> str:
-    """The innermost frames, in a line."""
-    return ", from ".join(frames[:_FRAMES])
+    """The innermost frames of the user's program, in a line; of all code if there are none."""
+    return ", from ".join(([frame for frame in frames if is_users(frame)] or frames)[:_FRAMES])
+
+
+def own_frames() -> list[str]:
+    """The frames of the main thread of this process, innermost first."""
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    frame, found = frames.get(threading.main_thread().ident or 0), list[str]()
+    while frame is not None:
+        found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
+        frame = frame.f_back
+    return found
+
+
+def user_line() -> str:
+    """The innermost line of the user's program in the main thread of this process; empty if there is none."""
+    return next(filter(is_users, own_frames()), "")
 
 
 def _mapped(process: int) -> set[Path]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -22,6 +23,7 @@ from commplan.lowering.jax.typing_shim import jax
 
 _cpp, _pxla, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_pxla), cast("Any", _src_tree_util)
 mlir: Any = cast("Any", _src_lib).mlir.ir
+_PLACE = re.compile(r'"([^"]+)":(\d+):')  # in the text of an operation's location
 _JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
 PROFILE = "fdo_profile"  # an option of a compilation: what its instructions take
 Recompile = Callable[[Any, Callable[..., Any]], Any]
@@ -95,6 +97,25 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
     return lowered
 
 
+def operations(lowered: Any) -> list[tuple[str, list[str]]]:
+    """The operations of a `jax.stages.Lowered`: text, and places in the program, innermost first."""
+    found: list[tuple[str, list[str]]] = []
+
+    def visit(operation: Any) -> Any:
+        types = [
+            ", ".join(str(value.type) for value in values)
+            for values in (operation.operands, operation.results)
+        ]
+        named = [operation.attributes[place] for place in range(len(operation.attributes))]
+        attributes = ", ".join(f"{each.name} = {each.attr}" for each in named)
+        places = [f"{file}:{line}" for file, line in _PLACE.findall(str(operation.location))]
+        found.append((f"{operation.name} ({types[0]}) -> {types[1]} {{{attributes}}}", places))
+        return mlir.WalkResult.ADVANCE
+
+    lowered.compiler_ir("stablehlo").operation.walk(visit)
+    return found
+
+
 def has_profile(lowered: Any) -> bool | None:
     """Whether what `with_profile` last compiled of `lowered` has a profile; None where that was not asked."""
     return getattr(lowered._lowering, "has_profile", None)
@@ -140,9 +161,9 @@ def jit_ahead(
         if tracing():
             return inner._cache_miss(*args, **kwargs)
         with context():
+            ahead(fast, args, kwargs)
             if recompile is not None:  # JAX keeps what is lowered, and compiles that
                 lower(*args, **kwargs)
-            ahead(jitted, args, kwargs)
             return jitted._cache_miss(*args, **kwargs)
 
     def lower(*args: Any, **kwargs: Any) -> Any:

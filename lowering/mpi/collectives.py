@@ -118,6 +118,10 @@ class Channel:
         self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
         at_exit(self._library)
 
+    def is_busy(self) -> bool:
+        """Whether the engine carries out an operation."""
+        return self._channel is not None and bool(self._library.commplan_channel_busy(self._channel))
+
     @property
     def engine(self) -> Any:
         """The engine, or None where some rank has none."""

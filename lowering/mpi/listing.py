@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from commplan.collectives.program import REDUCING
-from commplan.ir.types import DType
+from commplan.lowering.jax.listing import equations, typed
 from commplan.lowering.mpi.collectives import Channel, issued
 from commplan.lowering.mpi.typing_shim import MPI
 
@@ -29,15 +29,14 @@ class Listed(NamedTuple):
     planned: bool = False
 
 
-def collectives_of(jaxpr: Any, channel: Channel, scope: str = "", around: str = "") -> Iterator[Listed]:
+def collectives_of(jaxpr: Any, channel: Channel) -> Iterator[Listed]:
     """The collectives of `jaxpr` and of all that it calls; those of a loop's body once, all branches'.
     Planned are those of `channel`.
 
     Messages between two ranks (`send`, `recv`, `sendrecv`) and requests to servers are left out.
     """
-    for equation in jaxpr.eqns:
+    for equation, scope, loops in equations(jaxpr):
         name = equation.primitive.name
-        inner = f"{scope}/{equation.source_info.name_stack}".strip("/")
         if name in _ISSUING:
             collective = issued(equation.params["program"])
             if collective is not None:
@@ -45,22 +44,10 @@ def collectives_of(jaxpr: Any, channel: Channel, scope: str = "", around: str = 
                 axes, array = spec.axes or (), typed(collective.dtype, (collective.size,))
                 reduction = f"({spec.op})" if spec.kind in REDUCING else ""
                 text = f"{spec.kind}{reduction} {array} over {', '.join(axes)}"
-                text += (f" from {spec.root}" if spec.root else "") + f" by {spec.algorithm}{around}"
-                yield Listed(text, inner, groups.own, groups.along(axes), groups is channel.groups)
+                text += (f" from {spec.root}" if spec.root else "") + f" by {spec.algorithm}{loops}"
+                yield Listed(text, scope, groups.own, groups.along(axes), groups is channel.groups)
         elif name.endswith("_mpi") and name not in _BETWEEN_TWO:
-            yield _of_mpi4jax(equation, inner, around)
-        loop = f"{around}, in {name}" if name in ("scan", "while", "cond") else around
-        loop += f" of length {equation.params['length']}" if name == "scan" else ""
-        for parameter in equation.params.values():
-            for value in parameter if isinstance(parameter, list | tuple) else (parameter,):  # pyright: ignore[reportUnknownVariableType]
-                called = getattr(value, "jaxpr", value)  # pyright: ignore[reportUnknownArgumentType]
-                if hasattr(called, "eqns"):
-                    yield from collectives_of(called, channel, inner, loop)
-
-
-def typed(dtype: str, shape: tuple[int, ...]) -> str:
-    """Type and shape of an array, in a few letters: `f32[8,3]`."""
-    return f"{DType.of(dtype) or dtype}[{','.join(map(str, shape))}]"
+            yield _of_mpi4jax(equation, scope, loops)
 
 
 def _of_mpi4jax(equation: Any, scope: str, around: str) -> Listed:

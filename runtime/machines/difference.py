@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -55,8 +55,9 @@ def first_difference(
 
 
 def excerpts(texts: Mapping[int, str]) -> dict[int, str]:
-    """`texts`, the long ones cut to their heads and what follows the first character in which they differ."""
-    start = len(os.path.commonprefix(list(texts.values())))
+    """`texts`, the long ones cut to their heads and the first characters that differ."""
+    columns = zip(*texts.values(), strict=False)
+    start = sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
     if start < _HEAD + _BEFORE or all(len(text) <= _LONGEST for text in texts.values()):
         return {n: _cut(text, _LONGEST) for n, text in texts.items()}
     middle = start - _BEFORE

@@ -29,6 +29,7 @@ from commplan.runtime.input.transport.transport import Carrier
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.environment import ALIKE, environment
 from commplan.runtime.observe.calls import Calls
+from commplan.runtime.observe.joint_calls import JointCalls
 
 Array = Any
 Host = npt.NDArray[Any]
@@ -124,12 +125,20 @@ class Machine(Protocol):
         """The numbers of the processes that run steps here; only this one's where no other one takes part."""
         ...
 
-    def gather(self, text: str, timeout_s: float) -> dict[int, str]:
-        """The text of each participant. All call it alike; those that do not come in time are missing."""
+    @property
+    def joint(self) -> JointCalls:
+        """The calls of steps that the participants make together."""
         ...
 
-    def issues(self, traced: Any, compiled: Any) -> tuple[Issue, ...]:
-        """The collectives of a step, a `jax.stages.Traced` and its `Compiled`, in the order of issue."""
+    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
+        """The text of each participant. All call it alike; those that do not come in time are missing.
+
+        look: called now and then with the seconds waited, unless another thread watches the wait."""
+        ...
+
+    def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
+        """The collectives of a step, a `jax.stages.Traced` and its `Compiled`, in the order of issue; without
+        `compiled` those that were traced."""
         ...
 
     def local(self) -> dict[str, tuple[int, ...]]:

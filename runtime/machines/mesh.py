@@ -25,6 +25,7 @@ from commplan.lowering.jax import _compat, _context
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.layout import global_shape, spec
+from commplan.lowering.jax.listing import collectives_of
 from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
@@ -50,6 +51,7 @@ from commplan.runtime.machines.machine import (
 )
 from commplan.runtime.observe import alone, watchdog
 from commplan.runtime.observe.calls import Calls
+from commplan.runtime.observe.joint_calls import JointCalls
 
 Array = Any
 Cut = tuple[slice, ...]
@@ -126,7 +128,7 @@ def _aligned(piece: Host) -> Host:
 class MeshMachine:
     """See `machine.Machine`. `sizes`: the axes of the mesh that the plan names. `placings`: by what
     distinguishes them, how host arrays seen so far go to the devices. `whole`: the processes of the mesh of
-    which this one is a member's part."""
+    which this one is a member's part. `unwatched`: the calls of steps without a watchdog."""
 
     mesh: Any
     sizes: Mapping[str, int]
@@ -135,6 +137,7 @@ class MeshMachine:
     placings: dict[Hashable, Placing] = dataclasses.field(default_factory=dict[Hashable, Placing])
     calls: Calls | None = None
     whole: tuple[int, ...] = ()
+    unwatched: JointCalls = dataclasses.field(default_factory=JointCalls)
 
     @property
     def layout(self) -> Layout:
@@ -201,11 +204,19 @@ class MeshMachine:
         processes = _processes(self.mesh)
         return processes if jax.process_index() in processes else (int(jax.process_index()),)
 
-    def gather(self, text: str, timeout_s: float) -> dict[int, str]:
+    @property
+    def joint(self) -> JointCalls:
+        return self.unwatched if self.calls is None else self.calls.joint
+
+    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
+        del look  # the watchdog does
         return gathered("gather", text, self.participants(), timeout_s)[0]
 
-    def issues(self, traced: Any, compiled: Any) -> tuple[Issue, ...]:
-        """Those of the scheduled HLO, in which all partitions of the mesh take part."""
+    def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
+        """Those of the trace or of the scheduled HLO, in which all partitions of the mesh take part."""
+        if compiled is None:
+            listed = collectives_of(traced.jaxpr.jaxpr, self.mesh.shape)
+            return tuple(Issue(text, place_of(scope)) for text, scope in listed)
         try:
             step = audit_text(compiled.as_text())
         except HloError as error:

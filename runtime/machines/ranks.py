@@ -49,6 +49,7 @@ from commplan.runtime.machines.machine import (
     place_of,
     shortened,
 )
+from commplan.runtime.machines.rank_calls import RankCalls
 from commplan.runtime.machines.server import Serving
 from commplan.runtime.observe.abort_hook import watch
 from commplan.runtime.param_server.startup_guard import expect
@@ -64,7 +65,8 @@ class Ranks:
     """See `machine.Machine`.
 
     mesh: the communicator that the program was bound to. own: one of the same ranks without servers, for what
-    is said outside of compiled phases. gathers: how often each set of ranks has gathered.
+    is said outside of compiled phases. gathers: how often each set of ranks has gathered. joints: by the
+    same sets, the steps that they call together.
     """
 
     mesh: Any
@@ -72,6 +74,7 @@ class Ranks:
     backend: MpiBackend
     file: str = ""
     gathers: Counter[tuple[int, ...]] = dataclasses.field(default_factory=Counter[tuple[int, ...]])
+    joints: dict[tuple[int, ...], RankCalls] = dataclasses.field(default_factory=dict[Any, Any])
 
     @property
     def layout(self) -> Layout:
@@ -103,23 +106,32 @@ class Ranks:
     def participants(self) -> tuple[int, ...]:
         return self.backend.channel.groups.along(tuple(self.backend.sizes))
 
-    def gather(self, text: str, timeout_s: float) -> dict[int, str]:
+    @property
+    def joint(self) -> RankCalls:
+        ranks = self.participants()
+        if ranks not in self.joints:
+            self.joints[ranks] = RankCalls(self.own, ranks, self.backend.channel.is_busy)
+        return self.joints[ranks]
+
+    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
         """Through the first rank. The others wait for it twice as long: it may come last, and wait itself."""
         ranks = self.participants()
         self.gathers[ranks] += 1
         tag = int.from_bytes(digest(f"{ranks} {self.gathers[ranks]}")[:2]) >> 1  # MPI has 2**15 of them
         with deaths(self.mesh, self.file):
             if self.own.Get_rank() == ranks[0]:
-                return self._collect(text, ranks, tag, timeout_s)
+                return self._collect(text, ranks, tag, timeout_s, look)
             _unread.append(self.own.isend(text, ranks[0], tag))
-            for _, ranks_of in self._messages(ranks[0], tag, 2 * timeout_s):
+            for _, ranks_of in self._messages(ranks[0], tag, 2 * timeout_s, look):
                 return {rank: answer for answer, own in ranks_of.items() for rank in own}
         return dict.fromkeys(ranks[1:], "")
 
-    def _collect(self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float) -> dict[int, str]:
+    def _collect(
+        self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float, look: Callable[[float], None]
+    ) -> dict[int, str]:
         answers = {ranks[0]: text}
         if len(answers) < len(ranks):
-            for rank, answer in self._messages(MPI.ANY_SOURCE, tag, timeout_s):
+            for rank, answer in self._messages(MPI.ANY_SOURCE, tag, timeout_s, look):
                 answers[rank] = answer
                 if len(answers) == len(ranks):
                     break
@@ -133,10 +145,13 @@ class Ranks:
         _unread.extend(sends)
         return answers
 
-    def _messages(self, source: int, tag: int, timeout_s: float) -> Generator[tuple[int, Any]]:
-        """What comes in this time, and from whom."""
-        until, status = time.monotonic() + timeout_s, MPI.Status()
-        while time.monotonic() < until:
+    def _messages(
+        self, source: int, tag: int, timeout_s: float, look: Callable[[float], None]
+    ) -> Generator[tuple[int, Any]]:
+        """The messages of this time, each with the rank that sent it."""
+        begun, status = time.monotonic(), MPI.Status()
+        while (waited := time.monotonic() - begun) < timeout_s:
+            look(waited)
             _unread[:] = [request for request in _unread if not request.Test()]
             message = self.own.improbe(source, tag, status)
             if message is None:
@@ -144,7 +159,7 @@ class Ranks:
             else:
                 yield int(status.Get_source()), message.recv()
 
-    def issues(self, traced: Any, compiled: Any) -> tuple[Issue, ...]:
+    def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
         """Calls of engine and mpi4jax, in the order of the program; messages between two ranks are none."""
         del compiled
         own, listed = self.own.Get_group(), list(collectives_of(traced.jaxpr.jaxpr, self.backend.channel))

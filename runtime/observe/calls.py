@@ -29,6 +29,7 @@ from commplan.recorder.file import (
     Recording,
     put_name,
 )
+from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.runtime.observe.verdict import key
 
 _KEPT = 4  # arrays of a result: the smallest ones
@@ -58,7 +59,7 @@ class Calls:
 
     key: the processes, as text. names: of steps. places: by name, where in the plan its collectives are.
     moved: on `time.monotonic`, when something last began or ended. waits: the number of the call that has not
-    ended; 0 where all have.
+    ended; 0 where all have. joint: those that issue collectives.
     """
 
     def __init__(self, processes: Sequence[int], recording: Recording | None) -> None:
@@ -70,6 +71,7 @@ class Calls:
         self.moved, self.waits, self.number = time.monotonic(), 0, 0
         self._pairs = itertools.count()
         self._inside, self._open = False, _NOTHING
+        self.joint = JointCalls()
         self._result: Any = None
         self._seen = (0, False, True)
 

@@ -63,13 +63,15 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """kind: `hello`, `ask`, `answer`, `verdict` or `left`. serial: of what is asked, and of its answer."""
+    """kind: `hello`, `ask`, `answer`, `verdict` or `left`. serial: of what is asked, and of its answer.
+    code: of a verdict."""
 
     process: int
     kind: str
     serial: int = 0
     text: str = ""
     report: Report | None = None
+    code: str = ""
 
 
 class Endpoint:

@@ -1,27 +1,33 @@
-"""Before a compiled step runs for the first time: whether all ranks are about to run the same.
+"""Before a step runs for the first time: whether all ranks are about to run the same.
 
-Every rank lists the collectives that its compiled step issues, and what the step is called with. Ranks
-exchange digests of these, lists only where digests differ, and all of them refuse what would wait for ever
-or reduce what does not belong together.
+Every rank lists the arguments and collectives of its step before the step is compiled, since compilers of
+several hosts wait for one another, and the collectives of the compiled step. Ranks exchange digests of these,
+lists only if digests differ, and all of them refuse a step that would wait for ever or reduce values that do
+not belong together.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from commplan.diagnostics import CommplanError, fail
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.types import DType
 from commplan.lowering.jax import _jit
 from commplan.lowering.jax.latency_profile import LatencyProfile
 from commplan.lowering.jax.typing_shim import jax
+from commplan.recorder.stacks import user_line
+from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.machine import Issue, Machine, reason
+from commplan.runtime.observe.joint_calls import JointReport
+from commplan.tracebacks import is_users
 
 TIMEOUT_S = 1800.0  # for a rank that has not compiled the step yet
 _FAILED_S = 10.0  # how long a rank that failed waits for the others, to tell them
@@ -34,19 +40,21 @@ Check = Callable[["Preflight"], object]  # through which all exchange what they 
 class Step(msgspec.Struct, frozen=True, array_like=True):
     """What a rank is about to run: the step's name, its arguments, and its collectives in order.
 
-    program: a digest of all that it computes, where that is the same everywhere; else empty.
+    program: a digest of all that it computes, if that is the same everywhere; else empty. compiled: whether
+    the collectives are those of the compiled step.
     """
 
     name: str
     arguments: tuple[str, ...]
     issues: tuple[Issue, ...]
     program: str = ""
+    compiled: bool = False
 
     @property
     def digest(self) -> str:
         """Equal on ranks that issue the same over the same axes: the numbers of ranks are left out."""
         issued = tuple((issue.text, issue.place) for issue in self.issues)
-        return _digest(msgspec.json.encode((self.arguments, issued, self.program)))
+        return _digest(msgspec.json.encode((self.arguments, issued, self.program, self.compiled)))
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -78,49 +86,104 @@ class Preflight:
         self.machine, self.file, self.timeout_s, self.check = machine, file, timeout_s, check
         self.profile = profile
         self.who = "process" if machine.layout == "global" else "rank"
-        self._agreed: set[str] = set()  # digests
-        self._known: set[Any] = set()  # executables of steps that were agreed on
+        self.communicates = False  # whether the step has collectives, so that all call it together
         self.index = 0  # of the step among those that are counted
+        self._agreed: dict[str, Step] = {}  # by digest
+        self._known: set[Any] = set()  # executables of steps that were agreed on
+        self._step, self._place = (
+            Step("run.check_collectives()", (), ()),
+            user_line(),
+        )  # compared, and the caller's line
 
     def __call__(self, jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Compile the step for these arguments, and agree with all others on it.
+        """Compare the step for these arguments with all other ranks, compile it, and compare it again.
 
-        Raises what is wrong with the step here; CP0854 where ranks are about to run what does not fit
-        together, or one has no step; CP0855 where one does not come.
+        Raises what is wrong with the step here; CP0854 if ranks are about to run steps that do not fit
+        together, or one has no step; CP0855 if one does not come.
         """
+        with self.machine.joint.ahead(self):
+            with self._tells():
+                traced = jitted.trace(*args, **kwargs)
+                lowered = jitted.lower(*args, **kwargs)
+                arguments = self._arguments(lowered)
+                issues = self.machine.issues(traced)
+                step = Step(jitted.__name__, arguments, issues, self._program(lowered))
+                self._count(step)
+            if step.digest not in self._agreed:
+                self._agree(step, lowered)
+            with self._tells():
+                compiled = lowered.compile()
+                executable = compiled.runtime_executable()
+                if executable in self._known:
+                    return
+                step = msgspec.structs.replace(
+                    step, issues=self.machine.issues(traced, compiled), compiled=True
+                )
+                _locate(self.machine, self.index, step.issues, self.file)
+                self._count(step)
+            if step.digest not in self._agreed:
+                check = self.check()
+                self._agree(step, lowered, checks=check is not None)
+                if check is not None:
+                    check(self)
+            self._known.add(executable)
+
+    @contextlib.contextmanager
+    def _tells(self) -> Generator[None]:
+        """Send the others the reason if this rank has no step."""
         try:
-            traced = jitted.trace(*args, **kwargs)
-            lowered = traced.lower()
-            compiled = lowered.compile()
-            executable = compiled.runtime_executable()
-            if executable in self._known:
-                return
-            arguments = _arguments(lowered)
-            if jax.config.jax_disable_jit and self.who == "process":  # devices would run it op by op
-                arguments = ("jax_disable_jit is set", *arguments)
-            if self.profile is not None:
-                arguments = (self.profile.source, *arguments)
-            issues = self.machine.issues(traced, compiled)
-            _locate(self.machine, self.index, issues, self.file)
-            step = Step(jitted.__name__, arguments, issues, self._program(lowered))
+            yield
         except Exception as error:
             with contextlib.suppress(CommplanError):
                 self.exchange(Hello(wrong=reason(error)), _FAILED_S)
             raise
-        if step.digest not in self._agreed:
-            check = self.check()
-            hellos = self.begin(Hello(step.digest, checks=check is not None))
-            if len({hello.digest for hello in hellos.values()}) > 1:
-                self._compare(self.exchange(step))
-            self._agreed.add(step.digest)
-            if check is not None:
-                check(self)
-        self._known.add(executable)
+
+    def _count(self, step: Step) -> None:
+        """Count the call of a step that has collectives."""
+        self._step, self._place = step, user_line()
+        if step.issues and not self.communicates:
+            self.communicates = True
+            self.machine.joint.begin(step.name)
+
+    def _arguments(self, lowered: Any) -> tuple[str, ...]:
+        arguments = _arguments(lowered)
+        if jax.config.jax_disable_jit and self.who == "process":  # devices would run it op by op
+            arguments = ("jax_disable_jit is set", *arguments)
+        return arguments if self.profile is None else (self.profile.source, *arguments)
+
+    def _agree(self, step: Step, lowered: Any, *, checks: bool = False) -> None:
+        hellos = self.begin(Hello(step.digest, checks=checks))
+        if len({hello.digest for hello in hellos.values()}) > 1:
+            self._compare(self.exchange(step), lowered)
+        self._agreed[step.digest] = step
 
     def _program(self, lowered: Any) -> str:
         """Devices of one mesh run one program; ranks have their own, and who calls back to Python may too."""
         text = lowered.as_text() if self.who == "process" else ""
         return _digest(text.encode()) if text and "callback" not in text else ""
+
+    def disagreement(self, other: int, report: JointReport) -> Diagnostic:
+        """The error if process `other` runs a step that was agreed on, while this one compares another."""
+        mine, me = self._step, f"{self.who} {self.machine.process()[0]}"
+        name, they = report.name, f"{self.who} {other}"
+        known = [step.arguments for step in self._agreed.values()]
+        if name != mine.name or not known:
+            message = f"{me} calls `{mine.name}` while {they} runs `{name}`"
+            fix = f"every {self.who} calls the same steps in the same order"
+        elif mine.arguments in known:
+            message = f"{me} calls `{name}` with another static argument, sharding or structure than {they}"
+            fix = f"every {self.who} gives the same static arguments, shardings and trees"
+        else:
+            pairs = [_first_pair(mine.arguments, arguments) for arguments in known[:-_SHOWN:-1]]
+            theirs = dict.fromkeys(text for _, text in pairs)
+            message = f"{me} calls `{name}` with {pairs[0][0]}, {they} with {' or '.join(theirs)}"
+            fix = f"every {self.who} must give the same shapes and types"
+        notes = (
+            f"{me} calls it at {self._place or 'an unknown line'}, and waits for the others to compare it",
+            f"{they} runs a step that all have compared before, at {report.place or 'an unknown line'}",
+            fix,
+        )
+        return Diagnostic("CP0854", message, None, tuple(map(Note, notes)), file=self.file)
 
     def begin(self, mine: Hello) -> dict[int, Hello]:
         """What each participant begins. Raises CP0854 where some try collectives and others do not."""
@@ -140,7 +203,8 @@ class Preflight:
     def exchange(self, mine: _Said, timeout_s: float | None = None) -> dict[int, _Said]:
         """What each participant says. Raises CP0854 where one has no step, CP0855 where one does not come."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s)
+        with (joint := self.machine.joint).waiting():
+            texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s, joint.look)
         answers = {n: msgspec.json.decode(texts[n], type=type(mine)) for n in sorted(texts) if texts[n]}
         wrong = {
             n: answer.wrong for n, answer in answers.items() if isinstance(answer, Hello) and answer.wrong
@@ -161,8 +225,8 @@ class Preflight:
             )
         return answers
 
-    def _compare(self, steps: Mapping[int, Step]) -> None:
-        """Raises CP0854 where the steps of ranks do not fit together."""
+    def _compare(self, steps: Mapping[int, Step], lowered: Any) -> None:
+        """Raises CP0854 if the steps of ranks do not fit together."""
         at = issued_together(steps)
         if any(at[number] < len(step.issues) for number, step in steps.items()):
             self._refuse_order(steps, at)
@@ -170,7 +234,9 @@ class Preflight:
             if not issues and self.who == "rank":
                 continue  # each computes for itself
             self._refuse_arguments({n: steps[n].arguments for n in group})
-            self._refuse_programs({n: steps[n].program for n in group if steps[n].program})
+            programs = {n: steps[n].program for n in group if steps[n].program}
+            if len({*programs.values()}) > 1:
+                self._refuse_programs(programs, lowered)
 
     def _refuse_order(self, steps: Mapping[int, Step], at: Mapping[int, int]) -> NoReturn:
         """Ranks are stuck: name a collective in place of which one of its ranks issues another."""
@@ -200,26 +266,32 @@ class Preflight:
         if len(kinds) == 1:
             return
         (mine, (first, *_)), (theirs, (second, *_)) = list(kinds.items())[:2]
-        differing = [pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]]
-        pair = differing[0] if differing else (f"{len(mine)} arrays", f"{len(theirs)} arrays")
+        pair = _first_pair(mine, theirs)
         fail(
             "CP0854",
-            f"{self.who} {second} calls the step with other arguments than {self.who} {first}",
+            f"{self.who} {second} calls `{self._step.name}` with other arguments than {self.who} {first}",
             *(f"{self.who} {number}: {text}" for number, text in zip((first, second), pair, strict=True)),
+            *self._calls_at(),
             f"every {self.who} that issues the same collectives must give the same shapes and types",
             file=self.file,
         )
 
-    def _refuse_programs(self, programs: Mapping[int, str]) -> None:
-        kinds = _by_value(programs)
-        if len(kinds) > 1:
-            first, second = (group[0] for group in list(kinds.values())[:2])
-            fail(
-                "CP0854",
-                f"{self.who} {second} computes something else than {self.who} {first} in the step",
-                "a constant, a static argument or the code differs: devices of one mesh run one program",
-                file=self.file,
-            )
+    def _refuse_programs(self, programs: Mapping[int, str], lowered: Any) -> NoReturn:
+        first, second = (group[0] for group in list(_by_value(programs).values())[:2])
+        own = _jit.operations(lowered) if self.machine.process()[0] in programs else []
+        shown = [f"{text}{f', at {line}' if (line := _place(places)) else ''}" for text, places in own]
+        lines = first_difference([text for text, _ in own], self.exchange, shown)
+        fail(
+            "CP0854",
+            f"{self.who} {second} computes something else than {self.who} {first} in `{self._step.name}`",
+            *(f"{self.who} {number}: {lines[number]}" for number in (first, second) if number in lines),
+            *self._calls_at(),
+            "a constant, a static argument or the code differs: devices of one mesh run one program",
+            file=self.file,
+        )
+
+    def _calls_at(self) -> tuple[str, ...]:
+        return (f"called at {self._place}",) if self._place else ()
 
 
 def jit(
@@ -242,7 +314,7 @@ def jit(
     if len(machine.participants()) == 1:
         return _recorded(machine, function, file, options)
     ahead = Preflight(machine, file, timeout_s, check, profile)
-    jitted = _jit.jit_ahead(function, ahead, **options)
+    jitted = machine.joint.counted(_jit.jit_ahead(function, ahead, **options), ahead)
     if machine.calls is not None:
         jitted, ahead.index = machine.calls.counted(jitted, jitted.__name__)
     return jitted
@@ -255,8 +327,8 @@ def _recorded(machine: Machine, function: Callable[..., Any], file: str, options
     places: list[int] = []
 
     def ahead(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        traced = jitted.trace(*args, **kwargs)
-        _locate(machine, places[0], machine.issues(traced, traced.lower().compile()), file)
+        traced, lowered = jitted.trace(*args, **kwargs), jitted.lower(*args, **kwargs)
+        _locate(machine, places[0], machine.issues(traced, lowered.compile()), file)
 
     jitted = _jit.jit_ahead(function, ahead, **options)
     counted, index = machine.calls.counted(jitted, jitted.__name__)
@@ -309,6 +381,17 @@ def _arguments(lowered: Any) -> tuple[str, ...]:
         f"{list(leaf.shape)}{', donated' if leaf.donated else ''}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(lowered.args_info)
     )
+
+
+def _first_pair(mine: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
+    """The first argument that differs, on both sides."""
+    pairs = itertools.zip_longest(mine, theirs, fillvalue="no more arguments")
+    return next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+
+
+def _place(places: Sequence[str]) -> str:
+    """The innermost of `places` that is in the user's program."""
+    return next(filter(is_users, places), "")
 
 
 def _digest(data: bytes) -> str:

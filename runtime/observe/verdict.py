@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from commplan.runtime.observe.joint_calls import JointReport
+
 _SHOWN = 4
 _LISTED = 8
 
@@ -28,6 +30,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     a call and the names from there on. idle: seconds since a call last began or ended. late: it said that it
     comes later. last: where it last finished something, and how often. stack: what its Python does. left: why
     it has ended, empty if well; None while it runs. aborted: a thread of its runtime has called `abort`.
+    joint: how far its calls with collectives are, by processes that call alike.
     """
 
     process: int
@@ -42,6 +45,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     stack: str
     left: str | None = None
     aborted: bool = False
+    joint: dict[str, JointReport] = {}
 
 
 class Patience(NamedTuple):

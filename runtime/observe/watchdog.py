@@ -31,6 +31,7 @@ from commplan.recorder.stacks import main_stack as main_stack_of
 from commplan.runtime.observe import abort_hook, interruption, verdict
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.interruption import Interruption, Place, is_interruptible
+from commplan.runtime.observe.joint_calls import SETTLE_S
 from commplan.runtime.observe.peers import Endpoint, Message, Peer
 from commplan.runtime.observe.verdict import Patience, Report, Waiting, conclude, departure, silence, stalled
 from commplan.sidecar import attend, leave
@@ -67,7 +68,8 @@ class Watchdog:
         self._reports: dict[int, Report] = {}
         self._stacks: dict[int, str] = {}  # of processes that do not answer, and who asks for them
         self._asking: dict[int, threading.Thread] = {}
-        self._verdict, self._is_said, self._settled = "", False, threading.Event()
+        self._verdict, self._code, self._is_said, self._settled = "", "", False, threading.Event()
+        self._is_alarmed = False  # whether more than a comparison is why the others were asked
         self._deadline, self._place = 0.0, Place(0, 0)  # once the verdict is out: where the main thread was
         self._interruption = Interruption()
         abort_hook.hold_aborts()
@@ -203,7 +205,8 @@ class Watchdog:
                 self._weigh(missing)
             else:
                 self.endpoint.send(Message(self.own, "ask", self._serial), missing)
-        elif now > self._again and self._alarmed(now):
+        elif now > self._again and ((alarmed := self._alarmed(now)) or self._compares()):
+            self._is_alarmed = alarmed
             self._asked, self._serial = now, self._serial + 1
             self._reports.clear()
             self._stacks.clear()
@@ -224,6 +227,10 @@ class Watchdog:
         died = any(self._state(process) == "dead" for process in waits.processes if process != self.own)
         return idle > (min(_GRACE_S, self._bounds[waits.key]) if died else self._bounds[waits.key])
 
+    def _compares(self) -> bool:
+        """Whether a comparison of a step waits for others."""
+        return any(calls.joint.waited() > SETTLE_S for calls in self._calls.values())
+
     def _missing(self) -> list[int]:
         return [number for number in self.endpoint.others if number not in {*self._reports, *self._gone}]
 
@@ -231,7 +238,19 @@ class Watchdog:
         """See `recorder.blame.Rank`; a process that said that it ends is `unknown`."""
         return "unknown" if process in self._gone else self.endpoint.others[process].state
 
+    def _disagreement(self) -> Diagnostic | None:
+        """The error if another process runs a step that this one compares."""
+        for key, calls in self._calls.items():
+            known = {p: r.joint[key] for p, r in self._reports.items() if key in r.joint}
+            if (found := calls.joint.disagreement(known)) is not None:
+                return found
+        return None
+
     def _weigh(self, missing: Sequence[int]) -> None:
+        if (found := self._disagreement()) is not None:
+            self._judge("\nnote: ".join((found.message, *(n.text for n in found.notes))), found.code)
+        if found is not None or not self._is_alarmed:
+            return
         waits, patience = self._waits(), self._patience()
         reports = self._reports | {process: gone for process, (_, gone) in self._gone.items()}
         reports[self.own] = mine = self._report()
@@ -293,14 +312,14 @@ class Watchdog:
             return f"\nnote: {waits.current()} waits for it"
         return f"\nnote: {waits.current()} failed: {self._failure}" if self._failure else ""
 
-    def _judge(self, text: str) -> None:
-        self._accept(text)
-        self.endpoint.send(Message(self.own, "verdict", text=text), list(self.endpoint.others))
+    def _judge(self, text: str, code: str = "CP0834") -> None:
+        self._accept(text, code)
+        self.endpoint.send(Message(self.own, "verdict", text=text, code=code), list(self.endpoint.others))
 
-    def _accept(self, text: str) -> None:
+    def _accept(self, text: str, code: str) -> None:
         if self._verdict or self._left:
             return
-        self._verdict = text
+        self._verdict, self._code = text, code
         for calls in self._calls.values():
             calls.judged(text.splitlines()[0])
 
@@ -309,6 +328,8 @@ class Watchdog:
         place = interruption.main_place()
         if not self._deadline:
             self._say()
+            if self.own == 0:  # JAX ends the others without a word of ours when it loses the coordinator
+                time.sleep(2 * _TICK_S)
             if self._waits() or self._failure or self._left is not None or not is_interruptible():
                 _exit(EXIT_STATUS)
             self._deadline, self._place = now + _UNWIND_S, place
@@ -321,7 +342,7 @@ class Watchdog:
             self._is_said = True
             first, *notes = self._verdict.splitlines()
             remarks = tuple(Note(note.removeprefix("note: ")) for note in notes)
-            print(CommplanError(Diagnostic("CP0834", first, None, remarks)), file=sys.stderr, flush=True)
+            print(CommplanError(Diagnostic(self._code, first, None, remarks)), file=sys.stderr, flush=True)
             self._settled.set()
 
     def _report(self) -> Report:
@@ -337,6 +358,7 @@ class Watchdog:
             waiting, idle, self._late > 0, last, runs,
             main_stack()[:_STACK] if waits is None and idle > _SETTLE_S else "",
             self._left, abort_hook.aborted(),
+            {key: calls.joint.report(waits=calls.waits > 0) for key, calls in self._calls.items()},
         )  # fmt: skip
 
     def _take(self, message: Message) -> None:
@@ -347,7 +369,7 @@ class Watchdog:
                 answer = Message(self.own, "answer", message.serial, report=self._report())
                 self.endpoint.send(answer, [process])
             elif message.kind == "verdict":
-                self._accept(message.text)
+                self._accept(message.text, message.code)
             elif report is not None and report.left is not None:
                 self._gone.setdefault(process, (time.monotonic(), report))
             elif report is not None and message.serial == self._serial:

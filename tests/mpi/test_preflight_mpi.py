@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ REFUSED = {
         "rank 1: all_reduce(max) f32[5] over data by native, line 12 of the plan, in phase `norms` (number 1",
     ),
     "batch": (
-        "rank 1 calls the step with other arguments than rank 0",
+        "rank 1 calls `train` with other arguments than rank 0",
         "rank 0: argument [2]: f32[4, 6]",
         "rank 1: argument [2]: f32[2, 6]",
     ),
@@ -55,7 +56,7 @@ def said() -> dict[str, dict[int, list[str]]]:
 
 
 def test_each_new_shape_is_compared_once(said: dict[str, dict[int, list[str]]]):
-    assert said["same"][0] == said["same"][1] == ["ran, compared 2 times"]
+    assert said["same"][0] == said["same"][1] == ["ran, compared 4 times"]
     assert said["later"][0] == said["later"][1]
     first, second, third = said["later"][0]
     assert first == third == "ran"
@@ -74,6 +75,15 @@ def test_what_does_not_fit_is_refused_on_all_ranks(said: dict[str, dict[int, lis
         assert answer.startswith("error[CP0854]: ")
         for words in REFUSED[case]:
             assert words in answer
+
+
+def test_a_rank_that_compares_what_the_other_runs_is_refused_on_both():
+    done = mpirun.start(2, SCRIPT, "mpi", "late_shape")
+    assert done.returncode
+    expected = "rank 1 calls `train` with argument [2]: f32[6, 6], rank 0 with argument [2]: f32[4, 6]"
+    assert (done.stdout + done.stderr).count(f"error[CP0854]: {expected}") == 2, done.stderr
+    places = re.findall(r"note: rank (\d) [^/]* at \S+preflight_steps\.py:\d+ in ", done.stdout + done.stderr)
+    assert sorted(places) == ["0", "0", "1", "1"]
 
 
 def test_a_rank_without_a_step_tells_the_others(said: dict[str, dict[int, list[str]]]):

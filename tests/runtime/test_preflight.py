@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -11,7 +12,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +29,10 @@ from commplan.api import Program
 from commplan.diagnostics import CommplanError
 from commplan.lowering.jax import _jit
 from commplan.runtime.machines.machine import Binding, Issue, agree
-from commplan.runtime.observe.preflight import Step, issued_together
+from commplan.runtime.observe import joint_calls
+from commplan.runtime.observe.joint_calls import JointCalls, JointReport
+from commplan.runtime.observe.preflight import Preflight, Step, issued_together
+from commplan.runtime.observe.watchdog import EXIT_STATUS
 
 F32 = jax.ShapeDtypeStruct((3,), "float32")
 REFUSED = {
@@ -36,15 +42,22 @@ REFUSED = {
     ),
     "batch": ("process 0: argument [2]: f32[8, 6]", "process 1: argument [2]: f32[4, 6]"),
     "accumulated": ("process 1 issues another collective than process 0 as number",),
-    "own": ("process 1: all_reduce(sum) f32[6], f32[3] over data",),  # XLA combines the two
-    "own_order": ("f32[6], f32[4], f32[3] over data", "f32[6], f32[3], f32[4] over data"),
+    "own": ("process 0: nothing more after 3", "process 1: all_reduce(sum) f32[3] over data (number 4 of 4)"),
+    "own_order": (
+        "process 0: all_reduce(sum) f32[3] over data",
+        "process 1: all_reduce(sum) f32[4] over data",
+    ),
     "without_jit": ("process 1: jax_disable_jit is set",),
-    "constant": ("process 1 computes something else than process 0 in the step",),
+    "constant": (
+        "process 1 computes something else than process 0 in `train`",
+        "process 0: stablehlo.constant () -> tensor<f32> {value = dense<",
+        "preflight_steps.py:",
+    ),
 }
 
 
-def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[list[str]]]:
-    """By case, what became of each call on each of two processes."""
+def ended(cases: str, flags: tuple[str, str] = ("", "")) -> list[tuple[tuple[str, str], int]]:
+    """How two processes end: what they print, and their statuses."""
     port = str(free_port())
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     program = [preflight_steps.__file__, "jax", cases, port]
@@ -58,7 +71,12 @@ def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[lis
         )
         for index in range(2)
     ]
-    ends = [(process.communicate(timeout=240), process.returncode) for process in started]
+    return [(process.communicate(timeout=240), process.returncode) for process in started]
+
+
+def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[list[str]]]:
+    """By case, what became of each call on each of two processes."""
+    ends = ended(cases, flags)
     assert [code for _, code in ends] == [0, 0], "".join(errors for (_, errors), _ in ends)
     lines = [
         line
@@ -78,8 +96,8 @@ def said() -> dict[str, list[list[str]]]:
 
 
 def test_the_same_step_trains_as_under_jax_jit(said: dict[str, list[list[str]]]):
-    # Once for each shape, and again when parameters come from the devices.
-    assert said["same"] == [["ran, compared 4 times"]] * 2
+    # Before and after each compilation: for each shape, and again when parameters come from the devices.
+    assert said["same"] == [["ran, compared 8 times"]] * 2
 
 
 def test_a_new_shape_is_compared_again(said: dict[str, list[list[str]]]):
@@ -105,6 +123,21 @@ def test_what_does_not_fit_is_refused_on_all_processes(said: dict[str, list[list
 def test_a_process_without_a_step_tells_the_others(said: dict[str, list[list[str]]]):
     assert said["untraceable"][1] == ["ZeroDivisionError division by zero"]
     assert "process 1 has no step: ZeroDivisionError division by zero" in said["untraceable"][0][0]
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("late_shape", "`train` with argument [2]: f32[12, 6], process 0 with argument [2]: f32[8, 6]"),
+        ("late_check", "`run.check_collectives()` while process 0 runs `train`"),
+    ],
+)
+def test_a_process_that_compares_while_the_other_runs_is_refused_on_both(case: str, expected: str):
+    for (_, errors), status in ended(case):
+        assert status == EXIT_STATUS, errors
+        assert f"error[CP0854]: process 1 calls {expected}\n" in errors
+        for number in range(2):
+            assert re.search(rf"note: process {number} .* at \S+preflight_steps\.py:\d+ in ", errors)
 
 
 def test_collectives_that_miscount_are_refused_on_all_processes():
@@ -222,6 +255,37 @@ def test_ahead_of_what_the_fast_path_does_not_know():
     with jax.disable_jit():
         assert step(jnp.ones(6))[0] == 3
     assert seen[3:] == ["(6,)"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("x: f32[8]",), "with x: f32[8], process 0 with x: f32[6] or x: f32[4]"),
+        (("x: bf16[6]",), "with x: bf16[6], process 0 with x: f32[6] or x: f32[4]"),
+        (("x: f32[6]", "y: f32[6]"), "with y: f32[6], process 0 with no more arguments or x: f32[4]"),
+        (("x: f32[6]",), "with another static argument, sharding or structure than process 0"),
+    ],
+)
+def test_a_call_is_told_from_those_that_were_agreed_on(arguments: tuple[str, ...], expected: str):
+    machine = SimpleNamespace(layout="global", process=lambda: (1, 2))
+    preflight = Preflight(machine, "x.plan", 1.0)  # pyright: ignore[reportArgumentType]
+    for known in ("f32[4]", "f32[6]"):
+        preflight._agreed[known] = Step("train", (f"x: {known}",), ())
+    preflight._step = Step("train", arguments, ())
+    diagnostic = preflight.disagreement(0, JointReport(3, "train", False, True, "run.py:8 in main"))
+    assert diagnostic.code == "CP0854" and diagnostic.message == f"process 1 calls `train` {expected}"
+    assert "process 0 runs a step that all have compared before, at run.py:8 in main" in str(diagnostic)
+
+
+def test_a_disagreement_is_reported_after_two_reports():
+    calls, comparison = JointCalls(), mock.Mock(communicates=True)
+    calls.begin("train")
+    runs, compares = JointReport(1, "train", False, True, ""), JointReport(1, "train", True, True, "")
+    with mock.patch.object(joint_calls.time, "monotonic", side_effect=itertools.count(0, 2)):
+        with calls.ahead(comparison), calls.waiting():
+            assert [calls.disagreement({0: each}) for each in (runs, compares, runs)] == [None] * 3
+            assert calls.disagreement({0: runs}) is comparison.disagreement.return_value
+        assert calls.disagreement({0: runs}) is None and calls.number == 1
 
 
 def test_ranks_issue_what_all_of_its_ranks_issue():

@@ -98,7 +98,7 @@ def test_a_process_that_keeps_the_lock_is_named_with_its_python(tmp_path: Path):
         assert heads(ends)[index] == [
             "process 1 does not answer: its process lives, and its threads do not run"
         ]
-        assert re.search(r"note: its Python: .* in match, from .* in backtrack, from ", ends[index].text)
+        assert re.search(r"note: its Python: \S+ in backtrack, from \S+ in main, from ", ends[index].text)
 
 
 def test_ctrl_c_ends_a_process_that_waits_in_a_step(tmp_path: Path):

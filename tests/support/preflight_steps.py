@@ -195,6 +195,21 @@ def without_jit(job: Job) -> Words:
         return [outcome(lambda: job.step()({}, *job.arguments()))]
 
 
+def late_shape(job: Job) -> Words:
+    """Process 1 has another batch, while process 0 runs the step that both have compared."""
+    step = job.step()
+    for rows in (8, 8, 12 if job.index else 8):
+        jax.block_until_ready(step({}, *job.arguments(rows)))
+    return ["ran"]
+
+
+def late_check(job: Job) -> Words:
+    """Process 1 tries collectives in place of the step that both have compared."""
+    step, arguments = job.step(), job.arguments()
+    said = [outcome(lambda: step({}, *arguments))]
+    return [*said, outcome(lambda: job.run.check_collectives() if job.index else step({}, *arguments))]
+
+
 def miscounted(job: Job) -> Words:
     """What carries out collectives on process 1 gets the third element of each result wrong."""
     backend = type(job.run.context.backend)
@@ -263,6 +278,8 @@ CASES: dict[str, Callable[[Job], Words]] = {
     "own_order": own_order,
     "untraceable": untraceable,
     "without_jit": without_jit,
+    "late_shape": late_shape,
+    "late_check": late_check,
     "miscounted": miscounted,
     "alone": alone,
     "checks": checks,

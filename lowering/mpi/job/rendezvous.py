@@ -59,7 +59,7 @@ class Rendezvous:
         self.comm, self.purpose, self.option, self.file = comm, purpose, option, file
         self.timeout_s = timeout_s if is_bound(timeout_s) else TIMEOUT_S  # others are told so later
         self.ranks = range(comm.Get_size()) if ranks is None else ranks
-        self.moved, self._tag = 0.0, _highest_tag()
+        self.moved, self._tag = 0.0, highest_tag()
         self._present: dict[int, Presence] = {}
 
     def among(self, ranks: Sequence[int]) -> Rendezvous:
@@ -178,7 +178,7 @@ class Rendezvous:
 
 
 @functools.cache
-def _highest_tag() -> int:
+def highest_tag() -> int:
     """Of every communicator. Not asked of one that another thread duplicates: Open MPI then knows of none."""
     return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
 

@@ -6,21 +6,18 @@ import atexit
 import ctypes
 import math
 import secrets
-import sys
-import threading
-import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 from commplan.recorder.file import Recording, stacks_of_process, start_recording
 from commplan.recorder.lane import activity
+from commplan.recorder.stacks import own_frames, shown
 from commplan.sidecar import attend
 
 BOUND_S = 10.0
 FIRST = 12  # times the bound, for a collective that has run three times at most: the late may be compiling
 _VERDICT = 4096  # bytes of one, at most
-_FRAMES = 6  # of the main thread's stack, the innermost ones
 _WRITER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _libraries: list[Any] = []
 
@@ -128,11 +125,8 @@ def expected_late() -> Generator[None]:
 
 
 def main_stack() -> str:
-    """What the main thread does, innermost first, and what this process does that lasts."""
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-    frame = frames.get(threading.main_thread().ident or 0)
-    lines = [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in traceback.extract_stack(frame)]
-    return "; ".join(filter(None, (", from ".join(lines[: -_FRAMES - 1 : -1]), activity())))
+    """The user's program in the main thread, innermost first, and what this process does that lasts."""
+    return "; ".join(filter(None, (shown(own_frames()), activity())))
 
 
 @_WRITER

@@ -1,0 +1,129 @@
+"""The calls of steps with collectives that several processes make together, and whether one of them is still
+compared while another process runs it.
+
+A step that is called for a new shape is compared by all processes before it runs. If one process calls it for
+another shape than the others, it waits for a comparison, and they wait for it in a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from commplan.diagnostics import Diagnostic
+from commplan.lowering.jax import _compat
+from commplan.recorder.stacks import user_line
+
+SETTLE_S = 1.0  # that a comparison waits before others are asked, and between two questions
+
+
+class JointReport(msgspec.Struct, frozen=True, array_like=True):
+    """How far a process is.
+
+    number: of its joint calls, the last that it has begun. name: of the step. is_ahead: that call is still
+    traced, compiled or compared. waits: it has not ended. place: the line of the program that makes it.
+    """
+
+    number: int
+    name: str
+    is_ahead: bool
+    waits: bool
+    place: str
+
+
+class Comparison(Protocol):
+    """What compares a step: see `preflight.Preflight`."""
+
+    communicates: bool
+
+    def disagreement(self, other: int, report: JointReport) -> Diagnostic: ...
+
+
+class JointCalls:
+    """Of one process, for all steps that the same processes call together."""
+
+    def __init__(self) -> None:
+        self.number, self.name = 0, ""
+        self.is_inside = False
+        self.comparison: Comparison | None = None
+        self._next = 0  # the number of the call that is compared, whether it is counted yet or not
+        self._waits_since: float | None = None
+        self._suspected: dict[int, int] = {}  # by process, the call of this one
+
+    def counted(self, function: Any, comparison: Comparison) -> Any:
+        """`function`, a jitted step; its calls are counted once `comparison` has found collectives in it."""
+        name, untraced = function.__name__, _compat.untraced
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not untraced():
+                return function(*args, **kwargs)
+            if comparison.communicates:
+                self.begin(name)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.is_inside = False
+
+        for attribute in ("lower", "trace", "eval_shape", "clear_cache"):
+            setattr(call, attribute, getattr(function, attribute))
+        call.__name__, call.__doc__, call.__wrapped__ = name, function.__doc__, function  # pyright: ignore[reportFunctionMemberAccess]
+        return call
+
+    def begin(self, name: str) -> None:
+        self.name, self.is_inside = name, True
+        self.number += 1
+
+    @contextlib.contextmanager
+    def ahead(self, comparison: Comparison) -> Generator[None]:
+        """Before a call runs. If that fails, the call does not count."""
+        before = self.number - self.is_inside
+        self.comparison, self._next = comparison, before + 1
+        try:
+            yield
+        except BaseException:
+            self.number = before
+            raise
+        finally:
+            self.comparison = None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Generator[None]:
+        """While this process waits for others to compare."""
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = None
+            self._suspected.clear()
+
+    def waited(self) -> float:
+        """Seconds for which a comparison has waited; 0 without one."""
+        since = self._waits_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def report(self, *, waits: bool) -> JointReport:
+        return JointReport(self.number, self.name, self.comparison is not None, waits, user_line())
+
+    def disagreement(self, reports: Mapping[int, JointReport]) -> Diagnostic | None:
+        """The error if another process runs the call that this one compares. Two reports must say so, one
+        after the other: the first may have been made just before that process began to compare.
+
+        Args:
+          reports: by process, new ones.
+        """
+        comparison, number = self.comparison, self._next
+        if comparison is None or self.waited() < SETTLE_S:
+            return None
+        for other, report in sorted(reports.items()):
+            runs = report.number >= number and not report.is_ahead and report.waits
+            if runs and self._suspected.get(other) == number:
+                return comparison.disagreement(other, report)
+            self._suspected[other] = number if runs else -1
+        return None
+
+    def look(self, waited: float) -> None:
+        """Called now and then while a comparison waits. Raises CP0854 if another process runs the step."""
