@@ -254,8 +254,12 @@ class Checkpoint:
         return NamedSharding(self.context.machine.mesh, spec(placement, scalar=scalar))
 
     def _sharding_of(self, leaf: Any, placement: Any) -> NamedSharding:
-        own = getattr(leaf, "sharding", None)
-        if isinstance(own, NamedSharding) and own.mesh == self.context.machine.mesh:
+        own: Any = getattr(leaf, "sharding", None)
+        devices = set(self.context.machine.mesh.devices.flat)
+        if not isinstance(own, NamedSharding):
+            return self._sharding(placement, len(leaf.shape) == len(placement.per))
+        held: set[Any] = set(own.mesh.devices.flat)  # those of the run, or of a member
+        if held <= devices:
             return own
         return self._sharding(placement, len(leaf.shape) == len(placement.per))
 

@@ -421,6 +421,30 @@ def test_what_is_named_and_saved_agrees():
     assert refused(lambda: commplan.orbax.Checkpoint(ranks)) == "CP0872"
 
 
+def test_arrays_of_a_member_come_back_onto_its_devices(folder: Folder):
+    run = bind("""plan two
+ensemble member = 2
+axis data = 2
+input grads : tree per member partial data
+each step {
+    grads = reduce grads over data by mean
+    output grads
+}
+""", mesh_of(member=2, data=2), {"grads": TREE})  # fmt: skip
+    trees: dict[str, Any] = {}
+    for number, name in enumerate(("first", "second")):
+        member = run.member(number)
+        own = NamedSharding(member.mesh, P())
+        trees[name] = jax.device_put({"w": np.full(4, number, np.float32), "n": np.int32(number)}, own)
+    layout = commplan.orbax.Checkpoint(run, first="same", second="same")
+    folder.save(layout.save(run.init(), **trees))
+    again = folder.restore(layout.restore(**trees))
+    for name, tree in trees.items():
+        equal(again[name], tree)
+        for leaf, held in zip(jax.tree.leaves(again[name]), jax.tree.leaves(tree), strict=True):
+            assert leaf.sharding == held.sharding
+
+
 def test_shardings_of_values():
     run = owned(SHARDED, mesh_of(worker=4))
     moment, weights = run.sharding("moment"), run.sharding("weights")

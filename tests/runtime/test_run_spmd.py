@@ -416,3 +416,21 @@ def test_names_of_parameters_and_results_are_texts(misuse: Any) -> None:
         misuse(bound())
     assert caught.value.diagnostics[0].code == "CP0811"
     assert any("such as" in note.text for note in caught.value.diagnostics[0].notes)
+
+
+def test_a_member_of_one_device_has_nothing_to_vary_over():
+    plan = "plan p\nensemble member = 2\nfn twice(tree) -> tree on device\ninput grads : tree per member\n"
+    plan += "each step {\n    grads = map twice(grads)\n    output grads\n}\n"
+    twice = {"twice": lambda tree: jax.tree.map(lambda x: 2 * x, tree)}
+    own = bind(plan, mesh_of(member=2), {"grads": TREE}, functions=twice).member(1)
+
+    @own.jit
+    @own.spmd(params="same", x="same")
+    def step(state: Any, params: Any, x: Any) -> Any:
+        grads = jax.grad(loss)(own.varying(params), x)
+        return state, own.step(state, grads=grads)[0].grads
+
+    params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+    x = jnp.ones((4, 3))
+    _, found = step({}, params, x)
+    jax.tree.map(np.testing.assert_allclose, found, twice["twice"](jax.grad(loss)(params, x)))
