@@ -10,6 +10,7 @@ from commplan.ir.plan import name_of
 from commplan.ir.schedule import Leaf, Schedule
 from commplan.ir.shard_shapes import cut_all
 from commplan.lowering.jax import _compat, ops
+from commplan.lowering.jax.jaxprs import traced
 from commplan.lowering.jax.layers.exchange import LeafCollectives, ShardedLayer
 from commplan.lowering.jax.layers.sharded import Layer, scanned, unrolled
 from commplan.lowering.jax.layers.vjp import LayerVjp, layer_vjp
@@ -239,7 +240,7 @@ def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 def _gathered(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:
     """The types of the whole leaves."""
-    return _compat.traced(lambda *own: exchange.gather(own), *_types(shards)).types
+    return traced(lambda *own: exchange.gather(own), *_types(shards)).types
 
 
 def _kept_as(body: Body, types: Sequence[Any]) -> Body:

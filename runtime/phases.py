@@ -15,6 +15,7 @@ from commplan.lowering.jax import _compat, _jit, check
 from commplan.lowering.jax.functions import RngContext, short_seed
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
+from commplan.lowering.jax.primitives import terms
 from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job.engine_errors import as_diagnostics
@@ -296,7 +297,7 @@ def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:
 
 def _terms(leaves: list[Any], value: ir.Value) -> list[Any]:
     """A partial value's leaves, which came as unreduced arrays, as this rank's terms."""
-    return [_compat.terms(x, value.placement.partial) for x in leaves]
+    return [terms(x, value.placement.partial) for x in leaves]
 
 
 def _named(names: list[str]) -> str:

@@ -68,6 +68,8 @@ JAX = (
     "commplan.orbax",
 )
 MPI = ("commplan.lowering.mpi", "commplan.runtime")
+# May import private parts of JAX.
+PRIVATE = {f"commplan.lowering.jax.{name}" for name in ("_compat", "_context", "_jit", "_lineage")}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -140,6 +142,8 @@ def test_imports_follow_the_arrows(name: str, path: Path):
     for target, line, at_run_time in imports(path, name):
         if target.split(".")[0] == "jax" and not any(below(name, place) for place in JAX):
             wrong.append(f"{path}:{line} imports jax")
+        if below(target, "jax._src") and name not in PRIVATE:
+            wrong.append(f"{path}:{line} imports a private part of JAX")
         if target.split(".")[0] in ("mpi4py", "mpi4jax") and not any(below(name, place) for place in MPI):
             wrong.append(f"{path}:{line} imports MPI")
         if room is None or target not in known or target == OURS or not at_run_time:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from commplan.ir.types import DType
+from commplan.lowering.jax.jaxprs import called_by
 
 # By the beginnings of their names in JAX, which differ between versions in what follows.
 _KINDS = {
@@ -40,11 +41,8 @@ def equations(jaxpr: Any, scope: str = "", loops: str = "") -> Iterator[Listed]:
         yield Listed(equation, inner, loops)
         within = f"{loops}, in {name}" if name in ("scan", "while", "cond") else loops
         within += f" of length {equation.params['length']}" if name == "scan" else ""
-        for parameter in equation.params.values():
-            for value in parameter if isinstance(parameter, list | tuple) else (parameter,):  # pyright: ignore[reportUnknownVariableType]
-                called = getattr(value, "jaxpr", value)  # pyright: ignore[reportUnknownArgumentType]
-                if hasattr(called, "eqns"):
-                    yield from equations(called, inner, within)
+        for called, _ in called_by(equation):
+            yield from equations(called, inner, within)
 
 
 def collectives_of(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,7 @@ from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives import order
 from commplan.lowering.jax.functions import RngContext, apply_function
 from commplan.lowering.jax.layout import varying
+from commplan.lowering.jax.primitives import warning_when_transposed
 from commplan.lowering.jax.pytree import LEAF, Structure, Tree, structure_by
 from commplan.lowering.jax.typing_shim import jax, jnp
 
@@ -334,4 +335,4 @@ class Lowered:
         if not (written and self.backend.typed and jnp.issubdtype(moved.dtype, jnp.inexact)):
             return moved
         text = f"{self.schedule.file}:{op.span.line}: {_DERIVATIVE_OF_GATHER}"
-        return _compat.warning_when_transposed(moved, text)
+        return warning_when_transposed(moved, text)

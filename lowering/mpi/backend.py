@@ -17,7 +17,7 @@ from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
-from commplan.lowering.jax.typing_shim import lax
+from commplan.lowering.jax.typing_shim import jax, lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.service import Requests, Service, send_leave, waiting_line
@@ -51,7 +51,7 @@ class Order:
         """Traces are not kept alive: what is referred to weakly here stays as long as its own trace."""
         trace = _compat.recording()
         self._last = None
-        if trace is not None and _compat.is_traced(token):
+        if trace is not None and isinstance(token, jax.core.Tracer):
             lax.neg(token)  # an operation that nothing needs holds its operand, and is left out in the end
             self._last = weakref.ref(trace), weakref.ref(token)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from commplan.diagnostics import fail
 from commplan.lowering.jax import _compat
@@ -14,13 +14,19 @@ from commplan.lowering.jax.typing_shim import jax, jnp
 Array = Any
 
 
+def explicit_axes(mesh: Any) -> frozenset[str]:
+    """The axes of the mesh whose shardings are part of JAX's types."""
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return frozenset(name for name, kind in kinds if kind is AxisType.Explicit)
+
+
 def resharded(own: PartitionSpec, mesh: Any, sizes: Mapping[str, int], file: str, x: Array) -> Array:
     """`x` as `own` says along the plan's axes, those of `sizes`; along others as it is.
 
     Nothing is summed: raises CP0813 for an array that is the terms of a sum, where `own` does not say so.
     """
     x = jnp.asarray(x)
-    explicit = _compat.explicit_axes(mesh)
+    explicit = explicit_axes(mesh)
     held = [_names(entry) for entry in _compat.entries(jax.typeof(x).sharding.spec)]
     wanted = [_names(entry) for entry in _compat.entries(own)]
     wanted += [()] * (x.ndim - len(wanted))
@@ -40,7 +46,7 @@ def resharded(own: PartitionSpec, mesh: Any, sizes: Mapping[str, int], file: str
             f" jax.reshard(x, jax.{PartitionSpec(*entries)!r})",
             file=file,
         )
-    reduced = _compat.reduced_axes(jax.typeof(x).sharding.spec) & sizes.keys()
+    reduced = jax.typeof(x).sharding.spec.reduced & sizes.keys()
     if entries == held and not reduced:
         return x
     return jax.reshard(x, NamedSharding(mesh, _compat.with_terms(PartitionSpec(*entries), terms)))
@@ -49,21 +55,24 @@ def resharded(own: PartitionSpec, mesh: Any, sizes: Mapping[str, int], file: str
 def unreduced_over(tree: Any, axes: Collection[str]) -> bool:
     """Whether each array of `tree` is the terms of a sum over `axes`, and over no other, by its type."""
     specs = [getattr(getattr(_typeof(x), "sharding", None), "spec", None) for x in jax.tree.leaves(tree)]
-    return bool(specs) and all(_compat.unreduced_axes(spec) == frozenset(axes) for spec in specs)
+    return bool(specs) and all(
+        spec is not None and _compat.unreduced_axes(spec) == frozenset(axes) for spec in specs
+    )
 
 
 def has_reduced(mesh: Any, axes: Collection[str]) -> bool:
-    """Whether arrays outside of a shard_map can be typed as `reduced_over` types them: on Explicit axes, by
-    JAX 0.10 and newer."""
-    kinds = hasattr(mesh, "axis_types") and _compat.explicit_axes(mesh)
-    return bool(kinds) and _compat.TERMS and frozenset(axes) <= kinds
+    """Whether arrays outside of a shard_map can be typed as `reduced_over` types them: on Explicit axes."""
+    explicit = explicit_axes(mesh) if hasattr(mesh, "axis_types") else frozenset[str]()
+    return bool(explicit) and frozenset(axes) <= explicit
 
 
 def reduced_over(mesh: Any, axes: Collection[str], x: Array) -> Array:
     """`x`, typed as one whose derivative is unreduced over `axes` of `mesh`; nothing is summed."""
     x = jnp.asarray(x)
-    own = _compat.with_reduced(jax.typeof(x).sharding.spec, axes)
-    return jax.reshard(x, NamedSharding(mesh, own))
+    if not axes:
+        return x
+    own = _compat.entries(jax.typeof(x).sharding.spec)
+    return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*own, reduced=frozenset(axes))))
 
 
 def _typeof(x: Any) -> Any:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from commplan.diagnostics import fail
-from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax
+from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.machine import digest
 from commplan.wait import Wait, apart
 
@@ -55,18 +55,18 @@ def gathered(
 
     def look(waited: float) -> None:
         if notice is not None and notice.since(waited):
-            came = _answer(lambda: _compat.texts(key), late, NOTICE_S / 4)
+            came = _answer(lambda: coordinator.texts(key), late, NOTICE_S / 4)
             missing = [number for number in processes if number not in came] if came else [0]
             notice.say(missing, waited)
 
     wait = Wait(timeout_s + 2 * _READ_TIMEOUT_S, late, look)
     try:
-        answers = apart(lambda: _compat.all_gather_text(key, text, processes, timeout_s), wait)
+        answers = apart(lambda: coordinator.all_gather_text(key, text, processes, timeout_s), wait)
     except (jax.errors.JaxRuntimeError, TimeoutError) as raised:
-        error, answers = str(raised), _answer(lambda: _compat.texts(key), late) or answers
+        error, answers = str(raised), _answer(lambda: coordinator.texts(key), late) or answers
     if error or len({*answers.values()}) > 1:
         # The first to end takes all this with it.
-        _answer(lambda: _compat.barrier(f"{key}/read", sorted(answers), _READ_TIMEOUT_S), late)
+        _answer(lambda: coordinator.barrier(f"{key}/read", sorted(answers), _READ_TIMEOUT_S), late)
     return answers, error
 
 

@@ -33,7 +33,8 @@ from commplan.runtime.input.device.pinned import Pinning, pinning_of
 from commplan.runtime.input.layout import ALIGNMENT, aligned
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
-from commplan.runtime.machines.explicit import resharded
+from commplan.runtime.machines import coordinator
+from commplan.runtime.machines.explicit import explicit_axes, resharded
 from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered, refuse_absence
 from commplan.runtime.machines.machine import (
     Binding,
@@ -174,7 +175,7 @@ class MeshMachine:
             with _context.traced_in(self.mesh, self.file):
                 return mapped(*trees)
 
-        if _compat.explicit_axes(self.mesh).isdisjoint(self.sizes):
+        if explicit_axes(self.mesh).isdisjoint(self.sizes):
             return call
 
         def placed(specs: Any, tree: Any) -> Any:
@@ -485,7 +486,7 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
     agree("process", binding, exchange)
     return watchdog.start(
         int(jax.process_index()),
-        _compat.coordinator(),
+        coordinator.address(),
         lambda own: exchange(own, "watchdog"),
         binding.watchdog_s,
         binding.schedule.plan,

@@ -192,9 +192,8 @@ class Calls:
 
 
 def _smallest(result: Any) -> Kept:
-    arrays = [
-        x for x in jax.tree_util.tree_leaves(result) if isinstance(x, jax.Array) and not _compat.is_traced(x)
-    ]
+    leaves = jax.tree_util.tree_leaves(result)
+    arrays = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)]
     return Kept(sorted(arrays, key=lambda x: x.size)[:_KEPT])
 
 

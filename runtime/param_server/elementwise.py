@@ -5,10 +5,13 @@ What is known to do so is listed, and everything else is refused: JAX has more o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+
+from commplan.lowering.jax._compat import scan_operands
+from commplan.lowering.jax.jaxprs import called_by
 
 _ELEMENT = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
@@ -51,7 +54,7 @@ def _search(jaxpr: Any) -> str:
 def _equation(equation: Any) -> str:
     name = str(equation.primitive.name)
     reason = _constants(operand.val for operand in equation.invars if hasattr(operand, "val"))
-    for inner, consts in _inner(equation.params):
+    for inner, consts in called_by(equation):
         reason = reason or _constants(consts) or _search(inner)
     if reason:
         return reason
@@ -73,8 +76,8 @@ def _equation(equation: Any) -> str:
 
 def _looped(equation: Any) -> str:
     """A loop may carry arrays along, and not walk through them."""
-    carried = int(equation.params["num_consts"]) + int(equation.params["num_carry"])
-    walks = len(equation.invars) > carried or len(equation.outvars) > int(equation.params["num_carry"])
+    consts, carry = scan_operands(equation.params)
+    walks = len(equation.invars) > consts + carry or len(equation.outvars) > carry
     return "`scan` walks from element to element; a chunk has only its own" if walks else ""
 
 
@@ -107,7 +110,7 @@ def _in_equations(jaxpr: Any) -> Iterator[tuple[str, str]]:
         for key, value in equation.params.items():
             if isinstance(value, bool | int | float | str) and key != "name":
                 yield name, f"{key} = {value}"
-        for inner, consts in _inner(equation.params):
+        for inner, consts in called_by(equation):
             yield from ((name, _text(value)) for value in consts)
             yield from _in_equations(inner)
 
@@ -116,15 +119,3 @@ def _text(value: Any) -> str:
     """Of an array, which is uniform, its element."""
     array = np.asarray(value)
     return str(array.reshape(-1)[0] if array.size else array)
-
-
-def _inner(params: Any) -> list[tuple[Any, Sequence[Any]]]:
-    """The jaxprs among the parameters of an operation, of a branch, a body, a function that it calls, with
-    their constants."""
-    bodies: list[tuple[Any, Sequence[Any]]] = []
-    for value in params.values():
-        for entry in cast("Sequence[Any]", value) if isinstance(value, tuple | list) else (value,):
-            inner = getattr(entry, "jaxpr", entry)
-            if hasattr(inner, "eqns"):
-                bodies.append((inner, getattr(entry, "consts", ())))
-    return bodies

@@ -101,7 +101,7 @@ def test_a_mesh_with_more_axes_than_the_plan() -> None:
     run = plan.compile(wide, {"grads": steps.shapes()}).bind(wide)
     step, arguments = steps.stepped(run, wide)
     report = run.program.audit(step, *arguments)
-    # On CPUs JAX 0.9 and 0.10 combine two leaves: no element of one is on all devices to tie the other to.
+    # On CPUs JAX 0.10 combines two leaves: no element of one is on all devices to tie the other to.
     assert {each.reason for each in report.differences} <= {"XLA combined 2 collectives of line 8"}
     assert "2 x 4 ranks" in report.rows[0].found
 

@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 from test_audit_bound import MACHINE, SUM, copy, reduced, result, step
 from test_audit_pgle import Executable
 
-from commplan.lowering.jax import _compat, _jit
+from commplan.lowering.jax import _jit
 from commplan.lowering.jax._jit import PROFILE
+from commplan.lowering.jax.collectives import native
 from commplan.lowering.jax.latency_profile import LatencyProfile
 from commplan.lowering.jax.link_order import Link, in_order, link_order
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
@@ -59,7 +60,7 @@ def moved(x: Any, g: Any, *, after: bool = False) -> Any:
     def local(x: Any, g: Any) -> Any:
         first = lax.all_to_all(x, "data", 0, 0, tiled=True)
         second = lax.all_to_all(jnp.tanh(first), "data", 0, 0, tiled=True)
-        with _compat.combined_apart("b0"):
+        with native.combined_apart("b0"):
             arrays = [lax.psum(part + second.sum() if after else part, "data") for part in (g, 2 * g)]
         return first + second, arrays
 

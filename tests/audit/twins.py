@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import commplan
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import encode
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax.primitives import assume_same
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
@@ -209,7 +209,7 @@ def two_level(devices: Any) -> Pair:
         first = lax.psum_scatter(first, "gpu", tiled=True)
         second = lax.psum_scatter(after(second, first, "gpu"), "gpu", tiled=True)
         total = lax.psum(first, "node")
-        behind = _compat.assume_same(after(total, second, "gpu"), ["node"])  # nothing of `second` is chosen
+        behind = assume_same(after(total, second, "gpu"), ["node"])  # nothing of `second` is chosen
         gathered = lax.all_gather(behind, "gpu", tiled=True, to="invarying")
         second = lax.psum(after(second, total, "node"), "node")
         for chosen, flat in zip(PLAIN_BUCKETS, (gathered, gather_behind(second, gathered)), strict=True):

@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec as P
 from support.embedding import mesh_of
 
 from commplan.lowering.jax import _compat
+from commplan.lowering.jax.collectives import native
+from commplan.lowering.jax.primitives import assume_same
 
 
 def inside(function: Any, x: Any, out: Any, *, check_vma: bool = True) -> Any:
@@ -41,7 +43,7 @@ def test_values_vary_over_the_axes_of_their_specs():
 def test_a_proved_value_is_the_same(check_vma: bool):
     def body(x):
         total = jax.lax.all_gather(x, "a", tiled=True).sum()  # typed as varying, and the same
-        return _compat.assume_same(total, ("a", "b"))
+        return assume_same(total, ("a", "b"))
 
     assert float(inside(body, np.array([2.0, 3.0], np.float32), P(), check_vma=check_vma)) == 5.0
 
@@ -49,9 +51,9 @@ def test_a_proved_value_is_the_same(check_vma: bool):
 def test_a_proved_value_has_gradients_and_batches():
     def body(x):
         def square(y):
-            return (_compat.assume_same(y, ("a",)) ** 2).sum()
+            return (assume_same(y, ("a",)) ** 2).sum()
 
-        each = jax.vmap(lambda y: _compat.assume_same(y, ("a",)))(x)
+        each = jax.vmap(lambda y: assume_same(y, ("a",)))(x)
         return jax.grad(square)(x), each
 
     x = np.array([3.0, 3.0], np.float32)
@@ -63,9 +65,9 @@ def test_a_proved_value_has_gradients_and_batches():
 def test_a_gathered_value_is_the_same_and_its_gradient_is_a_slice():
     def body(x):
         def loss(y):
-            return (_compat.all_gather_same(y, ("a",)) * jnp.arange(1.0, 5.0)).sum()
+            return (native.all_gather_same(y, ("a",)) * jnp.arange(1.0, 5.0)).sum()
 
-        return _compat.all_gather_same(x, ("a",)), jax.grad(loss)(x)
+        return native.all_gather_same(x, ("a",)), jax.grad(loss)(x)
 
     x = np.arange(4, dtype=np.float32)
     whole, grads = inside(body, x, (P(), P("a")))

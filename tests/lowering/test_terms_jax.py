@@ -18,8 +18,9 @@ import commplan
 from commplan.ir import schedule as ir
 from commplan.ir.plan import AxisKind
 from commplan.lowering import permutes
-from commplan.lowering.jax import _compat, ops, phase
-from commplan.lowering.jax.collectives import hierarchical, lax_backend, programs
+from commplan.lowering.jax import ops, phase
+from commplan.lowering.jax.collectives import hierarchical, lax_backend, native, programs
+from commplan.lowering.jax.primitives import assume_same
 
 
 @pytest.mark.parametrize(("name", "sizes"), EXAMPLES)
@@ -74,7 +75,7 @@ def one_axis_of_two(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Any, x: Any, op: ir.Collective) -> Any:
         made = right(self, x, replace(op, axes=op.axes[:1]))
-        return _compat.assume_same(made, op.axes)
+        return assume_same(made, op.axes)
 
     patch.setattr(lax_backend.LaxBackend, "_native_all_reduce", wrong)
 
@@ -85,13 +86,13 @@ def root_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def gathered_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    right = _compat.all_gather_same
+    right = native.all_gather_same
 
     def wrong(x: Any, axes: tuple[str, ...]) -> Any:
         made = right(x, axes)
         return made.reshape(3, -1)[::-1].reshape(made.shape)
 
-    patch.setattr(_compat, "all_gather_same", wrong)
+    patch.setattr(native, "all_gather_same", wrong)
 
 
 def padding_kept(patch: pytest.MonkeyPatch) -> None:
@@ -158,8 +159,8 @@ def not_stored(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_message_less(patch: pytest.MonkeyPatch) -> None:
-    right = _compat.permute
-    patch.setattr(_compat, "permute", lambda x, axes, pairs: right(x, axes, pairs[1:]))
+    right = native.permute
+    patch.setattr(native, "permute", lambda x, axes, pairs: right(x, axes, pairs[1:]))
 
 
 REDUCE = "total = reduce grads over a, b by mean"

@@ -44,7 +44,6 @@ each step {
     output grads
 }
 """
-typed_terms = pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="JAX 0.9 does not type terms of sums")
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 OPTIONS = ("", "via ring", "{ wire = bf16, accumulate = f32 }")
 
@@ -227,7 +226,6 @@ def summed() -> tuple[Any, Any]:
     return mesh, commplan.loads(SUM).compile(mesh, shapes=shapes).bind(mesh)
 
 
-@typed_terms
 def test_gradients_that_jax_has_not_summed_need_no_shard_map():
     """Parameters are typed as reduced, gradients come unreduced, and the plan's phase sums them."""
     mesh, run = summed()
@@ -249,7 +247,6 @@ def test_gradients_that_jax_has_not_summed_need_no_shard_map():
     np.testing.assert_allclose(grads["w"], expected["w"], rtol=1e-5)
 
 
-@typed_terms
 def test_an_array_that_jax_has_not_summed_is_not_the_same_everywhere():
     mesh, run = summed()
     with jax.set_mesh(mesh):

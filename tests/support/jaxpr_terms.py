@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from commplan.lowering.jax._compat import scan_operands
+
 from . import terms
 from .terms import Array, Term, is_known, lift
 
@@ -113,8 +115,8 @@ class Walker:
         return made if isinstance(made, list) else [made]
 
     def _scan(self, how: Mapping[str, Any], xs: Values) -> Walk:
-        consts, carry = xs[: how["num_consts"]], xs[how["num_consts"] :][: how["num_carry"]]
-        each = xs[how["num_consts"] + how["num_carry"] :]
+        fixed, carried = scan_operands(how)
+        consts, carry, each = xs[:fixed], xs[fixed:][:carried], xs[fixed + carried :]
         inner, rows = how["jaxpr"], list[Values]()
         for number in range(how["length"]):
             made = yield from self.walk(

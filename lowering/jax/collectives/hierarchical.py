@@ -14,10 +14,10 @@ import numpy as np
 
 from commplan.collectives.program import Kind
 from commplan.ir.schedule import Collective
-from commplan.lowering.jax import _compat
-from commplan.lowering.jax.collectives import programs, subgroups
+from commplan.lowering.jax.collectives import native, programs, subgroups
 from commplan.lowering.jax.collectives.bitcast import as_bits
 from commplan.lowering.jax.ops import mask_to_root, pad
+from commplan.lowering.jax.primitives import assume_same
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import NATIVE, Level, by_level, members, program_at
 
@@ -84,7 +84,7 @@ class HierarchicalCollective:
 
         def gather(moved: Array) -> Array:
             if groups is None:
-                return _compat.all_gather_same(moved, axes)
+                return native.all_gather_same(moved, axes)
             return lax.all_gather(moved, axes, tiled=True, axis_index_groups=groups)
 
         return as_bits(gather, flat) if self.platform == "cpu" else gather(flat)
@@ -119,7 +119,7 @@ class HierarchicalCollective:
             team = programs.Team(axes, places, members(level, self.ranks))
         result = programs.run(program, flat, team, self.op.op or "sum", on_cpu=self.platform == "cpu")
         scattered = kind == "reduce_scatter" or level.axis is None
-        return result if scattered else _compat.assume_same(result, axes)
+        return result if scattered else assume_same(result, axes)
 
     def _groups(self, level: Level) -> tuple[tuple[str, ...], list[list[int]] | None]:
         if level.axis is not None:
@@ -134,7 +134,7 @@ def broadcast(x: Array, axes: tuple[str, ...], root: int, platform: str) -> Arra
     a sum of floats would turn -0.0 into 0.0 and might quiet a NaN.
     """
     if platform == "gpu":
-        return _compat.broadcast_native(x, axes, root)
+        return native.broadcast(x, axes, root)
     return as_bits(lambda moved: sum_from(moved, axes, root), x, always=True)
 
 

@@ -15,8 +15,9 @@ from typing import Any
 from commplan.ir.schedule import Collective, Spread
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
-from commplan.lowering.jax.collectives import hierarchical, order, programs, variadic
+from commplan.lowering.jax.collectives import hierarchical, native, order, programs, variadic
 from commplan.lowering.jax.collectives.bitcast import as_bits, with_derivative
+from commplan.lowering.jax.primitives import assume_same
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import NATIVE, program_of
 from commplan.lowering.programs import levels as levels_of
@@ -63,7 +64,7 @@ class LaxBackend:
         return self.platform == "gpu"
 
     def apart(self, key: str) -> contextlib.AbstractContextManager[Any]:
-        return _compat.combined_apart(key) if self.asynchronous else contextlib.nullcontext()
+        return native.combined_apart(key) if self.asynchronous else contextlib.nullcontext()
 
     def ways(self, axes: tuple[str, ...]) -> int:
         return math.prod(self.sizes[axis] for axis in axes)
@@ -75,7 +76,7 @@ class LaxBackend:
         return _compat.as_varying(x, axes)
 
     def same(self, x: Array, axes: tuple[str, ...]) -> Array:
-        return _compat.assume_same(x, axes)
+        return assume_same(x, axes)
 
     def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
         axis = max(axes, key=lambda name: self.sizes[name])
@@ -165,7 +166,7 @@ class LaxBackend:
             case "reduce_scatter":
                 return lax.psum_scatter(x, op.axes, tiled=True)
             case "all_gather":
-                return _compat.all_gather_same(x, op.axes)
+                return native.all_gather_same(x, op.axes)
             case "all_to_all" | "swap":
                 return lax.all_to_all(x, op.axes, 0, 0, tiled=True)
             case "shift":
@@ -188,7 +189,7 @@ class LaxBackend:
 
         def typed(flat: Array) -> Array:
             result = move(flat)
-            return result if varies else _compat.assume_same(result, op.axes)
+            return result if varies else assume_same(result, op.axes)
 
         def derivative(flat: Array) -> Array:
             if op.op in ("max", "min"):

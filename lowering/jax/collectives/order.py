@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
 from commplan.lowering.jax import _compat
+from commplan.lowering.jax.primitives import assume_same
 from commplan.lowering.jax.typing_shim import jnp, lax
 
 Array = Any
@@ -33,7 +34,7 @@ def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
         return barred([x], [previous])[0][0]
     never = lax.axis_index(axis) < 0
     other = lax.stop_gradient(previous.reshape(-1)[0]).astype(x.dtype)
-    other = _compat.assume_same(other, tuple(_compat.varying_axes(other) - _compat.varying_axes(x)))
+    other = assume_same(other, tuple(_compat.varying_axes(other) - _compat.varying_axes(x)))
     return jnp.where(never, other, x)
 
 
@@ -44,7 +45,7 @@ def barred(xs: Sequence[Array], previous: Sequence[Array]) -> tuple[list[Array],
     """
     given = [*xs, *previous]
     held = [
-        _compat.assume_same(y, tuple(_compat.varying_axes(y) - _compat.varying_axes(x)))
+        assume_same(y, tuple(_compat.varying_axes(y) - _compat.varying_axes(x)))
         for x, y in zip(given, lax.optimization_barrier(tuple(given)), strict=True)
     ]
     return held[: len(xs)], held[len(xs) :]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from commplan.collectives.program import REDUCING, Bools, Ints, Program
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax.collectives import native
 from commplan.lowering.jax.collectives.bitcast import as_bits, to_bits
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.permutes import Move, Part, Step, stretches
@@ -169,9 +169,9 @@ class _Rank:
         members = self.team.members
         pairs = [(int(group[src]), int(group[dst])) for group in members for src, dst in move.pairs]
         if self.on_cpu:
-            message = as_bits(lambda moved: _compat.permute(moved, self.team.axes, pairs), message)
+            message = as_bits(lambda moved: native.permute(moved, self.team.axes, pairs), message)
         else:
-            message = _compat.permute(message, self.team.axes, pairs)
+            message = native.permute(message, self.team.axes, pairs)
         ends = itertools.accumulate(part.length for part in move.parts)
         return [message[end - part.length : end] for part, end in zip(move.parts, ends, strict=True)]
 

@@ -94,7 +94,7 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
             else:
                 x = layer.vjp.run(consts[own[number]], weights, x)
             # Else XLA may make x again in the backward pass, from the weights (rows of an embedding).
-            x = _compat.optimization_barrier(x)
+            x = lax.optimization_barrier(x)
         return x, (consts, shards, kept, weights if needs[last] else [])
 
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:

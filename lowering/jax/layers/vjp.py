@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax.jaxprs import Program, traced
 from commplan.lowering.jax.pytree import Structure
 from commplan.lowering.jax.typing_shim import jax, jnp
 
@@ -34,9 +34,9 @@ class LayerVjp:
     structure: Structure
     types: tuple[Any, ...]
     needs_weights: bool
-    _plain: _compat.Program  # consts and arguments -> y
-    _forward: _compat.Program  # consts, weights, x -> y and what is kept
-    _again: _compat.Program  # consts, weights -> what is not
+    _plain: Program  # consts and arguments -> y
+    _forward: Program  # consts, weights, x -> y and what is kept
+    _again: Program  # consts, weights -> what is not
     _kept: tuple[bool, ...]
     _vjp: Structure
 
@@ -88,7 +88,7 @@ def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp
         structures.append(structure)
         return [jnp.asarray(leaf) for leaf in leaves]
 
-    closed = _compat.traced(flat, *flat_weights, *flat_x)
+    closed = traced(flat, *flat_weights, *flat_x)
     consts, plain = closed.consts, closed.hoisted
     first, second = len(consts), len(consts) + split
     vjps: list[Structure] = []
@@ -104,7 +104,7 @@ def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp
         vjps.append(structure)
         return [*results, *residuals]
 
-    whole = _compat.traced(linearized, *consts, *flat_weights, *flat_x)
+    whole = traced(linearized, *consts, *flat_weights, *flat_x)
     outs, every = len(plain.types), len(whole.types)
     # A residual is kept where it depends on x.
     kept = [any(whole.used([i == out for i in range(every)])[second:]) for out in range(outs, every)]

@@ -90,8 +90,10 @@ class Pinning:
 
 
 def pinning_of(devices: Sequence[Any]) -> Pinning | None:
-    """What registers memory with `devices` of this process; None where they or this JAX cannot."""
-    return _known(devices[0].client) if devices and _compat.has_dma(devices[0]) else None
+    """Registers memory of the host with `devices` of this process; None if they are CPUs, or if JAX's client
+    does not offer it, as in JAX 0.10.0."""
+    is_offered = devices and devices[0].platform != "cpu" and hasattr(devices[0].client, "dma_map")
+    return _known(devices[0].client) if is_offered else None
 
 
 @functools.cache

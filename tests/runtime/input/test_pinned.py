@@ -140,7 +140,7 @@ def test_who_can_register_memory():
     client = Registrar()
     made = pinning_of([SimpleNamespace(platform="gpu", client=client)])
     assert made is not None and made is pinning_of([SimpleNamespace(platform="gpu", client=client)])
-    assert pinning_of([SimpleNamespace(platform="gpu", client=object())]) is None  # JAX 0.9
+    assert pinning_of([SimpleNamespace(platform="gpu", client=object())]) is None  # JAX 0.10.0
     assert pinning_of([]) is None
     if jax.__version_info__ >= (0, 10, 2):
         assert hasattr(jax.devices()[0].client, "dma_map")

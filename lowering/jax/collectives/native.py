@@ -1,0 +1,50 @@
+"""XLA's own collectives, with ranks counted row-major over the axes that a plan names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from jax.experimental import xla_metadata as _xla_metadata
+
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.primitives import assume_same
+from commplan.lowering.jax.typing_shim import jax, lax
+
+Array = Any
+
+
+def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:
+    """`lax.ppermute` between ranks counted row-major over `axes`, first named major.
+
+    JAX counts them in the order of the mesh, in whatever order its axes are named.
+    """
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    sizes = {name: int(size) for name, size in dict(mesh.shape).items() if name in axes}
+    ways = [sizes[axis] for axis in axes]
+    order = [axes.index(name) for name in sizes]
+    places = np.arange(math.prod(ways)).reshape([ways[i] for i in order]).transpose(np.argsort(order))
+    number = places.reshape(-1).tolist()
+    return lax.ppermute(x, tuple(sizes), [(number[src], number[dst]) for src, dst in pairs])
+
+
+def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:
+    """`lax.all_gather` along the leading dimension, its result typed as the same over `axes`.
+
+    With `check_vma=False` it is the gather whose derivative sums over ranks. The derivative of the typed one
+    does not: JAX has summed if a use of the result is typed as varying.
+    """
+    typed = any(map(_compat.tracks_varying, axes))
+    return lax.all_gather(x, axes, tiled=True, to="invarying" if typed else "varying")
+
+
+def broadcast(x: Array, axes: tuple[str, ...], root: int) -> Array:
+    """XLA's collective broadcast from `root`, counted row-major over `axes`; typed the same. GPUs only."""
+    return assume_same(lax.pbroadcast(x, axes, root), axes)
+
+
+def combined_apart(key: str) -> Any:
+    """A context whose collectives XLA combines only with those of the same `key`."""
+    return cast("Any", _xla_metadata).set_xla_metadata(combiner_key=key)

@@ -1,0 +1,76 @@
+"""Primitives that compile to nothing: they change types over mesh axes, or warn when transposed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, cast
+
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from commplan.lowering.jax import _compat
+from commplan.lowering.jax.typing_shim import jax
+
+Array = Any
+
+_same: Any = Primitive("commplan_same")
+_term: Any = Primitive("commplan_term")
+_warning: Any = Primitive("commplan_warning")
+
+
+def assume_same(x: Array, axes: Sequence[str]) -> Array:
+    """`x`, typed as the same over `axes`. Only for values that are proved to be the same."""
+    dropped = tuple(axis for axis in axes if axis in _compat.varying_axes(x))
+    return _same.bind(x, axes=dropped) if dropped else x
+
+
+def terms(x: Array, axes: Sequence[str]) -> Array:
+    """`x`, whose type is unreduced over `axes`, typed as varying over them: this rank's term of the sum."""
+    unreduced = tuple(axis for axis in axes if axis in _compat.unreduced_in(jax.typeof(x)))
+    return _term.bind(x, axes=unreduced) if unreduced else x
+
+
+def warning_when_transposed(x: Array, text: str) -> Array:
+    """`x`. JAX warns with `text` when it transposes this operation for a reverse-mode derivative."""
+    return _warning.bind(x, text=text)
+
+
+def _same_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
+    return _compat.with_varying(aval, _compat.varying_in(aval) - set(axes))
+
+
+def _term_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
+    return _compat.with_varying_terms(aval, axes)
+
+
+def _warning_type(aval: Any, *, text: str) -> Any:
+    return aval
+
+
+def _same_transpose(cotangent: Any, x: Any, *, axes: tuple[str, ...]) -> list[Any]:
+    return [cotangent if type(cotangent) is ad.Zero else _compat.as_varying(cotangent, axes)]
+
+
+def _warning_transpose(cotangent: Any, x: Any, *, text: str) -> list[Any]:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return [cotangent]
+
+
+def _identity(ctx: Any, x: Any, **parameters: Any) -> list[Any]:
+    return [x]
+
+
+def _batched(primitive: Any) -> Any:
+    def batch(args: Sequence[Any], dims: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
+        return primitive.bind(args[0], **parameters), dims[0]
+
+    return batch
+
+
+for _primitive, _type in ((_same, _same_type), (_term, _term_type), (_warning, _warning_type)):
+    _primitive.def_abstract_eval(_type)
+    cast("Any", mlir).register_lowering(_primitive, _identity)
+for _primitive, _transpose in ((_same, _same_transpose), (_warning, _warning_transpose)):
+    cast("Any", ad).deflinear2(_primitive, _transpose)
+    cast("Any", batching).primitive_batchers[_primitive] = _batched(_primitive)
