@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from commplan import dsl
@@ -12,7 +12,7 @@ from commplan.cli.console import Console, name_of
 from commplan.cli.saved import plan_text
 from commplan.cli.shapes import read_shapes
 from commplan.compiler import check_complete, compile_plan
-from commplan.diagnostics import CommplanError, Diagnostic, Note, did_you_mean
+from commplan.diagnostics import CommplanError
 from commplan.explain.stages import levels_text
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Schedule
@@ -39,19 +39,6 @@ def checked(path: str, console: Console) -> Plan:
     if plan is None:
         raise CommplanError(*diagnostics)
     return plan
-
-
-def unknown_sources(plan: Plan, records: Mapping[str, int]) -> list[Diagnostic]:
-    """CP1108: lengths of sources that the plan does not declare."""
-    declared = [source.name for source in plan.sources]
-    return [
-        Diagnostic(
-            "CP1108", f"--records {name}: the plan has no source `{name}`", None,
-            (Note(did_you_mean(name, declared, "it declares:")),), file=plan.file,
-        )
-        for name in records
-        if name not in declared
-    ]  # fmt: skip
 
 
 def compiled(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from commplan import dsl, io
 from commplan.cli.argument_types import once
-from commplan.cli.binding import unknown_sources
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.saved import plan_text
 from commplan.cli.shapes import is_function, read_shapes
-from commplan.diagnostics import CommplanError, Diagnostic, Severity, fail, plural
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Severity, did_you_mean, fail, plural
 
 if TYPE_CHECKING:
+    from commplan.ir.plan import Plan
     from commplan.lint import Given
 
 
@@ -69,6 +69,19 @@ def _diagnostics(text: str, name: str, given: Given) -> Sequence[Diagnostic]:
     if analysis.plan is None:
         return analysis.diagnostics
     return unknown_sources(analysis.plan, given.records) or lint(analysis, given)
+
+
+def unknown_sources(plan: Plan, records: Mapping[str, int]) -> list[Diagnostic]:
+    """CP1108: lengths of sources that the plan does not declare."""
+    declared = [source.name for source in plan.sources]
+    return [
+        Diagnostic(
+            "CP1108", f"--records {name}: the plan has no source `{name}`", None,
+            (Note(did_you_mean(name, declared, "it declares:")),), file=plan.file,
+        )
+        for name in records
+        if name not in declared
+    ]  # fmt: skip
 
 
 def _change(path: str, text: str, given: Given, console: Console) -> str:

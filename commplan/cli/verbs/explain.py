@@ -65,7 +65,7 @@ def _code(code: str, console: Console) -> int:
 
 
 def _plan(args: Namespace, console: Console) -> int:
-    from commplan.cli.binding import unknown_sources
+    from commplan.cli.verbs.check import unknown_sources
     from commplan.explain.report import explain_plan, line_text
 
     plan, schedule = _subject(args, console)
