@@ -149,6 +149,8 @@ def check_leaves(
         wrong: dict[str, Diagnostic] = {}
         for leaf in values[operand].leaves:
             dtype, label = leaf.dtype, leaf.label(operand)
+            if stage.hints.integers is not None and not dtype.is_float:
+                continue
             for code, broken in (
                 ("CP0721", rules.numbers(how, dtype, label)),
                 ("CP0704", rules.floats(how, dtype, label)),
@@ -181,6 +183,7 @@ def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> l
             "CP0614", stage.span, file
         )
         for name, broken in idle.items()
+        if name != "integers" or values[ref].kind != "tree"  # of a plan for any tree
     ]
 
 

@@ -47,7 +47,8 @@ class Algorithm(msgspec.Struct, frozen=True, gc=False):
 class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Hints and limits of one stage, as written in its braces. Sizes are bytes.
 
-    overlap: what it runs beside: `backward`, and, where the compiler says so, `update`.
+    overlap: what it runs beside: `backward`, and, where the compiler says so, `update`. integers: what a mean
+    makes of leaves that are no floats: their maximum, or those of the first rank.
     """
 
     bucket: int | None = None
@@ -61,6 +62,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     cores: int | None = None
     prefetch: int | None = None
     device_prefetch: int | None = None
+    integers: Literal["max", "first"] | None = None
 
     def wire_types(self, dtype: DType, *, adds: bool = True) -> tuple[DType, DType]:
         """The types in which values of `dtype` travel and are added.

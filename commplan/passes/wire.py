@@ -32,7 +32,7 @@ class WirePass(Pass, frozen=True):
 
 
 def _asked(op: Collective) -> bool:
-    return travels_narrow(op) or op.divisor > 1
+    return travels_narrow(op) or op.divisor > 1 or op.hints.integers is not None
 
 
 def _rewrite(editor: Editor, op: Collective, loose: bool, choices: list[Choice]) -> None:

@@ -147,6 +147,8 @@ def check_equivalence(
         if id(phase) not in known or (written_out and is_to_be_written_out(phase)):
             values = {value.id: value for value in (*schedule.entry, *phase.values)}
             interpretation = reference.interpretation(values, written_out=written_out)
+            if written_out:
+                _check_written_out(phase, report)
             _check_phase(schedule, phase, planned, reference, interpretation, report)
 
 
@@ -154,7 +156,14 @@ def is_to_be_written_out(phase: Phase) -> bool:
     """Whether a collective of `phase` is asked to add in a type of which no pass has made its operand yet, or
     to divide."""
     asked = (op for op in phase.ops if isinstance(op, Collective))
-    return any(op.hints.accumulate is not None or op.divisor > 1 for op in asked)
+    return any(op.hints.accumulate or op.hints.integers or op.divisor > 1 for op in asked)
+
+
+def _check_written_out(phase: Phase, report: Report) -> None:
+    """No backend divides, or reduces leaves of one collective in several ways."""
+    for op in phase.ops:
+        if isinstance(op, Collective) and (op.divisor > 1 or op.hints.integers is not None):
+            report.add("CP0766", f"`{op.result}` is a mean that no pass has written out", op.span)
 
 
 def check_origin(

@@ -188,7 +188,9 @@ def _exchange(scope: Scope, op: Exchange) -> None:
     shapes = [[leaf.shape for leaf in values[ref].leaves] for ref in (op.gradient, op.states[0])]
     if shapes[0] != shapes[1]:
         scope.report.add("CP0731", f"`{op.gradient}` has not the shapes of `{op.states[0]}`", op.span)
-    scope.report.refuse("CP0735", rules.summable(op.op, values[op.gradient].leaves, op.gradient), op.span)
+    scope.report.refuse(
+        "CP0735", rules.summable(op.op, values[op.gradient].leaves, op.gradient, op.hints), op.span
+    )
     if values[op.gradient].placement.server is not None:
         scope.report.add("CP0734", f"`{op.gradient}` lies on a server, and workers send it", op.span)
     fn = scope.axes.fns.get(op.fn)
@@ -209,6 +211,6 @@ def _elastic(scope: Scope, op: Elastic) -> None:
         if result.placement.server != home:
             scope.report.add("CP0734", f"`{op.result}` lies elsewhere than its centre", op.span)
     leaves = scope.values[op.operand].leaves
-    scope.report.refuse("CP0735", rules.summable("elastic", leaves, op.operand), op.span)
+    scope.report.refuse("CP0735", rules.summable("elastic", leaves, op.operand, op.hints), op.span)
     broken = rules.coefficients(op.eta, op.rho) or rules.stable(op.mode, op.eta, op.rho, op.axes, scope.ranks)
     scope.report.refuse("CP0735", broken, op.span)

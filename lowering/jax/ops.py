@@ -143,7 +143,7 @@ def scale(leaf: Array, how: str, by: Any, over: Any = None) -> Array:
         factor = jnp.asarray(by, leaf.dtype)
         return leaf * factor if how == "mul" else leaf / factor
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        return leaf * by.astype(leaf.dtype)
+        return leaf if over is not None else leaf * by.astype(leaf.dtype)
     wide = jnp.promote_types(leaf.dtype, jnp.float32)
     factor = by.astype(wide)
     nothing = factor == 0

@@ -100,7 +100,7 @@ def at(before: str, after: str = "") -> tuple[Document, int, int]:
         ("over node, data by ", "sum mean max min"),
         ("over node, data by mean via h", SUMS),
         ("via hierarchical(", "node data"),
-        ("via hierarchical(data = ring) { ", "bucket overlap wire accumulate chunk"),
+        ("via hierarchical(data = ring) { ", "bucket overlap wire accumulate integers chunk"),
         ("{ bucket = 1 GiB", ""),
         ("into ", "w"),
         ("with ", "decode update"),

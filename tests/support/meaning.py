@@ -96,9 +96,13 @@ class Judge:
             case graph.Share() | graph.Slice() | graph.Gather():
                 return {stage.result: env[stage.operand]}
             case graph.Reduce():
-                return {stage.result: self._reduce(env, stage.operand, stage.axes, stage.op)}
+                return {
+                    stage.result: self._reduce(env, stage.operand, stage.axes, stage.op, stage.hints.integers)
+                }
             case graph.Scatter():
-                return {stage.result: self._reduce(env, stage.operand, stage.axes, stage.op)}
+                return {
+                    stage.result: self._reduce(env, stage.operand, stage.axes, stage.op, stage.hints.integers)
+                }
             case graph.Elastic():
                 return self._elastic(stage, env)
             case _:
@@ -108,7 +112,12 @@ class Judge:
         return tuple(self.axes.index(name) for name in over)
 
     def _reduce(
-        self, env: Mapping[str, Meaning], operand: str, over: Sequence[str], op: graph.Reduction
+        self,
+        env: Mapping[str, Meaning],
+        operand: str,
+        over: Sequence[str],
+        op: graph.Reduction,
+        integers: str | None,
     ) -> Meaning:
         value, dims = env[operand], self._dims(over)
         if op.name in ("max", "min"):
@@ -119,6 +128,12 @@ class Judge:
         for leaf in value.leaves:
             if op.name == "sum":
                 leaves.append(self._all(leaf.sum(dims, keepdims=True, dtype=leaf.dtype)))
+                continue
+            if integers is not None and leaf.dtype.kind in "iub":
+                whole = leaf.max(dims, keepdims=True)
+                if integers == "first":
+                    whole = leaf[tuple(slice(0, 1) if n in dims else slice(None) for n in range(leaf.ndim))]
+                leaves.append(self._all(whole))
                 continue
             given = np.ones(self.sizes) if weight is None else weight
             given = given.reshape(*self.sizes, *[1] * (leaf.ndim - len(self.sizes)))

@@ -18,6 +18,7 @@ WAYS = (
     "via hierarchical(gpu = ring, node = ring) { accumulate = f32 }",
 )  # fmt: skip
 WEIGHTED = ("", "{ wire = bf16 }", "via hierarchical(gpu, node)")
+COUNTED = "mean(weight = n) { integers = max }"
 DTYPES = ("float16", "bfloat16", "float32")
 WEIGHTS = (0, 100_000, 200_000, 100_000)  # counts beyond f16
 
@@ -31,18 +32,22 @@ def check(where: Any, *, nodes: int, dtypes: tuple[str, ...] = DTYPES) -> None:
         for result, x, op, way in reductions
         for dtype in dtypes
     }
+    for how in ("mean { integers = max }", "mean { integers = first, wire = bf16 }", COUNTED):
+        lines[f"i{len(lines)}"] = f"i{len(lines)} = reduce mixed over node, gpu by {how}"
     inputs = [f"{x}_{dtype}" for x in "gh" for dtype in dtypes]
     plan = commplan.loads(
         "\n".join(
             [
                 "plan means", f"axis node = {nodes}", "axis gpu = 2", "input n : i32 per node, gpu",
+                "input mixed : tree partial node, gpu",
                 *(f"input {name} : tree partial node, gpu" for name in inputs),
                 "each step {", *lines.values(), f"output {', '.join(lines)}", "}",
             ]
         )
     )  # fmt: skip
     shapes = {name: {"w": jax.ShapeDtypeStruct((3,), jnp.dtype(name[2:]))} for name in inputs}
-    run = plan.compile(where, shapes=shapes).bind(where)
+    mixed = {"done": np.zeros((), np.bool_), "step": np.zeros(2, np.int32), "w": np.zeros(3, np.float16)}
+    run = plan.compile(where, shapes=shapes | {"mixed": mixed}).bind(where)
     on_mesh = isinstance(where, jax.sharding.Mesh)
 
     def step(state: Any) -> Any:
@@ -53,13 +58,19 @@ def check(where: Any, *, nodes: int, dtypes: tuple[str, ...] = DTYPES) -> None:
             terms = jnp.asarray(LARGE, name[2:])
             absent = (count == 0) & (name[0] == "h")
             given[name] = {"w": run.varying(jnp.where(absent, jnp.full(3, jnp.nan, terms.dtype), terms))}
+        steps = jnp.stack([10 * rank + 3, -rank]).astype(jnp.int32)
+        terms = {"done": jnp.asarray(rank == 1), "step": steps, "w": jnp.asarray(LARGE, "float16")}
+        given["mixed"] = jax.tree.map(run.varying, terms)
         outputs, state = run.step(state, n=run.varying(count), **given)
-        return state, *(getattr(outputs, name)["w"] for name in lines)
+        return state, *(getattr(outputs, name) for name in lines)
 
     if on_mesh:
         step = run.spmd(returns=tuple("same" for _ in lines))(step)
     _, *found = jax.jit(step)({})
-    for line, mean in zip(lines.values(), found, strict=True):
-        narrow = "16" in line  # in the name, or on the wire
-        close = np.allclose(np.asarray(mean, "f4"), LARGE, rtol=2e-2 if narrow else 1e-6)
-        assert close, f"{line}: {np.asarray(mean, 'f4')}"
+    for line, tree in zip(lines.values(), found, strict=True):
+        mean, narrow = np.asarray(tree["w"], "f4"), "16" in line or "mixed" in line  # the type, or the wire
+        assert np.allclose(mean, LARGE, rtol=2e-2 if narrow else 1e-6), f"{line}: {mean}"
+        if "mixed" in line:
+            first = "first" in line
+            assert np.array_equal(tree["step"], [3, 0] if first else [20 * nodes - 7, 0]), line
+            assert bool(tree["done"]) is not first, line

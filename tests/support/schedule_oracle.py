@@ -74,6 +74,8 @@ def _divide(array: Array, divisor: Any, dtype: DType) -> Array:
 
 def _weighted(array: Array, part: Any, whole: Any, dtype: DType) -> Array:
     """See `oracle.numbers.weighted`."""
+    if not dtype.is_float:
+        return array
     return array * (np.float64(part) / np.float64(whole)) if part and whole else np.zeros_like(array)
 
 

@@ -296,6 +296,28 @@ def test_most_of_these_edits_are_refused_for_what_they_mean() -> None:
     assert meant >= 12
 
 
+def test_leaves_that_are_no_floats_are_those_of_the_plan() -> None:
+    text = """plan mixed
+axis data = 4
+input g : tree partial data
+each step {
+    most = reduce g over data by mean { integers = max }
+    first = reduce g over data by mean { integers = first }
+    output most, first
+}
+"""
+    tree = {"step": {"shape": [2], "dtype": "i32"}, "w": {"shape": [3], "dtype": "f32"}}
+    schedule = commplan.loads(text, "tested.plan").compile(shapes={"g": tree}).schedule
+    assert said(schedule) == []
+    for change in (
+        replaced(of(ir.Collective, op="max"), op="min"),
+        replaced(of(ir.Collective, op="max"), op="sum"),
+        replaced(of(ir.Collective, kind="broadcast"), root=1),
+        replaced(of(ir.Collective, op="sum"), divisor=2),  # which no backend does
+    ):
+        assert {code for code, _, _ in said(edited(schedule, change))} == {"CP0766"}
+
+
 def test_outputs_and_states_exchanged_or_left_out_are_refused() -> None:
     schedule = compiled(REDUCE, "")
     step = schedule.phase("step")

@@ -89,7 +89,8 @@ def reduction(building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce
         building.collective(kind, stage.result, building.emit(scaled), over, stage, op="sum")
         return
     ranks = building.types.ranks(over)
-    if any(stage.hints.divides_first(each) or stage.hints.changes(each) for each in dtypes):
+    divides = any(stage.hints.divides_first(each) or stage.hints.changes(each) for each in dtypes)
+    if divides or stage.hints.integers is not None:
         building.collective(kind, stage.result, stage.operand, over, stage, op="sum", divisor=ranks)
         return
     total = f"{stage.result}/sum"
@@ -110,7 +111,7 @@ def total_weight(building: Builder, weight: graph.Ref, stage: graph.Reduce | gra
     if varying:
         total = f"{stage.result}/weights"
         # A count is no gradient: it is neither sent nor added in a narrower type.
-        hints = replace(stage.hints, wire=None, accumulate=None)
+        hints = replace(stage.hints, wire=None, accumulate=None, integers=None)
         via = scalar_algorithm(stage.via) if stage.via is not None and varying == over else None
         bare = replace(stage, hints=hints, via=via)
         building.collective("all_reduce", total, weight, varying, bare, op="sum")

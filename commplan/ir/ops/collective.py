@@ -37,7 +37,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     i. broadcast: from `root`, counted row-major over `axes`, first major. reduce: the result on `root`, and
     zeros elsewhere. shift: from each rank to the one `root` places further along the axis. swap: as
     all_to_all, of what each rank has of its own, by rows of the leading dimension or of a flat buffer.
-    divisor: a sum is divided by it before it travels on. No backend does that; the pass `wire` emits it.
+    divisor: a sum is divided by it before it travels on. No backend does that; the pass `wire` emits it, and
+    packs leaves that `hints.integers` is for apart.
     """
 
     kind: CollectiveKind
@@ -80,7 +81,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         if self.divisor < 1 or (self.divisor > 1 and self.op != "sum"):
             yield "CP0735", f"{self.kind} {self.op or ''} divides by {self.divisor}"
         averaged = "mean" if self.divisor > 1 else self.op or ""
-        yield from broken("CP0735", rules.summable(averaged, operand.leaves, self.operand))
+        yield from broken("CP0735", rules.summable(averaged, operand.leaves, self.operand, self.hints))
         if self.nbytes != operand.nbytes:
             yield "CP0732", f"`{self.operand}` has {operand.nbytes} bytes, not {self.nbytes}"
         dtypes = {leaf.dtype for leaf in operand.leaves} or {self.dtype}
@@ -139,10 +140,13 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         operand, value = env.of(self.operand), env.values[self.result]
         if self.op is not None:
             again = self.kind == "all_reduce"
-            divisor = 1 if env.written_out else self.divisor  # no backend divides
+            divisor, hints = self.divisor, self.hints
+            if env.written_out:  # no backend divides, or reduces leaves in several ways
+                divisor, hints = 1, msgspec.structs.replace(hints, integers=None)
             operand = steps.reduced(
-                env, operand, operand.value, self.axes, self.op, self.hints, again=again, divisor=divisor
-            )
+                env, operand, operand.value, self.axes, self.op, hints, again=again, divisor=divisor,
+                written_out=env.written_out,
+            )  # fmt: skip
         elif self.kind != "all_to_all":
             operand = steps.moved(env, operand, self.hints)
         env.put(self.result, self._moved(env, operand, value))

@@ -15,8 +15,8 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
     `by / over` of one scalar in another. Integers are left alone by 1.
 
     Scalars are converted to the leaf's dtype, or to f32 if that is narrower, and the product is rounded once.
-    Times zero is zero, NaN included (a term of weight zero does not count), and a share of zero is zero (a
-    weighted mean over no records is zero).
+    A share leaves integers alone. Times zero is zero, NaN included (a term of weight zero does not count),
+    and a share of zero is zero (a weighted mean over no records is zero).
     """
 
     READS = ("operand", "by", "over")

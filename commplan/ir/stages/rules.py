@@ -228,15 +228,21 @@ def floats(how: str, dtype: DType, noun: str) -> Violation | None:
     """A mean, and a step towards a centre, are fractions."""
     if how not in ("mean", "elastic") or dtype.is_float:
         return None
-    subject, fix = "a mean", "a mean of integers is no integer: use `sum`, or convert with a fn first"
+    subject, fixes = "a mean", ("a mean of integers is no integer: use `sum`, or convert with a fn first",)
+    if noun.startswith("leaf "):
+        fixes = (
+            "split the tree: make the leaf an input of its own, `per` the axes, and reduce it `by max`",
+            "or let `reduce` treat such leaves apart: `{ integers = max }`, or `first` for the first rank's",
+        )
     if how == "elastic":
-        subject, fix = "elastic averaging", "convert it, or keep it out of what is averaged"
-    return Violation(f"{subject} needs a float type, and {noun} is {dtype}", (fix,))
+        subject, fixes = "elastic averaging", ("convert it, or keep it out of what is averaged",)
+    return Violation(f"{subject} needs a float type, and {noun} is {dtype}", fixes)
 
 
-def summable(how: str, leaves: Iterable[Leaf], ref: Ref) -> Violation | None:
-    """Every leaf of the value `ref` is made of numbers, or of floats where `how` needs them."""
-    named = [(leaf.dtype, leaf.label(ref)) for leaf in leaves]
+def summable(how: str, leaves: Iterable[Leaf], ref: Ref, hints: Hints) -> Violation | None:
+    """Every leaf of the value `ref` is made of numbers, or of floats where `how` needs them, except leaves
+    that `integers` of `hints` is for."""
+    named = [(x.dtype, x.label(ref)) for x in leaves if x.dtype.is_float or hints.integers is None]
     broken = (numbers(how, dtype, name) or floats(how, dtype, name) for dtype, name in named)
     return next(filter(None, broken), None)
 
@@ -286,6 +292,10 @@ def idle_options(
             idle["accumulate"] = _narrow_sum(wire, accumulate)
     elif accumulate is not None and floats and all(hints.wire_types(x)[1] != accumulate for x in floats):
         idle["accumulate"] = _narrow_sum(hints.wire_types(floats[0])[0], accumulate)
+    if hints.integers is not None and how != "mean":
+        idle["integers"] = Violation(f"`by {how}` takes integers as they are", ("leave `integers` out",))
+    elif hints.integers is not None and dtypes is not None and len(floats or ()) == len(set(dtypes)):
+        idle["integers"] = Violation("every leaf is a float", ("leave `integers` out",))
     moved = [hints.wire_types(dtype, adds=False)[0] for dtype in floats or ()]
     if wire is not None and not adds and moved and wire not in moved:
         message = f"values of {listed(floats or ())} are not added, and travel as they are"

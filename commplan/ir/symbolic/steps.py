@@ -30,17 +30,23 @@ def reduced(
     *,
     again: bool = True,
     divisor: int = 1,
+    written_out: bool = False,
 ) -> SymbolicValue:
     """`operand` added up, or its maximum or minimum taken, over `axes`. again: what is added up is sent to
-    everyone. divisor: what a mean divides by; the terms if they are added in f16, else their sum."""
+    everyone. divisor: what a mean divides by; the terms if they are added in f16, else their sum.
+    written_out: it is an operation of a backend, which adds in no wider type than the operand has."""
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
 
     def one(term: Term, dtype: DType) -> Term:
+        if hints.integers is not None and not dtype.is_float:
+            if hints.integers == "max":
+                return env.algebra.extreme("max", term, axes)
+            return env.algebra.substitute(term, env.root(axes, 0))
         first = hints.divides_first(dtype)
         event = allowed(several if adds else (), dtype, hints, again=again, divides=divisor > 1 and not first)
-        if event is not None and env.written_out and not holds(dtype, event[3]):
-            event = None  # no backend adds in a wider type than the operand has
+        if event is not None and written_out and not holds(dtype, event[3]):
+            event = None
         if adds and divisor > 1:
             factor = Fraction(1, divisor)
             if first:
@@ -82,10 +88,14 @@ def averaged(
 def shared(
     env: Interpretation, operand: SymbolicValue, value: Value, part: Term, whole: Term
 ) -> SymbolicValue:
-    """`operand` times `part / whole`, two scalars."""
+    """`operand` times `part / whole`, two scalars; integers as they are."""
     name = "times a share"  # no function can be called so
     scalars = Argument(part, 1, 0), Argument(whole, 2, 0)
-    return operand.like(value, lambda term, _: env.algebra.call(name, (Argument(term, 0), *scalars)))
+
+    def one(term: Term, dtype: DType) -> Term:
+        return env.algebra.call(name, (Argument(term, 0), *scalars)) if dtype.is_float else term
+
+    return operand.like(value, one)
 
 
 def scaled(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir.ops.collective import ROWS_IN, ROWS_OUT
-from commplan.ir.plan import Ref, name_of
+from commplan.ir.plan import Algorithm, Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Part, Phase, Schedule, Value
 from commplan.ir.shard_shapes import row_size
@@ -119,6 +119,14 @@ def _emit(editor: Editor, head: Collective, bucket: Bucket, runs: list[Part], na
     packed = editor.pack(runs, head.span, f"{name}/pack", bucket.ways)
     if bucket.fate is None:
         return packed
+    integers = head.hints.integers
+    if integers is not None:
+        head = replace(head, hints=replace(head.hints, integers=None))
+        if not bucket.dtype.is_float and integers == "max":
+            head = replace(head, op="max", divisor=1)
+        elif not bucket.dtype.is_float:
+            root = {"kind": "broadcast", "op": None, "root": 0, "divisor": 1, "pinned": False}
+            return editor.move(head, packed, name, algorithm=Algorithm("native"), **root)
     scalars = head.kind == "reduce_scatter" and bucket.fate == "all_reduce"
     algorithm = scalar_algorithm(head.algorithm) if scalars else head.algorithm
     return editor.move(head, packed, name, kind=bucket.fate, algorithm=algorithm)

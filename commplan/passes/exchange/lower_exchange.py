@@ -28,6 +28,8 @@ from commplan.ir.schedule import (
 )
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
+from commplan.ir.stages.exchange import few_owners
+from commplan.ir.types import DType
 from commplan.passes.exchange.owner_selection import Owners, hints_of, streaming
 from commplan.passes.exchange.owner_shards import join_parts, reduce_rows
 from commplan.passes.rewrite import Editor
@@ -126,10 +128,15 @@ class StateSharding:
     def _reduced(self, op: Exchange, owners: Owners) -> Ref:
         """The gradient, summed or averaged: this rank's part of it, or all of it."""
         sharded, ref = owners.how == "sharded", self.editor.fresh(f"{op.results[0]}/gradient")
-        building = _Building(self.editor, owners)
+        building, hints = _Building(self.editor, owners), self._hints(op, owners)
+        dtypes = {leaf.dtype for leaf in self.editor.values[op.gradient].leaves}
+        if op.op == "mean" and hints.accumulate is None and DType.F16 in dtypes:
+            # As the plan says, whatever the levels of its owners are.
+            few = few_owners(op.algorithm) is not None
+            hints = replace(hints, accumulate=DType.F16 if few else DType.F32)
         stage = graph.Reduce(
             ref, op.gradient, owners.axes, graph.Reduction(op.op, op.weight), op.span,
-            via=None if owners.ranks else owners.via, hints=self._hints(op, owners),
+            via=None if owners.ranks else owners.via, hints=hints,
         )  # fmt: skip
         reduction(building, "reduce_scatter" if sharded else "all_reduce", stage)
         return ref

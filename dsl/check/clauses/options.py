@@ -39,6 +39,7 @@ OPTIONS: dict[str, Rule] = {
     "overlap": Rule(SUMS, "word", words=("backward",)),
     "wire": Rule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "dtype"),
     "accumulate": Rule(SUMS, "dtype"),
+    "integers": Rule(("reduce",), "word", words=("max", "first")),
     "chunk": Rule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "bytes"),
     "staleness": Rule(("exchange", *ASYNC), "count", least=0),
     "on_error": Rule(("load", "host map"), "word", words=("stop", "skip")),

@@ -78,7 +78,10 @@ def divide(array: Array, divisor: npt.ArrayLike, dtype: DType) -> Array:
 
 
 def weighted(array: Array, part: npt.ArrayLike, whole: npt.ArrayLike, dtype: DType) -> Array:
-    """`array * part / whole` with scalars in f32 at least. What does not count is zero, whatever it is."""
+    """`array * part / whole` with scalars in f32 at least. What does not count is zero, whatever it is, and
+    integers are left alone."""
+    if not dtype.is_float:
+        return array
     if not np.asarray(part) or not np.asarray(whole):
         return np.zeros_like(array)
     wide = dtype if dtype is DType.F64 else DType.F32
