@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,15 @@ def on_ranks(sizes: dict[str, int], backend: LaxBackend, do: Callable[[Any], Any
         mesh=mesh_of(**sizes), in_specs=P(axes), out_specs=P(axes),
     )  # fmt: skip
     return jax.jit(mapped)
+
+
+def test_a_broadcast_within_groups_is_xlas_own_on_gpus():
+    """Lowered only: no compiler for CPUs has the operation."""
+    backend = LaxBackend("gpu", {"a": 6}, spread={"a": (ir.Spread("gpu", 3), ir.Spread("node", 2))})
+    op = collective("broadcast", over_levels(gpu="native", node="native"), ("a",), root=4)
+    text = on_ranks({"a": 6}, backend, lambda x: backend.move(x, op)).lower(jnp.ones((6, 8))).as_text()
+    groups = re.findall(r'"stablehlo.collective_broadcast".*dense<(\[\[.*?\]\])>', text)
+    assert groups == ["[[3, 0], [4, 1], [5, 2]]", "[[1, 0, 2], [4, 3, 5]]"]
 
 
 @pytest.mark.parametrize("own", ["ring", "native"])

@@ -56,7 +56,8 @@ def _lowered(ctx: Any, x: Any, *, kind: Literal["sum", "max", "min", "broadcast"
         "channel_handle": own.ChannelHandle.get(_CHANNEL, _BETWEEN_DEVICES),
     }
     if kind == "broadcast":
-        return own.CollectiveBroadcastOp(x, **common).results
+        operation = {"results": [x.type], "operands": [x], "attributes": common}  # builders differ by version
+        return types.Operation.create("stablehlo.collective_broadcast", **operation).results
     operation = own.AllReduceOp([x.type], [x], use_global_device_ids=True, **common)
     element = types.RankedTensorType.get([], types.RankedTensorType(x.type).element_type)
     body = operation.regions[0].blocks.append(element, element)
