@@ -29,8 +29,11 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def topology(self) -> str:
-        """Partitions x hosts x devices per host, as XLA's topology description reads it."""
-        return f"1x{self.hosts}x{self.per_host}"
+        """Partitions x hosts x devices per host, as XLA's topology description reads it.
+
+        A partition is what NVLink connects: one host. XLA takes a network within a partition to be NVLink.
+        """
+        return f"{self.hosts}x1x{self.per_host}"
 
     def __str__(self) -> str:
         return f"{self.name}:{self.hosts}x{self.per_host}"

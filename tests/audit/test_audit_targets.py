@@ -14,7 +14,7 @@ from commplan.lowering.jax import aot
 
 def test_a_target_is_a_kind_and_a_count() -> None:
     four = target("h100:4x8")
-    assert (four.name, four.hosts, four.per_host, four.topology) == ("h100", 4, 8, "1x4x8")
+    assert (four.name, four.hosts, four.per_host, four.topology) == ("h100", 4, 8, "4x1x8")
     assert "cuda_compute_capability { major: 9 minor: 0 }" in four.config
     assert target(" A100 ").topology == "1x1x1"
     assert "major: 8" in target("a100").config
