@@ -148,7 +148,8 @@ class Causes:
         reason = f"XLA combined {count} of line{'s' * (len(lines) > 1)} {places}"
         rest = actual.count - sum(item.count for item in expected)
         named = [origin for origin in actual.origins if origin.op_name and not origin.scope]
-        origins = (named or self._unnamed(actual, rest)) if rest else []
+        is_exact = bool(named) and all(origin.source for origin in named)
+        origins = (named if is_exact else self._unnamed(actual, rest) or named) if rest else []
         if rest:
             reason += f" with the step's own {_listed(origins) or f'{rest} elements'}"
         has_extra = len(expected) == 1 and bool(origins) and not self._by_autodiff(actual, origins)

@@ -4,7 +4,8 @@ One stream computes, in the order of the HLO schedule, and each level of the net
 a time: collectives on different levels that the schedule lets fly together run at once. A product takes its
 operations over the peak, or its bytes over the memory's bandwidth if that is more; anything else its bytes; a
 collective what the best algorithm must move over the slowest level that it crosses (the convention of
-nccl-tests), after a fixed start. It tells schedules of one step apart, no more.
+nccl-tests), after a fixed start. Asynchronous copies and slices count as if the one stream made them where
+they start. It tells schedules of one step apart, no more.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ _NAME = re.compile(r"%([\w.\-$]+)")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _AXIS = re.compile(r"'([^']*)'=(\d+)")
 _MESH = re.compile(r"mesh\[((?:'[^']*'=\d+,?)+)\] \{((?:'[^']*',?)+)\}")
+_LISTED = re.compile(r"(?:^|/)(\()")
 _IOTA = re.compile(r"^\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 
 
@@ -93,6 +94,20 @@ class Instruction(msgspec.Struct, frozen=True):
         """Where JAX says that it comes from: the path of `jit` and `named_scope` names."""
         match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
         return match.group(1) if match else ""
+
+    @property
+    def op_names(self) -> tuple[str, ...]:
+        """The `op_name` of each operation that XLA merged into this one.
+
+        Since JAX 0.11 `path/(a:b)` names two operations, `path/a` and `path/b`.
+        """
+        return tuple(_merged_names(self.op_name))
+
+    @property
+    def scheduled_name(self) -> str:
+        """The name that the scheduler saw. XLA renames a collective that it makes synchronous afterwards."""
+        match = re.search(r'scheduling_name="([^"]+)"', self.attributes)
+        return match.group(1) if match else self.name
 
 
 class Computation(msgspec.Struct, frozen=True):
@@ -197,6 +212,21 @@ def _read_instruction(line: str, position: int) -> Instruction | None:
     return Instruction(match.group(2), opcode.group(1), results, operands, attributes, position, root)
 
 
+def _merged_names(name: str) -> Iterator[str]:
+    """The names that `name` lists in brackets behind a common path; `name` itself if it lists none."""
+    opening = next(
+        (m.start(1) for m in _LISTED.finditer(name) if _end_of_bracket(name, m.start(1)) == len(name)), -1
+    )
+    if opening < 0:
+        yield name
+        return
+    start = opening + 1
+    while start < len(name):
+        end = _end_of_item(name, start, ":)")
+        yield from _merged_names(name[:opening] + name[start:end])
+        start = end + 1
+
+
 def _end_of_bracket(text: str, start: int) -> int:
     """The index after the bracket that closes the one at `start`; strings are skipped."""
     depth, quoted = 0, False
@@ -215,10 +245,10 @@ def _end_of_bracket(text: str, start: int) -> int:
     return len(text)
 
 
-def _end_of_item(text: str, start: int) -> int:
-    """The index of the comma that ends the attribute value at `start`."""
+def _end_of_item(text: str, start: int, ends: str = ",") -> int:
+    """The index of the first of `ends` from `start` on that is in no bracket and no string."""
     index = start
-    while index < len(text) and text[index] != ",":
+    while index < len(text) and text[index] not in ends:
         if text[index] in _OPEN:
             index = _end_of_bracket(text, index)
         elif text[index] == '"':

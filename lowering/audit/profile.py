@@ -46,7 +46,7 @@ def _conditions(compiled: str) -> Iterator[str]:
         for loop in computation.instructions:
             condition = (loop.attribute("condition") or "").lstrip("%") if loop.opcode == "while" else ""
             if condition:
-                yield from (instruction.name for instruction in module.computations[condition].instructions)
+                yield from (each.scheduled_name for each in module.computations[condition].instructions)
 
 
 def _times(step: CompiledStep, machine: Machine) -> Iterator[tuple[str, float]]:

@@ -81,7 +81,7 @@ class CompiledCollective(msgspec.Struct, frozen=True):
     op_name: str
     synchronous: bool = False
     origins: tuple[Origin, ...] = ()
-    """Of each of `inputs`, where the text tells them apart, else of all together."""
+    """Of each of `inputs` or each merged operation, if the text tells them apart; else of all together."""
     bucket: str = ""
     """The key by which XLA was to combine its arrays and no others; "" where they have none, or several."""
 

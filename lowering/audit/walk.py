@@ -141,7 +141,8 @@ class _Walk:
             body = (instruction.attribute("body") or "").lstrip("%")
             trips = _TRIPS.search(instruction.attributes)
             times = int(trips.group(1)) if trips else None
-            self.loops.append(Loop(body, frame.computation, instruction.position, times, instruction.name))
+            name = instruction.scheduled_name
+            self.loops.append(Loop(body, frame.computation, instruction.position, times, name))
             self.run(self.module.computations[body], (*frame.loops, instruction.name))
             return
         if opcode in ("call", "conditional"):
@@ -150,19 +151,24 @@ class _Walk:
             return
         self.ops[opcode] += 1
         inputs = tuple(tensor for name in instruction.operands for tensor in frame.shapes.get(name, ()))
-        core, fused = self._core(instruction), list(self._inner(instruction, frame.shapes))
+        core = self._core(instruction)
+        if core.opcode not in _KINDS:
+            instruction = self._synchronous(instruction, core)
+        fused = list(self._inner(instruction, frame.shapes))
         self.fused.update(inner.opcode for inner, _ in fused if inner.opcode not in _NAMES_ONLY)
         if core.opcode in _KINDS:
             self.collectives.append(self._collective(instruction, core, inputs, frame))
             return
-        place = (instruction.name, frame.computation, instruction.position)
-        target = instruction.attribute("custom_call_target") if opcode == "custom-call" else None
+        place = (instruction.scheduled_name, frame.computation, instruction.position)
+        target = instruction.attribute("custom_call_target") if instruction.opcode == "custom-call" else None
         dots = any(inner.opcode in ("dot", "convolution") for inner, _ in fused)
         if dots or _PRODUCTS.search(target or ""):
             flops = sum(_flops(inner, around) for inner, around in fused)
             self.products.append(Product(*place, inputs, instruction.results, flops))
             return
-        kind = self.module.computations[instruction.calls[0]].root.opcode if opcode == "fusion" else opcode
+        kind = instruction.opcode
+        if kind == "fusion":
+            kind = self.module.computations[instruction.calls[0]].root.opcode
         reads, written = self._reads(instruction, frame.shapes), self._written(instruction, frame.shapes)
         self.moves.append(Move(kind, *place, written, reads))
 
@@ -228,6 +234,14 @@ class _Walk:
             return self.module.computations[instruction.calls[0]].root
         return replace(instruction, opcode=instruction.opcode.removesuffix("-start"))
 
+    def _synchronous(self, instruction: Instruction, core: Instruction) -> Instruction:
+        """`instruction` as if it were not asynchronous: with the opcode, attributes and result of `core`."""
+        if not instruction.opcode.endswith("-start"):
+            return instruction
+        root = self.module.computations[core.calls[0]].root if core.opcode == "fusion" else core
+        results = root.results[:1] if core.opcode == "copy" else root.results
+        return replace(instruction, opcode=core.opcode, attributes=core.attributes, results=results)
+
     def _collective(
         self, instruction: Instruction, core: Instruction, inputs: tuple[Tensor, ...], frame: _Frame
     ) -> CompiledCollective:
@@ -243,18 +257,23 @@ class _Walk:
         op = self._reduction(reduction) if reduction else None
         number, source = int(channel) if channel else None, instruction.op_name or core.op_name
         synchronous = '"is_sync":true' in instruction.attributes or done == start
-        place = (frame.computation, start, done, frame.loops, name, source, synchronous)
+        place = (frame.computation, start, done, frame.loops, instruction.scheduled_name, source, synchronous)
         # What takes the arrays out of what was merged tells where each comes from, if it has names.
         taken = [frame.parts.get((name, index)) for index in range(len(inputs))]
         named = len(inputs) > 1 and all(taken) and any(part.op_name for part in taken if part)
         listed = taken if named else [instruction if instruction.op_name else core]
-        arrays = [(each.op_name, each.attributes) for each in listed if each]
-        origins = tuple(Origin(path, self.module.frames.source_of(text)) for path, text in arrays)
-        keys = {match[1] if (match := _BUCKET.search(text)) else "" for _, text in arrays}
+        origins = tuple(origin for each in listed if each for origin in self._origins(each))
+        keys = {match[1] if (match := _BUCKET.search(each.attributes)) else "" for each in listed if each}
         bucket = keys.pop() if len(keys) == 1 else ""
         return CompiledCollective(
             _KINDS[core.opcode], op, inputs, outputs, groups, number, *place, origins, bucket
         )
+
+    def _origins(self, instruction: Instruction) -> Iterator[Origin]:
+        """Of each operation that XLA merged into `instruction`. Of several the text has the frame of one."""
+        names = instruction.op_names
+        source = self.module.frames.source_of(instruction.attributes) if len(names) == 1 else ""
+        yield from (Origin(name, source) for name in names)
 
     def _reduction(self, name: str) -> str | None:
         root = self.module.computations[name.lstrip("%")].root

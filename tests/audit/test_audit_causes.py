@@ -179,6 +179,7 @@ ELSEWHERE = GRADIENT.replace("{{0,1,2,3}}", "{{0,1},{2,3}}")
 NINE = "%y = f32[9]{0} concatenate(%x, %x), dimensions={0}"
 NAMELESS = f"%m = f32[9]{{0}} all-reduce(%y), {SUM}"
 ZERO = "%z = f32[] constant(0)"
+LISTED = f'{NAMELESS}, metadata={{op_name="jit(step)/(commplan/step/line5/psum:psum)" stack_frame_id=9}}'
 LOSS = f'%l = f32[] all-reduce(%z), {SUM}, metadata={{op_name="psum" stack_frame_id=1}}'
 
 
@@ -200,6 +201,8 @@ LOSS = f'%l = f32[] all-reduce(%z), {SUM}, metadata={{op_name="psum" stack_frame
         (text(ASKED, GRADIENT), text(ASKED), "autodiff", "summed by autodiff: `psum`"),
         (text(ASKED, NINE, NAMELESS), text(ASKED), "unknown", "XLA gives it no name"),
         (text(NINE, NAMELESS), text(ASKED, ZERO, LOSS), "combined", "of line 5 with the step's own `psum`"),
+        (text(NINE, LISTED), text(ASKED, ZERO, LOSS), "combined", "own `psum` at /home/someone/train.py:7"),
+        (text(NINE, LISTED), text(ASKED), "combined", "of line 5 with the step's own `psum`"),
     ],
 )  # fmt: skip
 def test_each_cause(schedule: Schedule, compiled: str, traced: str, cause: str, reason: str) -> None:

@@ -111,6 +111,51 @@ ENTRY %main (x: f32[1000]) -> f32[20] {{
     ]
 
 
+def test_asynchronous_copies_and_slices_move_what_synchronous_ones_do() -> None:
+    text = f"""\
+{HEAD}
+%taking (p: f32[6,1000], i: s32[]) -> f32[1,1000] {{
+  %p = f32[6,1000]{{1,0}} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %part = f32[1,1000]{{1,0}} dynamic-slice(%p, %i, %i), dynamic_slice_sizes={{1,1000}}
+}}
+
+%putting (b: f32[6,1000], u: f32[1,1000], i: s32[]) -> f32[6,1000] {{
+  %b = f32[6,1000]{{1,0}} parameter(0)
+  %u = f32[1,1000]{{1,0}} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %put = f32[6,1000]{{1,0}} dynamic-update-slice(%b, %u, %i, %i)
+}}
+
+%calling (x: f32[1,1000]) -> f32[1,1] {{
+  %x = f32[1,1000]{{1,0}} parameter(0)
+  ROOT %gemm = f32[1,1]{{1,0}} custom-call(%x, %x), custom_call_target="__cublas$gemm", \
+backend_config={{"gemm_backend_config":{{"dot_dimension_numbers":{{"lhs_contracting_dimensions":["1"]}}}}}}
+}}
+
+ENTRY %main (s: f32[6,1000], i: s32[]) -> f32[6,1000] {{
+  %s = f32[6,1000]{{1,0}} parameter(0)
+  %i = s32[] parameter(1)
+  %1 = ((f32[6,1000], s32[]), f32[1,1000]{{1,0}}, u32[]) fusion-start(%s, %i), kind=kLoop, calls=%taking
+  %2 = f32[1,1000]{{1,0}} fusion-done(%1)
+  %3 = (f32[1,1000]{{1,0}}, f32[1,1000]{{1,0}}, u32[]) copy-start(%2)
+  %4 = f32[1,1000]{{1,0}} copy-done(%3)
+  %5 = ((f32[1,1000]), f32[1,1]{{1,0}}, u32[]) async-start(%4), calls=%calling
+  %6 = f32[1,1]{{1,0}} async-done(%5)
+  %7 = ((f32[6,1000], f32[1,1000], s32[]), f32[6,1000], u32[]) fusion-start(%s, %4, %i), calls=%putting
+  ROOT %8 = f32[6,1000]{{1,0}} fusion-done(%7)
+}}
+"""
+    step = audit_text(text)
+    moves = [(move.kind, move.name, move.nbytes, move.reads) for move in step.moves]
+    assert moves == [
+        ("dynamic-slice", "1", 4000, 4004),
+        ("copy", "3", 4000, 4000),
+        ("dynamic-update-slice", "7", 4000, 4004),
+    ]
+    assert [(product.name, product.position) for product in step.products] == [("5", 6)]
+
+
 def test_convolutions_and_library_calls_count() -> None:
     text = f"""\
 {HEAD}

@@ -13,13 +13,16 @@ from test_audit_profile import AWAITED_FIRST, LOOP, MACHINE, OVERLAPPED
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.lowering.audit import Machine, target
-from commplan.lowering.compiler_options import PIPELINED, compiler_options
+from commplan.lowering.compiler_options import PIPELINED, accepted, compiler_options
 from commplan.lowering.jax import _jit
 from commplan.lowering.jax._jit import PROFILE
 from commplan.lowering.jax.latency_profile import LatencyProfile, latency_profile
 from commplan.lowering.jax.typing_shim import jax, jnp
 
 H100 = "NVIDIA H100 80GB HBM3"
+
+
+OFF = {PIPELINED: "COLLECTIVE_PIPELINING_MODE_OFF"}
 
 
 def gpus(*processes: int, kind: str = H100) -> list[Any]:
@@ -95,12 +98,13 @@ def test_loops_are_compiled_without_the_next_round_as_well(fastest: list[str]) -
     fast, seen = LOOP.replace('"n":"6"', '"n":"5"'), list[list[str]]()
 
     def again(options: Mapping[str, Any]) -> Executable:
-        assert options.get(PIPELINED, False) is False
+        assert options.get(PIPELINED, OFF[PIPELINED]) == OFF[PIPELINED]
         seen.append(list(options))
         return Executable(fast if seen[-1] == fastest else LOOP)
 
     plain = Executable(LOOP if fastest else fast)
-    assert LatencyProfile("estimated", MACHINE).recompile(plain, again).text == fast != LOOP
+    profile = LatencyProfile("estimated", MACHINE, unpipelined=OFF)
+    assert profile.recompile(plain, again).text == fast != LOOP
     assert seen == [[PROFILE], [PIPELINED], [PIPELINED, PROFILE]]
 
 
@@ -111,32 +115,31 @@ def test_pipelined_all_reduces_are_left_as_the_user_has_them() -> None:
         seen.append(options)
         return Executable(LOOP)
 
-    LatencyProfile("estimated", MACHINE, pipelined=False).recompile(Executable(LOOP), again)
+    LatencyProfile("estimated", MACHINE).recompile(Executable(LOOP), again)
     assert [list(options) for options in seen] == [[PROFILE]]
 
 
 @pytest.mark.parametrize(
-    ("via", "own", "pipelined"),
+    ("via", "own", "unpipelined"),
     [
-        ("native", {}, True),
-        ("native", {PIPELINED: True}, False),
-        ("native", {PIPELINED: False}, False),
-        ("hierarchical(gpu, node)", {}, False),  # which has them off
+        ("native", {}, OFF),
+        ("native", {PIPELINED: "COLLECTIVE_PIPELINING_MODE_ON"}, {}),
+        ("native", OFF, {}),
+        ("hierarchical(gpu, node)", {}, {}),  # which has them off
     ],
 )
 def test_a_profile_knows_whether_all_reduces_are_pipelined(
-    via: str, own: dict[str, Any], pipelined: bool, monkeypatch: pytest.MonkeyPatch
+    via: str, own: dict[str, Any], unpipelined: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "plan p\naxis node = 1\naxis gpu = 1\ninput grads : f32[8] partial node, gpu\n"
     text += f"each step {{\n    grads = reduce grads over node, gpu by sum via {via}\n    output grads\n}}\n"
     two = commplan.loads(text.replace("= 1", "= 2")).compile().schedule
     mesh = jax.make_mesh((1, 1), ("node", "gpu"))
     context = commplan.loads(text).compile(mesh).bind(mesh).context
-    options = {option.name: option.value for option in compiler_options(two, "gpu")}
-    monkeypatch.setitem(vars(context), "compiler_options", options)
+    monkeypatch.setitem(vars(context), "compiler_options", accepted(compiler_options(two, "gpu")))
     monkeypatch.setattr("commplan.runtime.context.latency_profile", lambda *_: LatencyProfile("", MACHINE))
     profile = context.profile(MACHINE, own)
-    assert profile is not None and profile.pipelined is pipelined
+    assert profile is not None and profile.unpipelined == unpipelined
 
 
 def test_rates_by_name_by_rates_and_by_devices(tmp_path: Path) -> None:

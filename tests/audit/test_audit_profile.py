@@ -53,6 +53,16 @@ def test_each_instruction_takes_what_the_estimate_says() -> None:
     assert costs(OVERLAPPED) == {"product": 2e6, "start": 7e6, "copy": 0.8e6}
 
 
+def test_instructions_have_the_names_that_the_scheduler_saw() -> None:
+    """XLA renames a collective that it makes synchronous after it has scheduled it."""
+    renamed = re.sub(
+        r"%reduced = .*", r'\g<0>, metadata={scheduling_name="all-reduce-start.3"}', LOOP, count=1
+    )
+    assert costs(renamed) == {"all-reduce-start.3": 7e6, "while.1": 42e6, "s.1": 0, "less": 0}
+    (found,) = audit_text(renamed).collectives
+    assert (found.name, found.start == found.done) == ("all-reduce-start.3", True)
+
+
 def test_an_exchange_is_said_to_take_more() -> None:
     seconds = costs(OVERLAPPED)["start"] / 1e6 - MACHINE.start
     exchanged = costs(OVERLAPPED.replace("all-reduce", "all-to-all"))["start"]

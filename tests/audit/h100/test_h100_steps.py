@@ -243,7 +243,8 @@ def test_a_broadcast_is_xlas_own(h100: Any) -> None:
 
 
 def test_rounds_of_a_program_are_permutes_that_start_early(h100: Any) -> None:
-    """All ranks send and receive in every round, and the two ends of a permute stand apart."""
+    """All ranks send and receive in every round. The rounds of the last bucket have nothing to run under: XLA
+    makes them synchronous, and since JAX 0.11 writes them as one instruction."""
     mesh = twins.mesh_of(h100, node=4, gpu=8)
     text = """plan ladder
 axis node = 4
@@ -265,7 +266,7 @@ each step {
     buckets = [found for found in step.collectives if found.kind == "reduce_scatter"]
     assert len(permutes) == 6 * len(buckets) > 0
     assert {found.dtypes for found in permutes} == {("bf16",)}
-    assert all(found.done > found.start for found in permutes)
+    assert all(found.done > found.start and not found.synchronous for found in permutes[:-6])
     assert any(step.hidden(found) and not found.synchronous for found in permutes)
 
 
