@@ -260,13 +260,14 @@ class Program(Generic[RunT]):
     def compiler_options(self, target: str = "gpu") -> dict[str, bool | int | str]:
         """What XLA is told to compile steps of this program as planned, for `jax.jit(compiler_options=..)`.
 
-        `run.jit` passes those for the mesh's devices by itself. Empty for CPUs, and where nothing is sent. An
-        older version may not know all of them. target: cpu, gpu, cuda, rocm, or such as `h100:4x8`.
-        Raises CP1150 for another; `commplan explain --target` says why each is there.
+        `run.jit` passes those for the mesh's devices by itself. Empty for CPUs, and where nothing is sent.
+        Options that the installed XLA does not know are left out; without JAX all are there.
+        target: cpu, gpu, cuda, rocm, or such as `h100:4x8`. Raises CP1150 for another; `commplan explain
+        --target` says why each is there, and which are left out.
         """
-        from commplan.lowering.compiler_options import compiler_options  # noqa: PLC0415  reads no jax
+        from commplan.lowering.compiler_options import accepted, as_installed, compiler_options  # noqa: PLC0415
 
-        return {option.name: option.value for option in compiler_options(self._schedule, target)}
+        return accepted(as_installed(compiler_options(self._schedule, target)))
 
     def audit(
         self,

@@ -1,27 +1,31 @@
 """What XLA must be told to compile a step as its plan says: options of one compilation, never of a process.
 
 `run.jit` passes them to `jax.jit`; `commplan explain --target` shows them. Names and meanings are those of
-XLA's `debug_options_flags.cc`; which of them a version knows it is asked (`lowering.jax._jit.accepted`).
+XLA's `debug_options_flags.cc`. Versions of XLA know other names: `as_installed` queries the compiler.
 
 Not among them, by what the estimate says of steps compiled ahead of time for H100 (`bench.compiled`):
 
 - `xla_gpu_experimental_collective_start_as_early_as_possible` changed nothing of a flat plan's schedule, and
   with an overlap limit of 2 more of a two-level plan's communication was exposed (0.82 instead of 0.64 ms,
   six layers 2048 wide).
-- `xla_gpu_enable_pipelined_all_reduce` where all-reduces are levels of others: only they, and not the gathers
+- `xla_gpu_pipeline_all_reduce` where all-reduces are levels of others: only they, and not the gathers
   behind them, run under a loop's next round, in which all levels then crowd (48.6 instead of 44.6 ms, a scan
   tapped in levels on 32 H100).
+- `xla_gpu_collective_domain_assignment` (JAX 0.11), which gives the links within hosts a limit of their own:
+  0.533 instead of 0.525 ms with limits of 1, 2 and 8 (a scan tapped in levels on 32 H100).
 - `xla_gpu_enable_analytical_latency_estimator` exposed 5.9 instead of 0.0 ms of the unrolled transformer, and
   1.4 instead of 0.9 of the scanned one.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from commplan.diagnostics import Diagnostic, Note, Severity
 from commplan.ir.grouping import grouped
@@ -42,14 +46,19 @@ _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
 # exposed: 2.7 for 1.3 ms where weights are gathered on 8 H100, 5.9 for 4.1 ms beside the exchange of experts
 # on 128.
 AT_ONCE = 8
-PIPELINED = "xla_gpu_enable_pipelined_all_reduce"
+PIPELINED = "xla_gpu_pipeline_all_reduce"
+_PIPELINES: Mapping[str, tuple[Value, Value]] = {  # by name, the newest first: on and off
+    PIPELINED: ("COLLECTIVE_PIPELINING_MODE_ON", "COLLECTIVE_PIPELINING_MODE_OFF"),
+    "xla_gpu_enable_pipelined_all_reduce": (True, False),
+}
 _PERMUTE = "xla_gpu_collective_permute_mode"
 _BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
 _SYNCHRONOUS = "xla_gpu_disable_async_collectives"
 LEFT_OUT, COPYING = "xla_disable_hlo_passes", "all-reduce-contiguous"
+SLICING = "dynamic-slice-copy-fusion-async-wrapper"
 _IDLE = {
     _SCHEDULER: "no collective runs under computation",
-    PIPELINED: "an all-reduce inside a loop is waited for in the round that makes it",
+    **dict.fromkeys(_PIPELINES, "an all-reduce inside a loop is waited for in the round that makes it"),
 }
 _FLAG = re.compile(r"--(xla_\w+)(?:=(\S*))?")
 
@@ -61,11 +70,15 @@ class _Sizes(NamedTuple):
 
 
 class CompilerOption(msgspec.Struct, frozen=True):
-    """An option of XLA with its value, and why this plan needs it."""
+    """An option of XLA with its value, and why this plan needs it.
+
+    known: whether the installed compiler accepts it; None if no compiler was queried.
+    """
 
     name: str
     value: Value
     why: str
+    known: bool | None = None
 
     def __str__(self) -> str:
         return f"{self.name} = {self.value}: {self.why}"
@@ -77,6 +90,39 @@ def platform_of(target: str) -> Literal["cpu", "gpu"]:
     if name in ("cpu", "gpu", "cuda", "rocm"):
         return "cpu" if name == "cpu" else "gpu"
     return "gpu" if target_of(name).platform == "cuda" else "cpu"
+
+
+def as_installed(options: Iterable[CompilerOption]) -> tuple[CompilerOption, ...]:
+    """`options` as the installed compiler names them, and whether it knows them; unchanged without JAX.
+
+    Queries the compiler of the default devices. All compilers of one version of XLA know the same options, so
+    the one for CPUs answers if there is no other.
+    """
+    if importlib.util.find_spec("jax") is None:
+        return tuple(options)
+    from commplan.lowering.jax._jit import is_known  # noqa: PLC0415  jax is loaded only here
+
+    return tuple(_as_known(option, is_known) for option in options)
+
+
+def _as_known(option: CompilerOption, is_known: Callable[[str, Value], bool]) -> CompilerOption:
+    names = {option.name: option.value}
+    if option.name in _PIPELINES:
+        names = {name: on for name, (on, _) in _PIPELINES.items()}
+    for name, value in names.items():
+        if is_known(name, value):
+            return replace(option, name=name, value=value, known=True)
+    return replace(option, known=False)
+
+
+def accepted(options: Iterable[CompilerOption]) -> dict[str, Value]:
+    """Name and value of those options that the compiler knows, or may know."""
+    return {option.name: option.value for option in options if option.known is not False}
+
+
+def without_pipelining(options: Mapping[str, Value]) -> dict[str, Value]:
+    """What switches off the pipelining of all-reduces that `options` switch on; {} if they do not."""
+    return {name: off for name, (on, off) in _PIPELINES.items() if options.get(name) == on}
 
 
 def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, ...]:
@@ -101,22 +147,25 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
     everything = [item for items in phases for item in items]
     why = "collectives run under computation; before H100 XLA does so only where it is asked to"
     yield CompilerOption(_SCHEDULER, True, why)
+    left_out = {
+        SLICING: "XLA takes slices of a loop's stacks to be longer than any collective, and hides them first"
+    }
     for kind, name in _COMBINED.items():
         sizes = [_least(item) for item in everything if item.kind == kind]
         if sizes and buckets and kind == "all_reduce":
             why = f"the arrays of a bucket are reduced together: the largest has {max(sizes)} bytes"
             yield CompilerOption(name, max(sizes), why)
-            why = "the arrays of a bucket are reduced as they are, and not copied into one"
-            yield CompilerOption(LEFT_OUT, COPYING, why)
+            left_out[COPYING] = "the arrays of a bucket are reduced as they are, and not copied into one"
         elif sizes:
             words = kind.replace("_", "-")
             why = f"no {words} of the plan is joined with another: the smallest has {min(sizes)} bytes"
             yield CompilerOption(name, min(sizes) - 1, why)
+    yield CompilerOption(LEFT_OUT, ",".join(left_out), "; ".join(left_out.values()))
     kinds = [item.kind for item in everything]
     reduces = _are_all_reduces(everything)
     if "all_reduce" in kinds and not (reduces and "reduce_scatter" in kinds):
         why = "an all-reduce inside a loop, as of `run.tap`, runs under the loop's next round"
-        yield CompilerOption(PIPELINED, True, why)
+        yield CompilerOption(PIPELINED, _PIPELINES[PIPELINED][0], why)
     links = max(len({_links(item) for item in items}) for items in phases)
     if reduces:
         why = "all-reduces of a loop's rounds, and their levels, need not wait for each other"
@@ -172,13 +221,17 @@ def undone(options: tuple[CompilerOption, ...], flags: str, file: str = "") -> t
             undoing.append((name, f"no more than {number} of the plan's collectives run at the same time"))
         if name == _PERMUTE and value != option.value:
             undoing.append((name, "rounds of a program are copied through buffers of NCCL's own"))
-        if name in (_SCHEDULER, PIPELINED) and value.lower() in ("false", "0"):
+        if name == _SCHEDULER and value.lower() in ("false", "0"):
+            undoing.append((name, _IDLE[name]))
+    for name in _PIPELINES if PIPELINED in wanted else ():
+        if given.get(name, "on").lower() not in ("on", "true", "1"):
             undoing.append((name, _IDLE[name]))
     if options and given.get(_BLUECONNECT, "0") not in ("0", ""):
         undoing.append((_BLUECONNECT, "XLA takes all-reduces apart once more, on top of the plan's levels"))
     if options and given.get(_SYNCHRONOUS, "") not in ("", "NOOP"):
         undoing.append((_SYNCHRONOUS, f"{given[_SYNCHRONOUS]} wait for their results where they begin"))
-    return tuple(_warning(name, given[name], effect, name in wanted, file) for name, effect in undoing)
+    overridden = {*wanted, *(_PIPELINES if PIPELINED in wanted else ())}
+    return tuple(_warning(name, given[name], effect, name in overridden, file) for name, effect in undoing)
 
 
 def _warning(name: str, value: str, effect: str, overridden: bool, file: str) -> Diagnostic:

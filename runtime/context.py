@@ -17,7 +17,7 @@ from commplan.diagnostics import Span, fail, listed, near_note
 from commplan.ir import schedule as ir
 from commplan.ir.types import SAME, DType, Placement
 from commplan.lowering import compiler_options as xla
-from commplan.lowering.jax import _context, _jit
+from commplan.lowering.jax import _context
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.latency_profile import Given, LatencyProfile, latency_profile
@@ -55,8 +55,8 @@ class Context:
 
     @functools.cached_property
     def compiler_options(self) -> dict[str, xla.Value]:
-        """What XLA is told to compile the schedule as it stands for these devices, as far as it knows it."""
-        return _jit.accepted({option.name: option.value for option in self._options})
+        """The options with which XLA compiles the schedule for these devices, of those that it knows."""
+        return xla.accepted(xla.as_installed(self._options))
 
     @property
     def _options(self) -> tuple[xla.CompilerOption, ...]:
@@ -67,8 +67,8 @@ class Context:
         """What `run.jit(.., pgle=given, compiler_options=own)` means here: see `latency_profile`."""
         mesh, jax_devices = self.machine.mesh, isinstance(self.backend, LaxBackend)
         profile = latency_profile(given, mesh.devices.flat if jax_devices else ())
-        pipelined = xla.PIPELINED not in own and self.compiler_options.get(xla.PIPELINED) is True
-        return profile and msgspec.structs.replace(profile, pipelined=pipelined)
+        off = {k: v for k, v in xla.without_pipelining(self.compiler_options).items() if k not in own}
+        return profile and msgspec.structs.replace(profile, unpipelined=off)
 
     def warn_of_flags(self) -> None:
         """Warn of what XLA_FLAGS would undo of the schedule (CP0858)."""

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from jax._src import lib as _src_lib
 from jax._src import tree_util as _src_tree_util
+from jax._src import xla_bridge as _src_xla_bridge
 from jax._src.interpreters import pxla as _src_pxla
 
 from commplan.lowering.jax._compat import tracing
@@ -22,6 +23,13 @@ from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.typing_shim import jax
 
 _cpp, _pxla, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_pxla), cast("Any", _src_tree_util)
+_bridge, _client = cast("Any", _src_xla_bridge), cast("Any", _src_lib).xla_client
+_NOTHING = """module @nothing {
+  func.func public @main() -> tensor<i32> {
+    %0 = stablehlo.constant dense<0> : tensor<i32>
+    return %0 : tensor<i32>
+  }
+}"""
 mlir: Any = cast("Any", _src_lib).mlir.ir
 _PLACE = re.compile(r'"([^"]+)":(\d+):')  # in the text of an operation's location
 _JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
@@ -29,23 +37,33 @@ PROFILE = "fdo_profile"  # an option of a compilation: what its instructions tak
 Recompile = Callable[[Any, Callable[..., Any]], Any]
 
 
-def accepted(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of XLA's `options` of a compilation that this version knows."""
-    return {name: value for name, value in options.items() if _is_known(name, value)}
+def is_known(name: str, value: Any) -> bool:
+    """Whether XLA accepts this option of a compilation, with this value.
+
+    Queries the compiler of the default devices; that for CPUs if no backend of JAX has started, since
+    `jax.distributed.initialize` comes before any backend.
+    """
+    return _is_known(name, value, _bridge.backends_are_initialized())
 
 
 @functools.cache
-def _is_known(name: str, value: Any) -> bool:
+def _is_known(name: str, value: Any, is_started: bool) -> bool:
     try:
-        _unit().compile(compiler_options={name: value})
+        if is_started:
+            jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
+            return True
+        client, options = _local_client(), _client.CompileOptions()
+        options.env_option_overrides = [(name, value)]
+        client.compile_and_load(_NOTHING, _client.DeviceList(tuple(client.local_devices()[:1])), options)
     except jax.errors.JaxRuntimeError:
         return False
     return True
 
 
 @functools.cache
-def _unit() -> Any:
-    return jax.jit(lambda: 0).lower()
+def _local_client() -> Any:
+    """A client for CPUs that no other process takes part in, and that `jax.devices` does not list."""
+    return _client.make_cpu_client()
 
 
 def with_profile(lowered: Any, recompile: Recompile) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from commplan.lowering.audit.estimate import Machine, estimate
 from commplan.lowering.audit.profile import profile
 from commplan.lowering.audit.targets import rates, rates_of_kind
 from commplan.lowering.audit.walk import audit_text
-from commplan.lowering.compiler_options import PIPELINED
+from commplan.lowering.compiler_options import Value
 from commplan.lowering.jax._jit import PROFILE
 from commplan.lowering.jax.link_order import in_order, link_order
 
@@ -29,20 +29,20 @@ _NAMED = 0.5  # of the collectives and products of a step, which a measured prof
 class LatencyProfile(msgspec.Struct, frozen=True):
     """Where the times come from: estimated for `machine`, or `measured`, the bytes of a profile.
 
-    source: in words, the same on all processes that are given the same. pipelined: whether a step is compiled
-    with pipelined all-reduces, and may be compiled without: not where the user has set that option.
+    source: in words, the same on all processes that are given the same. unpipelined: the options that switch
+    off the pipelining of all-reduces; {} if the plan does not pipeline them, or the user has set that option.
     """
 
     source: str
     machine: Machine | None = None
     measured: bytes = b""
-    pipelined: bool = True
+    unpipelined: Mapping[str, Value] = {}
 
     def recompile(self, plain: Any, again: Callable[..., Any]) -> Any:
         """The executable to run: see `_jit.with_profile`.
 
         With estimated times it is the one whose step is fastest by the same estimate, which may be `plain`;
-        where loops have all-reduces and these are `pipelined`, also compiled without pipelined all-reduces;
+        where loops have all-reduces, also compiled with `unpipelined`;
         where exchanges and buckets share links, also with these in the best order that is found.
         Warns (CP0860) where a measured profile names little of the step.
         """
@@ -52,8 +52,8 @@ class LatencyProfile(msgspec.Struct, frozen=True):
         step = audit_text(plain.as_text())
         executables = [plain, again({PROFILE: profile(plain.as_text(), self.machine)})]
         looped = any(item.loops and item.kind == "all_reduce" for item in step.collectives)
-        if looped and self.pipelined:
-            own = {PIPELINED: False}
+        if looped and self.unpipelined:
+            own = self.unpipelined
             executables.append(again(own))
             executables.append(again({**own, PROFILE: profile(executables[-1].as_text(), self.machine)}))
         order = link_order(plain.as_text(), self.machine)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -12,7 +15,13 @@ import pytest
 import commplan
 from commplan.cli import main
 from commplan.diagnostics import CommplanError
-from commplan.lowering.compiler_options import compiler_options, undone
+from commplan.lowering.compiler_options import (
+    accepted,
+    as_installed,
+    compiler_options,
+    undone,
+    without_pipelining,
+)
 from commplan.lowering.jax import _jit
 
 PLAN = """plan p
@@ -29,7 +38,10 @@ OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
 REDUCE = "xla_gpu_all_reduce_combine_threshold_bytes"
 GATHER = "xla_gpu_all_gather_combine_threshold_bytes"
 SCATTER = "xla_gpu_reduce_scatter_combine_threshold_bytes"
-PIPELINED = "xla_gpu_enable_pipelined_all_reduce"
+PIPELINED, ON = "xla_gpu_pipeline_all_reduce", "COLLECTIVE_PIPELINING_MODE_ON"
+FORMERLY = "xla_gpu_enable_pipelined_all_reduce"
+PASSES, SLICING = "xla_disable_hlo_passes", "dynamic-slice-copy-fusion-async-wrapper"
+PERMUTE = "xla_gpu_collective_permute_mode"
 SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 
 
@@ -40,13 +52,17 @@ def program(via: str = "", **axes: int) -> Any:
     return commplan.loads(text).compile(shapes=SHAPES)
 
 
+def wanted(program: Any, target: str = "gpu") -> dict[str, Any]:
+    return accepted(compiler_options(program.schedule, target))
+
+
 def test_thresholds_lie_below_what_the_plan_sends() -> None:
     common = {SCHEDULER: True, OVERLAP: 8}
-    flat = program("via native").compiler_options("gpu")
-    own = {PIPELINED: True, "xla_disable_hlo_passes": "all-reduce-contiguous"}
+    flat = wanted(program("via native"))
+    own = {PIPELINED: ON, PASSES: f"{SLICING},all-reduce-contiguous"}
     assert flat == common | own | {REDUCE: 8192}
-    levels = program("via hierarchical(gpu = native, node = native)").compiler_options("h100:2x4")
-    assert levels == common | {REDUCE: 2047, SCATTER: 2047, GATHER: 2047}
+    levels = wanted(program("via hierarchical(gpu = native, node = native)"), "h100:2x4")
+    assert levels == common | {REDUCE: 2047, SCATTER: 2047, GATHER: 2047, PASSES: SLICING}
 
 
 ZERO = """plan zero
@@ -72,15 +88,15 @@ def test_scattered_gradients_beside_a_loss_are_no_levels_of_all_reduces(
     if not hybrid:
         text = text.replace("axis node = 2\n", "").replace("node, gpu", "gpu")
         text = text.replace("    grads = reduce grads over node by mean\n", "")
-    options = commplan.loads(text).compile(shapes=SHAPES).compiler_options("gpu")
-    assert options[PIPELINED] is True and options.get(OVERLAP) == overlap
+    options = wanted(commplan.loads(text).compile(shapes=SHAPES))
+    assert options[PIPELINED] == ON and options.get(OVERLAP) == overlap
 
 
 def test_rounds_of_a_program_ask_for_symmetric_memory() -> None:
-    options = program("via hierarchical(gpu = native, node = ring)").compiler_options("cuda")
-    assert options["xla_gpu_collective_permute_mode"] == "COLLECTIVES_SYMMETRIC_MEMORY"
+    options = wanted(program("via hierarchical(gpu = native, node = ring)"), "cuda")
+    assert options[PERMUTE] == "COLLECTIVES_SYMMETRIC_MEMORY"
     assert REDUCE not in options and PIPELINED not in options and options[OVERLAP] == 2
-    assert "xla_gpu_collective_permute_mode" not in program("via native").compiler_options()
+    assert PERMUTE not in wanted(program("via native"))
 
 
 def test_nothing_is_said_where_nothing_is_sent_or_compiled_by_xla_for_gpus() -> None:
@@ -106,7 +122,8 @@ def test_every_option_says_why() -> None:
             "ALLREDUCE wait for their results where they begin",
         ),
         (f"--{SCHEDULER}=false --xla_dump_to=x", "no collective runs under computation"),
-        (f"--{PIPELINED}=false", "is waited for in the round that makes it"),
+        (f"--{FORMERLY}=false", "is waited for in the round that makes it"),
+        (f"--{PIPELINED}=default", "is waited for in the round that makes it"),
         (f"--{OVERLAP}=1", "no more than 1 of the plan's collectives run at the same time"),
     ],
 )
@@ -116,7 +133,11 @@ def test_flags_that_undo_the_plan_are_named(flags: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", ["", f"--{OVERLAP}=8", f"--{REDUCE}=100", f"--{GATHER}=1073741824", f"--{SCHEDULER}=true", "-x"]
+    "flags",
+    [
+        *("", "-x", f"--{OVERLAP}=8", f"--{REDUCE}=100", f"--{GATHER}=1073741824", f"--{SCHEDULER}=true"),
+        *(f"--{FORMERLY}", f"--{PIPELINED}=on"),
+    ],
 )
 def test_other_flags_are_not(flags: str) -> None:
     assert undone(compiler_options(program("via native").schedule, "gpu"), flags) == ()
@@ -137,8 +158,67 @@ def test_explain_lists_the_options(tmp_path: Any, capsys: pytest.CaptureFixture[
     assert "options of the compiler" not in capsys.readouterr().out
 
 
-def test_a_version_gets_what_it_knows() -> None:
-    assert _jit.accepted({REDUCE: 1, "xla_no_such_option": True}) == {REDUCE: 1}
+def test_a_version_gets_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = compiler_options(program("via native").schedule, "gpu")
+    names = {option.name for option in options}
+    for unknown, known_by in [
+        (set[str](), {PIPELINED: ON}),
+        ({PIPELINED}, {FORMERLY: True}),
+        ({PIPELINED, FORMERLY}, dict[str, Any]()),
+    ]:
+        monkeypatch.setattr(_jit, "is_known", lambda name, _, unknown=unknown: name not in unknown)
+        installed = accepted(as_installed(options))
+        assert set(installed) == names - {PIPELINED} | set(known_by) and known_by.items() <= installed.items()
+        assert program("via native").compiler_options("gpu") == installed
+    assert without_pipelining({PIPELINED: ON}) == {PIPELINED: "COLLECTIVE_PIPELINING_MODE_OFF"}
+    assert without_pipelining({FORMERLY: True}) == {FORMERLY: False}
+    assert without_pipelining({REDUCE: 1}) == {}
+
+
+def test_without_jax_every_option_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    options = compiler_options(program("via native").schedule, "gpu")
+    assert as_installed(options) == options and len(accepted(options)) == len(options)
+
+
+def test_explain_lists_what_the_compiler_does_not_know(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = tmp_path / "p.plan"
+    plan.write_text(PLAN.replace("VIA", "via native").replace(": tree", ": f32[4096]"))
+    monkeypatch.setattr(_jit, "is_known", lambda name, _: name != OVERLAP)
+    assert main(["explain", str(plan), "--target", "gpu"]) == 0
+    passed, _, left_out = capsys.readouterr().out.partition("does not know them\n")
+    assert f"  {REDUCE} = 16384" in passed and OVERLAP not in passed and f"  {OVERLAP} = 8: all" in left_out
+    assert main(["explain", str(plan), "--target", "gpu", "--format", "json"]) == 0
+    found = {each["name"]: each["known"] for each in json.loads(capsys.readouterr().out)["compiler_options"]}
+    assert found.pop(OVERLAP) is False and set(found.values()) == {True}
+
+
+UNSTARTED = """\
+import jax
+from jax._src import xla_bridge
+from commplan.lowering.jax._jit import is_known
+print(is_known("xla_gpu_enable_latency_hiding_scheduler", True), is_known("xla_no_such_option", True))
+print(xla_bridge.backends_are_initialized(), len(jax.devices()) > 0)
+print(is_known("xla_gpu_enable_latency_hiding_scheduler", True), is_known("xla_no_such_option", True))
+"""
+
+
+def test_a_query_starts_no_backend() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNSTARTED], capture_output=True, text=True, check=True, timeout=99
+    )
+    assert done.stdout.split() == ["True", "False", "False", "True", "True", "False"]
+
+
+@pytest.mark.parametrize("via", ["native", "hierarchical(gpu = native, node = ring)"])
+def test_the_installed_compiler_knows_every_option(via: str) -> None:
+    options = as_installed(compiler_options(program(f"via {via}").schedule, "gpu"))
+    unknown = {option.name for option in options if not option.known}
+    assert options and unknown == (
+        {PERMUTE} & {o.name for o in options} if jax.__version_info__ < (0, 10, 2) else set()
+    )
 
 
 def test_steps_with_options_run_inside_other_functions_too() -> None:

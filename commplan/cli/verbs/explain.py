@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,8 +84,7 @@ def _plan(args: Namespace, console: Console) -> int:
         return 0
     console.put(explanation.text())
     if options is not None:
-        title = f"options of the compiler for {args.target}, which run.jit passes"
-        console.put("\n".join([title, *(f"  {option}" for option in options or ("none",)), ""]))
+        console.put("\n".join([*_option_lines(args.target, options), ""]))
     return 0
 
 
@@ -110,9 +110,25 @@ def _options(args: Namespace, schedule: Schedule) -> tuple[CompilerOption, ...] 
     """What XLA is told for `--target`; None without one."""
     if not args.target:
         return None
-    from commplan.lowering.compiler_options import compiler_options
+    from commplan.lowering.compiler_options import as_installed, compiler_options
 
-    return compiler_options(schedule, args.target)
+    return as_installed(compiler_options(schedule, args.target))
+
+
+def _option_lines(target: str, options: Sequence[CompilerOption]) -> Iterator[str]:
+    """The lines that list the options of the compiler, and those that the installed one does not know."""
+    passed = [option for option in options if option.known is not False]
+    unknown = [option for option in options if option.known is False]
+    queried = (
+        "; JAX is not installed, so its compiler was not queried"
+        if any(o.known is None for o in options)
+        else ""
+    )
+    yield f"options of the compiler for {target}, which run.jit passes{queried}"
+    yield from (f"  {option}" for option in passed or ("none",))
+    if unknown:
+        yield "not passed, because the installed compiler does not know them"
+        yield from (f"  {option}" for option in unknown)
 
 
 def _predictor(args: Namespace, schedule: Schedule) -> Predictor | None:
