@@ -16,14 +16,15 @@ NEWEST  ?= $(OLDEST) tests/api tests/audit
 TOKENIZER := vscode-textmate@9.3.2 vscode-oniguruma@2.0.1
 
 PY  := $(VENV)/bin/python
+AUDIT := JAX_PLATFORMS=cpu COMMPLAN_AUDIT=1 VENV/bin/python -m pytest tests/audit/h100 -q
 SET := PYTHON='$(PYTHON)' sh .ci/venv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit torch oldest newest build wheels packages clean
+.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit audit-0.11 audit-newest torch oldest newest build wheels packages clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 demo:  ## make the virtual environment and train the ensemble of examples/plans/ensemble_training.plan
 	@$(SET) $(VENV) demo constraints.txt
@@ -72,7 +73,16 @@ tokenizer:  ## install VS Code's tokenizer, with which the tests look at its gra
 
 audit:  ## compile the plans ahead of time for 4 x 8 H100 and read the result (no GPU needed; 230 MB of wheels)
 	@$(SET) .venv-audit audit constraints.txt
-	JAX_PLATFORMS=cpu COMMPLAN_AUDIT=1 .venv-audit/bin/python -m pytest tests/audit/h100 -q
+	$(subst VENV,.venv-audit,$(AUDIT))
+
+audit-0.11:  ## the same with JAX 0.11.2 and CUDA 13; not where Python 3.12 or the wheels are not to be had (320 MB)
+	@mkdir -p .make && sed -E 's/^(jax|jaxlib)==.*/\1==0.11.2/' constraints-newest.txt >.make/constraints-0.11.txt
+	@if $(SET) .venv-audit-0.11 audit-newest .make/constraints-0.11.txt; then $(subst VENV,.venv-audit-0.11,$(AUDIT)); \
+	else echo "make audit-0.11: not run, for the reason above"; fi
+
+audit-newest:  ## the same with the newest JAX and CUDA 13
+	@if $(SET) .venv-audit-newest audit-newest constraints-newest.txt; then $(subst VENV,.venv-audit-newest,$(AUDIT)); \
+	else echo "make audit-newest: not run, for the reason above"; fi
 
 torch:  ## the tests of feeds for PyTorch, where there is no JAX, and a sweep with it; not where PyTorch's build for CPUs is not to be had
 	@if $(SET) .venv-torch torch constraints.txt; then \
@@ -102,6 +112,6 @@ packages: build  ## install the sources, the wheel and the sdist into empty envi
 	sh .ci/packages $(PY)
 
 clean:  ## remove what make and the tools left behind, the virtual environments included
-	rm -rf .venv .venv-audit .venv-torch .venv-oldest .venv-newest .make build dist site *.egg-info .coverage .coverage.* htmlcov
+	rm -rf .venv .venv-audit* .venv-torch .venv-oldest .venv-newest .make build dist site *.egg-info .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
