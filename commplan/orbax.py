@@ -25,7 +25,7 @@ from orbax import checkpoint as _checkpoint  # pyright: ignore[reportMissingType
 from commplan.diagnostics import fail, listed, near_note
 from commplan.ir.schedule import Value
 from commplan.lowering.jax.layout import global_shape, spec
-from commplan.lowering.jax.pytree import Tree, build, flatten
+from commplan.lowering.jax.pytree import Tree, build, flatten, structure_by
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.context import CALLS, Context
 from commplan.runtime.phases import check_state
@@ -219,9 +219,9 @@ class Checkpoint:
             for leaf in value.leaves
         )
         shardings = {leaf.path: self._sharding(value.placement, not leaf.shape) for leaf in value.leaves}
-        paths = [leaf.path for leaf in value.leaves]
-        structure = build(paths, paths, context.structures)
-        return _Wanted(SavedValue(_layout_of_state(context, value), leaves), shardings, structure)
+        paths = tuple(leaf.path for leaf in value.leaves)
+        tree = Tree(paths, structure_by(paths, context.structures))
+        return _Wanted(SavedValue(_layout_of_state(context, value), leaves), shardings, tree)
 
     def _wanted_value(self, name: str, saved: SavedValue | None, like: Any) -> _Wanted:
         placement, value = self._placements[name], self._like[name]
@@ -230,7 +230,7 @@ class Checkpoint:
         paths, tree = flatten(like)
         described = [x if hasattr(x, "shape") and hasattr(x, "dtype") else np.asarray(x) for x in tree.leaves]
         shardings = {path: self._sharding_of(x, placement) for path, x in zip(paths, described, strict=True)}
-        return _Wanted(self._value(name, paths, tree.like(described)), shardings, tree.like(paths).build())
+        return _Wanted(self._value(name, paths, tree.like(described)), shardings, tree.like(paths))
 
     def _wanted_like(self, name: str, value: Value | None, saved: SavedValue | None) -> _Wanted:
         """Of a value without an example: as the plan's."""
@@ -258,8 +258,8 @@ class Checkpoint:
         devices = set(self.context.machine.mesh.devices.flat)
         if not isinstance(own, NamedSharding):
             return self._sharding(placement, len(leaf.shape) == len(placement.per))
-        held: set[Any] = set(own.mesh.devices.flat)  # those of the run, or of a member
-        if held <= devices:
+        mesh: Any = own.mesh
+        if set(mesh.devices.flat) <= devices:  # those of the run, or of a member
             return own
         return self._sharding(placement, len(leaf.shape) == len(placement.per))
 
@@ -270,7 +270,7 @@ class _Wanted:
 
     value: SavedValue
     shardings: Mapping[str, NamedSharding]
-    tree: Any
+    tree: Tree
     saved: SavedValue | None = None
 
 
@@ -329,7 +329,7 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         for key, entry in entries.items():
             own, leaves = arrays.get(key, {}), {leaf.path: leaf for leaf in entry.value.leaves}
             placed = {path: _placed(own.get(path), entry, leaf) for path, leaf in leaves.items()}
-            result[key] = jax.tree_util.tree_map(placed.__getitem__, entry.tree)
+            result[key] = entry.tree.like([placed[path] for path in entry.tree.leaves]).build()
         return result
 
     def _differences(self, directory: Any, entries: Mapping[str, _Wanted]) -> tuple[str, ...]:

@@ -66,6 +66,8 @@ def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
 def leaf_of(path: str, leaf: Any) -> Leaf:
     """`leaf` (see `shapes_of`) as a `Leaf` at `path`."""
     shape, dtype = _shape_and_dtype(path, leaf)
+    if is_key_type(dtype):
+        return Leaf(path, (*shape, dtype.itemsize // DType.U32.nbytes), DType.U32)
     name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
     known_dtype = DType.of(name)
     if known_dtype is None:
@@ -74,6 +76,11 @@ def leaf_of(path: str, leaf: Any) -> Leaf:
         note = "convert the leaf, or leave it out of the tree that the plan sees"
         fail("CP0703", message, f"known: {known}", note)
     return Leaf(path, shape, known_dtype)
+
+
+def is_key_type(dtype: Any) -> bool:
+    """Whether it is that of JAX's typed random keys, which travel as their words, u32[.., WORDS]."""
+    return type(dtype).__name__ == "KeyTy"
 
 
 def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:

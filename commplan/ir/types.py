@@ -36,6 +36,10 @@ class DType(enum.StrEnum):
     I64 = "i64"
     U8 = "u8"
     BOOL = "bool"
+    I8 = "i8"
+    I16 = "i16"
+    U16 = "u16"
+    U32 = "u32"
 
     @property
     def nbytes(self) -> int:
@@ -45,6 +49,11 @@ class DType(enum.StrEnum):
     @property
     def is_float(self) -> bool:
         return self in (DType.F32, DType.BF16, DType.F16, DType.F64)
+
+    @property
+    def is_only_moved(self) -> bool:
+        """Whether plans move its values and do not reduce them."""
+        return self in (DType.I8, DType.I16, DType.U16, DType.U32)
 
     @property
     def numpy_name(self) -> str:
@@ -60,10 +69,12 @@ class DType(enum.StrEnum):
 _NBYTES = {
     DType.F32: 4, DType.BF16: 2, DType.F16: 2, DType.F64: 8,
     DType.I32: 4, DType.I64: 8, DType.U8: 1, DType.BOOL: 1,
+    DType.I8: 1, DType.I16: 2, DType.U16: 2, DType.U32: 4,
 }  # fmt: skip
 _NUMPY = {
     DType.F32: "float32", DType.BF16: "bfloat16", DType.F16: "float16", DType.F64: "float64",
     DType.I32: "int32", DType.I64: "int64", DType.U8: "uint8", DType.BOOL: "bool",
+    DType.I8: "int8", DType.I16: "int16", DType.U16: "uint16", DType.U32: "uint32",
 }  # fmt: skip
 _BY_NUMPY = {name: dtype for dtype, name in _NUMPY.items()} | {str(dtype): dtype for dtype in _NUMPY}
 

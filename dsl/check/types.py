@@ -20,6 +20,7 @@ FLAGS = ("elementwise", "linear", "random")
 FOREIGN = {
     "float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "float64": "f64",
     "double": "f64", "int32": "i32", "int": "i32", "int64": "i64", "long": "i64", "uint8": "u8", "byte": "u8",
+    "int8": "i8", "int16": "i16", "short": "i16", "uint16": "u16", "uint32": "u32", "uint": "u32",
     "boolean": "bool", "pytree": "tree",
 }  # fmt: skip
 

@@ -39,7 +39,8 @@ from commplan.lowering.programs import (
 
 _HLO = {
     DType.F32: "f32", DType.BF16: "bf16", DType.F16: "f16", DType.F64: "f64", DType.I32: "s32",
-    DType.I64: "s64", DType.U8: "u8", DType.BOOL: "pred",
+    DType.I64: "s64", DType.U8: "u8", DType.BOOL: "pred", DType.I8: "s8", DType.I16: "s16",
+    DType.U16: "u16", DType.U32: "u32",
 }  # fmt: skip
 
 Groups = tuple[tuple[int, ...], ...]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from commplan.lowering.jax.typing_shim import jax
-from commplan.pytree import nest
+from commplan.pytree import is_key_type, nest
 
 Array = Any
 Structure = Any  # a PyTreeDef
@@ -32,10 +33,61 @@ LEAF = jax.tree_util.tree_structure(0)
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[tuple[str, ...], Tree]:
-    """The key path of every leaf, parts joined by `/` ("" for a bare array), and the tree."""
+    """The key path of every leaf, parts joined by `/` ("" for a bare array), and the tree.
+
+    Typed random keys are leaves of u32, their words; the structure makes them keys again.
+    """
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     paths = tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs)
-    return paths, Tree(tuple(leaf for _, leaf in pairs), structure)
+    leaves = [leaf for _, leaf in pairs]
+    if any(is_key_type(getattr(leaf, "dtype", None)) for leaf in leaves):
+        words = [_Words.of(leaf) if is_key_type(getattr(leaf, "dtype", None)) else leaf for leaf in leaves]
+        return paths, Tree(*_words_of(jax.tree_util.tree_unflatten(structure, words)))
+    return paths, Tree(tuple(leaves), structure)
+
+
+def _words_of(tree: Any) -> tuple[tuple[Array, ...], Structure]:
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    return tuple(leaves), structure
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class _Words:
+    """A place of a typed key in a structure: its leaf is the key's words, and what is built is the key."""
+
+    words: Array
+    kind: str
+
+    @staticmethod
+    def of(key: Any) -> _Words:
+        if isinstance(key, jax.Array):
+            return _Words(jax.random.key_data(key), str(jax.random.key_impl(key)))
+        kinds: list[str] = []
+
+        def words(key: Any) -> Array:
+            kinds.append(str(jax.random.key_impl(key)))
+            return jax.random.key_data(key)
+
+        return _Words(jax.eval_shape(words, jax.ShapeDtypeStruct(key.shape, key.dtype)), kinds[0])
+
+    def tree_flatten(self) -> tuple[tuple[Array], str]:
+        return (self.words,), self.kind
+
+    @classmethod
+    def tree_unflatten(cls, kind: str, words: tuple[Any]) -> Any:
+        """The key; anything that is no words of one is left as it is, such as a cut of several."""
+        (held,) = words
+        dtype, shape = str(getattr(held, "dtype", "")), getattr(held, "shape", ())
+        if not isinstance(held, jax.Array) or dtype != "uint32" or not shape:
+            return held
+        key = jax.random.wrap_key_data
+        return key(held, impl=kind) if shape[-1] == _word_count(kind) else held
+
+
+@functools.cache
+def _word_count(kind: str) -> int:
+    return int(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=kind))).shape[-1])
 
 
 def structure_of(paths: Sequence[str]) -> Structure:

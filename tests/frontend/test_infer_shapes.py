@@ -244,6 +244,17 @@ def test_means_need_floats_and_every_wrong_stage_is_named() -> None:
     compiled(reduce_plan("max"), grads=flags)
 
 
+@pytest.mark.parametrize("how", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", ["i8", "i16", "u16", "u32"])
+def test_some_integers_are_moved_and_not_reduced(how: str, dtype: str) -> None:
+    problem = refusals(reduce_plan(how), grads=(Leaf("n", (2,), DType(dtype)),))[0]
+    assert (problem.code, problem.message) == (
+        "CP0721",
+        f"leaf `n` of `grads` is {dtype}, which is not reduced",
+    )
+    assert "convert it to i32 or f32 first" in problem.notes[0].text
+
+
 def test_bytes_have_no_leaves() -> None:
     schedule = compiled(ensemble_plan(), "")
     assert value(schedule, "raw.0").leaves == ()

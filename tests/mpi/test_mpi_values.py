@@ -6,6 +6,9 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from support import mpirun, passed_values
 from support.embedding import mesh_of
@@ -14,10 +17,15 @@ mpirun.needs_mpi()
 
 
 @pytest.fixture(scope="module")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def every(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     out = tmp_path_factory.mktemp("ranks") / "found.pkl"
     mpirun.run(passed_values.RANKS, Path(passed_values.__file__), out)
     return pickle.loads(out.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def on_ranks(every: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    return every[0][0]
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +54,26 @@ def test_a_value_is_reduced_once(on_ranks: dict[str, Any]) -> None:
     for name in ("reduced twice", "reduced twice, alone", "reduced twice, negated"):
         assert "CP0807" in on_ranks[name]
         assert "phase `again` made it the same on all ranks: line 13 of the plan" in on_ranks[name]
+
+
+def test_leaves_of_every_type_are_moved(every: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    trees = [passed_values.leaves_of(rank) for rank in range(passed_values.RANKS)]
+    pairs = [passed_values.pairs_of(tree) for tree in trees]
+    mine, blocks = (jax.tree.map(lambda *own: jnp.stack(own), *each) for each in (trees, pairs))
+    found = passed_values.moves(mesh_of(data=passed_values.RANKS), mine, blocks)
+    wanted = [passed_values.data(tree) for tree in trees]
+    for name, rank in {"first": 0, "whole": 0, "held": 1, "state": 1, "after": 1}.items():
+        assert found[name] == wanted[rank] == every[0][1][name] == every[1][1][name], name
+    zeros = jax.tree.map(lambda x: (x[0], np.zeros_like(x[1]).tolist()), wanted[0], is_leaf=_is_pair)
+    assert found["init"] == zeros == every[0][1]["init"]
+    for name in ("next", "other"):
+        for how in (name, f"{name}, jit"):
+            for rank, (_, own) in enumerate(every):
+                each = jax.tree.map(lambda x, r=rank: (x[0], x[1][r]), found[how], is_leaf=_is_pair)
+                assert own[how] == each, how
+    for rank, (_, own) in enumerate(every):
+        assert own["next"] == wanted[1 - rank]
+
+
+def _is_pair(x: Any) -> bool:
+    return isinstance(x, tuple)

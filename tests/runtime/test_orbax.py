@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from support import passed_values
 from support.embedding import bind, code_of, mesh_of
 
 import commplan
@@ -443,6 +444,18 @@ each step {
         equal(again[name], tree)
         for leaf, held in zip(jax.tree.leaves(again[name]), jax.tree.leaves(tree), strict=True):
             assert leaf.sharding == held.sharding
+
+
+def test_states_of_integers_and_keys_are_kept(folder: Folder):
+    one = passed_values.leaves_of(1)
+    shapes = {"mine": one, "held": one, "pairs": passed_values.pairs_of(one)}
+    run = bind(passed_values.MOVES, mesh_of(data=2), shapes)
+    mine = jax.tree.map(lambda x: jnp.stack([x, x]), one)
+    _, state = run.start(run.init(), mine=mine)
+    layout = commplan.orbax.Checkpoint(run)
+    folder.save(layout.save(state))
+    again = folder.restore(layout.restore())["state"]
+    assert passed_values.data(again["held"]) == passed_values.data(one)
 
 
 def test_shardings_of_values():

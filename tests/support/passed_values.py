@@ -17,6 +17,7 @@ import numpy as np
 
 import commplan
 from commplan.diagnostics import CommplanError
+from commplan.pytree import is_key_type
 
 RANKS = 2
 PLAN = """plan values
@@ -35,6 +36,25 @@ phase again {
     output t
 }
 """
+MOVES = """plan moves
+axis data = 2
+input mine  : tree per data
+input pairs : tree per data
+state held : tree
+at start {
+    held  = broadcast mine over data from 1
+}
+each step {
+    first = broadcast mine over data from 0
+    cut   = slice first over data
+    whole = gather cut over data
+    next  = shift mine over data by 1
+    other = swap pairs over data
+    held  = broadcast mine over data from 1
+    output first, whole, next, other, held
+}
+"""
+MOVED = ("int8", "int16", "uint16", "uint32", "uint8", "int32", "bool", "key")
 TREE = {"s": jnp.float32(1), "one": jnp.ones(1), "i": jnp.int32(2)}
 SHAPES = {"t": TREE}
 F32, I32 = jnp.float32, jnp.int32
@@ -94,9 +114,58 @@ def outcomes(where: Any) -> dict[str, Any]:
     return results
 
 
+def leaves_of(rank: int) -> dict[str, Any]:
+    """A tree with leaves of every type that is moved, another on each rank."""
+    draw = np.random.default_rng(rank)
+    tree: dict[str, Any] = {
+        name: draw.integers(0, 2 if name == "bool" else 100, (3,)).astype(name) for name in MOVED[:-1]
+    }
+    return tree | {"key": jax.random.key(rank), "keys": jax.random.split(jax.random.key(rank + 5), 2)}
+
+
+def data(tree: Any) -> Any:
+    """`tree` with keys as their words, in NumPy."""
+
+    def plain(x: Any) -> Any:
+        is_key = is_key_type(x.dtype)
+        return (str(x.dtype), np.asarray(jax.random.key_data(x) if is_key else x).tolist())
+
+    return jax.tree.map(plain, tree)
+
+
+def pairs_of(tree: Any) -> Any:
+    """The leaves of `tree`, twice each: blocks for two ranks."""
+    return {name: np.stack([x, x[::-1]]) for name, x in tree.items() if not name.startswith("key")}
+
+
+def moves(where: Any, mine: Any, pairs: Any) -> dict[str, Any]:
+    """What each verb that moves gives, of `mine`: of this rank, or of all along a leading dimension."""
+    one = leaves_of(0)
+    shapes = {"mine": one, "held": one, "pairs": pairs_of(one)}
+    run = commplan.loads(MOVES).compile(where, shapes=shapes).bind(where)
+    begun = run.init()
+    _, state = run.start(begun, mine=mine)
+    out, after = run.step(state, mine=mine, pairs=pairs)
+    step = run.spmd(mine="per data", pairs="per data", returns=("first", "whole", "next", "other"))
+
+    def alone(state: Any, mine: Any, pairs: Any) -> Any:
+        out, state = run.step(state, mine=mine, pairs=pairs)
+        return state, out.first, out.whole, out.next, out.other
+
+    _, *jitted = jax.jit(step(alone))(state, mine, pairs)
+    found = {name: data(out[name]) for name in out}
+    found |= {
+        f"{name}, jit": data(tree)
+        for name, tree in zip(("first", "whole", "next", "other"), jitted, strict=True)
+    }
+    return found | {"init": data(begun["held"]), "state": data(state["held"]), "after": data(after["held"])}
+
+
 if __name__ == "__main__":
     from mpi4py import MPI
 
-    own = outcomes(MPI.COMM_WORLD)
-    if MPI.COMM_WORLD.rank == 0:
-        Path(sys.argv[1]).write_bytes(pickle.dumps(own))
+    tree = leaves_of(MPI.COMM_WORLD.rank)
+    own = outcomes(MPI.COMM_WORLD), moves(MPI.COMM_WORLD, tree, pairs_of(tree))
+    every = MPI.COMM_WORLD.gather(own)
+    if every is not None:
+        Path(sys.argv[1]).write_bytes(pickle.dumps(every))

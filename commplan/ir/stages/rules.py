@@ -217,7 +217,13 @@ def stable(
 
 
 def numbers(how: str, dtype: DType, subject: str) -> Violation | None:
-    """Truth values are not added. how: an operator, or `elastic`; subject: the values, in words."""
+    """Truth values are not added, and some integers are only moved.
+
+    how: an operator, or `elastic`; subject: the values, in words.
+    """
+    if how in ("sum", "mean", "max", "min", "elastic") and dtype.is_only_moved:
+        fix = "convert it to i32 or f32 first, or keep it out of what is reduced: plans move such values only"
+        return Violation(f"{subject} is {dtype}, which is not reduced", (fix,))
     if how not in ("sum", "mean") or dtype is not DType.BOOL:
         return None
     fix = "`by max` tells whether any is true, `by min` whether all are; convert to i32 to count"

@@ -31,6 +31,10 @@ Trace = tuple[Event, ...]
 _EXACT: dict[DType, frozenset[DType]] = {
     DType.BOOL: frozenset(DType),
     DType.U8: frozenset({DType.I32, DType.I64, DType.F32, DType.F64, DType.F16, DType.BF16}),
+    DType.I8: frozenset({DType.I16, DType.I32, DType.I64, DType.F32, DType.F64, DType.F16, DType.BF16}),
+    DType.I16: frozenset({DType.I32, DType.I64, DType.F32, DType.F64}),
+    DType.U16: frozenset({DType.U32, DType.I32, DType.I64, DType.F32, DType.F64}),
+    DType.U32: frozenset({DType.I64, DType.F64}),
     DType.I32: frozenset({DType.I64, DType.F64}),
     DType.BF16: frozenset({DType.F32, DType.F64}),
     DType.F16: frozenset({DType.F32, DType.F64}),

@@ -23,7 +23,7 @@ syntax keyword planClause on nextgroup=planPlace skipwhite
 syntax match planClause "\v((:\s*)@<=\h\w*(\[[^]]*\])?\s+)@<=same>"
 syntax match planFunction "\v<\h\w*>" contained
 syntax match planFunction "\v(<exchange>.*<with\s+)@<=\h\w*>"
-syntax match planType "\v((:|,|\(|-\>)\s*)@<=(bytes|bf16|bool|tree|f16|f32|f64|i32|i64|u8)>"
+syntax match planType "\v((:|,|\(|-\>)\s*)@<=(bytes|bf16|bool|tree|f16|f32|f64|i16|i32|i64|u16|u32|i8|u8)>"
 syntax match planConstant "\v<(at_least_once|at_most_once|exactly_once|short|drop|pad)>" contained
 syntax match planPlace "\v<(device|host)>(\s+(elementwise|linear|random)>)*" contained
 syntax match planAlgorithm "\v<(recursive_doubling|halving_doubling|parameter_server|single_broadcast|multi_broadcast|scatter_gather|binomial_tree|hierarchical|double_tree|all_shared|duplicate|pairwise|native|bruck|chain|torus|ring)>" contained
