@@ -126,6 +126,7 @@ class Bound(ShardedWeights):
         *,
         timeout: float = preflight.TIMEOUT_S,
         check_s: float = BUDGET_S,
+        check_same: bool = True,
         pgle: bool | str | Path | Rates = False,
         **options: Any,
     ) -> Any:
@@ -134,19 +135,24 @@ class Bound(ShardedWeights):
         Before the first call for new shapes, types or shardings the step is compiled, and its arguments and
         collectives are compared between all ranks of this run, which therefore call alike. Before the first
         step of the run they try the plan's collectives, see `check_collectives`, for about `check_s` seconds;
-        0: not at all. Later calls cost what those of `jax.jit` do. On GPUs XLA gets the options of
+        0: not at all. check_same: also compare, once, checksums of the arguments that several processes or
+        devices hold alike: under MPI those that `run.spmd` places so, on a mesh all that are replicated.
+        Later calls cost what those of `jax.jit` do. On GPUs XLA gets the options of
         `program.compiler_options`, but where `compiler_options` says otherwise. timeout: seconds to wait for
         a rank, which may still compile. pgle: compile for GPUs once more with a profile of what instructions
         take: estimated for `"h100:4x8"`, a `lowering.audit.Machine`, or the devices at hand (True), and used
         where by the same estimate it makes the step faster, also compiled without pipelined all-reduces where
         `compiler_options` does not set them; or the path of a measured one. Without `function` a decorator.
         Calls raise CP0854 on all ranks where they do not fit together, CP0855 where one does not come, CP0856
-        where a collective gives what it should not. Raises CP0857 for times that are none, and
+        where a collective gives what it should not, CP0861
+        if an argument differs that should be the same. Raises CP0857 for times that are none, and
         CP0859 and CP1150 for `pgle`; warns where that has no effect (CP0860).
         """
         self._check_times(check_s=check_s, timeout=timeout)
         if function is None:
-            return functools.partial(self.jit, timeout=timeout, check_s=check_s, pgle=pgle, **options)
+            return functools.partial(
+                self.jit, timeout=timeout, check_s=check_s, check_same=check_same, pgle=pgle, **options
+            )
 
         def check() -> preflight.Check | None:
             return None if self._checked or not check_s else functools.partial(self._check, check_s)
@@ -154,7 +160,16 @@ class Bound(ShardedWeights):
         own: dict[str, Any] = options.pop("compiler_options", None) or {}
         options["compiler_options"] = {**self.context.compiler_options, **own}
         profile = self.context.profile(pgle, own)
-        return preflight.jit(self.context.machine, function, self._file, timeout, options, check, profile)
+        return preflight.jit(
+            self.context.machine,
+            function,
+            self._file,
+            timeout,
+            options,
+            check,
+            profile,
+            check_same=check_same,
+        )
 
     def check_collectives(
         self, seconds: float = BUDGET_S, timeout: float = preflight.TIMEOUT_S

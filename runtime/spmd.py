@@ -17,6 +17,7 @@ from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import Tree, flatten
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.runtime.context import CALLS, Carried, Context, flat
+from commplan.runtime.observe.same_values import Declared
 from commplan.runtime.phases import check_state
 from commplan.tracebacks import ends_at_caller
 
@@ -54,6 +55,8 @@ def decorate(
                 step.refuse(f"is called with {', '.join(given) or 'nothing'} after the state")
             return step(state, given)
 
+        states = {name: value.placement for name, value in context.states.items()}
+        setattr(call, "declared", Declared(signature, first, own, states))  # noqa: B010  of a function
         return call
 
     return wrap

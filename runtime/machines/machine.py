@@ -10,7 +10,7 @@ import hashlib
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
@@ -139,6 +139,13 @@ class Machine(Protocol):
     def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
         """The collectives of a step, a `jax.stages.Traced` and its `Compiled`, in the order of issue; without
         `compiled` those that were traced."""
+        ...
+
+    def copies(
+        self, leaf: Any, placement: Placement | None
+    ) -> Iterable[tuple[tuple[int, ...], Mapping[str, Any]]]:
+        """The copies that this process holds of an argument, or of pieces of it, if there are several in all:
+        the numbers of the processes that hold one, and arrays by device. placement: as declared, if it is."""
         ...
 
     def local(self) -> dict[str, tuple[int, ...]]:

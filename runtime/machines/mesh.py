@@ -240,6 +240,32 @@ class MeshMachine:
 
         return tuple(Issue(text(each), place_of(each.op_name)) for each in step.collectives)
 
+    def copies(self, leaf: Any, placement: Placement | None) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Of all arguments: JAX takes replicas, and arrays of the host, to be the same everywhere."""
+        shape, pieces = tuple(np.shape(leaf)), dict[Any, Any]()
+        sharding: Any = None
+        if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+            sharding = leaf.sharding
+            pieces = {shard.device: shard.data for shard in leaf.addressable_shards}
+        elif placement is not None:
+            sharding = NamedSharding(self.mesh, spec(placement, scalar=len(shape) == len(placement.per)))
+        else:
+            sharding = NamedSharding(self.mesh, PartitionSpec())
+        places: dict[Any, list[Any]] = {}
+        indices: dict[Any, Cut] = getattr(sharding, "devices_indices_map")(shape)  # noqa: B009  untyped
+        for device, index in indices.items():
+            places.setdefault(_key(index, shape), []).append((device, index))
+        found: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+        for places_of in places.values():
+            holders = tuple(sorted({int(device.process_index) for device, _ in places_of}))
+            if pieces:
+                arrays = {str(device): pieces[device] for device, _ in places_of if device in pieces}
+            else:
+                arrays = {"": leaf[places_of[0][1]] if shape else leaf}
+            if len(places_of) > 1 and int(jax.process_index()) in holders:
+                found.append((holders, arrays))
+        return found
+
     def local(self) -> dict[str, tuple[int, ...]]:
         """Raises CP0819 where the devices of this process are no block of the mesh."""
         mesh = self.mesh

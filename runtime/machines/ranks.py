@@ -173,6 +173,17 @@ class Ranks:
             for entry, ranks in zip(listed, numbers, strict=True)
         )
 
+    def copies(self, leaf: Any, placement: Placement | None) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Of arguments that are declared: each rank has arrays of its own."""
+        if placement is None:
+            return []
+        cut = placement.split if np.ndim(leaf) else ()
+        differs = (*placement.per, *placement.partial, *cut)
+        along = self.backend.channel.groups.along(
+            tuple(axis for axis in self.backend.sizes if axis not in differs)
+        )
+        return [(along, {"": leaf})] if len(along) > 1 else []
+
     def local(self) -> dict[str, tuple[int, ...]]:
         return {axis: (self.backend.place[axis],) for axis in self.backend.sizes}
 

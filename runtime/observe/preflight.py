@@ -27,6 +27,7 @@ from commplan.recorder.stacks import user_line
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.machine import Issue, Machine, reason
 from commplan.runtime.observe.joint_calls import JointReport
+from commplan.runtime.observe.same_values import Copies, check_copies, named_leaves
 from commplan.tracebacks import is_users
 
 TIMEOUT_S = 1800.0  # for a rank that has not compiled the step yet
@@ -82,13 +83,15 @@ class Preflight:
         timeout_s: float,
         check: Callable[[], Check | None] = lambda: None,
         profile: LatencyProfile | None = None,
+        same: Callable[..., Any] | None = None,
     ) -> None:
         self.machine, self.file, self.timeout_s, self.check = machine, file, timeout_s, check
-        self.profile = profile
+        self.profile, self.same = profile, same
         self.who = "process" if machine.layout == "global" else "rank"
         self.communicates = False  # whether the step has collectives, so that all call it together
         self.index = 0  # of the step among those that are counted
         self._agreed: dict[str, Step] = {}  # by digest
+        self._has_compared_values = False
         self._known: set[Any] = set()  # executables of steps that were agreed on
         self._step, self._place = (
             Step("run.check_collectives()", (), ()),
@@ -111,6 +114,8 @@ class Preflight:
                 self._count(step)
             if step.digest not in self._agreed:
                 self._agree(step, lowered)
+            if not self._has_compared_values:
+                self._compare_values(args, kwargs)
             with self._tells():
                 compiled = lowered.compile()
                 executable = compiled.runtime_executable()
@@ -127,6 +132,18 @@ class Preflight:
                 if check is not None:
                     check(self)
             self._known.add(executable)
+
+    def _compare_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raises CP0861 if an argument differs that several ranks hold alike."""
+        leaves = iter(()) if self.same is None else named_leaves(self.same, args, kwargs)
+        copies = [
+            Copies(leaf.name, holders, arrays)
+            for leaf in leaves
+            if leaf.placement is not None or self.communicates
+            for holders, arrays in self.machine.copies(leaf.leaf, leaf.placement)
+        ]
+        check_copies(copies, self.exchange, self.who, self.file)
+        self._has_compared_values = True
 
     @contextlib.contextmanager
     def _tells(self) -> Generator[None]:
@@ -302,18 +319,21 @@ def jit(
     options: Mapping[str, Any],
     check: Callable[[], Check | None],
     profile: LatencyProfile | None = None,
+    *,
+    check_same: bool = True,
 ) -> Any:
     """`_jit.jit(function, **options)` with a preflight; itself where this process is the only participant.
 
     check: what is still to be carried out by all alike, once they agree on a step and before it runs.
-    profile: with which the step is compiled once more."""
+    profile: with which the step is compiled once more. check_same: whether to compare the arguments that
+    several processes hold alike."""
     if machine.layout == "global":
         options = {**options, "context": machine.context}
     if profile is not None:
         options = {**options, "recompile": profile.recompile}
     if len(machine.participants()) == 1:
         return _recorded(machine, function, file, options)
-    ahead = Preflight(machine, file, timeout_s, check, profile)
+    ahead = Preflight(machine, file, timeout_s, check, profile, function if check_same else None)
     jitted = machine.joint.counted(_jit.jit_ahead(function, ahead, **options), ahead)
     if machine.calls is not None:
         jitted, ahead.index = machine.calls.counted(jitted, jitted.__name__)

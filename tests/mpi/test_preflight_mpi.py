@@ -52,11 +52,11 @@ def answers(cases: str) -> dict[str, dict[int, list[str]]]:
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, dict[int, list[str]]]:
-    return answers(",".join(("same", "later", *PASSING, *REFUSED, "untraceable")))
+    return answers(",".join(("same", "later", *PASSING, *REFUSED, "untraceable", "differs")))
 
 
 def test_each_new_shape_is_compared_once(said: dict[str, dict[int, list[str]]]):
-    assert said["same"][0] == said["same"][1] == ["ran, compared 4 times"]
+    assert said["same"][0] == said["same"][1] == ["ran, compared 5 times"]
     assert said["later"][0] == said["later"][1]
     first, second, third = said["later"][0]
     assert first == third == "ran"
@@ -84,6 +84,16 @@ def test_a_rank_that_compares_what_the_other_runs_is_refused_on_both():
     assert (done.stdout + done.stderr).count(f"error[CP0854]: {expected}") == 2, done.stderr
     places = re.findall(r"note: rank (\d) [^/]* at \S+preflight_steps\.py:\d+ in ", done.stdout + done.stderr)
     assert sorted(places) == ["0", "0", "1", "1"]
+
+
+def test_values_that_should_be_the_same_are_compared_before_the_first_step(
+    said: dict[str, dict[int, list[str]]],
+):
+    assert said["differs"][0] == said["differs"][1]
+    first, again, unchecked = said["differs"][0]
+    assert first == again and unchecked == "ran"
+    assert first.startswith("error[CP0861]: leaf `w` of `params` differs between rank 0 and rank 1\n")
+    assert "rank 0: float32[6], 1.0, " in first and "rank 1: float32[6], 2.0, " in first
 
 
 def test_a_rank_without_a_step_tells_the_others(said: dict[str, dict[int, list[str]]]):

@@ -92,12 +92,13 @@ def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[lis
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, list[list[str]]]:
-    return answers(",".join(("same", "later", "prints", *REFUSED, "untraceable")))
+    return answers(",".join(("same", "later", "prints", *REFUSED, "untraceable", "differs")))
 
 
 def test_the_same_step_trains_as_under_jax_jit(said: dict[str, list[list[str]]]):
-    # Before and after each compilation: for each shape, and again when parameters come from the devices.
-    assert said["same"] == [["ran, compared 8 times"]] * 2
+    # Before and after each compilation, for each shape, and again when parameters come from the devices; and
+    # once the values.
+    assert said["same"] == [["ran, compared 9 times"]] * 2
 
 
 def test_a_new_shape_is_compared_again(said: dict[str, list[list[str]]]):
@@ -118,6 +119,14 @@ def test_what_does_not_fit_is_refused_on_all_processes(said: dict[str, list[list
         assert answer.startswith("error[CP0854]: process 1 ")
         for words in REFUSED[case]:
             assert words in answer
+
+
+def test_values_that_should_be_the_same_are_compared_before_the_first_step(said: dict[str, list[list[str]]]):
+    assert said["differs"][0] == said["differs"][1]
+    first, again, unchecked = said["differs"][0]
+    assert first == again and unchecked == "ran"
+    assert first.startswith("error[CP0861]: leaf `w` of `params` differs between process 0 and process 1\n")
+    assert "process 0: float32[6], 1.0, " in first and "process 1: float32[6], 2.0, " in first
 
 
 def test_a_process_without_a_step_tells_the_others(said: dict[str, list[list[str]]]):

@@ -195,6 +195,15 @@ def without_jit(job: Job) -> Words:
         return [outcome(lambda: job.step()({}, *job.arguments()))]
 
 
+def differs(job: Job) -> Words:
+    """Process 1 has other parameters, which are declared the same; without the check they are mixed."""
+    params, x = job.arguments()
+    params = {"w": params["w"] + np.float32(job.index)}
+    step = job.step()
+    said = [outcome(lambda: step({}, params, x)) for _ in range(2)]
+    return [*said, outcome(lambda: job.step(check_same=False)({}, params, x))]
+
+
 def late_shape(job: Job) -> Words:
     """Process 1 has another batch, while process 0 runs the step that both have compared."""
     step = job.step()
@@ -278,6 +287,7 @@ CASES: dict[str, Callable[[Job], Words]] = {
     "own_order": own_order,
     "untraceable": untraceable,
     "without_jit": without_jit,
+    "differs": differs,
     "late_shape": late_shape,
     "late_check": late_check,
     "miscounted": miscounted,

@@ -1,0 +1,232 @@
+"""Values that several processes hold alike, compared by checksums before a step first runs.
+
+A checksum covers the bits of a leaf and their order; all NaN count as one. On CPUs it reads the memory of the
+array; elsewhere large leaves are summed on the device that holds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from inspect import Signature
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import numpy as np
+
+from commplan.diagnostics import fail
+from commplan.ir.types import Placement
+from commplan.lowering.jax.pytree import flatten
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
+
+_ON_DEVICE = 1 << 16  # bytes of a leaf that is summed where it is
+_BLOCK = 1 << 18  # elements that are summed at once on the host
+# By type, the numbers that have its bits, and the bits of infinity, above which those of NaN are.
+_NAN: dict[str, tuple[Any, int]] = {
+    "bfloat16": (np.uint16, 0x7F80),
+    "float16": (np.uint16, 0x7C00),
+    "float32": (np.uint32, 0x7F800000),
+    "float64": (np.uint64, 0x7FF0000000000000),
+}
+_NARROW = re.compile(r"u?int[124]$|float4")
+_HOST = (np.ndarray, np.generic, bool, int, float, complex)
+_SHOWN = 3  # elements that a message shows
+_THREADS = 8
+
+
+class Declared(NamedTuple):
+    """The parameters of a step under `run.spmd`.
+
+    state: the name of the first one. placements: of the others. states: placements of the plan's states."""
+
+    signature: Signature
+    state: str
+    placements: Mapping[str, Placement]
+    states: Mapping[str, Placement]
+
+
+class NamedLeaf(NamedTuple):
+    """A leaf of an argument. placement: as declared; None if it is not."""
+
+    name: str
+    leaf: Any
+    placement: Placement | None
+
+
+class Copies(NamedTuple):
+    """The copies of a leaf, or of a piece of one, that this process holds.
+
+    holders: the processes that hold one. arrays: by device, or "" for an array of the host."""
+
+    name: str
+    holders: tuple[int, ...]
+    arrays: Mapping[str, Any]
+
+
+class Sums(msgspec.Struct, frozen=True, array_like=True):
+    """By holders, a digest of all checksums. wrong: a leaf that differs between devices of this process."""
+
+    sums: dict[str, str] = {}
+    wrong: str = ""
+
+
+class Table(msgspec.Struct, frozen=True, array_like=True):
+    """Of each piece: name, holders, checksum, and its first elements."""
+
+    rows: tuple[tuple[str, str, str, str], ...] = ()
+
+
+def named_leaves(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[NamedLeaf]:
+    """The leaves of the arguments of a step, with their placements if `run.spmd` knows them."""
+    declared: Declared | None = getattr(function, "declared", None)
+    try:
+        given = None if declared is None else dict(declared.signature.bind(*args, **kwargs).arguments)
+    except TypeError:  # of a function around it
+        given = None
+    if declared is None or given is None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path((*args, dict(kwargs))):
+            if _is_array(leaf):
+                yield NamedLeaf(f"argument {jax.tree_util.keystr(path)}", leaf, None)
+        return
+    state: Mapping[str, Any] = given.get(declared.state) or {}
+    trees = [(name, state[name], own) for name, own in declared.states.items() if name in state]
+    trees += [(name, given[name], own) for name, own in declared.placements.items() if name in given]
+    for name, tree, placement in trees:
+        paths, flat = flatten(tree)
+        for path, leaf in zip(paths, flat.leaves, strict=True):
+            if _is_array(leaf):
+                yield NamedLeaf(f"leaf `{path}` of `{name}`" if path else f"`{name}`", leaf, placement)
+
+
+def check_copies(
+    copies: Sequence[Copies], exchange: Callable[[Any], Mapping[int, Any]], who: str, file: str
+) -> None:
+    """Raises CP0861 on all processes if a leaf differs between processes, or between devices of one.
+
+    Args:
+      copies: of this process, in the same order on all that hold the same.
+      exchange: returns the values of all processes, by number; all of them call this function.
+      who: what processes are called.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:  # its threads have no context of the caller's, such as a mesh
+        sums = list(pool.map(_checksums, copies))
+    odd_ones = (pair for pair in zip(copies, sums, strict=True) if len({*pair[1]}) > 1)
+    wrong = next((_differing(*pair) for pair in odd_ones), "")
+    groups: dict[str, Any] = {}
+    for own, each in zip(copies, sums, strict=True):
+        if len(own.holders) > 1:
+            groups.setdefault(str(own.holders), hashlib.sha256()).update(each[0].encode())
+    answers = exchange(Sums({key: group.hexdigest() for key, group in groups.items()}, wrong))
+    fix = f"every {who} must hold the same value: take it from one seed, one file, or a broadcast of the plan"
+    option = "run.jit(.., check_same=False) leaves this check out"
+    for number, answer in sorted(answers.items()):
+        if answer.wrong:
+            fail("CP0861", f"{answer.wrong} of {who} {number}", fix, option, file=file)
+    seen: dict[str, set[str]] = {}
+    for answer in answers.values():
+        for key, text in answer.sums.items():
+            seen.setdefault(key, set()).add(text)
+    if all(len(texts) == 1 for texts in seen.values()):
+        return
+    rows = tuple(
+        (own.name, str(own.holders), each[0], _sample(next(iter(own.arrays.values()))))
+        for own, each in zip(copies, sums, strict=True)
+        if len(own.holders) > 1
+    )
+    tables = exchange(Table(rows))
+    found: dict[tuple[str, str, int], dict[int, tuple[str, str]]] = {}
+    for number, table in sorted(tables.items()):
+        places: dict[tuple[str, str], int] = {}
+        for name, holders, text, sample in table.rows:
+            place = places[name, holders] = places.get((name, holders), -1) + 1
+            found.setdefault((name, holders, place), {})[number] = (text, sample)
+    for (name, _, _), rows_of in found.items():
+        first, *others = rows_of
+        odd = [number for number in others if rows_of[number][0] != rows_of[first][0]]
+        if odd:
+            shown = [f"{who} {n}: {rows_of[n][1]}" for n in (first, *odd[:3])]
+            more = [f"it differs from {who} {first} on {len(odd)} of {len(rows_of)}"] if len(odd) > 3 else []
+            message = f"{name} differs between {who} {first} and {who} {odd[0]}"
+            fail("CP0861", message, *shown, *more, fix, option, file=file)
+
+
+def _checksums(own: Copies) -> list[str]:
+    return [_checksum(x) for x in own.arrays.values()]
+
+
+def _differing(own: Copies, sums: Sequence[str]) -> str:
+    devices = list(own.arrays)
+    odd = next(place for place, text in enumerate(sums) if text != sums[0])
+    return f"{own.name} differs between {devices[0]} and {devices[odd]}"
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, jax.Array):
+        return not leaf.is_deleted() and leaf.size > 0
+    return isinstance(leaf, _HOST) and int(np.size(cast("Any", leaf))) > 0
+
+
+def _checksum(x: Any) -> str:
+    """Of a leaf on the host or on one device. It depends on the contents alone, not on where they are."""
+    with jax.disable_jit(False), jax.transfer_guard("allow"):
+        x = _plain(x)
+        if jax.default_backend() == "cpu" or x.nbytes < _ON_DEVICE:
+            return f"{_crc(np.asarray(x)):08x}"
+        on_device = x if isinstance(x, jax.Array) else jax.device_put(x, jax.local_devices()[0])
+        return np.asarray(_mixed(on_device)).tobytes().hex()
+
+
+def _plain(x: Any) -> Any:
+    """`x` as an array of numbers in a type that JAX has here."""
+    if not isinstance(x, jax.Array):
+        host = np.asarray(x)
+        return host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def _crc(x: Any) -> int:
+    """CRC-32 of the bits of `x`, every NaN alike, in blocks that fit into a cache."""
+    flat: Any = np.ascontiguousarray(x).reshape(-1)
+    if flat.dtype.kind == "c":
+        flat = flat.view(flat.real.dtype)
+    unsigned, infinity = _NAN.get(str(flat.dtype), (np.uint8, 0))
+    words, crc = flat.view(unsigned), 0
+    for start in range(0, words.size, _BLOCK):
+        block: Any = words[start : start + _BLOCK]
+        if infinity:
+            size: Any = block & unsigned(np.iinfo(unsigned).max >> 1)
+            if size.max() > infinity:
+                block = cast("Any", np.where(size > infinity, unsigned(infinity + 1), block))
+        crc = zlib.crc32(block.data, crc)
+    return crc
+
+
+@jax.jit
+def _mixed(x: Any) -> Any:
+    """Two sums of 32 bits of the elements of `x`, each mixed with its place."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.stack([x.real, x.imag])
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = jnp.where(jnp.isnan(x), jnp.nan, x)
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    elif _NARROW.match(str(x.dtype)):  # several in a byte
+        x = x.astype(jnp.float32)
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+    words = lax.bitcast_convert_type(x, unsigned).reshape(-1).astype(jnp.uint32)
+    mixed = words + lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B1)
+    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA6B)
+    mixed = mixed ^ (mixed >> 13)
+    other = (mixed ^ jnp.uint32(0xC2B2AE35)) * jnp.uint32(0x27D4EB2F)
+    return jnp.stack([mixed.sum(dtype=jnp.uint32), (other ^ (other >> 16)).sum(dtype=jnp.uint32)])
+
+
+def _sample(x: Any) -> str:
+    """Type, shape and first elements."""
+    with jax.disable_jit(False), jax.transfer_guard("allow"):
+        host = np.asarray(_plain(x))
+    first = ", ".join(str(element) for element in host.reshape(-1)[:_SHOWN].tolist())
+    return f"{host.dtype}{list(host.shape)}, {first}{', ...' if host.size > _SHOWN else ''}"
