@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,8 +97,9 @@ def test_rounds_move_in_memory_that_nccl_makes_symmetric() -> None:
 
     x = jax.ShapeDtypeStruct((32 * 1048576,), "float32")
     with_options = run.jit(step).lower({}, x).compile().as_text()
-    assert "collective-permute" in with_options and "S(1)" in with_options
-    assert "S(1)" not in jax.jit(step).lower({}, x).compile().as_text()
+    space = "S(7)" if jax.__version_info__ >= (0, 12) else "S(1)"
+    assert "collective-permute" in with_options and space in with_options
+    assert not re.search(r"\bS\(\d", jax.jit(step).lower({}, x).compile().as_text())
 
 
 def test_no_round_of_a_bucket_is_joined_with_one_of_the_next() -> None:
