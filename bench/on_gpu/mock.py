@@ -97,8 +97,7 @@ def planned(program: Any, mesh: Mesh, model: Transformer) -> Step:
         return train({}, params, tokens)[1]
 
     platform = "cpu" if mesh.devices.flat[0].platform == "cpu" else "gpu"
-    options = _jit.accepted(program.compiler_options(platform))
-    return _jit.jit(step, options, donate_argnums=0)
+    return _jit.jit(step, program.compiler_options(platform), donate_argnums=0)
 
 
 def arguments(mesh: Mesh, model: Transformer) -> tuple[Tree, Any]:
