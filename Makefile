@@ -21,7 +21,7 @@ SET := PYTHON='$(PYTHON)' sh .ci/venv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test docs docs-test coverage lint types format grammars tokenizer audit audit-0.11 audit-newest torch oldest newest build wheels packages clean
+.PHONY: help demo test test-all docs docs-test coverage lint types format grammars tokenizer audit audit-0.11 audit-newest torch oldest newest build wheels packages clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -30,9 +30,13 @@ demo:  ## make the virtual environment and train the ensemble of examples/plans/
 	@$(SET) $(VENV) demo constraints.txt
 	$(PY) examples/ensemble_training.py
 
-test:  ## install what the tests need and run them all; TESTS="tests/dsl -x" runs some
+test:  ## install what the tests need and run them; TESTS="tests/dsl -x" runs some
 	@$(SET) $(VENV) test constraints.txt
 	$(PY) -m pytest $(or $(TESTS),-n $(WORKERS) --dist worksteal -q)
+
+test-all:  ## the same, and the campaigns: more random cases, numbers of ranks and sanitizers
+	@$(SET) $(VENV) test constraints.txt
+	$(PY) -m pytest $(or $(TESTS),-n $(WORKERS) --dist worksteal -q) -m "campaign or not campaign"
 
 docs:  ## build the manual as a site into site/ (needs npm, for what its pages are drawn with)
 	@$(SET) $(VENV) docs constraints.txt

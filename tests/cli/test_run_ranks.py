@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import images, mpirun
+from support import images, interpreter, mpirun
 
 mpirun.needs_mpi()
 
@@ -88,7 +87,7 @@ def _words(tmp_path: Path) -> list[str]:
 
 def started(ranks: int, words: list[str]) -> subprocess.CompletedProcess[str]:
     command = [str(mpirun.MPIRUN), "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return mpirun.started([*command, sys.executable, "-W", "error", "-m", "commplan.cli", *words])
+    return mpirun.started([*command, *interpreter.words(mpirun.environment()), "-m", "commplan.cli", *words])
 
 
 def test_ranks_are_rehearsed_and_their_costs_gathered(words: list[str], tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import mpirun
+from support import interpreter, mpirun
 
 import commplan
 
@@ -81,7 +80,7 @@ def started(
     (folder / "functions.py").write_text(FUNCTIONS.format(dies=dies, calls=4))
     command = [str(mpirun.MPIRUN), *mpi, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
     run = [
-        sys.executable, "-W", "error", "-m", "commplan.cli", "run", str(folder / "served.plan"),
+        *interpreter.words(mpirun.environment()), "-m", "commplan.cli", "run", str(folder / "served.plan"),
         "--fn", f"sgd={folder}/functions.py:sgd", "--fn", f"half={folder}/functions.py:half", *words,
     ]  # fmt: skip
     return mpirun.started([*command, *run], timeout=120)

@@ -135,9 +135,21 @@ def test_what_does_not_compile_is_told_with_the_compilers_words(
     assert not list((tmp_path / "cache" / "commplan").glob("*.so"))
 
 
+BUILT = """
+from commplan.lowering.mpi import build
+print(build._cached(build.compiler(), build.mpi_library()))
+"""
+
+
 def test_of_ranks_that_start_together_one_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("MPICXX", mpirun.quick_compiler(tmp_path))
+    """With a compiler that takes its time and links the engine that is there already."""
+    engine, links, wrapper = mpirun.run(1, BUILT).strip(), tmp_path / "links", tmp_path / "mpicxx"
+    script = f'case "$*" in *-shared*) sleep 0.3; echo >> {links}; cp {engine} "$last";; esac'
+    wrapper.write_text(f"#!/bin/sh\nfor last do :; done\n{script}\n")
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("MPICXX", str(wrapper))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert mpirun.run(4, FALLBACK).strip() == "[[], [], [], []]"
+    assert len(links.read_text().splitlines()) == 1
     made = sorted(path.suffix for path in (tmp_path / "commplan").iterdir())
     assert made == [".lock", ".so"]

@@ -21,14 +21,6 @@ MISSING = [name for name in ("mpi4py", "mpi4jax") if importlib.util.find_spec(na
 )
 
 
-def quick_compiler(folder: Path) -> str:
-    """A value of MPICXX: the wrapper in use, without optimisations, most of the engine's compilation."""
-    wrapper = folder / "mpicxx"
-    wrapper.write_text(f'#!/bin/sh\nexec "{MPIRUN.with_name("mpicxx")}" "$@" -O0\n', encoding="utf-8")
-    wrapper.chmod(0o755)
-    return str(wrapper)
-
-
 def needs_mpi() -> None:
     """Skip the test, or the module that calls this, where MPI is missing."""
     if not MISSING:
