@@ -84,7 +84,7 @@ class Job:
                 value += 0 * norms.norm[0]
             for _ in range(accumulate):
                 out, state = self.run.step(state, grads=grads, loss=value)
-                grads = self.run.varying(out.grads)
+                grads = jax.tree.map(jnp.add, grads, self.run.varying(out.grads))
             if not norm_first:
                 norms, state = self.run.norms(state, norm=x[0, :5] + 0 * out.loss)
             for size in extra:
