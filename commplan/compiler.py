@@ -77,7 +77,9 @@ def compile_plan(
     fail_if(check_sizes(plan, values, math.prod(axis.size for axis in axes)))
     fail_if(check_leaves(plan, values, {axis.name: axis.size for axis in axes}))
     _check_order(plan, order or {})
-    schedule = lower(plan, axes, values, backend, known.hosts if known is not None else ())
+    hosts = known.hosts if known is not None else ()
+    divides = any(pass_.name == "wire" for pass_ in passes.passes)
+    schedule = lower(plan, axes, values, backend, hosts, divides=divides)
     seconds = time.perf_counter() - start
     sites(schedule)  # what servers cannot do is a mistake of the plan, not one of lowering
     assert schedule.origin is not None

@@ -112,7 +112,7 @@ def test_two_level_moves_an_eighth_between_nodes():
 def test_what_is_packed_is_counted_once():
     plan = commplan.load(PLANS / "data_parallel.plan")
     tree = {name: {"shape": [9_000_000], "dtype": "f32"} for name in "ab"}
-    schedule = plan.compile(shapes={"params": tree, "grads": tree}, passes="bucket,wire").schedule
+    schedule = plan.compile(shapes={"params": tree, "grads": tree}, passes="bucket").schedule
     packs = [
         each
         for line in step(explain_plan(plan.graph, schedule)).lines

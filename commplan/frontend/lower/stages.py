@@ -24,10 +24,13 @@ def lower(
     values: Mapping[graph.Ref, sched.Value],
     backend: sched.Backend = "jax",
     hosts: tuple[str, ...] = (),
+    *,
+    divides: bool = True,
 ) -> sched.Schedule:
     """The schedule of `plan` before any rewriting; `values` come from `shapes.infer`.
 
-    backend: what it is for. hosts: the names of the topology's hosts, where they are known.
+    backend: what it is for. hosts: the names of the topology's hosts, where they are known. divides: the pass
+    `wire` is to come.
     """
     return sched.Schedule(
         plan=plan.name,
@@ -38,7 +41,7 @@ def lower(
         inputs=plan.inputs,
         states=plan.states,
         entry=tuple(values[ref] for ref in (*plan.inputs, *plan.states)),
-        phases=tuple(Lowering(plan, axes, values).phase(phase) for phase in plan.phases),
+        phases=tuple(Lowering(plan, axes, values, divides=divides).phase(phase) for phase in plan.phases),
         origin=sched.Origin(
             plan, tuple(values[value.id] for value in plan.values), tuple(axis.size for axis in axes)
         ),
@@ -53,9 +56,14 @@ class Lowering(Builder):
     """Lowers the stages of one phase after another, collecting ops and the values they make."""
 
     def __init__(
-        self, plan: graph.Plan, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]
+        self,
+        plan: graph.Plan,
+        axes: tuple[sched.Axis, ...],
+        values: Mapping[graph.Ref, sched.Value],
+        *,
+        divides: bool,
     ) -> None:
-        super().__init__(axes, dict(values))
+        super().__init__(axes, dict(values), divides=divides)
         self.plan = plan
 
     def phase(self, phase: graph.Phase) -> sched.Phase:

@@ -114,7 +114,7 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
         if place == len(stages):
             return False
         stage = stages[place]
-        if event[0] == "allow" and (*event[2:5], event[6]) != (*stage.types, stage.divides):
+        if event[0] == "allow" and event[2:5] != stage.types:
             return False
         if event[0] == "sum" and (
             current not in (None, stage.accumulate) or (stage.wire != stage.own and stage.wire not in narrow)
