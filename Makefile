@@ -6,7 +6,8 @@ PYTHON  ?=
 # Some tests sleep, or wait for one another: three workers keep two cores busy.
 WORKERS ?= 3
 TESTS   ?=
-OLDEST  ?= tests/lowering tests/runtime/test_run_*.py tests/runtime/input/test_transport_jax.py tests/runtime/input/test_slots.py \
+OLDEST  ?= tests/lowering tests/runtime/test_run_*.py tests/runtime/test_meshes.py tests/runtime/test_preflight.py \
+	tests/runtime/param_server/test_elementwise.py tests/runtime/input/test_transport_jax.py tests/runtime/input/test_slots.py \
 	tests/runtime/input/test_same_bits.py
 
 TORCH   ?= tests/runtime/input/test_feeds_torch.py tests/runtime/input/test_sources_libraries.py
