@@ -34,7 +34,7 @@ class Lineage:
     """The values that a traced value is made of.
 
     has_inputs, has_constants: whether arguments of the traced function, or constants, are among them. marked:
-    the values at which the search ended because `is_marked` is true of them.
+    the values for which `is_marked` is true.
     """
 
     has_inputs: bool = False
@@ -48,16 +48,16 @@ class Lineage:
         return not (self.has_inputs or self.reductions or self.marked)
 
 
-def _not_marked(_: Any) -> bool:
-    return False
+def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
+    """The values that `x` is made of, back to arguments, constants and the last collective on each way.
 
-
-def lineage(x: Any, is_marked: Callable[[Any], bool] = _not_marked) -> Lineage:
-    """The values that `x` is made of, back to arguments, constants and the last collective on each way."""
+    is_marked: the search ends at values for which this is true. It ends altogether at the first argument or
+    constant: `x` is then not made of marked values alone, and a gradient may be made of a whole model.
+    """
     found, pending, seen = Lineage(), [x], set[int]()
-    while pending:
+    while pending and not (is_marked and (found.has_inputs or found.has_constants)):
         value = pending.pop()
-        if is_marked(value):
+        if is_marked and is_marked(value):
             found.marked.append(value)
             continue
         tracer = _recorded(value)
@@ -67,7 +67,7 @@ def lineage(x: Any, is_marked: Callable[[Any], bool] = _not_marked) -> Lineage:
         if id(tracer) in seen:
             continue
         seen.add(id(tracer))
-        if tracer is not value and is_marked(tracer):
+        if is_marked and tracer is not value and is_marked(tracer):
             found.marked.append(tracer)
         elif not hasattr(tracer, "parent"):
             found.has_inputs = True

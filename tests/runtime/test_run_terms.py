@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from support.embedding import bind, mesh_of, refused
 
+from commplan.lowering.jax._lineage import lineage
+
 PLAN = """plan p
 axis data = 2
 input count : f32 partial data
@@ -150,3 +152,20 @@ def test_without_types_a_value_that_comes_back_is_still_found(run: Any) -> None:
     call = run.spmd(x="split data", returns="count", check_vma=False)(step)
     code, text = refused(lambda: call({}, np.ones((8, 3), np.float32)))
     assert (code, "phase `step` made it the same" in text) == ("CP0807", True)
+
+
+def test_the_search_for_marked_values_ends_at_the_first_other_one() -> None:
+    """It is made for every leaf of a gradient, each of which may be made of the whole model."""
+    visited: list[Any] = []
+
+    def is_marked(value: Any) -> bool:
+        visited.append(value)
+        return False
+
+    def step(x: Any) -> Any:
+        total = sum(jnp.sin(x) for _ in range(50))
+        assert lineage(total, is_marked).has_inputs
+        return total
+
+    jax.make_jaxpr(step)(jnp.ones(3))
+    assert len(visited) < 10
