@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn, cast
 
 import numpy as np
@@ -18,6 +17,7 @@ from commplan.runtime.input.sources.adapters import Source
 from commplan.runtime.input.sources.folders import check_classes, folder, paths
 from commplan.runtime.input.sources.record_convert import NOT_FILES
 
+_LONGEST = 80  # characters of a path that a message shows, if there is no such file
 _TEXT = "text is given as bytes in a list of records: `[text.encode() for text in texts]`"
 
 
@@ -40,8 +40,8 @@ def opened(source: object, is_bytes: bool) -> Source | None:
     if items and all(adapters.is_array_record(item) for item in items):
         return adapters.array_record(cast("Sequence[str]", items))
     if is_bytes and _is_path(source):
-        path = Path(cast("str | os.PathLike[str]", source))
-        if not path.is_dir():
+        path = os.fspath(cast("str | os.PathLike[str]", source))
+        if not os.path.isdir(path):  # noqa: PTH112  pathlib raises OSError for long text
             fail(
                 "CP0901",
                 f"a {type(source).__name__} is taken for the path of a folder, and {_missing(path)}",
@@ -49,18 +49,22 @@ def opened(source: object, is_bytes: bool) -> Source | None:
             )
         return folder(path)
     if is_bytes and items and all(_is_path(item) for item in items):
-        if isinstance(items[0], str) and not Path(items[0]).exists():
-            fail("CP0901", f"there is no file {items[0]!r}", NOT_FILES)
+        if isinstance(items[0], str) and not os.path.exists(items[0]):  # noqa: PTH110
+            fail("CP0901", f"there is no file {_shortened(items[0])}", NOT_FILES)
         return paths(cast("Sequence[str]", items))
     if isinstance(source, str | bytes | Mapping):
         return None
     return source if isinstance(source, Source) else None
 
 
-def _missing(path: Path) -> str:
-    if path.exists():
-        return f"{str(path)!r} is a file: give `commplan.paths([{str(path)!r}])`"
-    return f"there is no folder {str(path)!r}"
+def _missing(path: str) -> str:
+    if os.path.exists(path):  # noqa: PTH110
+        return f"{path!r} is a file: give `commplan.paths([{path!r}])`"
+    return f"there is no folder {_shortened(path)}"
+
+
+def _shortened(path: str) -> str:
+    return repr(path) if len(path) <= _LONGEST else f"{path[:_LONGEST]!r}..."
 
 
 def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source:

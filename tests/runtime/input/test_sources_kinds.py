@@ -406,6 +406,8 @@ def test_rows_forget_what_all_columns_had() -> None:
             "there is no file 'a'\n  note: a list of str is taken for paths of files: text is",
         ),
         ("bytes", "abc", "there is no folder 'abc'\n  note: text is given as bytes in a list"),
+        ("bytes", ["a" * 300], f"there is no file '{'a' * 80}'...\n"),
+        ("bytes", "a" * 300, f"there is no folder '{'a' * 80}'...\n"),
         ("bytes", __file__, "is a file: give `commplan.paths(["),
         (
             "bytes",
