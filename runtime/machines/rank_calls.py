@@ -40,9 +40,8 @@ class RankCalls(JointCalls):
         if waited < SETTLE_S or time.monotonic() < self._asked + SETTLE_S:
             return
         listener, own = _listener(), int(MPI.COMM_WORLD.Get_rank())
-        reports = {
-            self.numbers[world]: report for world, report in listener.answers.pop(self.key, {}).items()
-        }
+        answers = dict(listener.answers.pop(self.key, {}))  # the listener may still add one
+        reports = {self.numbers[world]: report for world, report in answers.items()}
         others = [world for world in self.numbers if world != own]
         if (found := self.disagreement(reports)) is not None:
             listener.send("verdict", self.key, str(CommplanError(found)), others)
@@ -68,6 +67,7 @@ class _Listener:
         self.calls: dict[Key, RankCalls] = {}
         self.answers: dict[Key, dict[int, JointReport]] = {}
         self._sends: list[Any] = []
+        self._sending = threading.Lock()  # the main thread sends, and the listener
         self._ended = threading.Event()
         self._tag = highest_tag() - 1
         self._thread = threading.Thread(target=self._run, name="commplan-steps", daemon=True)
@@ -81,8 +81,9 @@ class _Listener:
         return key
 
     def send(self, kind: str, key: Key, content: Any, ranks: Sequence[int]) -> None:
-        self._sends = [send for send in self._sends if not send.Test()]
-        self._sends += [MPI.COMM_WORLD.isend((kind, key, content), rank, self._tag) for rank in ranks]
+        with self._sending:
+            self._sends = [send for send in self._sends if not send.Test()]
+            self._sends += [MPI.COMM_WORLD.isend((kind, key, content), rank, self._tag) for rank in ranks]
 
     def _end(self) -> None:
         self._ended.set()
