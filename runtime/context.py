@@ -154,15 +154,13 @@ class Context:
 
     def placed(self, tree: Any, placement: Placement) -> Any:
         """`tree` with its host arrays put onto the devices, explicitly: a transfer guard may be on."""
-        mesh = self.machine.mesh if self.machine.layout == "global" else None
-        lead = len(placement.per)
+        mesh, lead = self.machine.mesh, len(placement.per)
 
-        def put(x: Any) -> Any:
-            if mesh is None:
-                return _context.placed(x, None)
-            return _context.placed(x, NamedSharding(mesh, spec(placement, scalar=np.ndim(x) == lead)))
+        def sharding(x: Any) -> NamedSharding:
+            return NamedSharding(mesh, spec(placement, scalar=np.ndim(x) == lead))
 
-        return jax.tree_util.tree_map(put, tree)
+        own = sharding if self.machine.layout == "global" else None
+        return jax.tree_util.tree_map(lambda x: _context.placed(x, own), tree)
 
     def lead(self, placement: Placement) -> int:
         """How many leading dimensions an array outside has for `per` axes; under MPI none."""

@@ -170,10 +170,9 @@ class PhaseCall:
         return [op.span for op in self._phase.ops]
 
     def _jitted(self, call: Any, layout: check.Layout, state: dict[str, Any], inputs: dict[str, Any]) -> Any:
-        if any(isinstance(x, bool | int | float) for x in jax.tree_util.tree_leaves(inputs)):
-            self._checked(
-                state, inputs, layout
-            )  # a number that does not fit, of which jit would make an array
+        if check.has_numbers(jax.tree_util.tree_leaves(inputs)):
+            # One that does not fit; jit would make an array of it.
+            self._checked(state, inputs, layout)
         try:
             return call(state, inputs)
         except TypeError:  # something that JAX cannot take: say which leaf it is, if that is all

@@ -6,6 +6,7 @@ Like `_compat`, this is where private names of JAX are touched.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, cast
 
 from jax._src import config as _src_config
@@ -59,15 +60,16 @@ def explicit() -> Context:
     return _config.explicit_device_put_scope()
 
 
-def placed(x: Any, sharding: Any) -> Any:
-    """`x`, put on devices explicitly if it is an array of the host, or lies on the default device by chance.
+def placed(x: Any, sharding: Callable[[Any], Any] | None) -> Any:
+    """`x`, put on devices explicitly if it is an array of the host, or is on the default device by chance.
 
-    sharding: a `NamedSharding`, or None for the default device. What it does not fit is left to the checks.
+    sharding: returns the `NamedSharding` of `x`; called only if `x` moves. None for the default device.
+    If `x` does not fit it, `x` is returned unchanged, and the checks report it.
     """
     on_host = type(x).__module__ == "numpy"
     if not on_host and (sharding is None or getattr(x, "committed", True)):
         return x
     try:
-        return jax.device_put(x, sharding)
+        return jax.device_put(x, sharding and sharding(x))
     except (TypeError, ValueError):
         return x

@@ -6,7 +6,7 @@ the same and that JAX types as varying.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -23,6 +23,7 @@ from commplan.lowering.jax.pytree import Tree, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 
 Layout = Literal["local", "global"]
+_NUMBERS = (bool, int, float)
 _KINDS = {"b": bool, "i": int, "u": int, "f": (int, float)}
 
 
@@ -63,7 +64,7 @@ class Check:
         role += f" at `{leaf.path}`" if leaf.path else ""
         array: Any = given
         wanted = leaf.shape if self.layout == "local" else global_shape(value, leaf, self.sizes)
-        if isinstance(array, bool | int | float):
+        if isinstance(array, _NUMBERS):
             array = number(array, leaf)
         if not (hasattr(array, "shape") and hasattr(array, "dtype")):
             self._fail(f"{role} is a {type(array).__name__}, not an array")
@@ -124,11 +125,16 @@ def number(given: Any, leaf: Leaf) -> Any:
         return given
 
 
+def has_numbers(leaves: Iterable[Any]) -> bool:
+    """Whether a leaf is a Python number."""
+    return any(isinstance(x, _NUMBERS) for x in leaves)
+
+
 def numbers(value: Value, tree: Any) -> Any:
     """`tree`, which stands for `value`, with Python numbers as `number` makes them: jit would take an int for
     an i32."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    if len(leaves) != len(value.leaves) or not any(isinstance(x, bool | int | float) for x in leaves):
+    if len(leaves) != len(value.leaves) or not has_numbers(leaves):
         return tree
     pairs = zip(leaves, value.leaves, strict=True)
     return jax.tree_util.tree_unflatten(structure, [number(x, leaf) for x, leaf in pairs])

@@ -160,3 +160,22 @@ def test_transfers_are_explicit(program: Program, wanted: list[Any], host: bool)
         ):
             stack.enter_context(guard("disallow"))
         program.all(host=host)
+
+
+def test_arrays_on_devices_are_passed_on_without_a_look_at_their_shardings(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, made = program.run, list[Any]()
+
+    def named(*args: Any) -> NamedSharding:
+        made.append(args)
+        return NamedSharding(*args)
+
+    monkeypatch.setattr("commplan.runtime.context.NamedSharding", named)
+    host = {"w": np.ones((2, 2, 4), np.float32), "b": np.zeros((2, 2), np.float32)}
+    placement = run.context.schedule.named["params"].placement
+    placed = run.context.placed(host, placement)
+    assert len(made) == 2
+    again = run.context.placed(placed, placement)
+    assert len(made) == 2
+    assert again["w"] is placed["w"]
