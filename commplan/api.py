@@ -104,9 +104,9 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             _check_twice(self.graph, sizes, mesh_axes)
             named = {axis.name for axis in self.graph.axes}
             sizes |= {name: size for name, size in mesh_axes.items() if name in named}
-            others = any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - named)
+            has_others = any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - named)
             if passes is None:
-                passes = default(pinned=others, in_process=topology is None and shares_memory(mesh))
+                passes = default(pinned=has_others, in_process=topology is None and shares_memory(mesh))
         if shapes is not None and not hasattr(shapes, "items"):
             kind = type(shapes).__name__
             message = f"shapes is a {kind}: names and their trees were expected"

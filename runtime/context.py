@@ -159,8 +159,9 @@ class Context:
         def sharding(x: Any) -> NamedSharding:
             return NamedSharding(mesh, spec(placement, scalar=np.ndim(x) == lead))
 
-        own = sharding if self.machine.layout == "global" else None
-        return jax.tree_util.tree_map(lambda x: _context.placed(x, own), tree)
+        on_mesh = self.machine.layout == "global"
+        placed = functools.partial(_context.placed, sharding=sharding if on_mesh else None)
+        return jax.tree_util.tree_map(placed, tree)
 
     def lead(self, placement: Placement) -> int:
         """How many leading dimensions an array outside has for `per` axes; under MPI none."""

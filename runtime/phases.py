@@ -148,8 +148,8 @@ class PhaseCall:
             outputs, new = self._inline(state, inputs)
         else:
             with as_diagnostics(self._spans, file):
-                own, held = self._placed(given, self.lowered.arguments), self._placed(state, self._held)
-                outputs, new = self._jitted(self._alone, "local", held, own)
+                state, given = self._placed(state, self._held), self._placed(given, self.lowered.arguments)
+                outputs, new = self._jitted(self._alone, "local", state, given)
         for binding in () if typed else self.lowered.outputs:
             reduced_values.remember(values[binding.value], outputs[binding.name], axes, self._phase)
         return outputs, new

@@ -54,10 +54,10 @@ def check_terms(
         if not over or not _marks:
             continue
         for path, x in zip(*_leaves(inputs[name]), strict=True):
-            made = lineage(x, lambda each: _mark(each) is not None)
-            if made.has_inputs or made.has_constants or not made.marked:
+            origin = lineage(x, lambda each: _mark(each) is not None)
+            if origin.has_inputs or origin.has_constants or not origin.marked:
                 continue
-            marks = [mark for each in made.marked if (mark := _mark(each)) is not None]
+            marks = [mark for each in origin.marked if (mark := _mark(each)) is not None]
             summed = [axis for axis in over if all(axis in mark.axes for mark in marks)]
             if summed:
                 where = f" at `{path}`" if path else ""

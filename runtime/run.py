@@ -132,21 +132,20 @@ class Bound(ShardedWeights):
     ) -> Any:
         """`jax.jit(function, **options)` of a step that all ranks compare before they run it.
 
-        Before the first call for new shapes, types or shardings the step is compiled, and its arguments and
-        collectives are compared between all ranks of this run, which therefore call alike. Before the first
-        step of the run they try the plan's collectives, see `check_collectives`, for about `check_s` seconds;
-        0: not at all. check_same: also compare, once, checksums of the arguments that several processes or
-        devices hold alike: under MPI those that `run.spmd` places so, on a mesh all that are replicated.
-        Later calls cost what those of `jax.jit` do. On GPUs XLA gets the options of
-        `program.compiler_options`, but where `compiler_options` says otherwise. timeout: seconds to wait for
-        a rank, which may still compile. pgle: compile for GPUs once more with a profile of what instructions
-        take: estimated for `"h100:4x8"`, a `lowering.audit.Machine`, or the devices at hand (True), and used
-        where by the same estimate it makes the step faster, also compiled without pipelined all-reduces where
-        `compiler_options` does not set them; or the path of a measured one. Without `function` a decorator.
-        Calls raise CP0854 on all ranks where they do not fit together, CP0855 where one does not come, CP0856
-        where a collective gives what it should not, CP0861
-        if an argument differs that should be the same. Raises CP0857 for times that are none, and
-        CP0859 and CP1150 for `pgle`; warns where that has no effect (CP0860).
+        Before the first call for new shapes, types or shardings all ranks of this run, which therefore call
+        alike, compare its arguments and collectives, compile it, and compare the compiled collectives. Before
+        the first step of the run they try the plan's collectives, see `check_collectives`, for about
+        `check_s` seconds; 0: not at all. check_same: also compare, once, checksums of the arguments that
+        several processes or devices hold alike: under MPI those that `run.spmd` places so, on a mesh all that
+        are replicated. Later calls cost what those of `jax.jit` do. On GPUs XLA gets the options of
+        `program.compiler_options`, except those that `compiler_options` sets. timeout: seconds to wait for a
+        rank, which may still compile. pgle: compile for GPUs once more with a profile of instructions:
+        estimated for `"h100:4x8"`, a `lowering.audit.Machine`, or the devices at hand (True), and used if by
+        the same estimate it makes the step faster, also compiled without pipelined all-reduces unless
+        `compiler_options` sets them; or the path of a measured one. Without `function` a decorator.
+        Calls raise on all ranks CP0854 if steps do not fit together, CP0855 if a rank does not come, CP0856
+        if a collective gives a wrong result, CP0861 if an argument differs that should be the same. Raises
+        CP0857 for invalid times, and CP0859 and CP1150 for `pgle`; warns if that has no effect (CP0860).
         """
         self._check_times(check_s=check_s, timeout=timeout)
         if function is None:
@@ -160,16 +159,8 @@ class Bound(ShardedWeights):
         own: dict[str, Any] = options.pop("compiler_options", None) or {}
         options["compiler_options"] = {**self.context.compiler_options, **own}
         profile = self.context.profile(pgle, own)
-        return preflight.jit(
-            self.context.machine,
-            function,
-            self._file,
-            timeout,
-            options,
-            check,
-            profile,
-            check_same=check_same,
-        )
+        machine, file = self.context.machine, self._file
+        return preflight.jit(machine, function, file, timeout, options, check, profile, check_same=check_same)
 
     def check_collectives(
         self, seconds: float = BUDGET_S, timeout: float = preflight.TIMEOUT_S
@@ -299,11 +290,8 @@ class Bound(ShardedWeights):
         own = self.context.schedule.phase(phase)
         missing = [op.source for op in own.ops if isinstance(op, ir.Read) and op.source not in self.sources]
         if missing:
-            self.context.fail(
-                "CP0803",
-                f"source `{missing[0]}` is not bound",
-                f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})",
-            )
+            note = f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})"
+            self.context.fail("CP0803", f"source `{missing[0]}` is not bound", note)
         clock = None
         if self.context.members and taken_apart(self.context.whole or self.context.schedule, own):
             clock = self.clocks.member(self.context, own, self.sources, state, group, timeout, workers)
@@ -319,11 +307,8 @@ class Bound(ShardedWeights):
 
     def _inside(self, caller: str) -> None:
         if self.context.sizes and not self.context.around(f"{caller} is called"):
-            self.context.fail(
-                "CP0816",
-                f"{caller} is called outside of a shard_map",
-                "it belongs into run.spmd, or into a shard_map of your own over the plan's axes",
-            )
+            note = "it belongs into run.spmd, or into a shard_map of your own over the plan's axes"
+            self.context.fail("CP0816", f"{caller} is called outside of a shard_map", note)
 
     def failure(self, error: BaseException) -> CommplanError | None:
         """What JAX raised where a phase of this run could not be carried out over MPI, as CP0834 with the

@@ -198,9 +198,9 @@ class _Step:
         if not self.outside or _compat.tracing():
             return self._traced(state, arguments)
         context = self.context
-        own = {name: context.placed(tree, self.placements[name]) for name, tree in arguments.items()}
+        placed = {name: context.placed(tree, self.placements[name]) for name, tree in arguments.items()}
         with context.machine.context():
-            return self._jitted(self._held(state), own)
+            return self._jitted(self._held(state), placed)
 
     def _held(self, state: Any) -> Any:
         """`state`, its arrays on devices."""

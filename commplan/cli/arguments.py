@@ -35,8 +35,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice:
-            known = re.findall(r"[\w.-]+", choice[2])
-            message = "; ".join((message, *near_note(choice[1], known)))
+            choices = re.findall(r"[\w.-]+", choice[2])
+            message = "; ".join((message, *near_note(choice[1], choices)))
         super().error(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore

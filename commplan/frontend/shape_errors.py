@@ -164,16 +164,16 @@ def check_leaves(
 
 
 def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> list[Diagnostic]:
-    """Options for floats of a stage whose values are none (CP0613), and such that change nothing (CP0614)."""
+    """Options for floats of a stage that sends none (CP0613), and options that change nothing (CP0614)."""
     sent = stage.sends()
     if sent is None or not values[sent[0]].leaves:
         return []
     ref, how = sent
     hints: graph.Hints = stage.hints
     dtypes = {leaf.dtype for leaf in values[ref].leaves}
-    given = {"wire": hints.wire, "accumulate": hints.accumulate}
+    options = {"wire": hints.wire, "accumulate": hints.accumulate}
     if not any(dtype.is_float for dtype in dtypes):
-        named = " and ".join(f"`{name}`" for name, dtype in given.items() if dtype is not None)
+        named = " and ".join(f"`{name}`" for name, dtype in options.items() if dtype is not None)
         message = f"{named} of `{graph.name_of(ref)}`: it has no float leaf"
         broken = rules.Violation(message, ("integers are sent and added as they are",))
         return [broken.diagnostic("CP0613", stage.span, file)] if named else []

@@ -37,15 +37,15 @@ def unlike_loads(subject: Subject) -> Iterator[Diagnostic]:
         loads: dict[str, frozenset[Load]] = {}  # by value: the loads that it is made of
         for stage in phase.stages:
             each = [loads.get(ref, frozenset[Load]()) for ref in operands(stage)]
-            own = frozenset({stage}) if isinstance(stage, Load) else frozenset[Load]().union(*each)
-            loads |= dict.fromkeys(results(stage), own)
-            if not isinstance(stage, Map) or own in each:
-                continue  # what is wrong with one operand was reported where that is made
+            made_of = frozenset({stage}) if isinstance(stage, Load) else frozenset[Load]().union(*each)
+            loads |= dict.fromkeys(results(stage), made_of)
+            if not isinstance(stage, Map) or made_of in each:
+                continue  # an error of one operand was reported at the stage that makes it
             sources: dict[tuple[object, ...], set[str]] = {}
-            for load in own:
+            for load in made_of:
                 sources.setdefault(_order(load), set()).add(load.source)
             if len({frozenset(names) for names in sources.values()}) > 1:
-                yield _unlike(subject, stage, own)
+                yield _unlike(subject, stage, made_of)
 
 
 _ORDER = ("seed", "visit", "per", "batch", "tail")
@@ -56,8 +56,8 @@ def _order(load: Load) -> tuple[object, ...]:
 
 
 def _unlike(subject: Subject, stage: Map, loads: Iterable[Load]) -> Diagnostic:
-    first, *others = sorted(loads, key=lambda load: load.span)
-    other = next(load for load in others if _order(load) != _order(first))
+    first, *rest = sorted(loads, key=lambda load: load.span)
+    other = next(load for load in rest if _order(load) != _order(first))
     names = [name for name in _ORDER if getattr(first, name) != getattr(other, name)]
     message = f"`{stage.fn}` is given records of `{first.source}` and `{other.source}` in different orders"
     differ = Note(f"this load and that of `{first.source}` differ in {' and '.join(names)}", other.span)

@@ -62,11 +62,11 @@ def shown(frames: Sequence[str]) -> str:
 def own_frames() -> list[str]:
     """The frames of the main thread of this process, innermost first."""
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-    frame, found = frames.get(threading.main_thread().ident or 0), list[str]()
+    frame, lines = frames.get(threading.main_thread().ident or 0), list[str]()
     while frame is not None:
-        found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
+        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
         frame = frame.f_back
-    return found
+    return lines
 
 
 def user_line() -> str:

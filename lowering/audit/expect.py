@@ -103,8 +103,8 @@ def expected(
             value = values[op.operand]
             free = not op.after and op.result not in followed and value.kind != "flat"
             for leaf in value.leaves:
-                own = Moved(op, leaf, mesh, spreads(schedule), platform).whole(value.kind == "array")
-                collectives += [replace(item, free=free) for item in own]
+                items = Moved(op, leaf, mesh, spreads(schedule), platform).whole(value.kind == "array")
+                collectives += [replace(item, free=free) for item in items]
     return tuple(replace(item, phase=phase) for item in collectives if len(item.groups[0]) > 1 and item.count)
 
 

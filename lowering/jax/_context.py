@@ -40,15 +40,15 @@ def traced_in(mesh: Any, file: str) -> Context:
     Raises CP0828 if the thread's mesh has another number of devices: JAX would refuse to lower it.
     """
     current: Any = jax.sharding.get_abstract_mesh()
-    own = mesh.abstract_mesh
-    if not _compat.tracing() or current.empty or current == own or current.manual_axes:
+    abstract = mesh.abstract_mesh
+    if not _compat.tracing() or current.empty or current == abstract or current.manual_axes:
         return in_mesh(mesh)
-    if current.size == own.size:
-        return jax.sharding.use_abstract_mesh(own)
+    if current.size == abstract.size:
+        return jax.sharding.use_abstract_mesh(abstract)
     sizes = ", ".join(f"{name} = {size}" for name, size in dict(current.shape).items())
     return fail(
         "CP0828",
-        f"jax.set_mesh has set a mesh of {current.size} devices, and this step runs on {own.size}",
+        f"jax.set_mesh has set a mesh of {current.size} devices, and this step runs on {abstract.size}",
         f"the mesh that is set: {sizes}",
         "compile the step with run.jit instead of jax.jit, or call it in `with jax.set_mesh(run.mesh):`",
         file=file,

@@ -72,9 +72,9 @@ def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
         elif not hasattr(tracer, "parent"):
             found.has_inputs = True
         elif tracer.parent is not None:
-            made = list(_reductions(tracer.parent, tracer.parent.source_info))
-            found.reductions += made
-            pending += [] if made else tracer.parent.in_tracers
+            reductions = list(_reductions(tracer.parent, tracer.parent.source_info))
+            found.reductions += reductions
+            pending += [] if reductions else tracer.parent.in_tracers
         elif hasattr(tracer.val, "val"):  # a literal
             found.has_constants = True
         elif (constant := _constant(tracer)) is not None:
@@ -85,8 +85,7 @@ def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
 
 
 def _recorded(value: Any) -> Any:
-    """The tracer of `value` that is written down, below those that differentiate and vectorise; None for what
-    is no tracer."""
+    """The recorded tracer inside those of derivatives and of vmap; None if `value` is no tracer."""
     while isinstance(value, _core.Tracer) and not hasattr(value, "parent"):
         inner = getattr(value, "primal", getattr(value, "val", None))
         if inner is None:

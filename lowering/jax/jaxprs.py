@@ -38,8 +38,8 @@ class Program:
 
     def restricted(self, results: Sequence[bool], count: int) -> Program:
         """The program of the first `count` arguments that gives these results, which need no others."""
-        wanted = [number < count for number in range(len(self.jaxpr.invars))]
-        return Program(_compat.without_dead_code(self.jaxpr, results, wanted)[0], self.consts)
+        required = [number < count for number in range(len(self.jaxpr.invars))]
+        return Program(_compat.without_dead_code(self.jaxpr, results, required)[0], self.consts)
 
 
 def traced(function: Callable[..., Any], *arguments: Array) -> Program:

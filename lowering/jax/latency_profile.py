@@ -53,9 +53,9 @@ class LatencyProfile(msgspec.Struct, frozen=True):
         executables = [plain, again({PROFILE: profile(plain.as_text(), self.machine)})]
         looped = any(item.loops and item.kind == "all_reduce" for item in step.collectives)
         if looped and self.unpipelined:
-            own = self.unpipelined
-            executables.append(again(own))
-            executables.append(again({**own, PROFILE: profile(executables[-1].as_text(), self.machine)}))
+            off = self.unpipelined
+            executables.append(again(off))
+            executables.append(again({**off, PROFILE: profile(executables[-1].as_text(), self.machine)}))
         order = link_order(plain.as_text(), self.machine)
         pinned = again({}, functools.partial(in_order, order=order)) if order else None
         if pinned is not None:

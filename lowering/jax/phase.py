@@ -238,8 +238,8 @@ class Lowered:
                 )
                 env[op.result] = Tree(leaves, self._structure(op, env))
             case ir.Cast() | ir.LocalSum() | ir.Scale():
-                given = (op.by, op.over) if isinstance(op, ir.Scale) else ()
-                scalars = [env[x].leaves[0] if isinstance(x, str) else x for x in given]
+                factors = (op.by, op.over) if isinstance(op, ir.Scale) else ()
+                scalars = [env[x].leaves[0] if isinstance(x, str) else x for x in factors]
                 tree = env[op.operand]
                 env[op.result] = tree.like([ops.converted(op, x, *scalars) for x in tree.leaves])
             case ir.Slice():

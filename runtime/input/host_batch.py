@@ -141,15 +141,15 @@ def _mask(program: HostProgram, states: Sequence[FlowState]) -> Mask | None:
     first = states[0]
     if any(s.flow.split != first.flow.split or len(s.rows) != len(first.rows) for s in states):
         return None
-    own = [program.per(ref) for ref in program.roots if ref in program.elements]
-    per = tuple(axis for axis in own[0] if all(axis in axes for axes in own)) if own else ()
+    each_per = [program.per(ref) for ref in program.roots if ref in program.elements]
+    per = tuple(axis for axis in each_per[0] if all(axis in axes for axes in each_per)) if each_per else ()
     shards = len(program.shards(first.flow.split))
-    each = np.arange(len(first.rows) // shards)
-    rows = np.ones((*(len(program.local[axis]) for axis in per), shards, len(each)), bool)
+    places = np.arange(len(first.rows) // shards)
+    rows = np.ones((*(len(program.local[axis]) for axis in per), shards, len(places)), bool)
     for state in states:
         counted = np.logical_and.reduce([state.counts[read.result] for read in state.flow.reads])
         numbers = _count(program, state, counted, (*per, *state.flow.split))
-        rows &= each < numbers.reshape(*rows.shape[:-1], 1)  # in every shard those that count come first
+        rows &= places < numbers.reshape(*rows.shape[:-1], 1)  # in every shard those that count come first
     return Mask(rows.reshape(*rows.shape[:-2], -1), Placement(per=per, split=first.flow.split))
 
 

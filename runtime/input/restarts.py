@@ -15,14 +15,14 @@ _PARTIAL = 2  # passes that end within their epoch before a third one is reporte
 
 @dataclass
 class Restarts:
-    """How often iterators over batches have begun at the same place, by what they iterate over."""
+    """Counts iterators over batches that begin at the same place, by key."""
 
     _passes: dict[Hashable, list[Pass]] = field(default_factory=dict[Hashable, "list[Pass]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, subject: str, call: str, key: Hashable) -> Pass:
-        """A new iterator. subject: what it iterates over, in words; call: what made it; key: the same for all
-        that give the same batches."""
+        """A new iterator. subject: the batches, in words; call: the expression that makes it; key: equal for
+        iterators that give the same batches."""
         return Pass(subject, call, key, self)
 
     def used(self, item: Pass) -> bool:

@@ -43,10 +43,10 @@ def first_difference(
       The line of each process, cut around the first character that differs; empty if all lines are equal.
     """
     mine = array("I", (zlib.crc32(line.encode()) for line in lines)).tobytes()
-    texts = {n: own.lines for n, own in exchange(Checksums(mine)).items() if own.lines}
+    texts = {n: sums.lines for n, sums in exchange(Checksums(mine)).items() if sums.lines}
     columns = {n: [text[at : at + 4] for at in range(0, len(text), 4)] for n, text in texts.items()}
     most = max(map(len, columns.values()), default=0)
-    differing = (i for i in range(most) if len({tuple(own[i : i + 1]) for own in columns.values()}) > 1)
+    differing = (i for i in range(most) if len({tuple(column[i : i + 1]) for column in columns.values()}) > 1)
     place = next(differing, None)
     if place is None:
         return {}

@@ -71,8 +71,8 @@ def reduced_over(mesh: Any, axes: Collection[str], x: Array) -> Array:
     x = jnp.asarray(x)
     if not axes:
         return x
-    own = _compat.entries(jax.typeof(x).sharding.spec)
-    return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*own, reduced=frozenset(axes))))
+    entries = _compat.entries(jax.typeof(x).sharding.spec)
+    return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*entries, reduced=frozenset(axes))))
 
 
 def _typeof(x: Any) -> Any:

@@ -1,7 +1,7 @@
 """How far other ranks are with the steps that all call together, asked over MPI while a step is compared.
 
 A thread of each rank answers, since the main thread may wait in a collective. If a rank finds that another
-one runs the step that it compares, it tells all others and raises the error, and they end the job.
+one runs the step that it compares, it sends the error to all others and raises it, and they end the job.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class RankCalls(JointCalls):
     def look(self, waited: float) -> None:
         if waited < SETTLE_S or time.monotonic() < self._asked + SETTLE_S:
             return
-        listener, own = _listener(), int(MPI.COMM_WORLD.Get_rank())
+        listener, rank = _listener(), int(MPI.COMM_WORLD.Get_rank())
         answers = dict(listener.answers.pop(self.key, {}))  # the listener may still add one
         reports = {self.numbers[world]: report for world, report in answers.items()}
-        others = [world for world in self.numbers if world != own]
+        others = [world for world in self.numbers if world != rank]
         if (found := self.disagreement(reports)) is not None:
             listener.send("verdict", self.key, str(CommplanError(found)), others)
             time.sleep(SETTLE_S / 2)  # others print it before this rank ends
@@ -51,7 +51,7 @@ class RankCalls(JointCalls):
             self._is_said = True
             self._notice(waited, reports)
         self._asked = time.monotonic()
-        listener.send("ask", self.key, own, others)
+        listener.send("ask", self.key, rank, others)
 
     def _notice(self, waited: float, reports: dict[int, JointReport]) -> None:
         late = {n: report for n, report in reports.items() if not report.is_ahead} or reports

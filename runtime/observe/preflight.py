@@ -183,15 +183,15 @@ class Preflight:
         """The error if process `other` runs a step that was agreed on, while this one compares another."""
         mine, me = self._step, f"{self.who} {self.machine.process()[0]}"
         name, they = report.name, f"{self.who} {other}"
-        known = [step.arguments for step in self._agreed.values()]
-        if name != mine.name or not known:
+        agreed = [step.arguments for step in self._agreed.values()]
+        if name != mine.name or not agreed:
             message = f"{me} calls `{mine.name}` while {they} runs `{name}`"
             fix = f"every {self.who} calls the same steps in the same order"
-        elif mine.arguments in known:
+        elif mine.arguments in agreed:
             message = f"{me} calls `{name}` with another static argument, sharding or structure than {they}"
             fix = f"every {self.who} gives the same static arguments, shardings and trees"
         else:
-            pairs = [_first_pair(mine.arguments, arguments) for arguments in known[:-_SHOWN:-1]]
+            pairs = [_first_pair(mine.arguments, arguments) for arguments in agreed[:-_SHOWN:-1]]
             theirs = dict.fromkeys(text for _, text in pairs)
             message = f"{me} calls `{name}` with {pairs[0][0]}, {they} with {' or '.join(theirs)}"
             fix = f"every {self.who} must give the same shapes and types"
@@ -295,9 +295,9 @@ class Preflight:
 
     def _refuse_programs(self, programs: Mapping[int, str], lowered: Any) -> NoReturn:
         first, second = (group[0] for group in list(_by_value(programs).values())[:2])
-        own = _jit.operations(lowered) if self.machine.process()[0] in programs else []
-        shown = [f"{text}{f', at {line}' if (line := _place(places)) else ''}" for text, places in own]
-        lines = first_difference([text for text, _ in own], self.exchange, shown)
+        operations = _jit.operations(lowered) if self.machine.process()[0] in programs else []
+        shown = [f"{text}{f', at {line}' if (line := _place(places)) else ''}" for text, places in operations]
+        lines = first_difference([text for text, _ in operations], self.exchange, shown)
         fail(
             "CP0854",
             f"{self.who} {second} computes something else than {self.who} {first} in `{self._step.name}`",

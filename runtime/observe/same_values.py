@@ -83,17 +83,21 @@ def named_leaves(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     """The leaves of the arguments of a step, with their placements if `run.spmd` knows them."""
     declared: Declared | None = getattr(function, "declared", None)
     try:
-        given = None if declared is None else dict(declared.signature.bind(*args, **kwargs).arguments)
+        arguments = None if declared is None else dict(declared.signature.bind(*args, **kwargs).arguments)
     except TypeError:  # of a function around it
-        given = None
-    if declared is None or given is None:
+        arguments = None
+    if declared is None or arguments is None:
         for path, leaf in jax.tree_util.tree_leaves_with_path((*args, dict(kwargs))):
             if _is_array(leaf):
                 yield NamedLeaf(f"argument {jax.tree_util.keystr(path)}", leaf, None)
         return
-    state: Mapping[str, Any] = given.get(declared.state) or {}
-    trees = [(name, state[name], own) for name, own in declared.states.items() if name in state]
-    trees += [(name, given[name], own) for name, own in declared.placements.items() if name in given]
+    state: Mapping[str, Any] = arguments.get(declared.state) or {}
+    trees = [(name, state[name], placement) for name, placement in declared.states.items() if name in state]
+    trees += [
+        (name, arguments[name], placement)
+        for name, placement in declared.placements.items()
+        if name in arguments
+    ]
     for name, tree, placement in trees:
         paths, flat = flatten(tree)
         for path, leaf in zip(paths, flat.leaves, strict=True):
@@ -116,9 +120,9 @@ def check_copies(
     odd_ones = (pair for pair in zip(copies, sums, strict=True) if len({*pair[1]}) > 1)
     wrong = next((_differing(*pair) for pair in odd_ones), "")
     groups: dict[str, Any] = {}
-    for own, each in zip(copies, sums, strict=True):
-        if len(own.holders) > 1:
-            groups.setdefault(str(own.holders), hashlib.sha256()).update(each[0].encode())
+    for leaf, each in zip(copies, sums, strict=True):
+        if len(leaf.holders) > 1:
+            groups.setdefault(str(leaf.holders), hashlib.sha256()).update(each[0].encode())
     answers = exchange(Sums({key: group.hexdigest() for key, group in groups.items()}, wrong))
     fix = f"every {who} must hold the same value: take it from one seed, one file, or a broadcast of the plan"
     option = "run.jit(.., check_same=False) leaves this check out"
@@ -132,9 +136,9 @@ def check_copies(
     if all(len(texts) == 1 for texts in seen.values()):
         return
     rows = tuple(
-        (own.name, str(own.holders), each[0], _sample(next(iter(own.arrays.values()))))
-        for own, each in zip(copies, sums, strict=True)
-        if len(own.holders) > 1
+        (leaf.name, str(leaf.holders), each[0], _sample(next(iter(leaf.arrays.values()))))
+        for leaf, each in zip(copies, sums, strict=True)
+        if len(leaf.holders) > 1
     )
     tables = exchange(Table(rows))
     found: dict[tuple[str, str, int], dict[int, tuple[str, str]]] = {}
@@ -153,14 +157,14 @@ def check_copies(
             fail("CP0861", message, *shown, *more, fix, option, file=file)
 
 
-def _checksums(own: Copies) -> list[str]:
-    return [_checksum(x) for x in own.arrays.values()]
+def _checksums(leaf: Copies) -> list[str]:
+    return [_checksum(x) for x in leaf.arrays.values()]
 
 
-def _differing(own: Copies, sums: Sequence[str]) -> str:
-    devices = list(own.arrays)
+def _differing(leaf: Copies, sums: Sequence[str]) -> str:
+    devices = list(leaf.arrays)
     odd = next(place for place, text in enumerate(sums) if text != sums[0])
-    return f"{own.name} differs between {devices[0]} and {devices[odd]}"
+    return f"{leaf.name} differs between {devices[0]} and {devices[odd]}"
 
 
 def _is_array(leaf: Any) -> bool:

@@ -241,8 +241,8 @@ class Watchdog:
     def _disagreement(self) -> Diagnostic | None:
         """The error if another process runs a step that this one compares."""
         for key, calls in self._calls.items():
-            known = {p: r.joint[key] for p, r in self._reports.items() if key in r.joint}
-            if (found := calls.joint.disagreement(known)) is not None:
+            reports = {p: r.joint[key] for p, r in self._reports.items() if key in r.joint}
+            if (found := calls.joint.disagreement(reports)) is not None:
                 return found
         return None
 

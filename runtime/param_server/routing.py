@@ -116,10 +116,10 @@ class Desks:
         gradient = values[op.gradient].leaves
         entry.gradients = tuple(gradient[part.leaves[0]].dtype for part in site.layout.parts)
         hints = op.hints.for_mean(entry.gradients, None) if site.mean else op.hints
-        wanted = [hints.accumulate or dtype for dtype in entry.gradients]
-        wires = [self._wire(entry, number) for number in range(len(wanted))]
+        sums = [hints.accumulate or dtype for dtype in entry.gradients]
+        wires = [self._wire(entry, number) for number in range(len(sums))]
         # Adding in less than what travels would lose what was paid for.
-        entry.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(wanted, wires, strict=True))
+        entry.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(sums, wires, strict=True))
         entry.update = Update(
             site.fn, self.functions[site.fn], site.layout, entry.gradients, self._beside(site), site.span,
             self.schedule.file,

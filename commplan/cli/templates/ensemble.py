@@ -70,5 +70,5 @@ with run.batches() as batches:
     for epoch in range(1, EPOCHS + 1):
         for item in batches:
             state, params, losses = train(state, params, item["x"], item["labels"], item.mask)
-        each = ", ".join(f"{float(one):.4f}" for one in np.asarray(losses))
+        each = ", ".join(f"{float(value):.4f}" for value in np.asarray(losses))
         print(f"epoch {epoch}: loss of each member {each}")

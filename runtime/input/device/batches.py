@@ -119,8 +119,8 @@ class Batches(Iterator[Item]):
     def _mask(self, mask: Mask | None) -> Any:
         if mask is None:
             refuse_mask()
-        own = tuple(axis for axis in mask.placement.per if axis not in self.context.members)
-        placement = Placement(per=own, split=mask.placement.split)
+        per = tuple(axis for axis in mask.placement.per if axis not in self.context.members)
+        placement = Placement(per=per, split=mask.placement.split)
         return self._placed(mask.rows, placement, mask.placement.per)
 
     def state(self) -> dict[str, int]:

@@ -110,7 +110,7 @@ def folder(
     not list.
     """
     root = os.fspath(path)
-    given = None if classes is None else _checked(classes, recursive)
+    fixed = None if classes is None else _checked(classes, recursive)
     try:
         names, tops = list(_names(root, recursive)), _sub_folders(root) if recursive else []
     except OSError as error:
@@ -121,19 +121,19 @@ def folder(
             [] if recursive else ["files in sub-folders count with `commplan.folder(path, recursive=True)`"]
         )
         fail("CP0901", f"there is no file in the folder {root!r}", "records are the files in it", *hint)
-    if given is not None and (unknown := [top for top in tops if top not in given]):
+    if fixed is not None and (unknown := [top for top in tops if top not in fixed]):
         fail(
             "CP0956",
             f"the folder {root!r} has sub-folders that are none of the classes: {listed(unknown)}",
-            did_you_mean(unknown[0], given, "the classes are:"),
+            did_you_mean(unknown[0], fixed, "the classes are:"),
             "list every sub-folder in `classes`, or move what is no class elsewhere",
         )
     names = sorted(names, key=lambda name: list(map(os.fsencode, Path(name).parts)))
-    return Folder(root, names, tops if given is None else given)
+    return Folder(root, names, tops if fixed is None else fixed)
 
 
 def _checked(classes: Sequence[str], recursive: bool) -> list[str]:
-    """The names of classes as a list. Raises CP0956 for what is none."""
+    """The names of classes as a list. Raises CP0956 if it is no list of different names."""
     names = [] if isinstance(classes, str) else list(classes)
     if not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
         fail("CP0956", f"classes={classes!r}: a list of names was expected", "such as classes=train.classes")

@@ -141,8 +141,8 @@ def _number_hints(array: np.ndarray[Any, Any], element: ArrayType) -> list[str]:
             return [f"{dtype} holds {info.min} to {info.max}: write a larger type in the plan, such as i64"]
     if kind == "f" and not dtype.is_float:
         return [f"floats are not cut to {dtype}: round and convert them, or write a float type in the plan"]
-    known = DType.of(array.dtype.name)
-    other = f", or write `{known}` in the plan" if known else ""
+    actual = DType.of(array.dtype.name)
+    other = f", or write `{actual}` in the plan" if actual else ""
     return [f"numbers are not converted: `.astype('{name}')`{other}"]
 
 
