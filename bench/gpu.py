@@ -74,16 +74,16 @@ def main(argv: list[str] | None = None) -> int:
             print(f"== {part}", flush=True)
             printed: list[str] = []
 
-            def found(result: Result, part: str = part, printed: list[str] = printed) -> None:
+            def report(result: Result, part: str = part, printed: list[str] = printed) -> None:
                 if not result.pop(INTERIM, False):
                     _print_new(printed, result)
                 results[part] = result
                 write(options.out, results)
 
             if left < LEAST_S and part != "machine":
-                found({"failed": "no time was left"})
+                report({"failed": "no time was left"})
             else:
-                found(measured(part, min(left, LIMITS_S[part]), options.rounds, environment, found))
+                report(measured(part, min(left, LIMITS_S[part]), options.rounds, environment, report))
     failed = [part for part, result in results.items() if "failed" in result]
     without = f", without {', '.join(failed)}" if failed else ""
     print(f"{len(results) - len(failed)} parts measured{without}")
@@ -101,13 +101,13 @@ def run_part(part: str, rounds: int, seconds: float) -> None:
 
 
 def measured(
-    part: str, seconds: float, rounds: int, environment: Mapping[str, str], found: Callable[[Result], None]
+    part: str, seconds: float, rounds: int, environment: Mapping[str, str], report: Callable[[Result], None]
 ) -> Result:
     """Measure `part` in a process of its own.
 
     Args:
         seconds: the part is stopped after so long.
-        found: called with the findings so far, which have `unfinished`.
+        report: called with the findings so far, which have `unfinished`.
 
     Returns:
         The findings. `failed` says why a part has none, or broke; a part that was stopped keeps its findings.
@@ -137,7 +137,7 @@ def measured(
                         other.append(line)
                     else:
                         result = reported
-                        found({**result, "unfinished": True})
+                        report({**result, "unfinished": True})
                 code = process.wait()
             finally:
                 timer.cancel()

@@ -71,9 +71,9 @@ def steps(count: int, mesh: Any) -> dict[str, Callable[[], Any]]:
 
         return lambda: run.spmd(returns="same")(step)({})
 
-    def by_hand(one: Callable[[Any], Any]) -> Step:
+    def by_hand(reduce: Callable[[Any], Any]) -> Step:
         def body() -> Any:
-            return jax.tree.map(one, terms())
+            return jax.tree.map(reduce, terms())
 
         return jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=jax.P(), check_vma=False)
 
@@ -95,15 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     for count in options.leaves:
-        own = steps(count, mesh)
-        seconds: dict[str, list[float]] = {name: [] for name in own}
+        calls = steps(count, mesh)
+        seconds: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(options.runs):  # in turns
-            for name, step in own.items():
+            for name, step in calls.items():
                 lowered: Any = jax.jit(functools.partial(step)).lower()  # JAX keeps what it has traced
                 begun = time.process_time()
                 lowered.compile()
                 seconds[name].append(time.process_time() - begun)
-        for name, twin in zip(list(own)[::2], [*list(own)[1::2], "psum"], strict=True):
+        for name, twin in zip(list(calls)[::2], [*list(calls)[1::2], "psum"], strict=True):
             ratios = [ours / theirs for ours, theirs in zip(seconds[name], seconds[twin], strict=True)]
             print(
                 f"{count:6} {name:28} {statistics.median(seconds[name]):6.2f} s"

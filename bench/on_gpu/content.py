@@ -52,18 +52,18 @@ def _fed(
     run = program.bind(mesh, sources={"records": records})
     rng = np.random.default_rng(ahead)
     kept: list[tuple[Any, Any]] = []  # batches with their checksums on arrival
-    found: list[tuple[Any, Any]] = []
+    arrived: list[tuple[Any, Any]] = []
     missing = 0
     with run.batches() as batches:
         for _ in range(EPOCHS):
             epoch = [_seen(item["pixels"], kept, rng) for item in batches]
             visits = Counter(number for numbers, _ in epoch for number in np.asarray(numbers).tolist())
             missing += sum(visits[number] != 1 for number in expected)
-            found += epoch
+            arrived += epoch
         registered = registered_bytes(run, ahead)
     later = sum(int((np.asarray(device_sums(pixels)[1]) != np.asarray(sums)).sum()) for pixels, sums in kept)
-    rows = sum(len(numbers) for numbers, _ in found)
-    return {"rows": rows, "wrong": wrong_rows(expected, found), "later": later, "missing": missing,
+    rows = sum(len(numbers) for numbers, _ in arrived)
+    return {"rows": rows, "wrong": wrong_rows(expected, arrived), "later": later, "missing": missing,
             "registered": registered}  # fmt: skip
 
 

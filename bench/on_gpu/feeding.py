@@ -94,9 +94,9 @@ def _fed(mesh: Mesh, rows: Any, ahead: int, step: Any, scale: Scale) -> dict[str
     with run.batches() as batch_iterator:
         feed = iter(batch_iterator)
         alone, under = (_rate(feed, batches, rows.nbytes, work) for work in (None, step))
-        found = [device_sums(item["pixels"]) for item in feed]
+        sums = [device_sums(item["pixels"]) for item in feed]
         registered = registered_bytes(run, ahead)
-    wrong, checked = wrong_rows(host_sums(rows), found), sum(len(numbers) for numbers, _ in found)
+    wrong, checked = wrong_rows(host_sums(rows), sums), sum(len(numbers) for numbers, _ in sums)
     return {"alone": alone, "under": under, "registered": registered, "wrong": wrong, "rows": checked}
 
 

@@ -70,14 +70,14 @@ def device_sums(rows: Any) -> tuple[Any, Any]:
     return (wide[:, :NUMBER] << places).sum(1, dtype=jnp.uint32), (wide * factors).sum(1, dtype=jnp.uint32)
 
 
-def wrong_rows(expected: Mapping[int, int], found: Sequence[tuple[Any, Any]]) -> int:
-    """How many rows of what `device_sums` found have another checksum than their number's.
+def wrong_rows(expected: Mapping[int, int], batches: Sequence[tuple[Any, Any]]) -> int:
+    """How many rows of `batches`, results of `device_sums`, have another checksum than their number's.
 
     A row whose number is unknown is wrong.
     """
     pairs = (
         pair
-        for numbers, sums in found
+        for numbers, sums in batches
         for pair in zip(np.asarray(numbers).tolist(), np.asarray(sums).tolist(), strict=True)
     )
     return sum(expected.get(number) != checksum for number, checksum in pairs)

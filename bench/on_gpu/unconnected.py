@@ -117,8 +117,8 @@ def random_tree(like: Tree, seed: int = 0) -> Tree:
     def normal(key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         return (jax.random.normal(key, shape) * 0.02).astype(dtype)
 
-    made = jax.jit(normal, static_argnums=(1, 2))
-    arrays = [made(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    draw = jax.jit(normal, static_argnums=(1, 2))
+    arrays = [draw(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(structure, arrays)
 
 

@@ -117,7 +117,7 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
 
 def operations(lowered: Any) -> list[tuple[str, list[str]]]:
     """The operations of a `jax.stages.Lowered`: text, and places in the program, innermost first."""
-    found: list[tuple[str, list[str]]] = []
+    listed: list[tuple[str, list[str]]] = []
 
     def visit(operation: Any) -> Any:
         types = [
@@ -127,11 +127,11 @@ def operations(lowered: Any) -> list[tuple[str, list[str]]]:
         named = [operation.attributes[place] for place in range(len(operation.attributes))]
         attributes = ", ".join(f"{each.name} = {each.attr}" for each in named)
         places = [f"{file}:{line}" for file, line in _PLACE.findall(str(operation.location))]
-        found.append((f"{operation.name} ({types[0]}) -> {types[1]} {{{attributes}}}", places))
+        listed.append((f"{operation.name} ({types[0]}) -> {types[1]} {{{attributes}}}", places))
         return mlir.WalkResult.ADVANCE
 
     lowered.compiler_ir("stablehlo").operation.walk(visit)
-    return found
+    return listed
 
 
 def has_profile(lowered: Any) -> bool | None:

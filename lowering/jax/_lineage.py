@@ -54,34 +54,34 @@ def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
     is_marked: the search ends at values for which this is true. It ends altogether at the first argument or
     constant: `x` is then not made of marked values alone, and a gradient may be made of a whole model.
     """
-    found, pending, seen = Lineage(), [x], set[int]()
-    while pending and not (is_marked and (found.has_inputs or found.has_constants)):
+    result, pending, seen = Lineage(), [x], set[int]()
+    while pending and not (is_marked and (result.has_inputs or result.has_constants)):
         value = pending.pop()
         if is_marked and is_marked(value):
-            found.marked.append(value)
+            result.marked.append(value)
             continue
         tracer = _recorded(value)
         if tracer is None:
-            found.has_constants = True
+            result.has_constants = True
             continue
         if id(tracer) in seen:
             continue
         seen.add(id(tracer))
         if is_marked and tracer is not value and is_marked(tracer):
-            found.marked.append(tracer)
+            result.marked.append(tracer)
         elif not hasattr(tracer, "parent"):
-            found.has_inputs = True
+            result.has_inputs = True
         elif tracer.parent is not None:
             reductions = list(_reductions(tracer.parent, tracer.parent.source_info))
-            found.reductions += reductions
+            result.reductions += reductions
             pending += [] if reductions else tracer.parent.in_tracers
         elif hasattr(tracer.val, "val"):  # a literal
-            found.has_constants = True
+            result.has_constants = True
         elif (constant := _constant(tracer)) is not None:
             pending.append(constant)
         else:
-            found.has_inputs = True
-    return found
+            result.has_inputs = True
+    return result
 
 
 def _recorded(value: Any) -> Any:

@@ -188,8 +188,8 @@ def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | No
         varying_axes = _compat.varying_axes(array)
         where = f" at `{leaf.path}`" if leaf.path else ""
         summed = [axis for axis in placement.partial if axis in axes and axis not in varying_axes]
-        if summed and not (made := lineage(array)).is_constant:
-            refuse_reduced(f"`{name}`{where}", summed, made.reductions, span, file)
+        if summed and not (origin := lineage(array)).is_constant:
+            refuse_reduced(f"`{name}`{where}", summed, origin.reductions, span, file)
         odd = [axis for axis in axes if axis in varying_axes and axis not in varying(value, leaf)]
         if odd:
             message = f"`{name}`{where} should be the same over {', '.join(odd)}, and JAX types it as varying"

@@ -187,7 +187,7 @@ class MeshMachine:
         indices: dict[Any, Cut] = getattr(sharding, "devices_indices_map")(shape)  # noqa: B009  untyped
         for device, index in indices.items():
             places.setdefault(bounds(index, shape), []).append((device, index))
-        found: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+        copies: list[tuple[tuple[int, ...], dict[str, Any]]] = []
         for places_of in places.values():
             holders = tuple(sorted({int(device.process_index) for device, _ in places_of}))
             if pieces:
@@ -195,8 +195,8 @@ class MeshMachine:
             else:
                 arrays = {"": leaf[places_of[0][1]] if shape else leaf}
             if len(places_of) > 1 and int(jax.process_index()) in holders:
-                found.append((holders, arrays))
-        return found
+                copies.append((holders, arrays))
+        return copies
 
     def local(self) -> dict[str, tuple[int, ...]]:
         """Raises CP0819 where the devices of this process are no block of the mesh."""

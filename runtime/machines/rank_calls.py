@@ -43,10 +43,10 @@ class RankCalls(JointCalls):
         answers = dict(listener.answers.pop(self.key, {}))  # the listener may still add one
         reports = {self.numbers[world]: report for world, report in answers.items()}
         others = [world for world in self.numbers if world != rank]
-        if (found := self.disagreement(reports)) is not None:
-            listener.send("verdict", self.key, str(CommplanError(found)), others)
+        if (diagnostic := self.disagreement(reports)) is not None:
+            listener.send("verdict", self.key, str(CommplanError(diagnostic)), others)
             time.sleep(SETTLE_S / 2)  # others print it before this rank ends
-            raise CommplanError(found)
+            raise CommplanError(diagnostic)
         if waited > _NOTICE_S and not self._is_said:
             self._is_said = True
             self._notice(waited, reports)
@@ -73,6 +73,8 @@ class _Listener:
         self._thread = threading.Thread(target=self._run, name="commplan-steps", daemon=True)
         self._thread.start()
         atexit.register(self._end)
+        # A program may call `MPI.Finalize` itself. It first deletes the attributes of COMM_SELF.
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: self._end()), None)
 
     def add(self, calls: RankCalls) -> Key:
         ranks = tuple(calls.numbers)

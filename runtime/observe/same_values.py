@@ -141,13 +141,13 @@ def check_copies(
         if len(leaf.holders) > 1
     )
     tables = exchange(Table(rows))
-    found: dict[tuple[str, str, int], dict[int, tuple[str, str]]] = {}
+    pieces: dict[tuple[str, str, int], dict[int, tuple[str, str]]] = {}
     for number, table in sorted(tables.items()):
         places: dict[tuple[str, str], int] = {}
         for name, holders, text, sample in table.rows:
             place = places[name, holders] = places.get((name, holders), -1) + 1
-            found.setdefault((name, holders, place), {})[number] = (text, sample)
-    for (name, _, _), rows_of in found.items():
+            pieces.setdefault((name, holders, place), {})[number] = (text, sample)
+    for (name, _, _), rows_of in pieces.items():
         first, *others = rows_of
         odd = [number for number in others if rows_of[number][0] != rows_of[first][0]]
         if odd:

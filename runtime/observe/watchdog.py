@@ -242,14 +242,15 @@ class Watchdog:
         """The error if another process runs a step that this one compares."""
         for key, calls in self._calls.items():
             reports = {p: r.joint[key] for p, r in self._reports.items() if key in r.joint}
-            if (found := calls.joint.disagreement(reports)) is not None:
-                return found
+            if (diagnostic := calls.joint.disagreement(reports)) is not None:
+                return diagnostic
         return None
 
     def _weigh(self, missing: Sequence[int]) -> None:
-        if (found := self._disagreement()) is not None:
-            self._judge("\nnote: ".join((found.message, *(n.text for n in found.notes))), found.code)
-        if found is not None or not self._is_alarmed:
+        if (diagnostic := self._disagreement()) is not None:
+            text = "\nnote: ".join((diagnostic.message, *(note.text for note in diagnostic.notes)))
+            self._judge(text, diagnostic.code)
+        if diagnostic is not None or not self._is_alarmed:
             return
         waits, patience = self._waits(), self._patience()
         reports = self._reports | {process: gone for process, (_, gone) in self._gone.items()}

@@ -101,8 +101,8 @@ def _devices(ranks: int, device: str | None) -> list[Any]:
             return list(jax.devices("gpu"))
         except RuntimeError:
             return []
-    found: list[Any] = list(jax.devices()) if device is None else []
-    return found if len(found) >= ranks else _compat.cpu_devices()
+    devices: list[Any] = list(jax.devices()) if device is None else []
+    return devices if len(devices) >= ranks else _compat.cpu_devices()
 
 
 def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> list[PhaseTimes]:

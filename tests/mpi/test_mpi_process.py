@@ -119,3 +119,18 @@ def test_a_rank_without_jit_meets_the_others_for_communicators():
         "assert (out.y == 2 * x).all() and (out.w == 4 * x).all()\n"
     )
     mpirun.run(4, BEGIN + code)
+
+
+def test_mpi_may_end_before_a_program_that_has_compared_steps():
+    code = (
+        "import time, commplan\n"
+        "plan = 'plan p\\naxis a = 2\\ninput x : f32[5] partial a\\n'\n"
+        "plan += 'each step {\\n y = reduce x over a by sum\\n output y\\n}'\n"
+        "bound = commplan.loads(plan).compile(comm).bind(comm)\n"
+        "step = bound.jit(lambda state, x: bound.step(state, x=x))\n"
+        "assert (step(bound.init(), x)[0].y == 2 * x).all()\n"
+        "MPI.Finalize()\n"
+        "time.sleep(0.3)\n"
+        "print('ended')\n"
+    )
+    assert mpirun.run(2, BEGIN + code).split() == ["ended", "ended"]

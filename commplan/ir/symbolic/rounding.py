@@ -85,13 +85,13 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
     if trace == allowed:
         return True
     stages, factors = _stages(allowed)
-    found: list[Event] = []
+    own_factors: list[Event] = []
     place, current = 0, None
     narrow: set[DType] = set()  # the types that it was cast to since the last sum
     events = iter(trace)
     for event in events:
         if event[0] == "scale":
-            found.append(event)
+            own_factors.append(event)
             continue
         end = place + 1
         while end < len(stages) and not stages[end].adds:
@@ -130,7 +130,7 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
         stage.narrow = {*narrow, *((stage.wire,) if event[0] == "allow" and event[5] else ())}
     if current is not None and stages and current != stages[-1].own:
         return False
-    return sorted(found) == sorted(factors) and all(stage.done for stage in stages)
+    return sorted(own_factors) == sorted(factors) and all(stage.done for stage in stages)
 
 
 def _stages(allowed: Trace) -> tuple[list[_Stage], list[Event]]:

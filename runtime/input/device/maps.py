@@ -53,8 +53,8 @@ class DeviceMaps:
             numbers = np.array([batch.epoch & 0xFFFFFFFF, batch.step, *seeds], np.uint32)
         machine = self._context.machine
         with machine.context():
-            here = machine.array(numbers, SAME, {})
-            return self._run({ref: given[ref] for ref in self.given}, dict(records), here)
+            on_devices = machine.array(numbers, SAME, {})
+            return self._run({ref: given[ref] for ref in self.given}, dict(records), on_devices)
 
     def _on_device(
         self, given: dict[Ref, Array], records: dict[Ref, Array], numbers: Array
