@@ -74,7 +74,7 @@ class _Listener:
         self._thread.start()
         atexit.register(self._end)
         # A program may call `MPI.Finalize` itself. It first deletes the attributes of COMM_SELF.
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: self._end()), None)
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=self._end), None)
 
     def add(self, calls: RankCalls) -> Key:
         ranks = tuple(calls.numbers)
@@ -87,7 +87,7 @@ class _Listener:
             self._sends = [send for send in self._sends if not send.Test()]
             self._sends += [MPI.COMM_WORLD.isend((kind, key, content), rank, self._tag) for rank in ranks]
 
-    def _end(self) -> None:
+    def _end(self, *_: Any) -> None:
         self._ended.set()
         self._thread.join()
 

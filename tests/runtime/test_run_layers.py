@@ -357,7 +357,7 @@ def test_a_loop_gathers_and_scatters_a_layer_a_turn():
     bodies = [part.strip() for part in text.split("\n\n")]
     counted = [[part.count(kind) for kind in kinds] for part in bodies]
     entry = next(counts for part, counts in zip(bodies, counted, strict=True) if part.startswith("ENTRY"))
-    # The first layer of each pass, whose bias the backward pass does not need; gradients of the last and first.
+    # The first layer of each pass, without its bias in the backward pass; gradients of the last and first.
     assert entry == [3, 4]
     assert sorted(counts for counts in counted if any(counts) and counts is not entry) == [[1, 2], [2, 0]]
 
