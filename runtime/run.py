@@ -87,6 +87,7 @@ class Bound(ShardedWeights):
 
     def init(self) -> dict[str, Any]:
         """The plan's states before `at start`: zeros, as global arrays; `{}` for a plan without states."""
+        self.restarts.clear()
         context, state = self.context, dict[str, Any]()
         for name, value in context.states.items():
             leaves = [context.machine.zeros(value, leaf) for leaf in value.leaves]

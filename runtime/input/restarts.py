@@ -25,6 +25,11 @@ class Restarts:
         iterators that give the same batches."""
         return Pass(subject, call, key, self)
 
+    def clear(self) -> None:
+        """Forget earlier iterators: another training begins."""
+        with self._lock:
+            self._passes.clear()
+
     def used(self, item: Pass) -> bool:
         """Count a pass. Returns whether it is the first one that repeats an earlier one."""
         with self._lock:

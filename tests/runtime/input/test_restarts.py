@@ -71,6 +71,14 @@ def test_a_pass_that_stops_early_counts_the_third_time() -> None:
     assert warned(repeated(bound()), 2) == [2]
 
 
+def test_another_training_begins_at_the_same_place() -> None:
+    run = bound()
+    for _ in range(2):
+        run.init()
+        assert warned(repeated(run, 1)) == []
+    assert warned(repeated(run, 1)) == [0]
+
+
 def test_a_look_at_the_first_batch_is_no_pass() -> None:
     run = bound()
     assert warned(repeated(run), 1) == []
