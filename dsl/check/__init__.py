@@ -38,8 +38,8 @@ def check_all(tree: ast.File) -> tuple[Plan | None, tuple[Value, ...], tuple[Dia
         phases = check_phases(ctx, tree.items)
         check_states(ctx, tree.items)
     if tree.name is None or ctx.diagnostics:
-        return None, tuple(ctx.values), tuple(ctx.diagnostics)
+        return None, tuple(ctx.values.values()), tuple(ctx.diagnostics)
     inputs, states = (tuple(v.id for v in known.values()) for known in (ctx.inputs, ctx.states))
     axes, sources, fns = tuple(ctx.axes.values()), tuple(ctx.sources.values()), tuple(ctx.fns.values())
-    values, name = tuple(ctx.values), tree.name.text
+    values, name = tuple(ctx.values.values()), tree.name.text
     return Plan(name, axes, sources, fns, inputs, states, values, phases, tree.file), values, ()

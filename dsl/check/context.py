@@ -44,7 +44,7 @@ class Context:
         self.fns: dict[str, Fn] = {}
         self.inputs: dict[str, Value] = {}
         self.states: dict[str, Value] = {}
-        self.values: list[Value] = []
+        self.values: dict[Ref, Value] = {}
         self.bound: dict[str, tuple[str, Span]] = {}
         self.set_states: set[str] = set()
         self.updated_states: set[str] = set()
@@ -94,7 +94,7 @@ class Context:
         self._versions[name.text] = version + 1
         ref: Ref = f"{name.text}.{version}"
         value = Value(ref, type_, placement, name.span)
-        self.values.append(value)
+        self.values[ref] = value
         return value
 
     def size(self, axes: Iterable[str]) -> int | None:

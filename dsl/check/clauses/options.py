@@ -86,7 +86,7 @@ def check_effects(ctx: Context, options: ast.Options | None, stage: BaseStage, k
     if options is None or sent is None:
         return
     ref, how = sent
-    type_ = next(value.type for value in reversed(ctx.values) if value.id == ref)
+    type_ = ctx.values[ref].type
     dtypes = (type_.dtype,) if isinstance(type_, ArrayType) else None
     collective: str | None = getattr(stage, "COLLECTIVE", None)
     via: Algorithm | None = getattr(stage, "via", None)
