@@ -1,4 +1,4 @@
-"""Processor seconds to compile a phase of many small leaves, beside one `psum` of the tree.
+"""Processor seconds to compile a phase of many small leaves, compared with one `psum` of the tree.
 
 python -m bench.many_leaves
 python -m bench.many_leaves --leaves 300 1200 --runs 5
@@ -57,7 +57,7 @@ def from_first(x: Any) -> Any:
 
 
 def steps(count: int, mesh: Any) -> dict[str, Callable[[], Any]]:
-    """Functions without arguments over `mesh`: each phase, and beside it the same by hand."""
+    """Functions without arguments over `mesh`: each phase, followed by the same by hand."""
     shapes = {f"leaf{i:05}": jax.ShapeDtypeStruct((i % 7,), jnp.float32) for i in range(count)}
     run = commplan.loads(PLAN).compile(mesh, shapes={"grads": shapes, "start": shapes}).bind(mesh)
 

@@ -1,4 +1,4 @@
-"""The audit's estimate of computation beside the time that the step takes."""
+"""The audit's estimate of computation, compared with the time that the step takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of a step with a plan beside the same step without one.
+"""The time of a step with a plan, compared with the same step without one.
 
 On one device there is nothing to send: every difference is a tax. On several devices the step without any
 reduction shows how much of the communication is exposed, with the plan and with XLA alone.

@@ -1,4 +1,4 @@
-"""What the command does with JAX: a compiled plan on this machine's devices, with real functions and data."""
+"""Runs of the command under JAX: a compiled plan on this machine's devices, with real functions and data."""
 
 from __future__ import annotations
 

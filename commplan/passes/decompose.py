@@ -155,8 +155,8 @@ def _sum(editor: Editor, op: Collective, steps: Levels, loose: bool) -> str:
 
 
 def _divisors(editor: Editor, op: Collective, steps: Levels) -> dict[str, int]:
-    """What each level of a mean divides by: its own ranks if what it makes travels on in another type than it
-    is added in. Terms that are divided first are divided once, and so are sums in their own type."""
+    """The divisor of each level of a mean: its own ranks if its result travels in another type than it is
+    added in. Terms that are divided first are divided once, and so are sums in their own type."""
     axes = [axis for axis, _ in steps]
     if op.divisor == 1:
         return dict.fromkeys(axes, 1)

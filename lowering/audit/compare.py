@@ -163,7 +163,7 @@ def _take_merged(
         for actual in tuple(stretch.actual):
             near = (stretch, *(s for s in stretches if s is not stretch))
             parts = _parts_of(actual, [item for s in near for item in s.wanted])
-            # What is left over belongs to others; XLA lists the names of what it merges, or drops them all.
+            # Other sizes belong to other stages; XLA lists the names of what it merges, or drops them all.
             whole = sum(item.count for item in parts) == actual.count
             is_merged = len(parts) > 1 if whole else len(actual.origins) > 1 or not actual.op_name
             if not parts or not (is_merged or _arrays(actual) > 1):

@@ -1,6 +1,6 @@
 """Private names of JAX, and differences between its supported versions (0.10.0 to 0.12).
 
-Beside it `_jit` (compilation), `_context` and `_lineage` import from `jax._src`, and no other module does.
+Only this module, `_jit` (compilation), `_context` and `_lineage` import from `jax._src`.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def jit_ahead(
             return inner._cache_miss(*args, **kwargs)
         with context():
             ahead(fast, args, kwargs)
-            if recompile is not None:  # JAX keeps what is lowered, and compiles that
+            if recompile is not None:  # JAX caches the lowered step, and compiles that
                 lower(*args, **kwargs)
             return jitted._cache_miss(*args, **kwargs)
 

@@ -54,7 +54,7 @@ def _words_of(tree: Any) -> tuple[tuple[Array, ...], Structure]:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class _Words:
-    """A place of a typed key in a structure: its leaf is the key's words, and what is built is the key."""
+    """A node for a typed key: its leaf is the words of the key, and unflattening it returns the key."""
 
     words: Array
     kind: str

@@ -1,4 +1,4 @@
-"""`bench.gpu` on a machine without a GPU: parts in processes of their own, and what is kept of them."""
+"""`bench.gpu` on a machine without a GPU: parts in processes of their own, and the findings that are kept."""
 
 from __future__ import annotations
 

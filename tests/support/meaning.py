@@ -138,7 +138,7 @@ class Judge:
             given = np.ones(self.sizes) if weight is None else weight
             given = given.reshape(*self.sizes, *[1] * (leaf.ndim - len(self.sizes)))
             total = given.sum(dims, keepdims=True)
-            counted = np.where(given == 0, 0.0, leaf)  # what has no weight may be NaN
+            counted = np.where(given == 0, 0.0, leaf)  # a term without weight may be NaN
             weighted = (counted * given).sum(dims, keepdims=True)
             # Nothing was counted: the mean over no records is zero.
             leaves.append(self._all(np.where(total == 0, 0.0, weighted / np.where(total == 0, 1.0, total))))

@@ -134,7 +134,7 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
 
 
 def _stages(allowed: Trace) -> tuple[list[_Stage], list[Event]]:
-    """What a plan asks for, sum by sum and move by move; and its factors but for those of these means."""
+    """The sums and moves that a plan asks for, and its factors except those of their means."""
     stages: list[_Stage] = []
     factors: list[Event] = []
     for index, event in enumerate(allowed):

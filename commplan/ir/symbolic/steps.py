@@ -32,7 +32,7 @@ def reduced(
     divisor: int = 1,
     written_out: bool = False,
 ) -> SymbolicValue:
-    """`operand` added up, or its maximum or minimum taken, over `axes`. again: what is added up is sent to
+    """`operand` added up, or its maximum or minimum taken, over `axes`. again: the sum is sent to
     everyone. divisor: what a mean divides by; the terms if they are added in f16, else their sum.
     written_out: it is an operation of a backend, which adds in no wider type than the operand has."""
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
