@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.typing_shim import jax
+from commplan.lowering.jax.typing_shim import jax, lax
 
 Array = Any
 
@@ -23,6 +23,15 @@ def assume_same(x: Array, axes: Sequence[str]) -> Array:
     """`x`, typed as the same over `axes`. Only for values that are proved to be the same."""
     dropped = tuple(axis for axis in axes if axis in _compat.varying_axes(x))
     return _same.bind(x, axes=dropped) if dropped else x
+
+
+def optimization_barrier(xs: Any) -> Any:
+    """`lax.optimization_barrier` of a pytree whose leaves keep their types: JAX 0.10.0 types all alike."""
+
+    def typed(new: Array, old: Array) -> Array:
+        return assume_same(new, sorted(_compat.varying_axes(new) - _compat.varying_axes(old)))
+
+    return jax.tree_util.tree_map(typed, lax.optimization_barrier(xs), xs)
 
 
 def terms(x: Array, axes: Sequence[str]) -> Array:

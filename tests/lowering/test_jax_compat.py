@@ -13,7 +13,7 @@ from support.embedding import mesh_of
 
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.collectives import native
-from commplan.lowering.jax.primitives import assume_same
+from commplan.lowering.jax.primitives import assume_same, optimization_barrier
 
 
 def inside(function: Any, x: Any, out: Any, *, check_vma: bool = True) -> Any:
@@ -60,6 +60,18 @@ def test_a_proved_value_has_gradients_and_batches():
     grads, each = inside(body, x, (P("a"), P()))
     np.testing.assert_array_equal(grads, 2 * x)
     np.testing.assert_array_equal(each, [3.0])
+
+
+def test_a_barrier_leaves_types_as_they_are():
+    seen: list[Any] = []
+
+    def body(x):
+        held = optimization_barrier({"varying": x, "same": jnp.ones(2)})
+        seen.append({name: _compat.varying_axes(y) for name, y in held.items()})
+        return held["varying"]
+
+    inside(body, np.zeros(2), P("a"))
+    assert seen == [{"varying": {"a"}, "same": set()}]
 
 
 def test_a_gathered_value_is_the_same_and_its_gradient_is_a_slice():

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.primitives import assume_same
+from commplan.lowering.jax.primitives import assume_same, optimization_barrier
 from commplan.lowering.jax.typing_shim import jnp, lax
 
 Array = Any
@@ -43,12 +43,7 @@ def barred(xs: Sequence[Array], previous: Sequence[Array]) -> tuple[list[Array],
 
     XLA takes out of a barrier what nobody uses of what it gives, and then no order is left. GPUs only.
     """
-    given = [*xs, *previous]
-    held = [
-        assume_same(y, tuple(_compat.varying_axes(y) - _compat.varying_axes(x)))
-        for x, y in zip(given, lax.optimization_barrier(tuple(given)), strict=True)
-    ]
-    return held[: len(xs)], held[len(xs) :]
+    return optimization_barrier((list(xs), list(previous)))
 
 
 def without_implied(sequence: Iterable[ir.Op], values: Mapping[str, ir.Value]) -> Iterator[ir.Op]:

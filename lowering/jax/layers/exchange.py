@@ -10,8 +10,9 @@ from typing import Any
 from commplan.ir.schedule import Schedule
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
+from commplan.lowering.jax.primitives import optimization_barrier
 from commplan.lowering.jax.pytree import Tree
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
+from commplan.lowering.jax.typing_shim import jax, jnp
 
 Array = Any
 Arrays = Sequence[Array]
@@ -99,4 +100,4 @@ def barred(xs: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
     """By a barrier; where none of what it gives for `values` is used, XLA may take them out of it."""
     if all(x is None for x in xs) or all(x is None for x in values):
         return list(xs), list(values)
-    return lax.optimization_barrier((list(xs), list(values)))
+    return optimization_barrier((list(xs), list(values)))

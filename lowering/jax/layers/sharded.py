@@ -17,6 +17,7 @@ import numpy as np
 
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layers.vjp import LayerVjp, without_float0
+from commplan.lowering.jax.primitives import optimization_barrier
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any
@@ -94,7 +95,7 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
             else:
                 x = layer.vjp.run(consts[own[number]], weights, x)
             # Else XLA may make x again in the backward pass, from the weights (rows of an embedding).
-            x = lax.optimization_barrier(x)
+            x = optimization_barrier(x)
         return x, (consts, shards, kept, weights if needs[last] else [])
 
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
