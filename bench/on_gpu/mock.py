@@ -2,7 +2,7 @@
 
 JAX's `jax_mock_gpu_topology` makes a client for 4 hosts of 8 GPUs out of one GPU, with collectives of NCCL
 that do nothing. So XLA compiles for 32 with its autotuner, and the computation takes its real time. XLA may
-demand as many devices of a host as there are: then the 32 are hosts of one GPU each.
+demand as many GPUs in a process as there are: then each of the 32 has a process of its own.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from commplan.lowering.jax import _jit
 from commplan.lowering.jax.typing_shim import jax
 
 GPUS = 32
-# Environments of JAX, the best first: hosts of eight GPUs, and hosts of one in one slice or a slice each.
+# Environments of JAX, the best first. A topology is partitions x processes of each x GPUs of each process.
+# XLA takes the GPUs of one partition to be joined by NVLink, so four hosts are four partitions.
 MOCKS: Mapping[str, Mapping[str, str]] = {
-    "1x4x8": {"JAX_MOCK_GPU_TOPOLOGY": "1x4x8"},
-    "1x32x1": {"JAX_MOCK_GPU_TOPOLOGY": "1x32x1"},
+    "4x1x8": {"JAX_MOCK_GPU_TOPOLOGY": "4x1x8"},
+    "4x8x1": {"JAX_MOCK_GPU_TOPOLOGY": "4x8x1"},
     "32 processes": {"MOCK_NUM_GPU_PROCESSES": "32"},
 }
 OPTIONS = {"plan": "", "plan, 25 MiB": f"{{ {BUCKETS} }}"}

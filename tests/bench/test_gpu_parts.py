@@ -184,15 +184,15 @@ def test_mocked_topologies_are_tried_until_one_is_taken(
 ) -> None:
     program = tmp_path / "part.sh"
     program.write_text(
-        '#!/bin/sh\n[ "$JAX_MOCK_GPU_TOPOLOGY" = 1x32x1 ] || { echo "wrong topology"; exit 1; }\n'
+        '#!/bin/sh\n[ "$JAX_MOCK_GPU_TOPOLOGY" = 4x8x1 ] || { echo "wrong topology"; exit 1; }\n'
         'echo \'result: {"lines": ["32 GPUs"], "seconds": {}}\'\n'
     )
     program.chmod(0o755)
     monkeypatch.setattr(mock.sys, "executable", str(program))
     findings = Findings(lambda _: None)
     mock.measure(Scale(False, 1), findings)
-    assert findings.lines == ["1x4x8: status 1: wrong topology", "32 GPUs"]
-    assert findings.figures["topology"] == "1x32x1"
+    assert findings.lines == ["4x1x8: status 1: wrong topology", "32 GPUs"]
+    assert findings.figures["topology"] == "4x8x1"
     program.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(RuntimeError, match="no mocked client"):
         mock.measure(Scale(False, 1), findings)
