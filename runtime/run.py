@@ -285,9 +285,8 @@ class Bound(ShardedWeights):
         unknown member, and CP09xx.
         """
         if member is not None:
-            return self.member(member).batches(
-                phase, state=state, group=group, timeout=timeout, workers=workers
-            )
+            part = self.member(member)
+            return part.batches(phase, state=state, group=group, timeout=timeout, workers=workers)
         own = self.context.schedule.phase(phase)
         missing = [op.source for op in own.ops if isinstance(op, ir.Read) and op.source not in self.sources]
         if missing:
