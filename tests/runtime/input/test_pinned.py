@@ -102,11 +102,12 @@ def test_devices_copy_from_registered_memory_alone(workers: str, monkeypatch: py
 
     run = bind(PLAN, mesh_of(data=2), sources={"images": RECORDS}, functions={"half": half})
     with run.batches() as plain:
+        first = plain.state()
         wanted = [{name: np.asarray(x) for name, x in item.items()} for item in plain]
     monkeypatch.setattr(MeshMachine, "pinning", lambda self: pinning)
     monkeypatch.setattr(MeshMachine, "array", put)
     monkeypatch.setattr(Pinning, "settle", settled)
-    with run.batches(workers=workers) as batches:
+    with run.batches(workers=workers, state=first) as batches:
         for item, right in zip(batches, wanted, strict=True):
             # Two arrays of each batch, so far of this one at least, which has been waited for.
             assert events.count("settle") <= events.count("copy") // 2 and events[-1] == "settle"
