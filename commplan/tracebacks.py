@@ -70,6 +70,15 @@ def shorten(error: CommplanError) -> None:
     error.__suppress_context__ = True
 
 
+def from_users_code(error: CommplanError) -> TracebackType | None:
+    """The traceback of an error that nobody has caught, from the first line of the user's program on."""
+    shorten(error)
+    entry = error.__traceback__
+    while entry is not None and not is_users(_file(entry)) and not os.environ.get("COMMPLAN_TRACEBACK"):
+        entry = entry.tb_next
+    return entry or error.__traceback__
+
+
 def _file(entry: TracebackType) -> str:
     return entry.tb_frame.f_code.co_filename
 

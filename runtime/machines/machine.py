@@ -28,6 +28,7 @@ from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Carrier
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.environment import ALIKE, environment
+from commplan.runtime.observe.abort_hook import common
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
 
@@ -235,8 +236,11 @@ def agree(who: str, mine: Binding, exchange: Callable[[Any], Mapping[int, Any]])
         mine.check()
         seed = f"seed {operator.index(mine.seed)}"
     except Exception as error:
+        answers: Mapping[int, Said] = {}
         with contextlib.suppress(CommplanError):
-            exchange(Said(wrong=reason(error)))
+            answers = exchange(Said(wrong=reason(error)))
+        if {answer.wrong for answer in answers.values()} == {reason(error)}:
+            common(error)
         raise
     program = f"plan `{mine.schedule.plan}`, schedule {mine.program}"
     answers = exchange(Said({**environment(mine.schedule), "program": program, "seed": seed}))

@@ -51,6 +51,7 @@ from commplan.runtime.machines.machine import (
 )
 from commplan.runtime.machines.placing import Cut, Placing, bounds, first_placed
 from commplan.runtime.observe import alone, watchdog
+from commplan.runtime.observe.abort_hook import alike
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
 
@@ -441,7 +442,8 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
         kind: Any = cast("Any", type(mine))
         return {number: msgspec.json.decode(answer, type=kind) for number, answer in answers.items()}
 
-    agree("process", binding, exchange)
+    with alike("process", int(jax.process_index()), processes[0]):
+        agree("process", binding, exchange)
     return watchdog.start(
         int(jax.process_index()),
         coordinator.address(),

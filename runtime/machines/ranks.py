@@ -51,7 +51,7 @@ from commplan.runtime.machines.machine import (
 )
 from commplan.runtime.machines.rank_calls import RankCalls
 from commplan.runtime.machines.server import Serving
-from commplan.runtime.observe.abort_hook import watch
+from commplan.runtime.observe.abort_hook import alike, watch
 from commplan.runtime.param_server.startup_guard import expect
 from commplan.wait import TIMEOUT_S
 
@@ -295,7 +295,8 @@ def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
     meet = Rendezvous(comm, purpose, binding.timeout_s, option=option, file=schedule.file)
     own = meet(comm.Dup)
     exchange = cast("Callable[[Any], list[Any]]", functools.partial(meet, own.allgather))
-    agree("rank", binding, lambda mine: dict(enumerate(exchange(mine))))
+    with alike("rank", int(own.Get_rank()), 0):
+        agree("rank", binding, lambda mine: dict(enumerate(exchange(mine))))
     roles = sites(schedule)
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(own.Get_rank()) >= roles.workers > 0)
     if not roles.servers:

@@ -20,23 +20,52 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from commplan.diagnostics import CommplanError
 from commplan.ir import schedule as ir
 from commplan.lowering.mpi.job.engine_errors import TOLD, once
 from commplan.lowering.mpi.job.interruption import interruption
 from commplan.sidecar import leave
+from commplan.tracebacks import from_users_code
 from commplan.wait import Wait, until
 
+_REPEATS = "commplan_repeats"  # an attribute of errors that another process prints: the line for this one
+_COMMON = "commplan_common"  # an attribute of errors that every process has found by itself
+_COMPARED = ("CP0845", "CP0854", "CP0856", "CP0861")  # raised by a comparison, on all processes
+_FIRST_S = 1.0  # for the process that prints the whole message, before another one ends the job
 READ_S = 1.0  # that what was said may lie unread when a rank aborts
 
 _hooks: list[Any] = []  # what `sys.excepthook` was
 _ends: list[Callable[[BaseException, int], None]] = []
 _exempt: list[bool] = []
 os.register_at_fork(after_in_child=_ends.clear)
+
+
+@contextlib.contextmanager
+def alike(who: str, number: int, first: int) -> Generator[None]:
+    """Of an error that all processes raise here only process `first` prints more than a line.
+
+    Args:
+      who: what processes are called.
+      number: of this process.
+    """
+    _install()
+    try:
+        yield
+    except CommplanError as error:
+        if number != first and (error.diagnostics[0].code in _COMPARED or hasattr(error, _COMMON)):
+            line = str(error).splitlines()[0]
+            setattr(error, _REPEATS, f"{who} {number}: {line} ({who} {first} prints the whole message)")
+        raise
+
+
+def common(error: Exception) -> None:
+    """All processes raise this error of their own."""
+    setattr(error, _COMMON, True)
 
 
 def on_failure(end: Callable[[BaseException, int], None]) -> None:
@@ -88,7 +117,13 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     if (cause := interruption(error)) is not None:
         kind, error = type(cause), cause
     once(error)
-    _hooks[0](kind, error, trace)
+    if isinstance(error, CommplanError):
+        trace = error.__traceback__ = from_users_code(error)
+    if repeats := getattr(error, _REPEATS, ""):
+        print(repeats, file=sys.stderr, flush=True)
+        time.sleep(_FIRST_S)
+    else:
+        _hooks[0](kind, error, trace)
     _end(error, 1)
 
 

@@ -26,6 +26,7 @@ from commplan.lowering.jax.typing_shim import jax
 from commplan.recorder.stacks import user_line
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.machine import Issue, Machine, reason
+from commplan.runtime.observe.abort_hook import alike, common
 from commplan.runtime.observe.joint_calls import JointReport
 from commplan.runtime.observe.same_values import Copies, check_copies, named_leaves
 from commplan.tracebacks import is_users
@@ -104,7 +105,8 @@ class Preflight:
         Raises what is wrong with the step here; CP0854 if ranks are about to run steps that do not fit
         together, or one has no step; CP0855 if one does not come.
         """
-        with self.machine.joint.ahead(self):
+        everyone = self.machine.participants()
+        with alike(self.who, self.machine.process()[0], everyone[0]), self.machine.joint.ahead(self):
             with self._tells():
                 traced = jitted.trace(*args, **kwargs)
                 lowered = jitted.lower(*args, **kwargs)
@@ -151,8 +153,11 @@ class Preflight:
         try:
             yield
         except Exception as error:
+            mine, answers = Hello(wrong=reason(error)), dict[int, Hello | None]()
             with contextlib.suppress(CommplanError):
-                self.exchange(Hello(wrong=reason(error)), _FAILED_S)
+                answers = self._answers(mine, _FAILED_S)
+            if [*answers.values()] == [mine] * len(self.machine.participants()):
+                common(error)
             raise
 
     def _count(self, step: Step) -> None:
@@ -220,16 +225,15 @@ class Preflight:
     def exchange(self, mine: _Said, timeout_s: float | None = None) -> dict[int, _Said]:
         """What each participant says. Raises CP0854 where one has no step, CP0855 where one does not come."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        with (joint := self.machine.joint).waiting():
-            texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s, joint.look)
-        answers = {n: msgspec.json.decode(texts[n], type=type(mine)) for n in sorted(texts) if texts[n]}
+        gathered = self._answers(mine, timeout_s)
+        answers = {number: answer for number, answer in gathered.items() if answer is not None}
         wrong = {
             n: answer.wrong for n, answer in answers.items() if isinstance(answer, Hello) and answer.wrong
         }
         if wrong:
             failed = [f"{self.who} {number} has no step: {text}" for number, text in wrong.items()]
             fail("CP0854", *failed[:_SHOWN], file=self.file)
-        missing = [number for number in self.machine.participants() if number not in texts]
+        missing = [number for number in self.machine.participants() if number not in gathered]
         if missing:
             fail(
                 "CP0855",
@@ -241,6 +245,12 @@ class Preflight:
                 file=self.file,
             )
         return answers
+
+    def _answers(self, mine: _Said, timeout_s: float) -> dict[int, _Said | None]:
+        with (joint := self.machine.joint).waiting():
+            texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s, joint.look)
+        kind = type(mine)
+        return {n: msgspec.json.decode(texts[n], type=kind) if texts[n] else None for n in sorted(texts)}
 
     def _compare(self, steps: Mapping[int, Step], lowered: Any) -> None:
         """Raises CP0854 if the steps of ranks do not fit together."""

@@ -12,6 +12,7 @@ from commplan.runtime.observe.joint_calls import JointReport
 
 _SHOWN = 4
 _LISTED = 8
+EXCUSE = "put longer work into `with run.late():`, or bind(.., watchdog_s=SECONDS) waits longer"
 
 
 class Waiting(msgspec.Struct, frozen=True, array_like=True):
@@ -105,7 +106,7 @@ def conclude(own: int, reports: Mapping[int, Report], patience: Patience, awaiti
         return ""
     seconds = mine.seconds if mine else 0.0
     text = f"{listed(late)} {'have' if len(late) > 1 else 'has'} not come within {seconds:.1f} s"
-    return text + "".join(_alive(reports[number]) for number in late[:_SHOWN]) + awaiting
+    return text + "".join(_alive(reports[number]) for number in late[:_SHOWN]) + _note(EXCUSE) + awaiting
 
 
 def stalled(own: int, reports: Mapping[int, Report], patience: Patience) -> bool:

@@ -66,9 +66,7 @@ def test_who_holds_split_collectives_is_named(fault: str, tmp_path: Path):
     check_named(fault, done)
     if fault == "lock":
         text = told(done, 0)
-        assert re.search(
-            r"its Python: \S+__init__\.py:\d+ in match, from \S+_worker\.py:\d+ in keep_the_", text
-        )
+        assert re.search(r"its Python: \S+_worker\.py:\d+ in keep_the_", text)
         assert "; it does not let go of the interpreter's lock" in text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commplan.runtime.observe.verdict import (
+    EXCUSE,
     Patience,
     Report,
     Waiting,
@@ -49,6 +50,7 @@ def test_who_has_not_begun_the_step_is_late():
         "process 2 has not come within 20.0 s",
         f"note: process 2 (process 42 on node) is alive, in no step for 20.0 s; it last finished {FINISHED}",
         "note: its Python: data.py:41 in decode",
+        f"note: {EXCUSE}",
         "note: it waits",
     ]
 

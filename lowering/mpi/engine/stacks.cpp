@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <vector>
 
 #include "watch.h"
 
@@ -33,6 +34,14 @@ std::string frame(const std::string& line) {
   return line.substr(sizeof kFile - 1, at - sizeof kFile + 1) + ":" + line.substr(at + sizeof kLine - 1);
 }
 
+// Whether a frame belongs to Python, an installed package or commplan, and not to the user's program.
+bool installed(const std::string& shown) {
+  for (const char* part : {"/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", "/commplan/"}) {
+    if (shown.find(part) != std::string::npos) return true;
+  }
+  return false;
+}
+
 std::string written(int64_t from) {
   std::ifstream file(path, std::ios::binary);
   file.seekg(from);
@@ -56,13 +65,19 @@ std::string frames_by_signal() {
     text = written(from);
   }
   size_t at = text.find("Current thread"), next = text.find('\n', at);
-  std::string frames;
-  for (int i = 0; i < kFrames && next != std::string::npos; ++i) {
+  std::vector<std::string> every, users;
+  while (next != std::string::npos) {
     size_t end = text.find('\n', next + 1);
     std::string shown = frame(text.substr(next + 1, end == std::string::npos ? end : end - next - 1));
     if (shown.empty()) break;
-    frames += (frames.empty() ? "" : ", from ") + shown;
+    if (!installed(shown)) users.push_back(shown);
+    every.push_back(shown);
     next = end;
+  }
+  std::string frames;
+  for (const std::string& shown : users.empty() ? every : users) {
+    if (&shown - (users.empty() ? every : users).data() == kFrames) break;
+    frames += (frames.empty() ? "" : ", from ") + shown;
   }
   return frames;
 }

@@ -149,6 +149,7 @@ void Watch::conclude() {
     if (excused || active_.empty() || mine.idle < patience(*active_.front().operation, true)) return;
     text = listed(late) + (late.size() > 1 ? " have" : " has") + " not come within " + waited;
     for (size_t i = 0; i < std::min<size_t>(late.size(), 4); ++i) text += described(late[i], *reports_[late[i]]);
+    text += "\nnote: put longer work into `with run.late():`, or bind(.., watchdog_s=SECONDS) waits longer";
   } else {
     if (least < bound_) return;
     bool same = true;

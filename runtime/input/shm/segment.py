@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import errno
@@ -30,6 +31,7 @@ _VERSION = 3
 SEAL_AT = 64  # a word: 1 once all have joined and the name is gone
 _REFUSED_AT = 68  # a word: the process that will not join, and the facts that it has otherwise, as bits
 _FACTS_AT, _EACH_FACT = 512, 8  # bytes of a digest of each: a word
+_REFUSED = ".refused"  # ends the name of an empty file, before an error number: the maker has no memory
 _MAKER = 0  # the byte that the maker locks while the file has a name; every process locks another one
 _POLL_S = 0.01  # seconds between looks for a file that another process will make
 
@@ -231,13 +233,24 @@ def _made(wanted: Wanted, path: Path, index: int) -> Segment:
                 f"its memory: {path.name}",
                 "give every run an id of its own",
             )
-        reason = "there is not enough of it" if error.errno == errno.ENOSPC else str(error.strerror)
-        blame.fail(
-            "CP0923",
-            f"{wanted.nbytes} bytes of shared memory cannot be had in {str(path.parent)!r}: {reason}",
-            "make it larger, make the batch or `prefetch` smaller, or share `via duplicate`",
-        )
+        _refuse_memory(wanted, path, error.errno or 0, tells=True)
     return Segment(data, path, descriptor)
+
+
+def _refuse_memory(wanted: Wanted, path: Path, number: int, *, tells: bool = False) -> NoReturn:
+    """Raise CP0923. number: of the operating system's error. tells: leave an empty file with that number in
+    its name, for the processes that wait for the segment; it goes when this process ends."""
+    if tells:
+        marker = path.with_name(f"{path.name}{_REFUSED}{number}")
+        with contextlib.suppress(OSError):
+            marker.touch(0o600)
+            atexit.register(marker.unlink, missing_ok=True)
+    reason = "there is not enough of it" if number == errno.ENOSPC else os.strerror(number)
+    wanted.blame.fail(
+        "CP0923",
+        f"{wanted.nbytes} bytes of shared memory cannot be had in {str(path.parent)!r}: {reason}",
+        "make it larger, make the batch or `prefetch` smaller, or share `via duplicate`",
+    )
 
 
 def _nameless(path: Path) -> int:
@@ -261,6 +274,8 @@ def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
     def attempt(seconds: float) -> Segment | None:
         segment = _try(wanted, path, index)
         if segment is None:
+            for marker in path.parent.glob(f"{path.name}{_REFUSED}*"):
+                _refuse_memory(wanted, path, int(marker.name.rpartition(_REFUSED)[2]))
             for other in path.parent.glob(f"{_family(wanted.prefix)}{wanted.name}"):
                 if other != path:
                     _try(wanted, other, index)

@@ -320,10 +320,17 @@ def test_a_run_id_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_memory_that_is_not_there_is_an_error_and_no_crash() -> None:
-    with pytest.raises(CommplanError) as error:
-        segment.opened(wanted(locks.default_folder(), "commplan-0-huge-", 1 << 50), 0)
-    assert error.value.diagnostics[0].code == "CP0923"
-    assert not list(locks.default_folder().glob("commplan-0-huge-*"))
+    """The maker and all that wait for it get the same error."""
+    huge = wanted(locks.default_folder(), "commplan-0-huge-", 1 << 50)
+    texts: list[str] = []
+    for index in range(3):
+        with pytest.raises(CommplanError, match=r"CP0923.*there is not enough of it") as error:
+            segment.opened(huge, index)
+        texts.append(str(error.value))
+    assert len({*texts}) == 1
+    (marker,) = locks.default_folder().glob("commplan-0-huge-*")
+    assert marker.stat().st_size == 0
+    marker.unlink()
 
 
 @pytest.mark.parametrize("nameless", [True, False])
@@ -351,7 +358,7 @@ def test_files_of_other_systems(
     with pytest.raises(CommplanError) as error:
         segment.opened(wanted(tmp_path), 0)
     assert error.value.diagnostics[0].code == "CP0923"
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [f"commplan-0-abc-one.refused{errno.ENOSPC}"]
 
 
 def test_a_group_waits_for_some_time() -> None:
