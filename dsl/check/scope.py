@@ -95,7 +95,8 @@ class Scope:
             title, span = ctx.bound[text]
             message = f"`{text}` is bound in `{title}`: only states carry over to other phases"
             notes.append(Note(message, span))
-        if near is not None and not notes and (near in self.env or self.title != "at start"):
+        has_value = near in self.env or near in ctx.inputs or self.title != "at start"
+        if near is not None and not notes and has_value:
             fix = Fix(f"write `{near}`", name.span, near)
         if near in ctx.states:
             ctx.misspelt_states.add(near)

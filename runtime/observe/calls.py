@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from commplan.diagnostics import CommplanError
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax
 from commplan.recorder.file import (
@@ -31,6 +32,7 @@ from commplan.recorder.file import (
 )
 from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.runtime.observe.verdict import key
+from commplan.tracebacks import shorten
 
 _KEPT = 4  # arrays of a result: the smallest ones
 _RECENT = 48  # calls that are compared with those of others
@@ -101,6 +103,9 @@ class Calls:
             try:
                 self._result = result = function(*args, **kwargs)
                 return result
+            except CommplanError as error:
+                shorten(error)
+                raise
             finally:
                 self._inside = False
 

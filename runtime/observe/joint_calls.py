@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from commplan.diagnostics import Diagnostic
+from commplan.diagnostics import CommplanError, Diagnostic
 from commplan.lowering.jax import _compat
 from commplan.recorder.stacks import user_line
+from commplan.tracebacks import shorten
 
 SETTLE_S = 1.0  # that a comparison waits before others are asked, and between two questions
 
@@ -65,6 +66,9 @@ class JointCalls:
                 self.begin(name)
             try:
                 return function(*args, **kwargs)
+            except CommplanError as error:
+                shorten(error)
+                raise
             finally:
                 self.is_inside = False
 

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -17,6 +18,8 @@ from support.embedding import bind, mesh_of
 import commplan
 from commplan import tracebacks
 from commplan.diagnostics import CommplanError, fail
+from commplan.runtime.observe.calls import Calls
+from commplan.runtime.observe.joint_calls import JointCalls
 
 PLAN = """plan p
 axis data = 2
@@ -94,6 +97,29 @@ def test_the_users_step_is_shown(jit: Any):
 
     def program() -> None:
         train({}, np.zeros(2, np.float32))
+
+    assert raised(program) == ["program", "train"]
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [
+        lambda step: JointCalls().counted(step, mock.Mock(communicates=True)),
+        lambda step: Calls((0, 1), None).counted(step, "train")[0],
+    ],
+    ids=["joint", "recorded"],
+)
+def test_steps_that_processes_call_together_are_called_by_the_last_line(counted: Any):
+    """What is wrong before a step runs is said at the line that calls it."""
+
+    def train() -> None:
+        fail("CP0854", "rank 1 calls another step")
+
+    vars(train).update(dict.fromkeys(("lower", "trace", "eval_shape", "clear_cache")))
+    step = counted(train)
+
+    def program() -> None:
+        step()
 
     assert raised(program) == ["program", "train"]
 
