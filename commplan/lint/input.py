@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from commplan.diagnostics import Diagnostic, Note, listed, plural
 from commplan.ir.plan import AxisKind, Load, Map, operands, results
@@ -55,11 +55,15 @@ def _order(load: Load) -> tuple[object, ...]:
     return tuple(getattr(load, name) for name in _ORDER)
 
 
-def _unlike(subject: Subject, stage: Map, loads: Iterable[Load]) -> Diagnostic:
+def _unlike(subject: Subject, stage: Map, loads: Collection[Load]) -> Diagnostic:
     first, *rest = sorted(loads, key=lambda load: load.span)
     other = next(load for load in rest if _order(load) != _order(first))
     names = [name for name in _ORDER if getattr(first, name) != getattr(other, name)]
-    message = f"`{stage.fn}` is given records of `{first.source}` and `{other.source}` in different orders"
+    rest = sorted({load.source for load in loads} - {first.source})
+    and_others = f"and `{other.source}` in different orders"
+    if first.source == other.source:
+        and_others = f"in different orders, and of {listed(rest)}"
+    message = f"`{stage.fn}` is given records of `{first.source}` {and_others}"
     differ = Note(f"this load and that of `{first.source}` differ in {' and '.join(names)}", other.span)
     note = "an image meets its own label if both loads have the same seed, visit, batch and tail"
     meant = "if any record may meet any other, ignore this: `# commplan: ignore CP1210`"

@@ -234,3 +234,13 @@ def test_comments_take_warnings_back(lines: list[str], expected: list[tuple[str,
 def test_a_comment_on_the_last_line_is_about_nothing():
     text = step("y = reduce x over data by sum", "output y", head=PLAIN) + "# commplan: ignore CP1201"
     assert found(text) == [("CP1208", 9)]
+
+
+def test_two_orders_of_a_source_beside_another_name_both_sources():
+    head = "plan p\naxis data = 2\nsource images : f32\nsource labels : i32\n"
+    head += "fn mix(f32, i32, f32) -> f32 on host\n"
+    load = "{} = load {} batch 4 split data visit exactly_once seed {}"
+    loads = (load.format("a", "images", 0), load.format("b", "labels", 0), load.format("c", "images", 1))
+    text = step(*loads, "d = map mix(a, b, c)", "output d", head=head)
+    (warning,) = lint(dsl.analyse(text, "p.plan"), Given())
+    assert warning.message == "`mix` is given records of `images` in different orders, and of `labels`"
