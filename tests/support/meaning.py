@@ -117,7 +117,7 @@ class Judge:
         operand: str,
         over: Sequence[str],
         op: graph.Reduction,
-        integers: str | None,
+        integers: str | None = None,
     ) -> Meaning:
         value, dims = env[operand], self._dims(over)
         if op.name in ("max", "min"):

@@ -43,9 +43,16 @@ class TermJudge(Judge):
             for number, ref in enumerate(stage.results)
         }
 
-    def _reduce(self, env: Mapping[str, Meaning], operand: str, over: Sequence[str], op: Any) -> Meaning:
+    def _reduce(
+        self,
+        env: Mapping[str, Meaning],
+        operand: str,
+        over: Sequence[str],
+        op: Any,
+        integers: str | None = None,
+    ) -> Meaning:
         if op.name not in ("max", "min"):
-            return super()._reduce(env, operand, over, op)
+            return super()._reduce(env, operand, over, op, integers)
         value, dims = env[operand], self._dims(over)
         leaves: list[Array] = []
         for leaf in value.leaves:

@@ -179,6 +179,7 @@ each step {
     )
     found: dict[str, list[Any]] = {}
     for kind in ("threads", "processes"):
+        run.init()  # the same batches for each kind
         with run.batches(workers=kind) as feed:
             found[kind] = [jax.tree.map(np.asarray, batch) for batch in feed]
             assert feed.summary().workers.endswith(kind) or feed.summary().workers.startswith("1 ")
