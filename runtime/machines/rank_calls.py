@@ -20,6 +20,7 @@ from commplan.runtime.observe.abort_hook import end_job
 from commplan.runtime.observe.joint_calls import SETTLE_S, JointCalls, JointReport
 
 _TICK_S = 0.1
+_END_S = 10.0  # for the listener to end, before MPI does
 _NOTICE_S = 10.0  # until a rank that keeps others waiting is named
 Key = tuple[tuple[int, ...], int]  # the ranks in COMM_WORLD, and which of their programs
 
@@ -89,7 +90,7 @@ class _Listener:
 
     def _end(self, *_: Any) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_END_S)
 
     def _run(self) -> None:
         status = MPI.Status()

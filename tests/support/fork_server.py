@@ -214,6 +214,9 @@ def _become(request: dict[str, object], descriptors: list[int]) -> list[str]:
     os.chdir(str(folder))
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [path for path in paths if path and path not in sys.path]
+    # A process that a program forks has no sidecar; one that stands for an interpreter has.
+    if "commplan.sidecar.attend" in sys.modules:
+        sys.modules["commplan.sidecar.attend"]._exempt.clear()
     if "jax" in sys.modules:
         for name, usual in OPTIONS.items():
             sys.modules["jax"].config.update(name.lower(), type(usual)(int(environment.get(name, usual))))
