@@ -43,7 +43,7 @@ def unreduced_in(aval: Any) -> frozenset[str]:
 
 
 def with_varying(aval: Any, varying: Collection[str]) -> Any:
-    """The type `aval`, varying over `varying` and over no other axis."""
+    """The type `aval`, varying over `varying` alone."""
     return aval.update(manual_axis_type=aval.mat.update(varying=frozenset(varying)))
 
 
@@ -78,11 +78,6 @@ def as_varying(x: Array, axes: Sequence[str]) -> Array:
     """`x`, typed as varying over `axes` too. No communication; its transpose is a sum over `axes`."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(x))
     return lax.pcast(x, missing, to="varying") if missing else x
-
-
-def is_cast_to_varying(primitive: Any) -> bool:
-    """Whether `primitive` types a value as varying and does nothing else."""
-    return primitive.name == "pvary"
 
 
 def tracks_varying(axis: str) -> bool:
@@ -128,9 +123,7 @@ def tracing() -> bool:
 
 def recording() -> Any:
     """The trace that records the current operations, that of jit or of a loop's body; None without one.
-
-    Traces of derivatives and of vmap pass operations on to it.
-    """
+    Traces of derivatives and of vmap pass operations on to it."""
     trace = _core.trace_ctx.trace
     while trace is not None and not isinstance(trace, _partial_eval.DynamicJaxprTrace):
         trace = getattr(trace, "parent_trace", None)
@@ -150,6 +143,15 @@ def without_dead_code(
     return jaxpr, list(used)
 
 
+def keep_unused(primitive: Any) -> None:
+    """Let dead code elimination keep equations of `primitive`, with all their operands."""
+
+    def rule(_: Any, *args: Any) -> Any:  # the equation is the last argument, in JAX 0.12 after another
+        return [True] * len(args[-1].invars), args[-1]
+
+    _partial_eval.dce_rules[primitive] = rule
+
+
 def jaxpr_and_constants(entry: Any) -> tuple[Any, tuple[Array, ...]]:
     """The jaxpr and the constants of `entry`: up to JAX 0.11 a closed jaxpr holds both, a plain one has no
     constants; JAX 0.12 has one class for the two."""
@@ -166,9 +168,7 @@ def scan_operands(parameters: Mapping[str, Any]) -> tuple[int, int]:
 
 def put(kind: Any, sharding: Any, pieces: Sequence[Any], devices: Sequence[Any]) -> Array:
     """An array of the type `kind` from its pieces, which belong to `devices`, in the order of the sharding.
-
-    `jax.make_array_from_callback` ends in this call, and its preparations take longer than the call.
-    """
+    `jax.make_array_from_callback` ends in this call, and its preparations take longer than the call."""
     return cast("Any", _src_pxla).batched_device_put(kind, sharding, pieces, list(devices))
 
 

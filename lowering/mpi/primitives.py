@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.interpreters import ad, batching, mlir
 
 from commplan.diagnostics import fail
 from commplan.lowering.jax import _compat
@@ -47,17 +47,12 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
             return compiled(*operands, **how)
 
     primitive.def_abstract_eval(abstract)
-    cast("Any", partial_eval).dce_rules[primitive] = _needed
+    _compat.keep_unused(primitive)
     cast("Any", ad).primitive_jvps[primitive] = _no_derivative
     cast("Any", batching).primitive_batchers[primitive] = _no_batches
     primitive.def_impl(alone)
     cast("Any", mlir).register_lowering(primitive, lowering, platform="cpu")
     return primitive
-
-
-def _needed(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
-    """The rule of dead code elimination that keeps an equation and its operands, used or not."""
-    return [True] * len(equation.invars), equation
 
 
 def _no_batches(*_: object, **__: object) -> NoReturn:

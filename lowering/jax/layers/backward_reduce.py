@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
-from commplan.lowering.jax import _compat, ops
+from commplan.lowering.jax import ops
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.typing_shim import jax, jnp
@@ -117,7 +117,7 @@ def save_anything_except_tapped(primitive: Any, *_: Any, **__: Any) -> bool:
 
     Without it `lax.scan` keeps a copy of what a tap gives, since that has another type than what it is given.
     """
-    return not _compat.is_cast_to_varying(primitive)
+    return primitive.name != "pvary"  # the cast to varying
 
 
 def tap(how: Recipe, tree: Any) -> Any:
