@@ -324,15 +324,23 @@ def _drop_stale(where: Path) -> None:
 
 
 def read_records(paths: Iterable[str]) -> list[Record]:
-    """The records in files, and in folders of them, by rank and lane; in folders those of other versions are
-    left out. Raises CP1114 for a file that is none."""
+    """The records in files, and in folders of them, by rank and lane; in folders those of other versions and
+    those that are just being created are left out. Raises CP1114 for a file that is none."""
     files: list[Path] = []
     for place in map(Path, paths):
         if place.is_dir():
-            files += [path for path in sorted(place.glob(f"{prefix()}*.rec")) if _version(path) == VERSION]
+            records = sorted(place.glob(f"{prefix()}*.rec"))
+            files += [path for path in records if _has_header(path) and _version(path) == VERSION]
         else:
             files.append(place)
     return sorted((_read(path) for path in files), key=lambda record: (record.plan, record.rank, record.lane))
+
+
+def _has_header(path: Path) -> bool:
+    """Whether its process has begun to write a record; until then the file is empty, or all zeros."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return bool(file.read(len(MAGIC)).strip(b"\0"))
+    return False
 
 
 def _version(path: Path) -> int:

@@ -223,6 +223,13 @@ def test_a_record_of_no_rank_is_refused(place: Path, numbers: tuple[int, int]):
         read_records([str(place)])
 
 
+def test_records_that_are_being_created_are_left_out_of_a_folder(place: Path):
+    recording = Recording("job", PLAN, 0, 2)
+    for number, content in enumerate((b"", bytes(4096))):
+        (place / recording.path.name.replace(".0.rec", f".{number + 1}.rec")).write_bytes(content)
+    assert [record.rank for record in read_records([str(place)])] == [0]
+
+
 def test_records_of_another_version_are_left_out_of_a_folder(place: Path):
     Recording("5f0c", PLAN, 0, 2)
     other = Recording("5f0c", PLAN, 1, 2).path
