@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.types import DType
 
 

@@ -18,8 +18,8 @@ from commplan.ir.hints import Algorithm as Algorithm
 from commplan.ir.hints import Arg as Arg
 from commplan.ir.hints import Hints as Hints
 from commplan.ir.hints import Reduction as Reduction
-from commplan.ir.roles import Ref as Ref
-from commplan.ir.roles import name_of as name_of
+from commplan.ir.refs import Ref as Ref
+from commplan.ir.refs import name_of as name_of
 from commplan.ir.stages import Broadcast as Broadcast
 from commplan.ir.stages import Elastic as Elastic
 from commplan.ir.stages import Exchange as Exchange

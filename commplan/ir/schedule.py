@@ -42,8 +42,8 @@ from commplan.ir.ops.collective import CollectiveKind as CollectiveKind
 from commplan.ir.ops.collective import Form as Form
 from commplan.ir.ops.collective import ReduceOp as ReduceOp
 from commplan.ir.plan import Fn, Plan
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.remark import Choice
-from commplan.ir.roles import Ref, name_of
 from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Over, Printed, TreeType
 from commplan.ir.values import Leaf as Leaf

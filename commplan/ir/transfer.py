@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.shard_shapes import cut, row_size
 from commplan.ir.types import SAME, AxisKind, DType, Placement
 from commplan.ir.values import Leaf, Part, Value

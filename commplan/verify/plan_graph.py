@@ -7,7 +7,7 @@ axes, CP0735 what a stage does not permit.
 from __future__ import annotations
 
 from commplan.ir.plan import Load, Plan, Stage, Value, operands, results
-from commplan.ir.roles import Ref, getter
+from commplan.ir.refs import Ref, getter
 from commplan.ir.stages import StageOverAxes, rules
 from commplan.ir.transfer import ValueTypes, Violations, broken
 from commplan.ir.types import ArrayType, RecordsType

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Generic
 
 from commplan.ir.ops import AnyOp, operands, results
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 
 
 class DefUse(Generic[AnyOp]):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from commplan.ir.ops import AnyOp, operands, results
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.schedule import Binding, Phase
 
 

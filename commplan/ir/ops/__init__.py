@@ -4,7 +4,7 @@ how it runs stands with each backend."""
 from collections.abc import Collection, Mapping
 from typing import TypeVar, get_args
 
-from commplan.ir import roles
+from commplan.ir import refs
 from commplan.ir.ops.cast import Cast as Cast
 from commplan.ir.ops.collective import Collective as Collective
 from commplan.ir.ops.elastic import Elastic as Elastic
@@ -20,7 +20,7 @@ from commplan.ir.ops.share import Share as Share
 from commplan.ir.ops.slice import Slice as Slice
 from commplan.ir.ops.unpack import Unpack as Unpack
 from commplan.ir.ops.update import Update as Update
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.transfer import ValueTypes
 from commplan.ir.values import Value
 
@@ -30,9 +30,9 @@ Op = (
 )  # fmt: skip
 AnyOp = TypeVar("AnyOp", bound=Op)
 
-_OPERANDS = {kind: roles.getter(kind, kind.READS) for kind in get_args(Op)}
-_RESULTS = {kind: roles.getter(kind, kind.WRITES) for kind in get_args(Op)}
-_KEPT = {kind: roles.getter(kind, kind.KEPT) for kind in get_args(Op)}
+_OPERANDS = {kind: refs.getter(kind, kind.READS) for kind in get_args(Op)}
+_RESULTS = {kind: refs.getter(kind, kind.WRITES) for kind in get_args(Op)}
+_KEPT = {kind: refs.getter(kind, kind.KEPT) for kind in get_args(Op)}
 
 
 def operands(op: Op) -> tuple[Ref, ...]:
@@ -52,12 +52,12 @@ def kept(op: Op) -> tuple[Ref, ...]:
 
 def substitute(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:
     """`op`, which reads `names[ref]` where it read `ref`, by name or as a part of it."""
-    return roles.substitute(op, names, op.READS)
+    return refs.substitute(op, names, op.READS)
 
 
 def rename_results(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:
     """`op`, which makes `names[ref]` where it made `ref`."""
-    return roles.substitute(op, names, op.WRITES)
+    return refs.substitute(op, names, op.WRITES)
 
 
 def add_results(op: Op, types: ValueTypes, values: dict[Ref, Value], declared: Collection[Ref]) -> None:

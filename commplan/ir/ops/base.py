@@ -4,7 +4,7 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from commplan.ir.hints import Algorithm
-from commplan.ir.roles import Ref, getter
+from commplan.ir.refs import Ref, getter
 from commplan.ir.transfer import ValueTypes, Violations
 from commplan.ir.values import Value
 

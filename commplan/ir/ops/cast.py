@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.symbolic.deferred import Interpretation, Term
 from commplan.ir.transfer import Results, ValueTypes
 from commplan.ir.types import DType

@@ -6,7 +6,7 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.shard_shapes import cut_all
 from commplan.ir.stages import rules
 from commplan.ir.symbolic.deferred import Interpretation, SymbolicValue, moves, steps, values

@@ -4,7 +4,7 @@ from typing import Literal
 from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.types import Over

@@ -4,7 +4,7 @@ from typing import Literal
 from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.stages import rules
 from commplan.ir.stages.exchange import ServerStep
 from commplan.ir.symbolic.deferred import Interpretation

@@ -4,7 +4,7 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.symbolic.deferred import Block, Interpretation, moves
 from commplan.ir.transfer import Results, ValueTypes, Violations, flat
 from commplan.ir.values import Value

@@ -2,7 +2,7 @@ from collections.abc import Container, Mapping
 
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.stages.map import Call
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
 from commplan.ir.types import ArrayType, AxisKind

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, placed
 from commplan.ir.values import Value

@@ -1,7 +1,7 @@
 from collections.abc import Container, Mapping
 
 from commplan.ir.ops.base import BaseOp, Ranks, Work
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.stages import rules
 from commplan.ir.stages.load import Batches
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken

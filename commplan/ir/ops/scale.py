@@ -4,7 +4,7 @@ from typing import Literal
 
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.values import Value

@@ -3,8 +3,8 @@ from collections.abc import Container, Mapping
 from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.remark import Design
-from commplan.ir.roles import Ref, name_of
 from commplan.ir.stages import rules
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from commplan.ir.roles import Ref, getter
+from commplan.ir.refs import Ref, getter
 from commplan.ir.stages.base import StageOverAxes as StageOverAxes
 from commplan.ir.stages.broadcast import Broadcast as Broadcast
 from commplan.ir.stages.elastic import Elastic as Elastic

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, NamedTuple
 import msgspec
 
 from commplan.ir.hints import Reduction
-from commplan.ir.roles import Ref, getter, name_of
+from commplan.ir.refs import Ref, getter, name_of
 from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.types import Over
 from commplan.ir.values import Leaf

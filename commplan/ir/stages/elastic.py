@@ -2,7 +2,7 @@ from typing import Literal
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, coefficients, stable
 from commplan.ir.symbolic.deferred import Interpretation, steps

@@ -2,7 +2,7 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, chosen, one_each
 from commplan.ir.symbolic.deferred import Interpretation, steps

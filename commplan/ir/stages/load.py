@@ -4,7 +4,7 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.stages.rules import Ranks, Violation, dropped_tail, even_batch, member_batches, short_tail
 from commplan.ir.symbolic.deferred import Interpretation, steps

@@ -2,7 +2,7 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Refs

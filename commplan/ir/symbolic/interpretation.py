@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from commplan.ir.analysis.optimizer_leaf_match import LeafMatch
 from commplan.ir.axes import coordinates
-from commplan.ir.roles import Ref, name_of
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic import blocks, moves
 from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Rows

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Literal
 
 from commplan.ir.hints import Algorithm, Hints
-from commplan.ir.roles import Ref
+from commplan.ir.refs import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.symbolic.rounding import allowed, holds
 from commplan.ir.symbolic.terms import Argument, Term

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from commplan.ir.roles import name_of
+from commplan.ir.refs import name_of
 from commplan.ir.symbolic.blocks import Block, LeafShape
 from commplan.ir.symbolic.rounding import Trace
 from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Term, coordinate_in_words, row_in_words

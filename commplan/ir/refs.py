@@ -1,4 +1,4 @@
-"""The names of values, and the fields of ops and stages that hold them: what def-use is made from."""
+"""References to values: the fields of ops and stages that hold them, which def-use is made from."""
 
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
