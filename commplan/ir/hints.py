@@ -8,14 +8,15 @@ from typing import ClassVar, Literal
 import msgspec
 
 from commplan.ir.refs import Ref, name_of
+from commplan.ir.roles import Execution, Meaning
 from commplan.ir.types import DType
 
 
 class Arg(msgspec.Struct, frozen=True, gc=False):
     """An argument of an algorithm: `readers = 2`, or without a key `gpu` in `hierarchical(gpu, node)`."""
 
-    value: int | float | str
-    key: str | None = None
+    value: Execution[int | float | str]
+    key: Execution[str | None] = None
 
     def __str__(self) -> str:
         return f"{self.key} = {self.value}" if self.key else str(self.value)
@@ -24,8 +25,8 @@ class Arg(msgspec.Struct, frozen=True, gc=False):
 class Algorithm(msgspec.Struct, frozen=True, gc=False):
     """What stands behind `via`: how a stage is carried out."""
 
-    name: str
-    args: tuple[Arg, ...] = ()
+    name: Execution[str]
+    args: Execution[tuple[Arg, ...]] = ()
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(map(str, self.args))})" if self.args else self.name
@@ -51,18 +52,18 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     makes of leaves that are no floats: their maximum, or those of the first rank.
     """
 
-    bucket: int | None = None
-    overlap: str | None = None
-    wire: DType | None = None
-    accumulate: DType | None = None
-    chunk: int | None = None
-    staleness: int | None = None
-    on_error: Literal["stop", "skip"] | None = None
-    on_failure: Literal["stop", "continue"] | None = None
-    cores: int | None = None
-    prefetch: int | None = None
-    device_prefetch: int | None = None
-    integers: Literal["max", "first"] | None = None
+    bucket: Execution[int | None] = None
+    overlap: Execution[str | None] = None
+    wire: Meaning[DType | None] = None
+    accumulate: Meaning[DType | None] = None
+    chunk: Execution[int | None] = None
+    staleness: Meaning[int | None] = None
+    on_error: Meaning[Literal["stop", "skip"] | None] = None
+    on_failure: Meaning[Literal["stop", "continue"] | None] = None
+    cores: Execution[int | None] = None
+    prefetch: Execution[int | None] = None
+    device_prefetch: Execution[int | None] = None
+    integers: Meaning[Literal["max", "first"] | None] = None
 
     def wire_types(self, dtype: DType, *, adds: bool = True) -> tuple[DType, DType]:
         """The types in which values of `dtype` travel and are added.
@@ -106,8 +107,8 @@ class Reduction(msgspec.Struct, frozen=True):
 
     READS: ClassVar[tuple[str, ...]] = ("weight",)
 
-    name: Literal["sum", "mean", "max", "min"]
-    weight: Ref | None = None
+    name: Meaning[Literal["sum", "mean", "max", "min"]]
+    weight: Meaning[Ref | None] = None
 
     def text(self) -> str:
         """As it is written."""

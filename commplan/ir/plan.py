@@ -20,6 +20,7 @@ from commplan.ir.hints import Hints as Hints
 from commplan.ir.hints import Reduction as Reduction
 from commplan.ir.refs import Ref as Ref
 from commplan.ir.refs import name_of as name_of
+from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages import Broadcast as Broadcast
 from commplan.ir.stages import Elastic as Elastic
 from commplan.ir.stages import Exchange as Exchange
@@ -40,40 +41,40 @@ from commplan.ir.types import AxisKind as AxisKind
 class Axis(msgspec.Struct, frozen=True):
     """A declared axis, ensemble or group of servers. `size` None is `?`: bound at compile time."""
 
-    name: Name
-    kind: AxisKind
-    size: int | None
-    span: Span
+    name: Meaning[Name]
+    kind: Meaning[AxisKind]
+    size: Meaning[int | None]
+    span: Presentation[Span]
 
 
 class Source(msgspec.Struct, frozen=True):
     """A declared source of records: `type` is that of one record."""
 
-    name: Name
-    type: ArrayType | BytesType | TreeType
-    span: Span
+    name: Meaning[Name]
+    type: Meaning[ArrayType | BytesType | TreeType]
+    span: Presentation[Span]
 
 
 class Fn(msgspec.Struct, frozen=True):
     """A function that the user binds by name. Operand and result types are per record on the host."""
 
-    name: Name
-    operands: tuple[ArrayType | BytesType | TreeType, ...]
-    results: tuple[ArrayType | BytesType | TreeType, ...]
-    where: Literal["host", "device"]
-    span: Span
-    elementwise: bool = False
-    linear: bool = False
-    random: bool = False
+    name: Meaning[Name]
+    operands: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
+    results: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
+    where: Meaning[Literal["host", "device"]]
+    span: Presentation[Span]
+    elementwise: Meaning[bool] = False
+    linear: Meaning[bool] = False
+    random: Meaning[bool] = False
 
 
 class Value(msgspec.Struct, frozen=True):
     """One SSA value. `id` is `NAME.VERSION`."""
 
-    id: Ref
-    type: Type
-    placement: Placement
-    span: Span
+    id: Meaning[Ref]
+    type: Meaning[Type]
+    placement: Meaning[Placement]
+    span: Presentation[Span]
 
     @property
     def name(self) -> str:
@@ -83,8 +84,8 @@ class Value(msgspec.Struct, frozen=True):
 class Binding(msgspec.Struct, frozen=True):
     """A name and the value it stands for: an output of a phase, or the new value of a state."""
 
-    name: Name
-    value: Ref
+    name: Meaning[Name]
+    value: Meaning[Ref]
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -93,27 +94,27 @@ class Phase(msgspec.Struct, frozen=True):
     `name` is `start`, `step`, `every_N` or the user's.
     """
 
-    name: Name
-    kind: Literal["start", "step", "every", "named"]
-    span: Span
-    period: int = 1
-    stages: tuple[Stage, ...] = ()
-    outputs: tuple[Binding, ...] = ()
-    updates: tuple[Binding, ...] = ()  # states bound in this phase, and their value at its end
+    name: Meaning[Name]
+    kind: Meaning[Literal["start", "step", "every", "named"]]
+    span: Presentation[Span]
+    period: Meaning[int] = 1
+    stages: Meaning[tuple[Stage, ...]] = ()
+    outputs: Meaning[tuple[Binding, ...]] = ()
+    updates: Meaning[tuple[Binding, ...]] = ()  # states bound in this phase, and their value at its end
 
 
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """A checked plan."""
 
-    name: Name
-    axes: tuple[Axis, ...]
-    sources: tuple[Source, ...]
-    fns: tuple[Fn, ...]
-    inputs: tuple[Ref, ...]
-    states: tuple[Ref, ...]
-    values: tuple[Value, ...]
-    phases: tuple[Phase, ...]
-    file: str = ""
+    name: Meaning[Name]
+    axes: Meaning[tuple[Axis, ...]]
+    sources: Meaning[tuple[Source, ...]]
+    fns: Meaning[tuple[Fn, ...]]
+    inputs: Meaning[tuple[Ref, ...]]
+    states: Meaning[tuple[Ref, ...]]
+    values: Meaning[tuple[Value, ...]]
+    phases: Meaning[tuple[Phase, ...]]
+    file: Presentation[str] = ""
 
     def value(self, ref: Ref) -> Value:
         return self._values[ref]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 
+from commplan.ir import roles
 from commplan.ir.types import Ref
 
 Node = TypeVar("Node", bound=msgspec.Struct)
@@ -24,7 +25,7 @@ def getter(kind: type[msgspec.Struct], fields: tuple[str, ...]) -> Callable[[Any
     """
     if not fields:
         return lambda node: ()
-    held = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    held = {field.name: field.type for field in roles.fields(kind)}
     kinds, get = [held[name] for name in fields], attrgetter(*fields)
     values = [_values(kind) for kind in kinds]
     if len(fields) == 1:

@@ -44,6 +44,7 @@ from commplan.ir.ops.collective import ReduceOp as ReduceOp
 from commplan.ir.plan import Fn, Plan
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.remark import Choice
+from commplan.ir.roles import Execution, Meaning, Presentation, Structure
 from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Over, Printed, TreeType
 from commplan.ir.values import Leaf as Leaf
@@ -60,32 +61,34 @@ class Binding(msgspec.Struct, frozen=True, gc=False):
     """A name and its value. `source_only` is true where it depends on sources alone: then `batches`
     yields it, made on the host and by per-record device functions, and the phase does not."""
 
-    name: Ref
-    value: Ref
-    source_only: bool = False
+    name: Meaning[Ref]
+    value: Meaning[Ref]
+    source_only: Structure[bool] = False
 
 
 class Phase(msgspec.Struct, frozen=True):
     """One phase: its ops in the order in which every rank issues them."""
 
-    name: Name
-    kind: Literal["start", "step", "every", "named"]
-    span: Span
-    period: int
-    ops: tuple[Op, ...]
-    inputs: tuple[Ref, ...]  # inputs of the plan that it reads
-    states: tuple[Ref, ...]  # states that it reads, as on entry
-    outputs: tuple[Binding, ...]
-    updates: tuple[Binding, ...]
-    values: tuple[Value, ...]  # results of its ops
-    takes: tuple[Binding, ...] = ()  # source-only values that its other ops need: arguments of the phase
+    name: Meaning[Name]
+    kind: Meaning[Literal["start", "step", "every", "named"]]
+    span: Presentation[Span]
+    period: Meaning[int]
+    ops: Meaning[tuple[Op, ...]]
+    inputs: Structure[tuple[Ref, ...]]  # inputs of the plan that it reads
+    states: Structure[tuple[Ref, ...]]  # states that it reads, as on entry
+    outputs: Meaning[tuple[Binding, ...]]
+    updates: Meaning[tuple[Binding, ...]]
+    values: Structure[tuple[Value, ...]]  # results of its ops
+    takes: Structure[
+        tuple[Binding, ...]
+    ] = ()  # source-only values that its other ops need: arguments of the phase
 
 
 class Spread(msgspec.Struct, frozen=True):
     """`count` members of an axis beside each other on one level of the topology."""
 
-    level: Printed
-    count: int
+    level: Execution[Printed]
+    count: Execution[int]
 
 
 class Axis(msgspec.Struct, frozen=True):
@@ -96,10 +99,10 @@ class Axis(msgspec.Struct, frozen=True):
     the last one is not full). Empty without a topology.
     """
 
-    name: Name
-    kind: AxisKind
-    size: int
-    levels: tuple[Spread, ...] = ()
+    name: Meaning[Name]
+    kind: Meaning[AxisKind]
+    size: Meaning[int]
+    levels: Execution[tuple[Spread, ...]] = ()
 
     @property
     def level(self) -> str | None:
@@ -113,12 +116,12 @@ class FnType(msgspec.Struct, frozen=True):
     elementwise: it may be called on shards. random: it takes a source of random numbers as well.
     """
 
-    name: Name
-    operands: tuple[ArrayType | BytesType | TreeType, ...]
-    results: tuple[ArrayType | BytesType | TreeType, ...]
-    where: Literal["host", "device"]
-    elementwise: bool = False
-    random: bool = False
+    name: Meaning[Name]
+    operands: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
+    results: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
+    where: Meaning[Literal["host", "device"]]
+    elementwise: Meaning[bool] = False
+    random: Meaning[bool] = False
 
     @classmethod
     def of(cls, fn: Fn) -> FnType:
@@ -129,25 +132,25 @@ class FnType(msgspec.Struct, frozen=True):
 class SourceType(msgspec.Struct, frozen=True):
     """A declared source: `type` is that of one record."""
 
-    name: Name
-    type: ArrayType | BytesType | TreeType
+    name: Meaning[Name]
+    type: Meaning[ArrayType | BytesType | TreeType]
 
 
 class Origin(msgspec.Struct, frozen=True):
     """The plan that a schedule was compiled from; `values`: what one rank holds of each of its values before
     any pass, for the sizes and shapes that it was compiled for."""
 
-    plan: Plan
-    values: tuple[Value, ...]
-    sizes: tuple[int, ...]  # of the plan's axes
+    plan: Meaning[Plan]
+    values: Meaning[tuple[Value, ...]]
+    sizes: Meaning[tuple[int, ...]]  # of the plan's axes
 
 
 class Ownership(msgspec.Struct, frozen=True):
     """Who keeps the parts of a value that is the same along `axes`: each rank along them, first major, its
     row; or `owners` alone, counted over all axes, one row each, and what other ranks hold is undefined."""
 
-    axes: Over
-    owners: tuple[int, ...] = ()
+    axes: Execution[Over]
+    owners: Execution[tuple[int, ...]] = ()
 
     def part_of(self, value: Value, axes: Sequence[Axis]) -> Value:
         """What one rank holds of `value`; `axes`: all of the plan, with sizes. All ranks own: it is split.
@@ -158,8 +161,8 @@ class Ownership(msgspec.Struct, frozen=True):
 class StateShard(msgspec.Struct, frozen=True):
     """A state that lies in parts though its plan does not cut it."""
 
-    state: Ref
-    ownership: Ownership
+    state: Execution[Ref]
+    ownership: Execution[Ownership]
 
 
 class Schedule(msgspec.Struct, frozen=True, dict=True):
@@ -171,23 +174,23 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
     them.
     """
 
-    plan: Name
-    plan_digest: Digest
-    axes: tuple[Axis, ...]
-    sources: tuple[SourceType, ...]
-    fns: tuple[FnType, ...]
-    inputs: tuple[EntryRef, ...]
-    states: tuple[EntryRef, ...]
-    entry: tuple[Value, ...]
-    phases: tuple[Phase, ...]
-    origin: Origin | None = None
-    state_shards: tuple[StateShard, ...] = ()
-    backend: Backend = "jax"
-    hosts: tuple[Printed, ...] = ()
-    pipeline: Printed = ""  # the passes that made it, as text
-    choices: tuple[Choice, ...] = ()
-    file: str = ""
-    schema: int = SCHEMA_VERSION
+    plan: Meaning[Name]
+    plan_digest: Structure[Digest]
+    axes: Meaning[tuple[Axis, ...]]
+    sources: Meaning[tuple[SourceType, ...]]
+    fns: Meaning[tuple[FnType, ...]]
+    inputs: Meaning[tuple[EntryRef, ...]]
+    states: Meaning[tuple[EntryRef, ...]]
+    entry: Structure[tuple[Value, ...]]
+    phases: Meaning[tuple[Phase, ...]]
+    origin: Meaning[Origin | None] = None
+    state_shards: Execution[tuple[StateShard, ...]] = ()
+    backend: Execution[Backend] = "jax"
+    hosts: Execution[tuple[Printed, ...]] = ()
+    pipeline: Execution[Printed] = ""  # the passes that made it, as text
+    choices: Presentation[tuple[Choice, ...]] = ()
+    file: Presentation[str] = ""
+    schema: Structure[int] = SCHEMA_VERSION
 
     @property
     def mesh_axes(self) -> tuple[Axis, ...]:

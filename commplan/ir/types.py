@@ -9,6 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from commplan.ir.roles import Meaning, Structure
+
 LARGEST = 2**63 - 1  # what indices, and counts of ranks and of bytes, can hold
 MOST_SERVERS = 2**16  # each is gone through by itself
 
@@ -90,8 +92,8 @@ class AxisKind(enum.StrEnum):
 class ArrayType(msgspec.Struct, frozen=True, tag="array"):
     """An array with written dimensions (global: before any placement cuts or repeats it)."""
 
-    dtype: DType
-    shape: tuple[Count, ...] = ()
+    dtype: Meaning[DType]
+    shape: Meaning[tuple[Count, ...]] = ()
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.shape else str(self.dtype)
@@ -125,8 +127,8 @@ class RecordsType(msgspec.Struct, frozen=True, tag="records"):
     have clocks of their own.
     """
 
-    batch: Batch
-    element: ArrayType | BytesType | TreeType
+    batch: Meaning[Batch]
+    element: Meaning[ArrayType | BytesType | TreeType]
 
     def __str__(self) -> str:
         batch = str(self.batch[0]) if len(self.batch) == 1 else f"[{', '.join(map(str, self.batch))}]"
@@ -145,11 +147,11 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     the row that this rank was sent.
     """
 
-    per: tuple[str, ...] = ()
-    partial: tuple[str, ...] = ()
-    split: tuple[str, ...] = ()
-    server: str | None = None
-    stacked: tuple[str, ...] = ()
+    per: Structure[tuple[str, ...]] = ()
+    partial: Structure[tuple[str, ...]] = ()
+    split: Structure[tuple[str, ...]] = ()
+    server: Structure[str | None] = None
+    stacked: Structure[tuple[str, ...]] = ()
 
     def __str__(self) -> str:
         return " ".join(self.words()) or "same"

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from commplan.ir.refs import Ref, name_of
+from commplan.ir.roles import Meaning, Structure
 from commplan.ir.types import Count, DType, Placement
 
 Kind = Literal["tree", "array", "records", "flat"]
@@ -16,9 +17,9 @@ Kind = Literal["tree", "array", "records", "flat"]
 class Leaf(msgspec.Struct, frozen=True, gc=False):
     """One array of a value on one rank. `path` is its key path, parts joined by `/`; "" for an array."""
 
-    path: str
-    shape: tuple[Count, ...]
-    dtype: DType
+    path: Structure[str]
+    shape: Structure[tuple[Count, ...]]
+    dtype: Structure[DType]
 
     @property
     def size(self) -> int:
@@ -46,11 +47,11 @@ class Value(msgspec.Struct, frozen=True, gc=False):
     `whole` keeps, for a tree or array that is split, the leaves before the first cut.
     """
 
-    id: Ref
-    kind: Kind
-    leaves: tuple[Leaf, ...]
-    placement: Placement
-    whole: tuple[Leaf, ...] = ()
+    id: Structure[Ref]
+    kind: Structure[Kind]
+    leaves: Structure[tuple[Leaf, ...]]
+    placement: Structure[Placement]
+    whole: Structure[tuple[Leaf, ...]] = ()
 
     @property
     def uncut(self) -> tuple[Leaf, ...]:
@@ -72,11 +73,11 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
     READS: ClassVar[tuple[str, ...]] = ("value",)
 
-    value: Ref
-    leaf: int
-    start: int
-    size: int
-    offset: int
+    value: Meaning[Ref]
+    leaf: Meaning[int]
+    start: Meaning[int]
+    size: Meaning[int]
+    offset: Meaning[int]
 
 
 def widest(leaves: tuple[Leaf, ...]) -> DType:

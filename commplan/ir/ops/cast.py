@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation, Term
 from commplan.ir.transfer import Results, ValueTypes
 from commplan.ir.types import DType
@@ -14,12 +15,12 @@ class Cast(BaseOp, frozen=True, tag="cast", gc=False):
 
     CONVERTS = True
 
-    result: Ref
-    operand: Ref
-    dtype: DType
-    span: Span
-    after: tuple[Ref, ...] = ()
-    lane: str = "device"
+    result: Meaning[Ref]
+    operand: Meaning[Ref]
+    dtype: Meaning[DType]
+    span: Presentation[Span]
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "device"
 
     def transfer(self, types: ValueTypes) -> Results:
         def converted(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:

@@ -7,6 +7,7 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation, Structure
 from commplan.ir.shard_shapes import cut_all
 from commplan.ir.stages import rules
 from commplan.ir.symbolic.deferred import Interpretation, SymbolicValue, moves, steps, values
@@ -41,22 +42,22 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     packs leaves that `hints.integers` is for apart.
     """
 
-    kind: CollectiveKind
-    result: Ref
-    operand: Ref
-    axes: Over
-    dtype: DType  # of the widest leaf that moves
-    nbytes: int  # of one rank's operand
-    span: Span
-    op: ReduceOp | None = None
-    root: int | None = None
-    algorithm: Algorithm = Algorithm("native")
-    hints: Hints = Hints()
-    after: tuple[Ref, ...] = ()
-    lane: str = "network"
-    form: Form | None = None  # None: the backend's usual one
-    divisor: int = 1
-    pinned: bool = False  # the plan says `via`: no pass takes another algorithm
+    kind: Meaning[CollectiveKind]
+    result: Meaning[Ref]
+    operand: Meaning[Ref]
+    axes: Meaning[Over]
+    dtype: Structure[DType]  # of the widest leaf that moves
+    nbytes: Structure[int]  # of one rank's operand
+    span: Presentation[Span]
+    op: Meaning[ReduceOp | None] = None
+    root: Meaning[int | None] = None
+    algorithm: Execution[Algorithm] = Algorithm("native")
+    hints: Meaning[Hints] = Hints()
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "network"
+    form: Execution[Form | None] = None  # None: the backend's usual one
+    divisor: Meaning[int] = 1
+    pinned: Cost[bool] = False  # the plan says `via`: no pass takes another algorithm
 
     def check(self, types: ValueTypes) -> Violations:
         if not self.axes:

@@ -5,6 +5,7 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.types import Over
@@ -22,18 +23,18 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
     WRITES = ("pull", "result")
     KEPT = ("center",)
 
-    pull: Ref
-    operand: Ref
-    center: Ref
-    mode: Literal["sync", "round_robin", "async", "hogwild"]
-    eta: float | Ref
-    rho: float | Ref
-    axes: Over
-    span: Span
-    result: Ref | None = None
-    hints: Hints = Hints()
-    after: tuple[Ref, ...] = ()
-    lane: str = "device"
+    pull: Meaning[Ref]
+    operand: Meaning[Ref]
+    center: Meaning[Ref]
+    mode: Meaning[Literal["sync", "round_robin", "async", "hogwild"]]
+    eta: Meaning[float | Ref]
+    rho: Meaning[float | Ref]
+    axes: Meaning[Over]
+    span: Presentation[Span]
+    result: Meaning[Ref | None] = None
+    hints: Meaning[Hints] = Hints()
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "device"
 
     def check(self, types: ValueTypes) -> Violations:
         yield from types.check_axes(self.axes)

@@ -5,6 +5,7 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.stages import rules
 from commplan.ir.stages.exchange import ServerStep
 from commplan.ir.symbolic.deferred import Interpretation
@@ -18,13 +19,13 @@ class Exchange(ServerStep, BaseOp, frozen=True, tag="exchange", gc=False):
     READS = ("gradient", "states", "weight")
     KEPT = ("states",)
 
-    op: Literal["sum", "mean"]
-    span: Span
-    weight: Ref | None = None
-    algorithm: Algorithm | None = None
-    hints: Hints = Hints()
-    after: tuple[Ref, ...] = ()
-    lane: str = "network"
+    op: Meaning[Literal["sum", "mean"]]
+    span: Presentation[Span]
+    weight: Meaning[Ref | None] = None
+    algorithm: Meaning[Algorithm | None] = None
+    hints: Meaning[Hints] = Hints()
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "network"
 
     def check(self, types: ValueTypes) -> Violations:
         yield from types.check_axes(self.axes)

@@ -5,6 +5,7 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Block, Interpretation, moves
 from commplan.ir.transfer import Results, ValueTypes, Violations, flat
 from commplan.ir.values import Value
@@ -13,12 +14,12 @@ from commplan.ir.values import Value
 class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
     """Sum the `ways` rows of a flat buffer [ways*k] -> [k], in the operand's dtype."""
 
-    result: Ref
-    operand: Ref
-    ways: int
-    span: Span
-    after: tuple[Ref, ...] = ()
-    lane: str = "device"
+    result: Meaning[Ref]
+    operand: Meaning[Ref]
+    ways: Meaning[int]
+    span: Presentation[Span]
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "device"
 
     def check(self, types: ValueTypes) -> Violations:
         return types.check_rows(self.operand, self.ways)

@@ -3,6 +3,7 @@ from collections.abc import Container, Mapping
 from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Execution, Meaning, Structure
 from commplan.ir.stages.map import Call
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
 from commplan.ir.types import ArrayType, AxisKind
@@ -16,10 +17,10 @@ class Map(Call, BaseOp, frozen=True, tag="map", gc=False):
     that may run in pieces, each beside the sums that others wait for.
     """
 
-    random: bool = False
-    hints: Hints = Hints()
-    after: tuple[Ref, ...] = ()
-    lane: str = "device"  # or host_compute
+    random: Structure[bool] = False
+    hints: Meaning[Hints] = Hints()
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Structure[str] = "device"  # or host_compute
 
     def check(self, types: ValueTypes) -> Violations:
         fn = types.fns.get(self.fn)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.types import Placement
@@ -23,12 +24,12 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
     READS = ("parts",)
     CONVERTS = True
 
-    result: Ref
-    parts: tuple[Part, ...]
-    span: Span
-    ways: int = 1
-    after: tuple[Ref, ...] = ()
-    lane: str = "device"
+    result: Meaning[Ref]
+    parts: Meaning[tuple[Part, ...]]
+    span: Presentation[Span]
+    ways: Meaning[int] = 1
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "device"
 
     def check(self, types: ValueTypes) -> Violations:
         result = types.values[self.result]

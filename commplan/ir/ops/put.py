@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref, name_of
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, placed
 from commplan.ir.values import Value
@@ -15,11 +16,11 @@ class Put(BaseOp, frozen=True, tag="put", gc=False):
 
     ANSWERS = 0
 
-    result: Ref
-    operand: Ref
-    span: Span
-    after: tuple[Ref, ...] = ()
-    lane: str = "network"
+    result: Meaning[Ref]
+    operand: Meaning[Ref]
+    span: Presentation[Span]
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "network"
 
     def transfer(self, types: ValueTypes) -> Results:
         return (placed(types.values[self.operand], self.result, types.values[self.result].placement),)

@@ -2,6 +2,7 @@ from collections.abc import Container, Mapping
 
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Cost, Execution
 from commplan.ir.stages import rules
 from commplan.ir.stages.load import Batches
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken
@@ -12,8 +13,8 @@ from commplan.ir.values import Leaf, Value
 class Read(Batches, BaseOp, frozen=True, tag="read", gc=False):
     """Read a batch of records of a source. Lane: host read."""
 
-    after: tuple[Ref, ...] = ()
-    lane: str = "host_read"
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "host_read"
 
     def check(self, types: ValueTypes) -> Violations:
         if self.source not in types.sources:

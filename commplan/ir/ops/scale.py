@@ -5,6 +5,7 @@ from typing import Literal
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref, name_of
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.values import Value
@@ -21,14 +22,14 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
 
     READS = ("operand", "by", "over")
 
-    result: Ref
-    operand: Ref
-    how: Literal["mul", "div"]
-    by: float | Ref
-    span: Span
-    over: Ref | None = None
-    after: tuple[Ref, ...] = ()
-    lane: str = "device"
+    result: Meaning[Ref]
+    operand: Meaning[Ref]
+    how: Meaning[Literal["mul", "div"]]
+    by: Meaning[float | Ref]
+    span: Presentation[Span]
+    over: Meaning[Ref | None] = None
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "device"
 
     def check(self, types: ValueTypes) -> Violations:
         yield from types.check_scalar(self.by)

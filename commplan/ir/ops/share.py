@@ -5,6 +5,7 @@ from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.remark import Design
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.stages import rules
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
@@ -19,15 +20,15 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
     single_broadcast or multi_broadcast (`readers` compute).
     """
 
-    result: Ref
-    operand: Ref
-    axes: Over
-    design: Design
-    span: Span
-    readers: int | None = None
-    hints: Hints = Hints()
-    after: tuple[Ref, ...] = ()
-    lane: str = "host_compute"
+    result: Meaning[Ref]
+    operand: Meaning[Ref]
+    axes: Meaning[Over]
+    design: Meaning[Design]
+    span: Presentation[Span]
+    readers: Meaning[int | None] = None
+    hints: Meaning[Hints] = Hints()
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "host_compute"
 
     def check(self, types: ValueTypes) -> Violations:
         operand = types.values[self.operand]

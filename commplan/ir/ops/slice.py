@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations
 from commplan.ir.types import Over
@@ -19,13 +20,13 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
     owners[j] keeps the j-th, and all others the first.
     """
 
-    result: Ref
-    operand: Ref
-    axes: Over
-    span: Span
-    after: tuple[Ref, ...] = ()
-    lane: str = "device"
-    owners: tuple[int, ...] = ()
+    result: Meaning[Ref]
+    operand: Meaning[Ref]
+    axes: Meaning[Over]
+    span: Presentation[Span]
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "device"
+    owners: Meaning[tuple[int, ...]] = ()
 
     def check(self, types: ValueTypes) -> Violations:
         yield from types.check_cut(self.operand, self.axes, self.owners)

@@ -3,6 +3,7 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
@@ -19,12 +20,12 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
     READS = ("parts",)
     CONVERTS = True
 
-    result: Ref
-    parts: tuple[Part, ...]
-    span: Span
-    ways: int = 1
-    after: tuple[Ref, ...] = ()
-    lane: str = "device"
+    result: Meaning[Ref]
+    parts: Meaning[tuple[Part, ...]]
+    span: Presentation[Span]
+    ways: Meaning[int] = 1
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "device"
 
     def check(self, types: ValueTypes) -> Violations:
         result = types.values[self.result]

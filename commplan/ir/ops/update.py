@@ -1,6 +1,7 @@
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 
@@ -10,12 +11,12 @@ class Update(BaseOp, frozen=True, tag="update", gc=False):
 
     READS = ("operand", "delta")
 
-    result: Ref
-    operand: Ref
-    delta: Ref
-    span: Span
-    after: tuple[Ref, ...] = ()
-    lane: str = "device"
+    result: Meaning[Ref]
+    operand: Meaning[Ref]
+    delta: Meaning[Ref]
+    span: Presentation[Span]
+    after: Execution[tuple[Ref, ...]] = ()
+    lane: Cost[str] = "device"
 
     def check(self, types: ValueTypes) -> Violations:
         yield from types.check_leaves(self.delta, types.values[self.operand].leaves)

@@ -5,6 +5,7 @@ import msgspec
 
 from commplan.ir.hints import Reduction
 from commplan.ir.refs import Ref, getter, name_of
+from commplan.ir.roles import Meaning
 from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.types import Over
 from commplan.ir.values import Leaf
@@ -78,9 +79,9 @@ class StageOverAxes(BaseStage, frozen=True):
     NUMBER: ClassVar[tuple[str, Number] | None] = None
     COLLECTIVE: ClassVar[str | None] = None
 
-    result: Ref
-    operand: Ref
-    axes: Over
+    result: Meaning[Ref]
+    operand: Meaning[Ref]
+    axes: Meaning[Over]
 
     def sends(self) -> tuple[Ref, str | None] | None:
         op: Reduction | None = getattr(self, "op", None)

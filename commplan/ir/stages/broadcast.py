@@ -1,5 +1,6 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
+from commplan.ir.roles import Execution, Meaning, Presentation
 from commplan.ir.stages.base import Number, StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, root
 from commplan.ir.symbolic.deferred import Interpretation, steps
@@ -17,10 +18,10 @@ class Broadcast(StageOverAxes, frozen=True, tag="broadcast"):
     NUMBER = ("root", ROOT)
     COLLECTIVE = "broadcast"
 
-    root: int
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
+    root: Meaning[int]
+    span: Presentation[Span]
+    via: Execution[Algorithm | None] = None
+    hints: Meaning[Hints] = NO_HINTS
 
     def rank(self, ranks: Ranks) -> int:
         return self.root

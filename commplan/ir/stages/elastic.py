@@ -3,6 +3,7 @@ from typing import Literal
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.refs import Ref, name_of
+from commplan.ir.roles import Execution, Meaning, Presentation
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, coefficients, stable
 from commplan.ir.symbolic.deferred import Interpretation, steps
@@ -17,17 +18,17 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
     WRITES = ("pull", "result")
     SCALARS = ("eta", "rho")
 
-    pull: Ref
-    result: Ref
-    operand: Ref
-    center: Ref
-    axes: Over
-    mode: Literal["sync", "round_robin", "async", "hogwild"]
-    eta: float | Ref
-    rho: float | Ref
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
+    pull: Meaning[Ref]
+    result: Meaning[Ref]
+    operand: Meaning[Ref]
+    center: Meaning[Ref]
+    axes: Meaning[Over]
+    mode: Meaning[Literal["sync", "round_robin", "async", "hogwild"]]
+    eta: Meaning[float | Ref]
+    rho: Meaning[float | Ref]
+    span: Presentation[Span]
+    via: Execution[Algorithm | None] = None
+    hints: Meaning[Hints] = NO_HINTS
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ((self.operand, self.center, self.pull, self.result),)

@@ -3,6 +3,7 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.refs import Ref, name_of
+from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, chosen, one_each
 from commplan.ir.symbolic.deferred import Interpretation, steps
@@ -14,11 +15,11 @@ class ServerStep(msgspec.Struct, frozen=True):
 
     WRITES = ("results",)
 
-    results: Refs
-    gradient: Ref
-    states: Refs
-    fn: str
-    axes: Over
+    results: Meaning[Refs]
+    gradient: Meaning[Ref]
+    states: Meaning[Refs]
+    fn: Meaning[str]
+    axes: Meaning[Over]
 
     def exchanged(
         self,
@@ -58,10 +59,10 @@ class Exchange(ServerStep, BaseStage, frozen=True, tag="exchange"):
     READS = ("gradient", "states", "op")
     SCALARS = ("op",)
 
-    op: Reduction
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
+    op: Meaning[Reduction]
+    span: Presentation[Span]
+    via: Meaning[Algorithm | None] = None
+    hints: Meaning[Hints] = NO_HINTS
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ((self.gradient, self.states[0]), *zip(self.states, self.results, strict=True))

@@ -1,5 +1,6 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
+from commplan.ir.roles import Execution, Meaning, Presentation
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
@@ -11,9 +12,9 @@ class Gather(StageOverAxes, frozen=True, tag="gather"):
     TAKES = ("split",)
     COLLECTIVE = "all_gather"
 
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
+    span: Presentation[Span]
+    via: Execution[Algorithm | None] = None
+    hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
         held = steps.moved(env, env.of(self.operand), self.hints)

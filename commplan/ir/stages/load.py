@@ -5,6 +5,7 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.refs import Ref
+from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.stages.rules import Ranks, Violation, dropped_tail, even_batch, member_batches, short_tail
 from commplan.ir.symbolic.deferred import Interpretation, steps
@@ -18,18 +19,18 @@ class Batches(msgspec.Struct, frozen=True):
     WRITES = ("result", "count")
     AXES = ("split", "per", "clock")
 
-    result: Ref
-    source: str
-    batch: Batch
-    visit: Literal["exactly_once", "at_least_once", "at_most_once"]
-    seed: int
-    span: Span
-    count: Ref | None = None
-    clock: str | None = None  # the ensemble of `batch [..] over MEMBER`
-    split: tuple[str, ...] = ()
-    per: tuple[str, ...] = ()
-    tail: Literal["pad", "short", "drop"] = "pad"
-    hints: Hints = NO_HINTS
+    result: Meaning[Ref]
+    source: Meaning[str]
+    batch: Meaning[Batch]
+    visit: Meaning[Literal["exactly_once", "at_least_once", "at_most_once"]]
+    seed: Meaning[int]
+    span: Presentation[Span]
+    count: Meaning[Ref | None] = None
+    clock: Meaning[str | None] = None  # the ensemble of `batch [..] over MEMBER`
+    split: Meaning[tuple[str, ...]] = ()
+    per: Meaning[tuple[str, ...]] = ()
+    tail: Meaning[Literal["pad", "short", "drop"]] = "pad"
+    hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
         """Which records of the source these are follows from all that is said of the load."""

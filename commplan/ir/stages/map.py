@@ -3,6 +3,7 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.refs import Ref, name_of
+from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Refs
@@ -15,12 +16,12 @@ class Call(msgspec.Struct, frozen=True):
     WRITES = ("results",)
     AXES = ("per",)
 
-    results: Refs
-    fn: str
-    operands: tuple[Ref, ...]
-    span: Span
-    per: tuple[str, ...] = ()
-    per_record: bool = False  # applied record by record: on the host, or vmapped on the device
+    results: Meaning[Refs]
+    fn: Meaning[str]
+    operands: Meaning[tuple[Ref, ...]]
+    span: Presentation[Span]
+    per: Meaning[tuple[str, ...]] = ()
+    per_record: Meaning[bool] = False  # applied record by record: on the host, or vmapped on the device
 
     def meaning(self, env: Interpretation) -> None:
         """A random function draws other numbers in every call, on the device for every name of a result,
@@ -48,7 +49,7 @@ class Map(Call, BaseStage, frozen=True, tag="map"):
 
     FORM = "y, ... = map FN(x, ...) [per MEMBER]"
 
-    hints: Hints = NO_HINTS
+    hints: Meaning[Hints] = NO_HINTS
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ()

@@ -1,5 +1,6 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
+from commplan.ir.roles import Execution, Meaning, Presentation
 from commplan.ir.stages.base import StageOverAxes, over
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
@@ -13,11 +14,11 @@ class Reduce(StageOverAxes, frozen=True, tag="reduce"):
     READS = ("operand", "op")
     SCALARS = ("op",)
 
-    op: Reduction
-    span: Span
-    across: bool = False
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
+    op: Meaning[Reduction]
+    span: Presentation[Span]
+    across: Meaning[bool] = False
+    via: Execution[Algorithm | None] = None
+    hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
         op, value = self.op, env.values[self.result]

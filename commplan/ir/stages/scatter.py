@@ -1,5 +1,6 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
+from commplan.ir.roles import Execution, Meaning, Presentation
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
@@ -14,10 +15,10 @@ class Scatter(StageOverAxes, frozen=True, tag="scatter"):
     READS = ("operand", "op")
     SCALARS = ("op",)
 
-    op: Reduction
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
+    op: Meaning[Reduction]
+    span: Presentation[Span]
+    via: Execution[Algorithm | None] = None
+    hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
         op, operand, hints = self.op, env.of(self.operand), self.hints

@@ -1,5 +1,6 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
+from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, chosen
 from commplan.ir.symbolic.deferred import Interpretation
@@ -12,9 +13,9 @@ class Share(StageOverAxes, frozen=True, tag="share"):
     TAKES = ("same",)
     MAKES = "kept"
 
-    via: Algorithm
-    span: Span
-    hints: Hints = NO_HINTS
+    via: Meaning[Algorithm]
+    span: Presentation[Span]
+    hints: Meaning[Hints] = NO_HINTS
 
     def violation(self, ranks: Ranks) -> Violation | None:
         return chosen("readers", self.via.get("readers"), self.axes, ranks)

@@ -1,5 +1,6 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
+from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import Number, StageOverAxes
 from commplan.ir.stages.rules import Ranks
 from commplan.ir.symbolic.deferred import Interpretation, steps
@@ -19,9 +20,9 @@ class Shift(StageOverAxes, frozen=True, tag="shift"):
     COLLECTIVE = "shift"
     via = None
 
-    by: int
-    span: Span
-    hints: Hints = NO_HINTS
+    by: Meaning[int]
+    span: Presentation[Span]
+    hints: Meaning[Hints] = NO_HINTS
 
     def rank(self, ranks: Ranks) -> int:
         """The rank that gets what the first one has."""

@@ -1,4 +1,5 @@
 from commplan.diagnostics import Span
+from commplan.ir.roles import Presentation
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.symbolic.deferred import Interpretation
 
@@ -10,7 +11,7 @@ class Slice(StageOverAxes, frozen=True, tag="slice"):
     TAKES = ("same",)
     MAKES = "split"
 
-    span: Span
+    span: Presentation[Span]
 
     def meaning(self, env: Interpretation) -> None:
         ways, digits = env.row(self.axes)

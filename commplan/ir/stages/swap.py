@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Span, listed, plural
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
+from commplan.ir.roles import Execution, Meaning, Presentation
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation
 from commplan.ir.symbolic.deferred import Interpretation, steps
@@ -18,9 +19,9 @@ class Swap(StageOverAxes, frozen=True, tag="swap"):
     WHOLE = True
     COLLECTIVE = "swap"
 
-    span: Span
-    via: Algorithm | None = None
-    hints: Hints = NO_HINTS
+    span: Presentation[Span]
+    via: Execution[Algorithm | None] = None
+    hints: Meaning[Hints] = NO_HINTS
 
     def misfit(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:
         """Every rank gets a block of the same size."""
