@@ -136,7 +136,7 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
 
 
 def _stages(allowed: Trace, *, divided: bool) -> tuple[list[_Stage], list[Event]]:
-    """The sums and moves that a plan asks for, and its factors; without those of means if each sum is `divided`."""
+    """The sums and moves that a plan asks for, and its factors: if each sum is `divided`, except of means."""
     stages: list[_Stage] = []
     factors: list[Event] = []
     for index, event in enumerate(allowed):
