@@ -194,8 +194,7 @@ class Program(Generic[RunT]):
         elif not place.suffix:
             place = place.with_name(f"{place.name}.schedule.json")
         try:
-            with io.replacing(place) as new:
-                new.write_bytes(encode(self._schedule))
+            io.write(place, encode(self._schedule))
         except OSError as error:
             fail("CP1009", f"{place} cannot be written: {error.strerror or error}", file=str(place))
         return place

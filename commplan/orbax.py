@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from orbax import checkpoint as _checkpoint  # pyright: ignore[reportMissingTypeStubs]
 
+from commplan import io
 from commplan.diagnostics import fail, listed, near_note
 from commplan.ir.schedule import Value
 from commplan.lowering.jax.layout import global_shape, spec
@@ -382,12 +383,13 @@ class PlanRestore(ocp.args.CheckpointArgs):
 def read(directory: Any) -> Record:
     """The record of the checkpoint in a folder. Raises CP0873 where there is none that can be read."""
     place = Path(str(directory)) / RECORD
-    text = directory / RECORD if hasattr(directory, "read_text") else place
     try:
-        record = msgspec.json.decode(text.read_bytes(), type=Record)
+        is_remote = "://" in str(directory)  # in a bucket, which `etils.epath` reads
+        data: bytes = (directory / RECORD).read_bytes() if is_remote else io.read(place)
+        record = io.decode_json(data, Record)
     except FileNotFoundError:
         fail("CP0873", f"{directory} holds no checkpoint of commplan", f"there is no `{RECORD}` in it")
-    except (msgspec.DecodeError, OSError) as error:
+    except (ValueError, OSError) as error:
         fail("CP0873", f"{place} cannot be read: {error}", "it was written by another program, or is damaged")
     if (record.format, record.schema) != (FORMAT, SCHEMA):
         message = f"{place} has schema {record.schema} of `{record.format}`, and this commplan reads {SCHEMA}"

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -91,7 +90,7 @@ def load_topology(path: str | Path) -> Topology:
     """The topology in the file at `path`. Raises CP0712 where it cannot be read or is malformed."""
     place = Path(path)
     try:
-        text = io.read(place).decode("utf-8")
+        text = io.read(place).decode()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         fail("CP0712", f"topology {place} cannot be read: {why}", file=str(place))
@@ -114,11 +113,9 @@ class _Reader:
 
     def topology(self, text: str) -> Topology:
         try:
-            content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            self.fail(f"the topology is no TOML: {error}")
-        except RecursionError:
-            self.fail("the topology is nested too deep", "levels are tables of numbers and texts")
+            content = io.decode_toml(text)
+        except ValueError as error:
+            self.fail(f"the topology is no TOML: {error}", "levels are tables of numbers and texts")
         self.known_keys(content, ("name", "host", "level", "backend"), "the topology")
         name = self.want(content, "name", str, "the topology")
         tables = self.want(content, "level", list, "the topology")

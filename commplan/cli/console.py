@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -136,10 +135,8 @@ class Console:
             if not place.is_file():
                 place.write_bytes(data)
                 return
-            place.open("r+b").close()  # one that may not be written is not replaced
-            with io.replacing(place.resolve()) as new:  # a full disk leaves the old one
-                shutil.copymode(place, new)
-                new.write_bytes(data)
+            os.close(io.open_file(place, os.O_RDWR))  # one that may not be written is not replaced
+            io.write(place.resolve(), data)  # a full disk leaves the old one
         except (OSError, ValueError) as error:
             fail("CP1101", f"cannot write {path}: {getattr(error, 'strerror', None) or error}", file=path)
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commplan import io
 from commplan.cli.argument_types import once
 from commplan.cli.binding import Compiled
 from commplan.cli.console import LAUNCHED, Console
@@ -234,8 +235,15 @@ def source_at(name: str, path: str) -> Any:
     import numpy as np
 
     try:
-        rows: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+        with os.fdopen(io.open_file(path), "rb") as file:
+            reader = (
+                np.lib.format.read_array_header_1_0
+                if np.lib.format.read_magic(file) == (1, 0)
+                else (np.lib.format.read_array_header_2_0)
+            )
+            shape, fortran, dtype = reader(file)
+            rows: Any = np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+    except (OSError, ValueError, OverflowError) as error:
         fail("CP1110", f"--source {name}={path} cannot be read: {getattr(error, 'strerror', None) or error}")
     if rows.ndim == 0:
         fail("CP1110", f"--source {name}={path} holds one number: expected an array whose rows are records")

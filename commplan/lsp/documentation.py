@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
 
+from commplan import io
 from commplan.dsl.check.clauses.options import OPTIONS
 from commplan.ir.stages import VERBS
 
-_TABLES: Mapping[str, Mapping[str, str]] = tomllib.loads(
+_TABLES: Mapping[str, Mapping[str, str]] = io.decode_toml(
     files("commplan.lsp").joinpath("words.toml").read_text(encoding="utf-8")
 )
 STAGES, WORDS, VALUES = (_TABLES[name] for name in ("stages", "words", "values"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import groupby
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from commplan.recorder.processes import process_state
 
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _GONE = ("dead", "ended")
+_MISSING = 1000  # ranks without a record that are named: a damaged record may tell of any number of ranks
 _SILENT = re.compile(r"(?:rank|process) (\d+) ((?:is st|does not answer).*)")  # a watchdog's verdict
 
 
@@ -66,12 +68,14 @@ class Rank(NamedTuple):
 
 class Blame(NamedTuple):
     """holders: the ranks that hold others, with the reason. verdicts: by rank what its watchdog said.
-    missing: those without a record, which ended well or have theirs elsewhere. started, seconds: since 1970,
+    missing: the first of those without a record, which ended well or have theirs elsewhere; absent: how many
+    there are. started, seconds: since 1970,
     when the run began, and to which ages are counted."""
 
     plan: str
     ranks: tuple[Rank, ...]
     missing: tuple[int, ...]
+    absent: int
     holders: dict[int, str]
     verdicts: dict[int, str]
     started: float
@@ -85,9 +89,8 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
     ranks = tuple(_rank(list(own)) for _, own in groupby(ordered, lambda record: record.rank))
     alive = any(rank.state not in ("dead", "ended", "unknown") for rank in ranks)
     latest = max((event.seconds for record in records for event in record.events), default=0.0)
-    present = {rank.rank for rank in ranks}
     many = max(record.ranks for record in records)
-    missing = tuple(rank for rank in range(many) if rank not in present)
+    missing = missing_ranks(many, {rank.rank for rank in ranks})
     verdicts = {
         record.rank: event.name for record in records for event in record.events if event.kind == VERDICT
     }
@@ -99,7 +102,13 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
         if rank.rank in holders and rank.state == "alive" and not any(act.call for act in rank.activities):
             stack = ask(first[rank.rank])
             holders[rank.rank] += f"; its Python: {stack}" if stack else ""
-    return Blame(ordered[0].plan, ranks, missing, holders, verdicts, ordered[0].started, when)
+    absent = many - len(ranks)
+    return Blame(ordered[0].plan, ranks, missing, absent, holders, verdicts, ordered[0].started, when)
+
+
+def missing_ranks(ranks: int, recorded: Set[int]) -> tuple[int, ...]:
+    """The first of the ranks without a record, in order: at most `_MISSING`."""
+    return tuple(itertools.islice((rank for rank in range(ranks) if rank not in recorded), _MISSING))
 
 
 def _rank(records: Sequence[Record]) -> Rank:

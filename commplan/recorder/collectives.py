@@ -259,7 +259,10 @@ def _held(group: list[Slice], recorded: Set[int], record: Record) -> list[Slice]
     recorded: ranks of which there are records: of the others that is not known.
     """
     details = group[0].details
-    absent = _ranks(group[0], record) - {each.rank for each in group}
+    present = {each.rank for each in group}
+    if _members(details, record) > len(present | recorded):  # a damaged record may claim any number
+        return group
+    absent = _ranks(group[0], record) - present
     rooted = details is not None and details.kind in (*_TO_ALL, *_TO_ROOT, "shift")
     if rooted or not absent or not absent <= recorded:
         return group

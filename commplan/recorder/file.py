@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from commplan import io
 from commplan.diagnostics import fail
 
 MAGIC, VERSION = b"commplan", 2
@@ -35,9 +36,11 @@ _ENDING = EVENTS + EVENT.size * CAPACITY
 STACK_SIGNAL = _ENDING + 504
 _CALL = STACK_SIGNAL + 8
 SIZE = _CALL + 3584
+_WHOLE = (0, SIZE), (0, _HEADER.size)
 HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
 BEGIN, END, FAILED, VERDICT, WAITED, GONE, ROUND = 1, 2, 3, 4, 5, 6, 7
-_RANKS = 2**24  # no job has more
+_RANKS, _EVENTS = 2**24, 2**62  # no job has more
+SIGNAL = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else 0  # has a process write its stacks
 _KEPT_S = 7 * 86400.0
 _SINCE = struct.Struct("<q")
 
@@ -157,7 +160,7 @@ class Recording:
         self._lanes: dict[str, Recording] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _drop_stale(self.path.parent)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = io.open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             os.posix_fallocate(
                 descriptor, 0, SIZE
@@ -255,11 +258,11 @@ def offer_stacks(recording: Recording) -> None:
     """From now on a signal has this process write its Python stacks behind the record, whatever its threads
     do: also where one is in C and keeps the interpreter's lock. They go behind the record that was offered
     last, and the engine, which knows the descriptor alone, finds them there."""
-    number = getattr(signal, "SIGRTMIN", 0) + 11
+    number = SIGNAL
     with contextlib.suppress(OSError, RuntimeError, ValueError):
-        if number < 12 or (not _stacks and _is_used(number)):
+        if not number or (not _stacks and is_handled(number, "SigIgn:", "SigCgt:")):
             return  # another system, or the program has it
-        descriptor = os.open(recording.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        descriptor = io.open_file(recording.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         try:
             if _stacks:
                 os.dup2(descriptor, _stacks[0][0], inheritable=False)
@@ -277,11 +280,12 @@ def stacks_of_process() -> tuple[str, int]:
     return (f"/proc/self/fd/{_stacks[0][0]}", _stacks[0][1]) if _stacks else ("", 0)
 
 
-def _is_used(number: int) -> bool:
-    """Whether this process handles or ignores a signal, in Python or in C."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    masks = [line.split()[1] for line in lines if line.startswith(("SigIgn:", "SigCgt:"))]
-    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+def is_handled(number: int, *masks: str, process: int | str = "self") -> bool:
+    """Whether a process handles (mask `SigCgt:`) or ignores (`SigIgn:`) a signal, in Python or in C. Raises
+    OSError if there is no such process."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    words = [line.split()[1] for line in lines if line.startswith(masks)]
+    return any(int(word, 16) >> (number - 1) & 1 for word in words)
 
 
 _stacks: list[tuple[int, int]] = []  # the descriptor to which they are written, at which signal
@@ -292,8 +296,7 @@ os.register_at_fork(after_in_child=_recordings.clear)
 def put_name(memory: mmap.mmap | bytearray, index: int, text: str) -> None:
     """Call name `index` of a record `text`; names that do not fit share the last one."""
     index = min(index, MOST_NAMES - 1)
-    name = text.encode()[: _NAME - 1].ljust(_NAME, b"\0")
-    memory[_HEADER.size + index * _NAME : _HEADER.size + (index + 1) * _NAME] = name
+    memory[_HEADER.size + index * _NAME : _HEADER.size + (index + 1) * _NAME] = _padded(text)
     struct.pack_into("<q", memory, NAMES, max(index + 1, struct.unpack_from("<q", memory, NAMES)[0]))
 
 
@@ -303,16 +306,32 @@ def _put_text(memory: mmap.mmap, begin: int, end: int, text: str) -> None:
     memory[begin : begin + len(data)] = data
 
 
-def append_end(memory: mmap.mmap, text: str) -> None:
-    """Put into the record of a process that has died how it did; the record is kept."""
-    _, *_, capacity, head, names, _, _, _, _ = _HEADER.unpack_from(memory)
-    index = min(names, MOST_NAMES - 1)
-    put_name(memory, index, text)
-    EVENT.pack_into(
-        memory, EVENTS + EVENT.size * (head % capacity), time.monotonic_ns(), GONE, index, 0, 0, 0
-    )
-    struct.pack_into("<q", memory, HEAD, head + 1)
-    struct.pack_into("<q", memory, FAILURES, 1)
+def append_end(path: Path, text: str) -> None:
+    """Put into the record of a process that has died how it did; the record is kept.
+
+    The file is not mapped: whoever cuts a file off ends the processes that map it, by SIGBUS. Raises OSError,
+    and ValueError for a file that is no whole record.
+    """
+    descriptor = io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        data = os.pread(descriptor, _HEADER.size, 0)
+        if os.fstat(descriptor).st_size < SIZE or data[: len(MAGIC)] != MAGIC:
+            raise ValueError(f"{path} is no record")
+        _, version, *_, capacity, head, names, _, _, _, _ = _HEADER.unpack(data)
+        if (version, capacity) != (VERSION, CAPACITY) or not (0 <= head < _EVENTS and 0 <= names < _EVENTS):
+            raise ValueError(f"{path} is a damaged record")
+        index = min(names, MOST_NAMES - 1)
+        event = EVENT.pack(time.monotonic_ns(), GONE, index, 0, 0, 0)
+        os.pwrite(descriptor, _padded(text), _HEADER.size + index * _NAME)
+        os.pwrite(descriptor, event, EVENTS + EVENT.size * (head % CAPACITY))
+        os.pwrite(descriptor, struct.pack("<3q", head + 1, max(index + 1, names), 1), HEAD)
+    finally:
+        os.close(descriptor)
+
+
+def _padded(text: str) -> bytes:
+    """A name as it is recorded."""
+    return text.encode(errors="replace")[: _NAME - 1].ljust(_NAME, b"\0")
 
 
 def _drop_stale(where: Path) -> None:
@@ -324,45 +343,48 @@ def _drop_stale(where: Path) -> None:
 
 
 def read_records(paths: Iterable[str]) -> list[Record]:
-    """The records in files, and in folders of them, by rank and lane; in folders those of other versions and
-    those that are just being created are left out. Raises CP1114 for a file that is none."""
-    files: list[Path] = []
+    """The records in files, and in folders of them, by rank and lane; in folders links, those of other
+    versions and those that are just being created are left out. Raises CP1114 for a file that is none."""
+    records: list[Record] = []
     for place in map(Path, paths):
         if place.is_dir():
-            records = sorted(place.glob(f"{prefix()}*.rec"))
-            files += [path for path in records if _has_header(path) and _version(path) == VERSION]
-        else:
-            files.append(place)
-    return sorted((_read(path) for path in files), key=lambda record: (record.plan, record.rank, record.lane))
+            for path in sorted(place.glob(f"{prefix()}*.rec")):
+                with contextlib.suppress(OSError):
+                    data, after = _pieces(path, *_WHOLE, flags=os.O_NOFOLLOW)
+                    # Until its process has begun to write a record, the file is empty, or all zeros.
+                    if data[: len(MAGIC)].strip(b"\0") and _version(data) == VERSION:
+                        records.append(_record(path, data, after))
+            continue
+        try:
+            data, after = _pieces(place, *_WHOLE)
+        except OSError as error:
+            fail("CP1114", f"{place} cannot be read: {error.strerror or error}", file=str(place))
+        except ValueError as error:  # a NUL in the name
+            fail("CP1114", f"{str(place)!r} cannot be read: {error}")
+        records.append(_record(place, data, after))
+    return sorted(records, key=lambda record: (record.plan, record.rank, record.lane))
 
 
-def _has_header(path: Path) -> bool:
-    """Whether its process has begun to write a record; until then the file is empty, or all zeros."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return bool(file.read(len(MAGIC)).strip(b"\0"))
-    return False
+def _pieces(path: Path, *places: tuple[int, int], flags: int = os.O_RDONLY) -> list[bytes]:
+    """The bytes of a file at `places`, (begin, size), read one after another. Raises OSError."""
+    descriptor = io.open_file(path, flags)
+    try:
+        return [os.pread(descriptor, size, begin) for begin, size in places]
+    finally:
+        os.close(descriptor)
 
 
-def _version(path: Path) -> int:
+def _version(data: bytes) -> int:
     """The version of a record, as all of them tell it; that of this program for what is no record at all."""
-    with contextlib.suppress(OSError):
-        with path.open("rb") as file:
-            begin = file.read(len(MAGIC) + 8)
-        if begin.startswith(MAGIC) and len(begin) == len(MAGIC) + 8:
-            number: int = struct.unpack_from("<q", begin, len(MAGIC))[0]
-            return number
+    if data.startswith(MAGIC) and len(data) >= len(MAGIC) + 8:
+        number: int = struct.unpack_from("<q", data, len(MAGIC))[0]
+        return number
     return VERSION
 
 
-def _read(path: Path) -> Record:
-    """The record in a file that may still be written."""
-    try:
-        data = path.read_bytes()
-        with path.open("rb") as file:
-            after = file.read(_HEADER.size)
-    except OSError as error:
-        return fail("CP1114", f"{path} cannot be read: {error.strerror}", file=str(path))
-    if (version := _version(path)) != VERSION:
+def _record(path: Path, data: bytes, after: bytes) -> Record:
+    """The record in a file that may still be written. after: its header once `data` had been read."""
+    if (version := _version(data)) != VERSION:
         message = f"{path} is a record of version {version}"
         fail("CP1114", message, f"this is version {VERSION}", file=str(path))
     if len(data) < SIZE or len(after) != _HEADER.size or data[: len(MAGIC)] != MAGIC:
@@ -390,24 +412,25 @@ def _read(path: Path) -> Record:
 def read_call(path: Path) -> Call | None:
     """The call in the record of a process of this machine that may still run; its seconds are those of
     `time.monotonic`."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(_CALL)
-        return _call(file.read(SIZE - _CALL), 0)
+    with contextlib.suppress(OSError):
+        return _call(_pieces(path, (_CALL, SIZE - _CALL))[0], 0)
     return None
 
 
 def writer(record: Path) -> tuple[int, int]:
-    """The process that writes a record, and the signal that has it write its stacks; 0 for either where it is
-    none of this machine, or takes no signal. Raises OSError."""
-    with record.open("rb") as file:
-        header = file.read(_HEADER.size)
-        file.seek(STACK_SIGNAL)
-        number = file.read(8)
+    """The process that writes a record, and the signal that has it write its stacks; 0 for either if it is
+    none of this machine, or takes no signal. Raises OSError.
+
+    The file may hold any signal and any process: only `SIGNAL` counts, and only if that process handles it.
+    """
+    header, number = _pieces(record, (0, _HEADER.size), (STACK_SIGNAL, 8))
     if len(header) < _HEADER.size or len(number) < 8 or header[: len(MAGIC)] != MAGIC:
         return 0, 0
     _, _, process, *_, space, _ = _HEADER.unpack(header)
-    own = _texts(space)[0] == machine()
-    return (process, struct.unpack("<q", number)[0]) if own else (0, 0)
+    if process <= 0 or _texts(space)[0] != machine():
+        return 0, 0
+    offered = struct.unpack("<q", number)[0] == SIGNAL and is_handled(SIGNAL, "SigCgt:", process=process)
+    return process, SIGNAL if offered else 0
 
 
 def _call(data: bytes, offset_ns: int) -> Call | None:

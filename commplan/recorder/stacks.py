@@ -12,11 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from commplan import io
 from commplan.recorder.file import SIZE, writer
 from commplan.recorder.processes import process_state
 from commplan.tracebacks import is_users
 
-_FRAMES = 6  # the innermost ones
+_FRAMES, _MOST = 6, io.MIB  # the innermost ones; bytes of all stacks
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _WAIT_S, _POLL_S, _SETTLED = 2.0, 0.05, 3  # to wait for them; polls without a word more, which are the end
 
@@ -89,9 +90,11 @@ def _written(begins: Mapping[Path, int]) -> str:
         polls = polls + 1 if sizes == before != begins else 0
     texts: list[str] = []
     for path, begin in begins.items():
-        with path.open("rb") as file:
-            file.seek(max(begin, SIZE))
-            texts.append(file.read().decode(errors="replace"))
+        descriptor = io.open_file(path)
+        try:
+            texts.append(os.pread(descriptor, _MOST, max(begin, SIZE)).decode(errors="replace"))
+        finally:
+            os.close(descriptor)
     return "".join(texts)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from commplan.recorder.blame import missing_ranks
 from commplan.recorder.collectives import Run, Slice, by_rank
 from commplan.recorder.file import VERDICT
 from commplan.recorder.tasks import Link, Task, links
@@ -69,7 +70,7 @@ def head(run: Run) -> _Json:
         for clock in run.clocks
     ]  # fmt: skip
     ranks = run.ranks
-    missing = sorted(set(range(ranks)) - {record.rank for record in run.records}) if ranks <= 2**16 else []
+    missing = list(missing_ranks(ranks, {record.rank for record in run.records}))
     aligned = {"hosts": clocks, "collectives": run.synchronised, "bound": _BOUND}
     return {"plan": run.plan, "ranks": ranks, "lost": run.lost, "missing": missing, "clocks": aligned}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from commplan import io
 from commplan.diagnostics import fail
 from commplan.report.document import Event, Lane, Trace
 from commplan.report.lanes import condensed
@@ -38,8 +39,8 @@ def read_trace(text: str, name: str) -> Trace:
     """The trace in `text`. Raises CP1113 where it is not one, or has no complete event."""
     kind = list[_Event] if text.lstrip().startswith("[") else _File
     try:
-        decoded = msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
+        decoded: list[_Event] | _File = io.decode_json(text, kind)
+    except ValueError as error:
         fail("CP1113", f"the trace cannot be read: {error}", "expected Chrome's trace format", file=name)
     events = decoded.traceEvents if isinstance(decoded, _File) else decoded
     complete = sorted(

@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -16,6 +15,8 @@ import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
+
+from commplan import io
 
 SOCKET = "sidecar-2"  # the number is that of what is said over it
 LOCK_S = 5.0  # seconds to start or end a sidecar in, which takes milliseconds
@@ -96,16 +97,13 @@ def _opened(place: Path) -> int | None:
     with contextlib.suppress(FileExistsError):
         place.mkdir(mode=0o700)
     try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = io.open_folder(place)
     except FileNotFoundError:
         return None
     try:
-        status = os.fstat(descriptor)
-        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise PermissionError(f"{place} is of another user, or open to others")
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(place.stat(), status):
+            if os.path.samestat(place.stat(), os.fstat(descriptor)):
                 kept, descriptor = descriptor, -1
                 return kept
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,12 +30,8 @@ class Ended(NamedTuple):
 def note(records: Sequence[Path], text: str) -> None:
     """Put into the records of a process that has died how it did."""
     for path in records:
-        with (
-            contextlib.suppress(OSError, ValueError),
-            path.open("r+b") as file,
-            mmap.mmap(file.fileno(), 0) as memory,
-        ):
-            append_end(memory, text)
+        with contextlib.suppress(OSError, ValueError):
+            append_end(path, text)
 
 
 def judgement(ends: Sequence[Ended], killed: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from commplan import io
 from commplan.diagnostics import Diagnostic, Note, Severity, fail
 from commplan.lowering.audit.estimate import Machine, estimate
 from commplan.lowering.audit.profile import profile
@@ -113,7 +114,7 @@ def _is_path(given: str | Path) -> bool:
 
 def _measured(given: str | Path) -> LatencyProfile:
     try:
-        data = Path(given).read_bytes()
+        data = io.read(given)
     except OSError as error:
         fail("CP0859", f"{given} cannot be read: {error.strerror or error}", _FORMS)
     if b"costs {" not in data and not data.startswith(b"\n"):

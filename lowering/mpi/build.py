@@ -23,8 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from commplan import io
 from commplan.diagnostics import CommplanError, fail
-from commplan.io import replacing
 from commplan.lowering.jax.typing_shim import jax
 from commplan.lowering.mpi import prebuilt
 from commplan.lowering.mpi.typing_shim import MPI
@@ -151,9 +151,11 @@ def cache() -> Path:
     except (OSError, RuntimeError):  # no home, or one that cannot be written
         place = Path(tempfile.gettempdir()) / f"commplan-{os.getuid()}"
         place.mkdir(exist_ok=True, mode=0o700)
-        if place.stat().st_uid != os.getuid():
+        try:
+            os.close(io.open_folder(place))
+        except OSError as error:
             note = "set XDG_CACHE_HOME to a directory of your own"
-            fail("CP0830", f"{place} belongs to another user", note)
+            fail("CP0830", f"{place} cannot be used: {error.strerror}", note)
         return place
 
 
@@ -161,14 +163,15 @@ def _cached(compiler: Sequence[str], mpi: Path) -> Path:
     sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
     digest = hashlib.sha256()
     for path in sources:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        digest.update(path.name.encode() + b"\0" + io.read(path))
     stat = mpi.stat()
     parts = (compiler, _OPTIONS, _version(compiler[0]), mpi_version(), str(mpi.resolve()))
     digest.update(repr((*parts, stat.st_size, jax.__version__, jax.ffi.include_dir(), _processor())).encode())
     path = cache() / f"engine-{digest.hexdigest()[:24]}.so"
     if path.exists():
         return path
-    with (cache() / f"{path.name}.lock").open("w") as lock:
+    lock_flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with os.fdopen(io.open_file(path.with_name(f"{path.name}.lock"), lock_flags), "r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # given up when the process ends, however it ends
         if not path.exists():
             _compile(compiler, path)
@@ -199,7 +202,7 @@ def _tuning(compiler: Sequence[str]) -> list[str]:
 
 def _compile(compiler: Sequence[str], path: Path) -> None:
     """Compile to `path`, which appears atomically and complete, on other hosts and after a crash too."""
-    with replacing(path) as temp, tempfile.TemporaryDirectory() as folder:
+    with io.replacing(path) as temp, tempfile.TemporaryDirectory() as folder:
         objects = compile_objects(compiler, _tuning(compiler), Path(folder))
         link([*compiler[:1], *objects, *compiler[1:]], temp)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from commplan import io
 from commplan.diagnostics import fail
 from commplan.ir.types import DType
 from commplan.lowering.mpi.typing_shim import MPI
@@ -95,7 +97,7 @@ def _hear(comm: Any, rank: int, name: str) -> bytes:
 def _mapped(path: Path, token: int) -> Region | None:
     """The file, if it is the one that is meant: hosts that call themselves alike are not always one."""
     try:
-        with path.open("r+b") as file:
+        with os.fdopen(io.open_file(path, os.O_RDWR), "r+b") as file:
             held = mmap.mmap(file.fileno(), 0)
     except (OSError, ValueError):
         return None

@@ -15,8 +15,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+from commplan import io
 from commplan.diagnostics import fail
-from commplan.io import replacing
 from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.wait import Wait, check_seconds, until
 
@@ -189,8 +189,7 @@ def place(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
 def write(path: Path, content: str) -> None:
     """Put a file in its place, whole. Raises CP0960."""
     try:
-        with replacing(path) as new:
-            new.write_text(content, encoding="utf-8")
+        io.write(path, content.encode())
     except (OSError, ValueError) as error:
         fail(
             "CP0960",

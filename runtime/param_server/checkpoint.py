@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 import numpy as np
 
+from commplan import io
 from commplan.diagnostics import fail
 from commplan.ir.types import Digest, Name
 from commplan.protocol.sites import Sites
@@ -34,8 +35,9 @@ from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.store import Array, Cell, Kept, Store, raw
 from commplan.wait import Wait, joined
 
-_MAGIC = b"commplan states of a server 1\n"
+_MAGIC = b"commplan states of a server 2\n"
 _PAGE, _PLACE = 4096, 64
+_MOST = 2**62  # of versions and updates
 _SYNCED_S = 60.0  # in which a disk takes what was written
 _HEAD = struct.Struct("<QQQI")
 _OTHER = "go on from another copy of the folder, or begin with an empty one"
@@ -100,7 +102,7 @@ class Keep:
             self.found = self.path.exists()
             if not self.found:
                 self._create()
-            self._file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._file = io.open_file(self.path, os.O_RDWR | os.O_NOFOLLOW)
         except OSError as error:
             self._refuse(f"cannot be opened: {error.strerror}")
         self._check()
@@ -168,7 +170,8 @@ class Keep:
     def _create(self) -> None:
         """With all its size, under its name only when it is whole."""
         new = self.path.with_suffix(".new")
-        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        new.unlink(missing_ok=True)  # of a run that was killed; or a link, which is not followed
+        file = io.open_file(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         try:
             os.pwrite(file, self._head, 0)
             os.ftruncate(file, self._size)
@@ -179,7 +182,7 @@ class Keep:
 
     def _lock(self) -> None:
         """Before anything is looked at: a file beside the other, never replaced and never removed."""
-        lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = io.open_file(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -190,13 +193,12 @@ class Keep:
         self._locked = lock
 
     def _check(self) -> None:
-        with self.path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                self._refuse("holds no states of a server")
-            line = file.readline()
+        head = os.pread(self._file, io.MIB + len(self._head), 0)
+        if not head.startswith(_MAGIC):
+            self._refuse("holds no states of a server")
         try:
-            header = msgspec.json.decode(line, type=About)
-        except msgspec.DecodeError:
+            header = io.decode_json(head[len(_MAGIC) :].partition(b"\n")[0], About)
+        except ValueError:
             self._refuse("is damaged")
         if header == self.about:
             size = os.fstat(self._file).st_size
@@ -226,7 +228,7 @@ class Keep:
 
     def _place(self, at: int, nbytes: int) -> Found | None:
         version, updates, size, crc = _HEAD.unpack_from(os.pread(self._file, _PLACE, at).ljust(_PLACE, b"\0"))
-        if not version or size != nbytes:
+        if not version or size != nbytes or max(version, updates) >= _MOST:
             return None
         copy = Found(version, updates, aligned((nbytes,), np.dtype(np.uint8)))
         got = os.preadv(self._file, [_view(copy.data)], at + _PLACE)
@@ -286,7 +288,7 @@ def _nbytes(kept: Kept) -> int:
 
 
 def _crc(of: Kept | Found, arrays: Sequence[memoryview]) -> int:
-    crc = (of.version + 31 * of.updates) & 0xFFFFFFFF
+    crc = zlib.crc32(struct.pack("<QQ", of.version, of.updates))
     for array in arrays:
         crc = zlib.crc32(array, crc)
     return crc

@@ -8,6 +8,7 @@ events: their number, bytes and CRC-32 (u32 each), then the events, u64 (worker 
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 import zlib
 from array import array
@@ -19,6 +20,7 @@ from typing import NoReturn
 import msgspec
 import numpy as np
 
+from commplan import io
 from commplan.diagnostics import Span, fail
 from commplan.ir.types import Digest
 from commplan.protocol.sites import LEAVE, Sites
@@ -51,7 +53,8 @@ class Recorder:
     def __init__(self, path: Path, header: About) -> None:
         self.path, self._events = path, array("Q")
         try:
-            self._file = path.open("wb")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            self._file = os.fdopen(io.open_file(path, flags, 0o666), "wb")
             self._file.write(_MAGIC + msgspec.json.encode(header) + b"\n")
             self._file.flush()
         except OSError as error:
@@ -82,15 +85,15 @@ class Recorder:
 def recorded(path: Path, expected: About) -> Iterator[tuple[int, int]]:
     """The events of a recording, (worker, tag), as far as it was written. Raises CP0976."""
     try:
-        data = path.read_bytes()
+        data = io.read(path, io.SCHEDULE)
     except OSError as error:
         _refuse(path, f"cannot be read: {error.strerror}")
     end = data.find(b"\n", len(_MAGIC))
     if not data.startswith(_MAGIC) or end < 0:
         _refuse(path, "is no recording")
     try:
-        header = msgspec.json.decode(data[len(_MAGIC) : end], type=About)
-    except msgspec.DecodeError:
+        header = io.decode_json(data[len(_MAGIC) : end], About)
+    except ValueError:
         _refuse(path, "is no recording")
     if header != expected:
         _refuse(path, "is one of another plan, other shapes, another server or another number of workers")
@@ -103,10 +106,12 @@ def _events(path: Path, data: bytes, at: int, workers: int) -> Iterator[tuple[in
         packed = data[at + _HEAD.size : at + _HEAD.size + nbytes]
         if len(packed) < nbytes:
             return  # the server was killed while it wrote this
-        whole = zlib.decompress(packed) if zlib.crc32(packed) == crc else b""
-        if len(whole) != 8 * count:
+        if not 0 < count <= _BLOCK or zlib.crc32(packed) != crc:
             _refuse(path, f"is damaged at byte {at}")
-        events = array("Q", whole)
+        try:
+            events = array("Q", io.decompress(packed, 8 * count))
+        except ValueError:
+            _refuse(path, f"is damaged at byte {at}")
         if any(event >> 32 >= workers for event in events):  # nobody would ever send what is waited for
             _refuse(path, f"is damaged at byte {at}")
         yield from ((event >> 32, event & 0xFFFFFFFF) for event in events)

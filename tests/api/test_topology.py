@@ -94,6 +94,8 @@ def test_quantities_are_seconds_and_bytes() -> None:
         ('name = "small"', 'name = "small"\nbackend = 1', "`backend` is no table"),
         ("[host]", '[backend]\nround = 7\n[host]', "`round` of [backend] must be of type str, not 7"),
         ("[host]", '[backend]\nrounds = "7us"\n[host]', "did you mean `round`?"),
+        ("cores = 4", f"cores = {'9' * 4301}", "a number or a date that is out of range"),
+        ("cores = 4", f"cores = 0x{'f' * 4301}", "an integer of more than 300 digits"),
     ],
 )  # fmt: skip
 def test_malformed_files(old: str, new: str, message: str) -> None:

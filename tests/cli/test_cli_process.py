@@ -70,16 +70,15 @@ def test_nothing_is_said_where_the_reader_has_gone(bad: str) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_interruption(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo.plan"
-    os.mkfifo(fifo)
-    # Without -W error: an interruption just after the file is opened leaves it to the collector.
-    command = [sys.executable, "-m", "commplan.cli", "check", str(fifo)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    with fifo.open("wb"):  # it is open once the command reads it
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, b"interrupted\n")
+def test_interruption() -> None:
+    command = [sys.executable, "-m", "commplan.cli", "check", "-"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin is not None and process.stderr is not None
+    assert os.write(process.stdin.fileno(), b" " * 2**20) == 2**20  # more than a pipe holds: it is being read
+    process.send_signal(signal.SIGINT)
+    assert (process.stderr.read(), process.wait(timeout=60)) == (b"interrupted\n", 130)
+    process.stdin.close()
+    process.stderr.close()
 
 
 def test_any_terminal_encoding_will_do(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,11 +57,19 @@ def test_a_full_disk_under_stderr(tmp_path: Path) -> None:
     assert shell("check missing.plan 2>/dev/full", tmp_path).returncode == 1
 
 
-@pytest.mark.parametrize("command", ["check /dev/zero", "check - </dev/zero"])
-def test_files_without_end(tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("check /dev/zero", b"it is a device, and no regular file"),
+        ("check pipe", b"it is a pipe, and no regular file"),
+        ("check - </dev/zero", b"it is larger than 64 MiB"),
+    ],
+)
+def test_files_without_end(tmp_path: Path, command: str, why: bytes) -> None:
+    os.mkfifo(tmp_path / "pipe")
     done = shell(command, tmp_path)
     assert done.returncode == 1
-    assert b"CP0001" in done.stderr and b"larger than 64 MiB" in done.stderr
+    assert b"CP0001" in done.stderr and why in done.stderr
 
 
 def test_a_topology_nested_too_deep(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from commplan.recorder.file import (
     machine,
 )
 from commplan.recorder.lane import Lane
+from commplan.recorder.trace import head
 
 PLAN = "images"
 
@@ -199,7 +201,8 @@ def test_what_is_overwritten_while_it_is_read_is_lost(place: Path, monkeypatch: 
     before = recording.path.read_bytes()
     fields[8] = capacity + 7  # seven events came while the file was read, and an eighth is being written
     header.pack_into(memory, 0, *fields)
-    monkeypatch.setattr(Path, "read_bytes", lambda self: before)
+    after = recording.path.read_bytes()[: header.size]
+    monkeypatch.setattr(record_file, "_pieces", lambda *_: [before, after])
     (only,) = read_records([str(recording.path)])
     assert only.lost == 8
     assert [event.operation for event in only.events] == [*range(8, 20), *range(21, capacity)]
@@ -248,6 +251,35 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes):
     assert caught.value.diagnostics[0].code == "CP1114"
     with pytest.raises(CommplanError):
         read_records([str(tmp_path / "missing.rec")])
+
+
+def test_a_record_that_claims_millions_of_ranks_costs_no_memory_for_each(
+    place: Path, capsys: pytest.CaptureFixture[str]
+):
+    lane = Lane(Recording("5f0c", PLAN, 1, 2**24))
+    lane.begin(lane.name("line 6", "serve"), 1, 0)
+    records = read_records([str(place)])
+    verdict = blame(records)
+    assert verdict.missing[:2] == (0, 2) and len(verdict.missing) == 1000 and verdict.absent == 2**24 - 1
+    tracemalloc.start()
+    assert len(head(read_run(records))["missing"]) == 1000
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    main(["blame"])
+    assert ", 100 and 16,777,115 more: they ended well" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_what_is_no_regular_file_is_no_record(place: Path, kind: str):
+    Recording("5f0c", PLAN, 0, 2)
+    odd = place / f"{record_file.prefix()}5f0c.1.rec"
+    if kind == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to("/dev/zero")
+    assert [record.rank for record in read_records([str(place)])] == [0]
+    with pytest.raises(CommplanError, match=f"CP1114.*it is a {kind}, and no regular file"):
+        read_records([str(odd)])
 
 
 def test_the_command_says_that_there_are_none(place: Path, capsys: pytest.CaptureFixture[str]):

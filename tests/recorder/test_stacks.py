@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from commplan.recorder import file
-from commplan.recorder.file import path_of, read_records, writer
+from commplan.recorder.file import STACK_SIGNAL, path_of, read_records, writer
 from commplan.recorder.stacks import main_stack, stacks
 
 PROGRAM = """
-import re, signal, sys, threading, time
+import faulthandler, re, signal, sys, threading, time
 from commplan.recorder.file import start_recording
 def backtrack():
     re.match("(a+)+$", "a" * 40 + "b")  # for years, in C, with the interpreter's lock
@@ -27,6 +27,8 @@ if sys.argv[1] == "own":
 assert start_recording("5f0c", "p", 0, 1)
 start_recording("5f0d", "p", 0, 1).remove()  # of a run that has ended meanwhile
 threading.Thread(target=rest, daemon=True).start()
+if sys.argv[1] == "ignored":
+    faulthandler.unregister(signal.SIGRTMIN + 11)
 print("ready", flush=True)
 {"c": backtrack}.get(sys.argv[1], rest)()
 """
@@ -53,7 +55,7 @@ def test_signals_that_cannot_be_had_cost_no_descriptor(monkeypatch: pytest.Monke
         raise RuntimeError("no such signal")
 
     monkeypatch.setattr(file, "_stacks", [])
-    monkeypatch.setattr(file, "_is_used", lambda _: False)
+    monkeypatch.setattr(file, "is_handled", lambda *_: False)
     monkeypatch.setattr(faulthandler, "register", refused)
     before = len(list(Path("/proc/self/fd").iterdir()))
     recording = file.start_recording("5f0c", "p", 0, 1)
@@ -96,6 +98,23 @@ def test_who_is_stopped_or_another_process_is_not_asked(started: subprocess.Pope
     started.send_signal(signal.SIGSTOP)
     assert stacks(record) == []
     assert stacks(place / "none.rec") == []
+
+
+@pytest.mark.parametrize("started", ["sleep"], indirect=True)
+def test_a_record_has_no_other_signal_sent(started: subprocess.Popen[str]):
+    record = path_of("5f0c", 0)
+    for number in (signal.SIGKILL, signal.SIGUSR1, signal.SIGRTMIN + 12, 2**40, -1):
+        with record.open("r+b") as file:
+            file.seek(STACK_SIGNAL)
+            file.write(int(number).to_bytes(8, "little", signed=True))
+        assert stacks(record) == []
+    assert started.poll() is None
+
+
+@pytest.mark.parametrize("started", ["ignored"], indirect=True)
+def test_a_process_that_does_not_handle_the_signal_gets_none(started: subprocess.Popen[str]):
+    assert stacks(path_of("5f0c", 0)) == []
+    assert started.poll() is None
 
 
 @pytest.mark.parametrize("started", ["own"], indirect=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from commplan.recorder.file import EVENT, EVENTS, FAILED, HEAD, VERDICT, Recording, put_name
+from commplan.recorder.file import EVENT, EVENTS, FAILED, HEAD, NAMES, VERDICT, Recording, put_name
 from commplan.sidecar.ending import described
-from commplan.sidecar.judgement import Ended, judgement
+from commplan.sidecar.judgement import Ended, judgement, note
 
 KILLED, TERMINATED = int(signal.SIGKILL), int(signal.SIGTERM)
 
@@ -47,6 +47,30 @@ def test_the_first_that_nobody_asked_to_end_is_named() -> None:
 def test_who_is_killed_after_others_were_asked_to_end_is_not() -> None:
     assert judgement([end(0, TERMINATED, 5.0), end(1, KILLED, 6.0)], 0) == ""
     assert judgement([end(0, TERMINATED, 5.0)], 0) == ""
+
+
+@pytest.mark.parametrize("damage", ["cut", "capacity", "head", "names", "link"])
+def test_a_damaged_record_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+    recording = Recording("job", "killed", 0, 2)
+    path = recording.path
+    fields = {"capacity": (HEAD - 8, 0), "head": (HEAD, 2**63 - 1), "names": (NAMES, -5)}
+    if damage in fields:
+        at, value = fields[damage]
+        struct.pack_into("<q", recording.memory, at, value)
+    if damage == "cut":
+        path = tmp_path / "cut.rec"
+        path.write_bytes(recording.path.read_bytes()[:200])
+    if damage == "link":
+        path = tmp_path / "link.rec"
+        path.symlink_to(recording.path)
+    before = path.read_bytes()
+    note([path], "was killed (SIGKILL)")
+    assert path.read_bytes() == before
+    note([recording.path], "was killed (SIGKILL)")
+    assert (b"was killed" in recording.path.read_bytes()) == (damage not in fields)
 
 
 @pytest.mark.parametrize("kind", [VERDICT, FAILED])

@@ -14,6 +14,7 @@ from commplan.recorder.blame import Activity, Rank, described
 from commplan.recorder.file import Event
 from commplan.recorder.stacks import main_stack
 
+_SHOWN = 100  # ranks without a record
 _VERBS = {"make": "makes", "wait": "waits for", "request": "asks in", "serve": "has not answered"}
 
 
@@ -55,7 +56,8 @@ def _show(verdict: Blame, console: Console) -> None:
         hosts = ", ".join(sorted(elsewhere))
         console.put(f"whether processes on {hosts} live or are stopped is told there alone: commplan blame\n")
     if verdict.missing:
-        listed = ", ".join(map(str, verdict.missing))
+        more = verdict.absent - len(verdict.missing[:_SHOWN])
+        listed = ", ".join(map(str, verdict.missing[:_SHOWN])) + (f" and {more:,} more" if more else "")
         console.put(f"no record of ranks {listed}: they ended well, or are on another host\n")
 
 
@@ -112,5 +114,7 @@ def _data(verdict: Blame) -> dict[str, Any]:
     ]  # fmt: skip
     holders = [{"rank": rank, "reason": reason} for rank, reason in verdict.holders.items()]
     sayings = [{"rank": rank, "text": text} for rank, text in verdict.verdicts.items()]
-    missing = list(verdict.missing)
-    return {"plan": verdict.plan, "ranks": ranks, "holders": holders, "verdicts": sayings, "missing": missing}
+    return {
+        "plan": verdict.plan, "ranks": ranks, "holders": holders, "verdicts": sayings,
+        "missing": list(verdict.missing), "absent": verdict.absent,
+    }  # fmt: skip

@@ -8,6 +8,7 @@ from argparse import Namespace
 from importlib.resources import files
 from pathlib import Path
 
+from commplan import io
 from commplan.cli.console import Console
 from commplan.diagnostics import did_you_mean, fail
 
@@ -76,7 +77,8 @@ def _list(known: dict[str, str], console: Console) -> int:
 def _write(target: Path, text: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("x", encoding="utf-8") as file:  # "x": never over a file that came meanwhile
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # never over a file that came meanwhile
+        with os.fdopen(io.open_file(target, flags, 0o666), "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         fail("CP1101", f"cannot write {target}: {error.strerror or error}", file=str(target))

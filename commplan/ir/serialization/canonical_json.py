@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
+from commplan import io
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import SCHEMA_VERSION, Schedule
@@ -62,8 +63,8 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
     contradicts itself), CP1004 (it was changed after it was compiled).
     """
     try:
-        head = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        head = io.decode_json(data, _File)
+    except ValueError as error:
         fix = "write one with `commplan compile -o NAME.json`"
         if data.lstrip().startswith(b"schedule"):
             fix = f"this is the text form, which `verify` and `simulate` read; programs load JSON: {fix}"
@@ -110,12 +111,14 @@ def is_of(schedule: Schedule, plan: Plan) -> bool:
 
 def _schedule(head: _File, file: str) -> Schedule:
     try:
-        plain = msgspec.json.decode(head.schedule)
+        plain: Any = io.decode_json(head.schedule, Any)
         schedule = msgspec.convert(plain, Schedule)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # Unknown fields are not decoded: what comes back must be all that was there.
+        known = msgspec.json.decode(msgspec.json.encode(schedule))
+    except OverflowError:  # JSON has no limit, and what is written has
+        fail("CP1003", "a field of the schedule is wrong: an integer of more than 64 bits", file=file)
+    except (ValueError, msgspec.ValidationError, RecursionError) as error:
         fail("CP1003", f"a field of the schedule is wrong: {error}", file=file)
-    # Unknown fields are not decoded: what comes back must be all that was there.
-    known = msgspec.json.decode(msgspec.json.encode(schedule))
     unknown = None if plain == known else _difference(plain, known, "$")
     if unknown is not None:
         fail("CP1003", f"a field of the schedule is wrong: {unknown}", file=file)

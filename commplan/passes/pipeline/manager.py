@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from commplan import io
 from commplan.cost.calibration import Calibration
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
@@ -161,7 +162,7 @@ def dump_to(directory: Path) -> Observer:
 
     def dump(record: Record) -> None:
         path = directory / f"{next(numbers):02}-{record.name}.txt"
-        path.write_text(print_schedule(record.after), encoding="utf-8")
+        io.write(path, print_schedule(record.after).encode())
 
     return dump
 
@@ -193,5 +194,5 @@ def write_reproducer(
         order, context.topology, context.calibration, context.places, schedule,
     )  # fmt: skip
     place.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    io.write(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
     return path

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import msgspec
-
+from commplan import io
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.text import print_schedule
@@ -32,8 +31,8 @@ def main(arguments: list[str]) -> int:
 def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
     """What `write_reproducer` wrote. Raises CP0723 where the file is none of its."""
     try:
-        content = msgspec.json.decode(path.read_bytes(), type=Reproducer)
-    except (OSError, msgspec.DecodeError) as error:
+        content = io.decode_json(io.read(path, io.SCHEDULE), Reproducer)
+    except (OSError, ValueError) as error:
         fail("CP0723", f"{path} is no reproducer", f"{type(error).__name__}: {error}", file=str(path))
     machine = content.topology, content.calibration
     costs = costs_for(content.schedule.axes, *machine, content.schedule.backend, content.places)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from commplan import io
+
 FOLDER = Path(__file__).parent
 ENGINE, DESCRIPTION = FOLDER / "engine.so", FOLDER / "engine.json"
 CPUINFO = Path("/proc/cpuinfo")
@@ -37,8 +39,8 @@ class Target(msgspec.Struct, frozen=True):
 def target() -> Target | None:
     """What the engine in this package was compiled for. None: it has none."""
     try:
-        return msgspec.json.decode(DESCRIPTION.read_bytes(), type=Target)
-    except (OSError, msgspec.DecodeError):
+        return io.decode_json(io.read(DESCRIPTION), Target)
+    except (OSError, ValueError):
         return None
 
 
@@ -58,7 +60,7 @@ def engine(mpi: str, include: str) -> Path | None:
 
 def ffi_version(include: str) -> str:
     """The version of XLA's interface for handlers, from its headers; empty where they do not say it."""
-    text = Path(include, "xla", "ffi", "api", "c_api.h").read_text(encoding="utf-8")
+    text = io.read(Path(include, "xla", "ffi", "api", "c_api.h")).decode()
     numbers: dict[str, str] = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", text))
     return f"{numbers['MAJOR']}.{numbers['MINOR']}" if len(numbers) == 2 else ""
 

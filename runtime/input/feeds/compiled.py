@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import msgspec
 
-from commplan import __version__
+from commplan import __version__, io
 from commplan.ir.schedule import Schedule
 from commplan.runtime.input.feeds import directory
 from commplan.runtime.input.feeds.attachment import looked_at
@@ -57,8 +57,9 @@ def _kept(name: str, key: str, file: str) -> Schedule | None:
             data = memory.compiled() if memory is not None else None
         if data is None:
             continue
-        compiled = msgspec.json.decode(data, type=_Compiled)
-        if compiled.key == key:
-            schedule = msgspec.json.decode(compiled.schedule, type=Schedule)
-            return msgspec.structs.replace(schedule, file=file)
+        with contextlib.suppress(ValueError):  # of a member that ended while it wrote, or another version's
+            compiled = io.decode_json(data, _Compiled)
+            if compiled.key == key:
+                schedule = io.decode_json(compiled.schedule, Schedule)
+                return msgspec.structs.replace(schedule, file=file)
     return None

@@ -6,13 +6,13 @@ import contextlib
 import fcntl
 import os
 import re
-import stat
 import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from commplan import io
 from commplan.diagnostics import fail
 from commplan.runtime.input.shm.locks import default_folder
 from commplan.wait import Wait, until
@@ -138,18 +138,14 @@ def _locked(suffix: str = "") -> tuple[int, Path] | None:
                 "programs that join a feed meet there for a moment",
             )
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = io.open_folder(path)
         except FileNotFoundError:
             return None
         except OSError:
             continue
-        status = os.fstat(descriptor)
-        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            os.close(descriptor)
-            continue
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(path.stat(), status):
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
                 return descriptor, path
         os.close(descriptor)
         return None

@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
+from commplan import io
 from commplan.diagnostics import fail
 from commplan.runtime.input import this_process
 from commplan.runtime.input.feeds import layout
@@ -101,7 +102,7 @@ class FeedMemory:
 
     def compiled(self) -> bytes | None:
         """What `keep_compiled` left there."""
-        nbytes = self.header.get("compiled")
+        nbytes = min(self.header.get("compiled"), layout.COMPILED_NBYTES)
         return ctypes.string_at(ctypes.addressof(self._root) + layout.COMPILED_AT, nbytes) if nbytes else None
 
     def keep_compiled(self, data: bytes) -> None:
@@ -115,25 +116,24 @@ class FeedMemory:
     def opened(cls, path: str, key: tuple[int, int]) -> FeedMemory | None:
         """The feed in the file at `path`; None where it is none, or nobody is left in it."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = io.open_file(path, os.O_RDWR)
         except OSError:
             return None
         try:
             status = os.fstat(descriptor)
-            head = os.pread(descriptor, 8 * len(layout.HEADER), 0)
-            words = (
-                dict(zip(layout.HEADER, memoryview(head).cast("Q"), strict=True))
-                if len(head) == 8 * len(layout.HEADER)
-                else {}
-            )
+            words: dict[str, int] = {}
+            if status.st_size >= layout.NBYTES:  # what lies behind a file's end cannot be touched
+                head = os.pread(descriptor, 8 * len(layout.HEADER), 0)
+                words = dict(zip(layout.HEADER, memoryview(head).cast("Q"), strict=True))
             alive = any(
                 is_locked(descriptor, layout.MEMBER_LOCK + member) for member in range(layout.MEMBERS)
             )
             if (status.st_dev, status.st_ino) == key and words.get("magic") == layout.MAGIC and alive:
-                facts = os.pread(descriptor, words["facts"], layout.FACTS_AT)
-                memory = cls(descriptor, key, msgspec.json.decode(facts, type=Facts))
-                descriptor = -1
-                return memory
+                facts = os.pread(descriptor, min(words["facts"], layout.FACTS_NBYTES), layout.FACTS_AT)
+                with contextlib.suppress(ValueError):  # another version's
+                    memory = cls(descriptor, key, io.decode_json(facts, Facts))
+                    descriptor = -1
+                    return memory
         finally:
             if descriptor >= 0:
                 os.close(descriptor)

@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from commplan import io
 from commplan.diagnostics import Span, fail
 from commplan.runtime.input.observe import wait_log
 from commplan.runtime.input.observe.wait_log import LOG, WaitReporter
@@ -159,7 +160,7 @@ def clean(folder: Path, prefix: str) -> list[Path]:
     removed: list[Path] = []
     for path in sorted(set(folder.glob(f"{prefix}*")) - _MINE):
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             continue
         try:
@@ -243,7 +244,7 @@ def _refuse_memory(wanted: Wanted, path: Path, number: int, *, tells: bool = Fal
     if tells:
         marker = path.with_name(f"{path.name}{_REFUSED}{number}")
         with contextlib.suppress(OSError):
-            marker.touch(0o600)
+            os.close(io.open_file(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
             atexit.register(marker.unlink, missing_ok=True)
     reason = "there is not enough of it" if number == errno.ENOSPC else os.strerror(number)
     wanted.blame.fail(
@@ -258,8 +259,8 @@ def _nameless(path: Path) -> int:
     flag = getattr(os, "O_TMPFILE", 0)
     if flag:
         with contextlib.suppress(OSError):
-            return os.open(path.parent, flag | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            return io.open_file(path.parent, flag | os.O_RDWR)
+    return io.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
 
 def _name(descriptor: int, path: Path) -> None:
@@ -296,7 +297,7 @@ def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
 def _try(wanted: Wanted, path: Path, index: int) -> Segment | None:
     """The segment, or None where it is not there yet, or is an earlier one that is going away."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return None
     keep = False
@@ -304,7 +305,7 @@ def _try(wanted: Wanted, path: Path, index: int) -> Segment | None:
         status = os.fstat(descriptor)
         if (
             status.st_uid != os.getuid()
-            or status.st_size < mmap.PAGESIZE
+            or status.st_size < max(mmap.PAGESIZE, wanted.control)
             or not is_locked(descriptor, _MAKER)
         ):
             return None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commplan import io
 from commplan.diagnostics import Diagnostic, Note, did_you_mean, fail, listed
 from commplan.tracebacks import ends_at_caller
 
@@ -24,8 +25,8 @@ class Files:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> bytes:
-        # One open, one stat, one read: `Path.read_bytes` costs three times the system calls.
-        descriptor = os.open(self.paths[index], os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        # Not by `io.read`, which reads once more to find the end: this is the time of a whole epoch.
+        descriptor = io.open_file(self.paths[index])
         try:
             pieces: list[bytes] = []
             size = os.fstat(descriptor).st_size

@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from commplan import io
 from commplan.ir.types import ArrayType, BytesType, DType, TreeType
 from commplan.runtime.input.packages import package
 
@@ -187,7 +187,7 @@ def _of_mapping(value: Mapping[Any, Any], element: Element, name: str) -> Any:
         if value["bytes"] is not None:
             return value["bytes"]
         if value["path"] is not None:
-            return Path(value["path"]).read_bytes()
+            return io.read(value["path"], io.SCHEDULE)
         raise UnlikeError("an image with neither bytes nor a path")
     if name in value:
         return plain(value[name], element, name)

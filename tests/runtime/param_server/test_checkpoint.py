@@ -297,6 +297,21 @@ def test_a_run_that_begins_beside_another_is_refused(tmp_path: Path):
     again.close()
 
 
+@pytest.mark.parametrize("suffix", [".state", ".new", ".lock"])
+def test_a_link_in_the_folder_is_not_followed(tmp_path: Path, suffix: str):
+    kept, target = tmp_path / "kept", tmp_path / "target"
+    kept.mkdir()
+    target.write_text("of somebody else")
+    (kept / "server-0.state").with_suffix(suffix).symlink_to(target)
+    store = job(tmp_path).drivers[0].store
+    if suffix == ".new":  # of a run that was killed
+        Keep(kept, store, 0).close()
+    else:
+        with pytest.raises(CommplanError, match=r"CP0974.*it is a symbolic link"):
+            Keep(kept, store, 0)
+    assert target.read_text() == "of somebody else"
+
+
 def test_what_no_kill_can_do_is_damage(tmp_path: Path):
     """A later run would begin anew, and lose what is kept."""
     first = job(tmp_path)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,21 @@ def test_a_recording_that_was_cut_short_is_followed_to_its_last_whole_block(tmp_
         (tmp_path / "x.order").write_bytes(damaged)
         with pytest.raises(CommplanError, match=r"CP0976.*is damaged at byte"):
             list(recorded(tmp_path / "x.order", about(made.sites, 0)))
+
+
+@pytest.mark.parametrize(("count", "size"), [(3, 2**24), (2**32 - 1, 2**24), (2**21, 2**24), (0, 0)])
+def test_a_recording_unpacks_to_no_more_than_it_says(tmp_path: Path, count: int, size: int):
+    made, path = Job(compiled(tmp_path, TEXT.replace("MODE", "async"), {}), {}), tmp_path / "x.order"
+    Recorder(path, about(made.sites, 0)).close()
+    packed = zlib.compress(bytes(size))
+    with path.open("ab") as file:
+        file.write(struct.pack("<III", count, len(packed), zlib.crc32(packed)) + packed)
+    events = recorded(path, about(made.sites, 0))
+    tracemalloc.start()
+    with pytest.raises(CommplanError, match=r"CP0976.*is damaged at byte"):
+        next(events)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
 
 
 def test_a_recorded_death_happens_again_at_its_place(tmp_path: Path):
