@@ -95,9 +95,9 @@ torch:  ## the tests of feeds for PyTorch, where there is no JAX, and a sweep wi
 	    COMMPLAN_TORCH=.venv-torch/bin/python $(PY) -m pytest tests/bench/test_sweep_bench.py -k played -q; \
 	else echo "make torch: not run, for the reason above"; fi
 
-oldest:  ## the tests that JAX has a part in, on the oldest supported one; OLDEST="tests/runtime/test_run_*.py" runs some
+oldest:  ## the tests that JAX has a part in, without MPI, on the oldest supported one; OLDEST="tests/runtime/test_run_*.py" runs some
 	@$(SET) .venv-oldest oldest constraints-oldest.txt
-	.venv-oldest/bin/python -m pytest $(OLDEST) -n $(WORKERS) -q
+	.venv-oldest/bin/python -m pytest $(OLDEST) --ignore tests/lowering/test_terms_mpi.py -n $(WORKERS) -q
 
 newest:  ## the same on the newest JAX, whose sources pyright reads; not where Python 3.12 or the wheels are not to be had
 	@if $(SET) .venv-newest newest constraints-newest.txt; then \
