@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import errno
@@ -240,18 +239,33 @@ def _made(wanted: Wanted, path: Path, index: int) -> Segment:
 
 def _refuse_memory(wanted: Wanted, path: Path, number: int, *, tells: bool = False) -> NoReturn:
     """Raise CP0923. number: of the operating system's error. tells: leave an empty file with that number in
-    its name, for the processes that wait for the segment; it goes when this process ends."""
+    its name, for the processes that come later. It is valid until this process ends, which MPI may delay
+    until the others end too, and the next run of the plan removes it."""
     if tells:
         marker = path.with_name(f"{path.name}{_REFUSED}{number}")
         with contextlib.suppress(OSError):
-            os.close(io.open_file(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
-            atexit.register(marker.unlink, missing_ok=True)
+            _MINE.add(marker)
+            lock_byte(io.open_file(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW), _MAKER)
     reason = "there is not enough of it" if number == errno.ENOSPC else os.strerror(number)
     wanted.blame.fail(
         "CP0923",
         f"{wanted.nbytes} bytes of shared memory cannot be had in {str(path.parent)!r}: {reason}",
         "make it larger, make the batch or `prefetch` smaller, or share `via duplicate`",
     )
+
+
+def _is_valid(marker: Path) -> bool:
+    """Whether the process that left `marker` is alive."""
+    if marker in _MINE:
+        return True
+    try:
+        descriptor = io.open_file(marker, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return is_locked(descriptor, _MAKER)
+    finally:
+        os.close(descriptor)
 
 
 def _nameless(path: Path) -> int:
@@ -275,7 +289,7 @@ def _awaited(wanted: Wanted, path: Path, index: int) -> Segment:
     def attempt(seconds: float) -> Segment | None:
         segment = _try(wanted, path, index)
         if segment is None:
-            for marker in path.parent.glob(f"{path.name}{_REFUSED}*"):
+            for marker in filter(_is_valid, path.parent.glob(f"{path.name}{_REFUSED}*")):
                 _refuse_memory(wanted, path, int(marker.name.rpartition(_REFUSED)[2]))
             for other in path.parent.glob(f"{_family(wanted.prefix)}{wanted.name}"):
                 if other != path:

@@ -333,6 +333,30 @@ def test_memory_that_is_not_there_is_an_error_and_no_crash() -> None:
     marker.unlink()
 
 
+def test_a_process_that_comes_while_the_maker_ends_gets_the_error_too(tmp_path: Path) -> None:
+    """Under MPI a rank that caught the error waits in its exit handlers for the others."""
+    script = (
+        "import atexit, sys; atexit.register(sys.stdin.read);"
+        "atexit.register(print, 'ends', flush=True); from pathlib import Path;"
+        "from commplan.diagnostics import CommplanError, Span;"
+        "from commplan.runtime.input.shm import segment;"
+        "blame = segment.Blame('share', Span(1, 1, 1, 2), 'tested.plan');"
+        "wanted = segment.Wanted(Path(sys.argv[1]), 'commplan-0-abc-', 'one', 0, 1<<60, 4096, {}, 1, blame)\n"
+        "try: segment.opened(wanted, 0)\n"
+        "except CommplanError: pass"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
+        assert maker.stdout is not None and maker.stdout.readline() == "ends\n"
+        with pytest.raises(CommplanError, match="CP0923"):
+            segment.opened(wanted(tmp_path), 1)
+        maker.communicate("", timeout=60)
+    with pytest.raises(CommplanError, match="CP0921"):  # of an earlier run: the maker may come yet
+        segment.opened(wanted(tmp_path), 1)
+    segment.opened(wanted(tmp_path), 0).unlink()
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("nameless", [True, False])
 @pytest.mark.parametrize("how", ["posix_fallocate", "ftruncate"])
 def test_files_of_other_systems(
