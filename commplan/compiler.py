@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from commplan.cost.network.rank_placement import spread_as
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail, fail_if
 from commplan.frontend.bind_axes import bind_axes
@@ -24,7 +22,7 @@ from commplan.passes.pipeline.manager import Observer, Pipeline, Record
 from commplan.protocol.build_sites import sites
 from commplan.select.cost_model import costs_for
 from commplan.topology import Topology, load_topology, place
-from commplan.verify.equivalence import Reference, is_to_be_written_out
+from commplan.verify.equivalence import Reference
 from commplan.verify.structural import verify
 
 if TYPE_CHECKING:
@@ -58,11 +56,11 @@ def compile_plan(
     places: the place on the topology of each rank, row-major over the axes, where it is known that they lie
     otherwise than the axes say (MPI ranks on hosts).
     order: name -> leaf paths in the order in which the backward pass makes them (default: last first).
-    pipeline: passes as text (default: all of them); empty for none.
+    pipeline: passes as text (default: all of them); empty for none. `wire` runs in any case.
     observer: called with a `Record` after `lower` and after each pass.
     Raises CommplanError with CP07xx, and CP0606 where leaves are wider than what `native` adds in.
     """
-    passes = pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)
+    passes = (pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)).completed
     axes = bind_axes(plan, sizes)
     known = load_topology(topology) if isinstance(topology, str | Path) else topology
     if known is not None:
@@ -78,8 +76,7 @@ def compile_plan(
     fail_if(check_leaves(plan, values, {axis.name: axis.size for axis in axes}))
     _check_order(plan, order or {})
     hosts = known.hosts if known is not None else ()
-    divides = any(pass_.name == "wire" for pass_ in passes.passes)
-    schedule = lower(plan, axes, values, backend, hosts, divides=divides)
+    schedule = lower(plan, axes, values, backend, hosts)
     seconds = time.perf_counter() - start
     sites(schedule)  # what servers cannot do is a mistake of the plan, not one of lowering
     assert schedule.origin is not None
@@ -96,14 +93,6 @@ def compile_plan(
     costs = costs_for(axes, known, measured, backend, places)
     context = Context(given, known, measured, places, costs)
     return passes.run(schedule, context, observer, reproducers, reference)
-
-
-def check_complete(schedule: Schedule) -> None:
-    """Raise CP0766 for a schedule that does not make its sums in the types that its plan asks for."""
-    if not any(map(is_to_be_written_out, schedule.phases)):
-        return
-    note = Note(f"the passes were `{schedule.pipeline}`: it is `wire` that makes sums in such types")
-    fail_if([msgspec.structs.replace(x, notes=(*x.notes, note)) for x in verify(schedule)])
 
 
 def _measured(

@@ -45,7 +45,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.frontend": ("commplan.collectives",),
     "commplan.passes": (
         "commplan.collectives", "commplan.topology", "commplan.verify", "commplan.cost", "commplan.pytree",
-        "commplan.input", "commplan.frontend", "commplan.select",
+        "commplan.input", "commplan.frontend", "commplan.select", "commplan.io",
     ),
     "commplan.verify": ("commplan.collectives", "commplan.input", "commplan.protocol"),
     "commplan.lowering": (

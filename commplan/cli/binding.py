@@ -11,7 +11,7 @@ from commplan.cli.argument_types import once
 from commplan.cli.console import Console, name_of
 from commplan.cli.saved import plan_text
 from commplan.cli.shapes import read_shapes
-from commplan.compiler import check_complete, compile_plan
+from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError
 from commplan.explain.stages import levels_text
 from commplan.ir.plan import Plan
@@ -63,7 +63,6 @@ def compiled(
     schedule = compile_plan(
         plan, sizes, leaves, mapping=mapping, pipeline=args.passes, observer=observer, **flags
     )
-    check_complete(schedule)
     note_levels(schedule, console)
     return Compiled(plan, schedule, shapes)
 

@@ -42,7 +42,7 @@ def _rewrite(editor: Editor, op: Collective, loose: bool, choices: list[Choice])
     the terms are divided before they are sent.
     """
     dtype = editor.leaf(op.operand).dtype
-    adds = op.op == "sum"
+    adds = op.op == "sum" and editor.size(op.axes) > 1
     wire, accumulate = op.hints.wire_types(dtype, adds=adds)
     if op.divisor > 1 and op.hints.divides_first(dtype):
         op = replace(op, operand=_divided(editor, op, op.operand, f"{op.result}/divided"), divisor=1)

@@ -144,7 +144,7 @@ def check_equivalence(
     alike = sound is not None and sound.state_shards == schedule.state_shards
     known = {id(phase) for phase in sound.phases} if sound is not None and alike else set[int]()
     for phase, planned in zip(schedule.phases, reference.origin.plan.phases, strict=True):
-        if id(phase) not in known or (written_out and is_to_be_written_out(phase)):
+        if id(phase) not in known or (written_out and _is_to_be_written_out(phase)):
             values = {value.id: value for value in (*schedule.entry, *phase.values)}
             interpretation = reference.interpretation(values, written_out=written_out)
             if written_out and not _is_written_out(phase, report):
@@ -152,11 +152,10 @@ def check_equivalence(
             _check_phase(schedule, phase, planned, reference, interpretation, report)
 
 
-def is_to_be_written_out(phase: Phase) -> bool:
-    """Whether a collective of `phase` is asked to add in a type of which no pass has made its operand yet, or
-    to divide."""
+def _is_to_be_written_out(phase: Phase) -> bool:
+    """Whether a collective of `phase` is asked to cast, to divide, or to reduce leaves in several ways."""
     asked = (op for op in phase.ops if isinstance(op, Collective))
-    return any(op.hints.accumulate or op.hints.integers or op.divisor > 1 for op in asked)
+    return any(op.hints.wire or op.hints.accumulate or op.hints.integers or op.divisor > 1 for op in asked)
 
 
 def _is_written_out(phase: Phase, report: Report) -> bool:

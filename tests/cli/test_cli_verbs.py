@@ -221,7 +221,7 @@ def test_compile_as_json_is_one_document(shapes: str, tmp_path: Path, capsys: Ca
     )
     found = document(capsys)
     assert found["axes"] == {"data": 8} and found["mapping"] == {"data": None} and found["output"] is None
-    assert [one["name"] for one in found["passes"]] == ["lower", "overlap"]
+    assert [one["name"] for one in found["passes"]] == ["lower", "wire", "overlap"]
     assert decode(msgspec.json.encode(found["artefact"])).pipeline == found["pipeline"]
     out = str(tmp_path / "x.json")
     assert main(["compile", DATA_PARALLEL, "--shapes", shapes, "--format", "json", "-o", out]) == 0

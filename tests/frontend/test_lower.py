@@ -83,7 +83,8 @@ def test_a_count_never_travels_in_a_narrower_type() -> None:
         outputs=("grads.1",),
     )
     ops = step(compiled(maker.plan(), "", grads=tree(w=(2,))))
-    assert [op.hints.wire for op in ops if isinstance(op, Collective)] == [None, DType.BF16]
+    made = [(op.kind, op.dtype) for op in ops if isinstance(op, Collective)]
+    assert made == [("all_reduce", DType.F32), ("all_to_all", DType.BF16), ("all_gather", DType.BF16)]
 
 
 def elastic(mode: Any) -> tuple[Op, ...]:

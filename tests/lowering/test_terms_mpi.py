@@ -31,6 +31,8 @@ def test_examples(name: str, sizes: Mapping[str, int], pipeline: str | None):
 def test_random_plans(block: int):
     for seed in range(3000 + block * 8, 3000 + (block + 1) * 8):
         case = make_case(seed)
+        if "integers" in case.text:  # terms have no types
+            continue
         try:
             check_mpi(InTerms(case, "mpi" if seed % 2 else None), ("usual", "split", "call")[seed % 3])
         except Exception as error:

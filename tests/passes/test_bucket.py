@@ -227,4 +227,4 @@ def test_ranks_of_one_process_pack_only_if_a_stage_asks_for_buffers(hints: graph
     assert len(packed(schedule)) == buffers
     (choice,) = schedule.choices
     assert ("each leaf by itself" in choice.what) is (buffers == 0)
-    assert schedule.pipeline == "lower,bucket{in_process=true}"
+    assert schedule.pipeline == "lower,bucket{in_process=true},wire"

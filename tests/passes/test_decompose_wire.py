@@ -16,8 +16,9 @@ from commplan.cost.schedule.timeline import simulate
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Cast, Collective, Leaf, LocalSum, Op, Schedule
 from commplan.ir.types import ArrayType, DType
-from commplan.passes.pipeline.manager import Pipeline
+from commplan.passes.pipeline.manager import Pipeline, Record
 from commplan.topology import Level, Topology
+from commplan.verify import verify
 
 TWO = graph.Algorithm("hierarchical", (graph.Arg("gpu"), graph.Arg("node")))
 GIVEN = tree(w=(3, 3), b=(2,))  # 11 elements
@@ -183,6 +184,35 @@ def test_levels_are_weighed_by_what_travels(wire: str, add: str) -> None:
         schedule = compile_plan(plan, {}, {"grads": tree(w=(1024, 1024))}, topology=machine)
         times.append(simulate(schedule, Predictor(machine, schedule.axes)).phases[0].seconds)
     assert times[0] <= times[1] * 1.01
+
+
+@pytest.mark.parametrize(("dtype", "wire", "accumulate"), [("bf16", None, "f16"), ("f16", "bf16", "f32")])
+@pytest.mark.parametrize("passes", [None, "", "wire", "rates,decompose,overlap"])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_nothing_is_added_over_one_rank(
+    op: str, passes: str | None, dtype: str, wire: str | None, accumulate: str
+) -> None:
+    plan = reduce_plan(op, hints=hinted(wire, accumulate), data=1)
+    schedule = compiled(plan, passes, grads=(Leaf("w", (3,), DType(dtype)),))
+    casts = [op.dtype for op in schedule.phases[0].ops if isinstance(op, Cast)]
+    assert casts == ([] if wire is None else [DType(wire), DType(dtype)])
+
+
+def test_a_pipeline_without_wire_writes_out_sums_all_the_same() -> None:
+    plan = reduce_plan("mean", hints=hinted("bf16", "f32"), data=4)
+    schedule = compiled(plan, "rates,decompose,overlap", grads=GIVEN)
+    assert schedule.pipeline == "lower,rates,decompose,wire,overlap"
+    assert {kind for kind, _, _ in moves(schedule)} == {"all_to_all", "all_gather"}
+
+
+@pytest.mark.parametrize("accumulate", ["f32", "bf16", None])
+def test_sums_that_ignore_the_wire_type_are_refused(accumulate: str | None) -> None:
+    records: list[Record] = []
+    plan = reduce_plan("sum", hints=hinted("bf16", accumulate), data=4)
+    after = compile_plan(plan, {}, {"grads": GIVEN}, pipeline="", observer=records.append)
+    assert [record.name for record in records] == ["lower", "wire"]
+    assert {problem.code for problem in verify(records[0].after)} == {"CP0766"}
+    assert not verify(after)
 
 
 def test_wire_packs_what_bucket_has_not() -> None:

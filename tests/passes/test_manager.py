@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -118,19 +120,35 @@ def test_every_pass_has_a_summary_and_its_name() -> None:
         assert parse_pass(name, PASSES) == kind()
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "wire"),
+        ("rates,overlap", "rates,wire,overlap"),
+        ("share,decompose,select", "share,decompose,wire,select"),
+        ("bucket,rates", "bucket,rates,wire"),
+        ("wire,wire", "wire,wire"),
+    ],
+)
+def test_every_pipeline_writes_out_the_types_of_sums(text: str, expected: str) -> None:
+    completed = Pipeline.parse(text).completed
+    assert str(completed) == expected
+    assert Pipeline.parse(expected) == completed
+
+
 def test_records_of_every_pass() -> None:
     records: list[Record] = []
     schedule = compile_plan(
         reduce_plan(), {}, GIVEN, pipeline="bucket{max=8},overlap", observer=records.append
     )
     assert [(r.name, r.text) for r in records] == [
-        ("lower", "lower"), ("bucket", "bucket{max=8}"), ("overlap", "overlap"),
+        ("lower", "lower"), ("bucket", "bucket{max=8}"), ("wire", "wire"), ("overlap", "overlap"),
     ]  # fmt: skip
     assert records[0].before is None
     assert records[1].before == records[0].after
     assert records[-1].after == schedule
     assert all(record.seconds >= 0 for record in records)
-    assert schedule.pipeline == "lower,bucket{max=8},overlap"
+    assert schedule.pipeline == "lower,bucket{max=8},wire,overlap"
 
 
 def test_dumps_parse_back(tmp_path: Path) -> None:
@@ -138,7 +156,7 @@ def test_dumps_parse_back(tmp_path: Path) -> None:
     observer = both(records.append, None, dump_to(tmp_path / "dump"))
     compile_plan(reduce_plan(), {}, GIVEN, pipeline="bucket,overlap", observer=observer)
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
-    assert names == ["00-lower.txt", "01-bucket.txt", "02-overlap.txt"]
+    assert names == ["00-lower.txt", "01-bucket.txt", "02-wire.txt", "03-overlap.txt"]
     text = (tmp_path / "dump" / "01-bucket.txt").read_text()
     assert parse_schedule(text) == records[1].after
 
@@ -159,7 +177,7 @@ def test_a_broken_invariant_names_the_pass(tmp_path: Path) -> None:
     assert str(path) in notes
 
 
-def test_a_large_schedule_is_shown_in_part() -> None:
+def test_a_large_schedule_is_shown_in_part(own_temporary: Path) -> None:
     given = tree(**{f"layer{index:03}": (3,) for index in range(200)})
     schedule = compiled(reduce_plan(), "bucket{max=12}", grads=given)
     with pytest.raises(CommplanError) as caught:
@@ -168,8 +186,31 @@ def test_a_large_schedule_is_shown_in_part() -> None:
     assert notes[-2].splitlines()[-1].startswith("... and ")
     path = Path(next(note for note in notes if "reproduce" in note).rpartition(" ")[2])
     assert read_reproducer_schedule(path) == schedule
+    assert path.is_relative_to(own_temporary)
+
+
+def test_failures_share_one_folder_of_the_user(own_temporary: Path) -> None:
+    schedule, place = (
+        compiled(reduce_plan(), "", **GIVEN),
+        own_temporary / f"commplan-reproducers-{os.getuid()}",
+    )
+    for _ in range(2):
+        path = write_reproducer(schedule, "bucket", Context(), "said so")
+        assert path == place / "made-bucket.reproducer.json"
+    assert [*own_temporary.iterdir()] == [place] and [*place.iterdir()] == [path]
+    place.chmod(0o777)  # others may change what is in it
+    assert write_reproducer(schedule, "bucket", Context(), "said so").parent != place
     path.unlink()
-    path.parent.rmdir()
+    place.rmdir()
+    place.symlink_to(own_temporary / "elsewhere")
+    assert write_reproducer(schedule, "bucket", Context(), "said so").parent != place
+    assert not (own_temporary / "elsewhere").exists()
+
+
+@pytest.fixture
+def own_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
 def read_reproducer_schedule(path: Path) -> Schedule:
@@ -197,7 +238,7 @@ def test_a_reproducer_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = write_reproducer(schedule, "bucket,overlap", context, "said so", tmp_path)
     assert reproducer.read_reproducer(path) == (schedule, Pipeline.parse("bucket,overlap"), context)
     assert reproducer.main([str(path)]) == 0
-    assert parse_schedule(capsys.readouterr().out).pipeline == "lower,bucket,overlap"
+    assert parse_schedule(capsys.readouterr().out).pipeline == "lower,wire,bucket,overlap"
     path.write_bytes(path.read_bytes().replace(b'"by": 4.0', b'"by": 0.0'))
     assert reproducer.main([str(path)]) == 1
     assert "CP0718" in capsys.readouterr().err

@@ -12,10 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from commplan.passes.pipeline.registry import PASSES
 from commplan.pytree import flatten
 
 from .case_functions import storage
 from .random_stages import FLOATS, NUMPY, Spec, StageWriter, Tree, Var
+
+OPTIONS = {
+    "share": ("", "{design=none}", "{design=duplicate}", "{widening=keep}"),
+    "place": ("", "{how=sharded}", "{how=replicated}"),
+    "bucket": ("", "{max=1}", "{max=32}", "{max=1KiB, coalesce=false}", "{pinned=true}", "{in_process=true}"),
+    "select": ("", "{split=false}"),
+    "overlap": ("", "{chain=false}", "{in_process=true}"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +71,7 @@ class _Writer(StageWriter):
             {v.name: self.data(v) for v in self.inputs},
             {v.name: tuple(a for a in self.axes if a in v.varying) for v in self.inputs},
             {v.name: v.split for v in self.inputs},
-            self.functions, self.order(), self.pipeline(text),
+            self.functions, self.order(), self.pipeline(),
         )  # fmt: skip
 
     # forms and data
@@ -201,11 +210,10 @@ class _Writer(StageWriter):
                 orders[var.name] = tuple(self.random.sample(paths, len(paths)))
         return orders
 
-    def pipeline(self, text: str) -> str | None:
+    def pipeline(self) -> str | None:
+        """Any selection of passes, with any options."""
         if self.random.random() < 0.3:
             return None
-        passes = ["share", "bucket", "decompose", "wire", "select", "overlap"]
-        kept = ("wire",) if any(word in text for word in ("wire =", "accumulate =", "by mean")) else ()
-        chosen = [name for name in passes if self.random.random() < 0.75 or name in kept]
-        limit = self.random.choice(["", "{max=32}", "{max=1KiB}"])
-        return ",".join(name + limit if name == "bucket" else name for name in chosen)
+        share = self.random.random()  # of the passes that run
+        chosen = [name for name in PASSES if self.random.random() < share]
+        return ",".join(name + self.random.choice(OPTIONS.get(name, ("",))) for name in chosen)

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from commplan.ir.hints import Algorithm, Hints
+from commplan.ir.stages import rules
+from commplan.ir.types import DType
 from commplan.pytree import flatten
 
 from .case_functions import FUNCTIONS
@@ -72,6 +75,10 @@ class Var:
     @property
     def floats_only(self) -> bool:
         return all(spec.dtype in map(NUMPY.get, FLOATS) for spec in self.specs)
+
+    @property
+    def has_floats(self) -> bool:
+        return any(spec.dtype in map(NUMPY.get, FLOATS) for spec in self.specs)
 
     @property
     def varying(self) -> frozenset[str]:
@@ -156,14 +163,16 @@ class StageWriter:
         ops = [] if self.has_bool(var) else ["sum"]
         if set(over) <= var.per and (var.is_tree or not self.has_bool(var)):
             ops += ["max", "min"]
+        if var.floats_only or (var.has_floats and not self.has_bool(var)):
+            ops.append("mean")
         if var.floats_only:
-            ops += ["mean", "mean(weight = count)"]
+            ops.append("mean(weight = count)")
         ops = [op for op in ops if "weight" not in op or self.takes_weights(var)]
         if not ops:
             return None
         op = self.random.choice(ops)
         via = self.via(over, "reduce")
-        rest = f"by {op}{via}{self.hints(var, op, native='native' in via)}"
+        rest = f"by {op}{via}{self.hints(var, op, via)}"
         made = dataclasses.replace(
             var, name=self.fresh(), per=var.per - set(over), partial=var.partial - set(over)
         )
@@ -187,21 +196,30 @@ class StageWriter:
             return f" via hierarchical({', '.join(levels)})"
         return f" via {self.random.choice(VIA[stage])}"
 
-    def hints(self, var: Var, op: str = "sum", *, native: bool = False) -> str:
+    def hints(self, var: Var, op: str, via: str) -> str:
         items: list[str] = []
         if self.random.random() < 0.4:
             items.append(f"bucket = {self.random.choice([16, 64, 256, 1024])}")
-        if not native and self.random.random() < 0.2:
+        if "native" not in via and self.random.random() < 0.2:
             items.append(f"chunk = {self.random.choice([4, 16, 64])}")
-        wires = [w for w in ("bf16", "f16") if w in self.dtypes]
-        if wires and var.floats_only and op not in ("max", "min") and self.random.random() < 0.3:
-            wire = self.random.choice(wires)
-            items.append(f"wire = {wire}")
-            if native:  # which adds in the wire type
-                items.append(f"accumulate = {wire}")
-            elif self.random.random() < 0.5:
-                items.append("accumulate = f32")
+        items += self.types(var, op.partition("(")[0], via)
         return f" {{ {', '.join(items)} }}" if items else ""
+
+    def types(self, var: Var, op: str, via: str) -> list[str]:
+        """Any `wire` and `accumulate` that have an effect, and `integers` of a mean that needs it."""
+        floats = [None, None, *(DType(name) for name in FLOATS if name in self.dtypes)]
+        integers = None if op != "mean" or var.floats_only else self.random.choice(("max", "first"))
+        hints = Hints(
+            wire=self.random.choice(floats), accumulate=self.random.choice(floats), integers=integers
+        )
+        native = Algorithm("native") if "native" in via else None
+        dtypes = [DType(name) for spec in var.specs for name in NUMPY if NUMPY[name] == spec.dtype]
+        summed = [dtype for dtype in dtypes if dtype.is_float]
+        idle = not summed or rules.idle_options(op, None, None, hints, dtypes)
+        if idle or any(rules.native_sum(op, native, hints, dtype, "") for dtype in summed):
+            hints = Hints(integers=integers)
+        named = {"wire": hints.wire, "accumulate": hints.accumulate, "integers": integers}
+        return [f"{name} = {value}" for name, value in named.items() if value is not None]
 
     def broadcast(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         over = self.some(var.per - self.ensembles)
@@ -254,7 +272,7 @@ class StageWriter:
             var, name=self.fresh(), partial=var.partial - {axes[0]}, split=(*var.split, axes[0])
         )
         via = self.via(axes[:1], "scatter")
-        how = via + self.hints(var, native="native" in via)
+        how = via + self.hints(var, op, via)
         return f"{made.name} = scatter {var.name} over {axes[0]} by {op}{how}", made
 
     def slice(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:

@@ -28,14 +28,11 @@ class Sending(Protocol):
 class Builder:
     """Ops so far, and every value by name.
 
-    weights: sums of weights that the phase has made already, by weight and axes. divides: a pass is to come
-    that writes out what a collective divides by.
+    weights: sums of weights that the phase has made already, by weight and axes.
     """
 
-    def __init__(
-        self, axes: tuple[sched.Axis, ...], values: dict[graph.Ref, sched.Value], *, divides: bool = True
-    ) -> None:
-        self.axes, self.of, self.divides = axes, values, divides
+    def __init__(self, axes: tuple[sched.Axis, ...], values: dict[graph.Ref, sched.Value]) -> None:
+        self.axes, self.of = axes, values
         self.types = ValueTypes(axes, values)
         self.ops: list[sched.Op] = []
         self.weights: dict[tuple[graph.Ref, tuple[str, ...]], graph.Ref] = {}
@@ -92,7 +89,7 @@ def reduction(building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce
         building.collective(kind, stage.result, building.emit(scaled), over, stage, op="sum")
         return
     ranks = building.types.ranks(over)
-    narrow = building.divides and any(map(stage.hints.changes, dtypes))
+    narrow = any(map(stage.hints.changes, dtypes))
     if narrow or stage.hints.integers is not None or any(map(stage.hints.divides_first, dtypes)):
         building.collective(kind, stage.result, stage.operand, over, stage, op="sum", divisor=ranks)
         return

@@ -24,13 +24,10 @@ def lower(
     values: Mapping[graph.Ref, sched.Value],
     backend: sched.Backend = "jax",
     hosts: tuple[str, ...] = (),
-    *,
-    divides: bool = True,
 ) -> sched.Schedule:
     """The schedule of `plan` before any rewriting; `values` come from `shapes.infer`.
 
-    backend: what it is for. hosts: the names of the topology's hosts, where they are known. divides: the pass
-    `wire` is to come.
+    backend: what it is for. hosts: the names of the topology's hosts, where they are known.
     """
     return sched.Schedule(
         plan=plan.name,
@@ -41,7 +38,7 @@ def lower(
         inputs=plan.inputs,
         states=plan.states,
         entry=tuple(values[ref] for ref in (*plan.inputs, *plan.states)),
-        phases=tuple(Lowering(plan, axes, values, divides=divides).phase(phase) for phase in plan.phases),
+        phases=tuple(Lowering(plan, axes, values).phase(phase) for phase in plan.phases),
         origin=sched.Origin(
             plan, tuple(values[value.id] for value in plan.values), tuple(axis.size for axis in axes)
         ),
@@ -56,14 +53,9 @@ class Lowering(Builder):
     """Lowers the stages of one phase after another, collecting ops and the values they make."""
 
     def __init__(
-        self,
-        plan: graph.Plan,
-        axes: tuple[sched.Axis, ...],
-        values: Mapping[graph.Ref, sched.Value],
-        *,
-        divides: bool,
+        self, plan: graph.Plan, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]
     ) -> None:
-        super().__init__(axes, dict(values), divides=divides)
+        super().__init__(axes, dict(values))
         self.plan = plan
 
     def phase(self, phase: graph.Phase) -> sched.Phase:

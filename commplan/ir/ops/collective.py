@@ -4,7 +4,7 @@ from typing import Literal
 import msgspec
 
 from commplan.diagnostics import Span
-from commplan.ir.hints import Algorithm, Hints
+from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation, Structure
@@ -139,17 +139,16 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         operand, value = env.of(self.operand), env.values[self.result]
+        divisor, hints = self.divisor, self.hints
+        if env.written_out:  # no backend divides, casts, or reduces leaves in several ways
+            divisor, hints = 1, NO_HINTS
         if self.op is not None:
             again = self.kind == "all_reduce"
-            divisor, hints = self.divisor, self.hints
-            if env.written_out:  # no backend divides, or reduces leaves in several ways
-                divisor, hints = 1, msgspec.structs.replace(hints, integers=None)
             operand = steps.reduced(
-                env, operand, operand.value, self.axes, self.op, hints, again=again, divisor=divisor,
-                written_out=env.written_out,
-            )  # fmt: skip
+                env, operand, operand.value, self.axes, self.op, hints, again=again, divisor=divisor
+            )
         elif self.kind != "all_to_all":
-            operand = steps.moved(env, operand, self.hints)
+            operand = steps.moved(env, operand, hints)
         env.put(self.result, self._moved(env, operand, value))
 
     def _moved(self, env: Interpretation, held: SymbolicValue, value: Value) -> SymbolicValue:

@@ -81,12 +81,10 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
     """Whether what happened to a contribution is what its plan asks for: casts to the wire type, to the type
     that sums are made in and back, at the sum or move that they are written for, and every sum in its type.
     What is added travels in its wire type; what is only moved may. Factors are those of the plan, in the same
-    type and behind the same sums; those of means follow each sum (see the module), or the last one while no
-    sum is written out. sizes: those of axes."""
+    type and behind the same sums; those of means follow each sum (see the module). sizes: those of axes."""
     if trace == allowed:
         return True
-    written = any(event[0] == "sum" or (event[0] == "allow" and event[6]) for event in trace)
-    stages, factors = _stages(allowed, divided=written)
+    stages, factors = _stages(allowed)
     own_factors: list[Event] = []
     place, current = 0, None
     narrow: set[DType] = set()  # the types that it was cast to since the last sum
@@ -135,18 +133,18 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
     return sorted(own_factors) == sorted(factors) and all(stage.done for stage in stages)
 
 
-def _stages(allowed: Trace, *, divided: bool) -> tuple[list[_Stage], list[Event]]:
-    """The sums and moves that a plan asks for, and its factors: if each sum is `divided`, except of means."""
+def _stages(allowed: Trace) -> tuple[list[_Stage], list[Event]]:
+    """The sums and moves that a plan asks for, and its factors except those of their means."""
     stages: list[_Stage] = []
     factors: list[Event] = []
     for index, event in enumerate(allowed):
         if event[0] == "scale":
-            if not (divided and index and allowed[index - 1][0] == "allow" and allowed[index - 1][6]):
+            if not index or not (allowed[index - 1][0] == "allow" and allowed[index - 1][6]):
                 factors.append(event)
             continue
         own: DType = event[4] if event[0] == "allow" else stages[-1].own  # or a sum behind a stage
         wire, accumulate, again = (event[2], event[3], event[5]) if event[0] == "allow" else (own, own, False)
-        divides = divided and event[0] == "allow" and event[6] and allowed[index + 1 : index + 2] != ()
+        divides = event[0] == "allow" and event[6] and allowed[index + 1 : index + 2] != ()
         stages.append(_Stage(set(event[1]), wire, accumulate, own, again, divides))
     return stages, factors
 
@@ -171,4 +169,4 @@ class _Stage:
         """Whether all sums were made, and what is to travel did so in the wire type."""
         if not self.adds or self.types == (self.own, self.own, self.own):
             return True
-        return not self.axes and (not self.again or self.wire == self.own or self.wire in self.narrow)
+        return not self.axes and (not self.again or holds(self.wire, self.own) or self.wire in self.narrow)

@@ -11,7 +11,7 @@ from typing import Literal
 from commplan.ir.hints import Algorithm, Hints
 from commplan.ir.refs import Ref
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.symbolic.rounding import allowed, holds
+from commplan.ir.symbolic.rounding import allowed
 from commplan.ir.symbolic.terms import Argument, Term
 from commplan.ir.symbolic.values import SymbolicValue
 from commplan.ir.types import DType
@@ -30,11 +30,9 @@ def reduced(
     *,
     again: bool = True,
     divisor: int = 1,
-    written_out: bool = False,
 ) -> SymbolicValue:
     """`operand` added up, or its maximum or minimum taken, over `axes`. again: the sum is sent to
-    everyone. divisor: what a mean divides by; the terms if they are added in f16, else their sum.
-    written_out: it is an operation of a backend, which adds in no wider type than the operand has."""
+    everyone. divisor: what a mean divides by; the terms if they are added in f16, else their sum."""
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
 
@@ -45,8 +43,6 @@ def reduced(
             return env.algebra.substitute(term, env.root(axes, 0))
         first = hints.divides_first(dtype)
         event = allowed(several if adds else (), dtype, hints, again=again, divides=divisor > 1 and not first)
-        if event is not None and written_out and not holds(dtype, event[3]):
-            event = None
         if adds and divisor > 1:
             factor = Fraction(1, divisor)
             if first:

@@ -91,6 +91,18 @@ class Contribution(NamedTuple):
         """This one with one more event in its trace."""
         return self if event is None else self._replace(trace=(*self.trace, event))
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it, or what it is an extreme of, was rounded."""
+        inside = self.atom.kind == "extreme" and any(part.is_rounded for part in self.atom.content[2].parts)
+        return inside or is_rounded(self.trace)
+
+    @property
+    def rounded_members(self) -> list[Contribution]:
+        """The contributions that an extreme is taken of, each with all its rounding inside and outside."""
+        members: Sequence[Contribution] = self.atom.content[2].parts
+        return [member._replace(trace=(*member.trace, *self.trace)) for member in members]
+
     def summed(self, axes: Iterable[str], times: int) -> Contribution:
         """This one summed over `axes` too, and counted so many times."""
         return self._replace(sums=_joined(self.sums, axes), coefficient=self.coefficient * times)
@@ -265,7 +277,7 @@ class Algebra:
         several = tuple(sorted(axis for axis in axes if self.sizes.get(axis, 1) > 1))
         parts: list[Contribution] = []
         for part in term.parts:
-            event = allowed or (("sum", several) if is_rounded(part.trace) and several else None)
+            event = allowed or (("sum", several) if part.is_rounded and several else None)
             parts += self._total(part.traced(event), axes)
         return self.term(parts)
 
@@ -310,7 +322,7 @@ class Algebra:
             if None in varying.values() or len(set(varying.values())) < len(varying):
                 raise UnsayableError("rows are added of which it is not said whose they are")
             same = math.prod(count for digit, (count, _) in digits.items() if digit not in varying)
-            event = ("sum", axes) if is_rounded(part.trace) and axes else None
+            event = ("sum", axes) if part.is_rounded and axes else None
             symbols: Symbols = {row(digit): ("all", axis) for digit, axis in varying.items()}
             _check_unbound(part.sums, free, symbols)
             bound = self.substitute_atom(part.atom, symbols)

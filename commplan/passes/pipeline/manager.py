@@ -7,7 +7,9 @@ and `dump_to`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import re
 import tempfile
 import time
@@ -25,6 +27,7 @@ from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import Context, Pass, parse_pass
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
+from commplan.passes.wire import WirePass
 from commplan.topology import Topology
 from commplan.verify.equivalence import Reference
 from commplan.verify.structural import verify
@@ -84,6 +87,15 @@ class Pipeline(msgspec.Struct, frozen=True):
             seen.append(pass_.name)
         return cls(tuple(passes))
 
+    @property
+    def completed(self) -> Pipeline:
+        """These passes, and `wire` in its place: it writes out sums that no backend carries out as asked."""
+        if any(isinstance(pass_, WirePass) for pass_ in self.passes):
+            return self
+        later = [index for index, pass_ in enumerate(self.passes) if WirePass.name in pass_.after]
+        place = min(later, default=len(self.passes))
+        return Pipeline((*self.passes[:place], WirePass(), *self.passes[place:]))
+
     def run(
         self,
         schedule: Schedule,
@@ -95,8 +107,7 @@ class Pipeline(msgspec.Struct, frozen=True):
         """`schedule` after all passes, each result verified and compared with its plan (`reference`).
 
         Raises CP0718 where a pass breaks an invariant and CP0719 where one fails: both write the
-        schedule before it and the rest of the pipeline to a file (in `reproducers`, else in a new
-        temporary directory).
+        schedule before it and the rest of the pipeline to a file (see `write_reproducer`).
         """
         context = context or Context()
         sound: Schedule | None = None
@@ -119,7 +130,7 @@ class Pipeline(msgspec.Struct, frozen=True):
             seconds = time.perf_counter() - start
             text = f"{schedule.pipeline},{pass_}" if schedule.pipeline else str(pass_)
             after = replace(after, pipeline=text)
-            problems = verify(after, sound, reference, written_out=False)
+            problems = verify(after, sound, reference, written_out=WirePass.name in text)
             if problems:
                 raise _broken(pass_, schedule, after, problems, keep(problems[0].message))
             sound = after
@@ -182,9 +193,10 @@ def write_reproducer(
 ) -> Path:
     """Write `schedule`, the `pipeline` that is still to run, and `context`; gives back the file's path.
 
-    The file is in `directory`, else in a new temporary one.
+    The file replaces an earlier one of the same plan and pass. It is in `directory`, else in the one folder
+    that each user has for such files in the temporary directory.
     """
-    place = directory or Path(tempfile.mkdtemp(prefix="commplan-"))
+    place = directory or _own_folder()
     first = re.match(r"[a-z_]+", pipeline)
     name = f"{schedule.plan}-{first[0] if first else 'lower'}.reproducer.json"
     path = place / name
@@ -196,3 +208,13 @@ def write_reproducer(
     place.mkdir(parents=True, exist_ok=True)
     io.write(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
     return path
+
+
+def _own_folder() -> Path:
+    """The user's folder of reproducers; a new one if its name is taken by anything that others may change."""
+    place = Path(tempfile.gettempdir()) / f"commplan-reproducers-{os.getuid()}"
+    with contextlib.suppress(OSError):
+        place.mkdir(mode=0o700, exist_ok=True)
+        os.close(io.open_folder(place))
+        return place
+    return Path(tempfile.mkdtemp(prefix="commplan-"))
