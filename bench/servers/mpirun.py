@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+PYTHON = [sys.executable]  # the first words of the command of a rank
 
 
 def command(ranks: int, module: str, *words: object, options: tuple[str, ...] = ()) -> list[str]:
     """`module` on so many ranks."""
     mpirun = str(Path(sys.executable).parent / "mpirun")
     start = [mpirun, *options, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return [*start, sys.executable, "-m", module, *map(str, words)]
+    return [*start, *PYTHON, "-m", module, *map(str, words)]
 
 
 def environment() -> Mapping[str, str]:
@@ -25,5 +25,4 @@ def environment() -> Mapping[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }

@@ -36,6 +36,7 @@ from commplan.collectives.program import (
     ROOTED,
     AlgorithmFile,
     Body,
+    Family,
     Ints,
     Kind,
     Program,
@@ -255,23 +256,23 @@ def _digits(radix: Sequence[int]) -> Ints:
     return np.stack(np.unravel_index(numbers, tuple(radix)[::-1]))[::-1]
 
 
-def _spread(send: Send, groups: Ints, step: int, chunks: Ints) -> Send:
+def _spread(send: Family, groups: Ints, step: int, chunks: Ints) -> Send:
     """`send` in each of `groups`, whose members stand `step` apart; chunks [groups, parts, chunks of a part]
     are those of the whole."""
     one_run = _steps(chunks, 2) and bool(np.all(chunks[:, 1:, 0] == chunks[:, :-1, -1] + 1))
     if one_run or _steps(chunks, 1):
         src, dst, first, many = send.src, send.dst, send.chunk, send.count
-        width = 1 if one_run else chunks.shape[2]
+        width, apart = 1 if one_run else chunks.shape[2], False
     else:
         src, dst, first = singles(send)
-        many, width = np.ones_like(first), chunks.shape[2]
+        many, width, apart = np.ones_like(first), chunks.shape[2], True
     begins = chunks[:, first, :width]
     shape = begins.shape
     count = np.broadcast_to((many * (chunks.shape[2] if one_run else 1))[None, :, None], shape)
     whole_src = np.broadcast_to((groups[:, None] + src[None] * step)[:, :, None], shape)
     whole_dst = np.broadcast_to((groups[:, None] + dst[None] * step)[:, :, None], shape)
     sent = Send(whole_src.ravel(), whole_dst.ravel(), begins.ravel(), count.ravel(), send.reduce)
-    return sent if one_run or many is send.count else runs(*singles(sent), send.reduce)
+    return sent if one_run or not apart else runs(*singles(sent), send.reduce)
 
 
 def _steps(chunks: Ints, axis: int) -> bool:

@@ -53,26 +53,33 @@ class Promise(NamedTuple):
     ends: Bools
 
 
-def promise(kind: Kind, n: int, chunks: int, root: int = 0) -> Promise:
-    """What `kind` promises; `chunks` is a multiple of `n` where every rank has a block of its own.
+def promise(kind: Kind, n: int, chunks: int, root: int = 0, *, few: int | None = None) -> Promise:
+    """What `kind` promises; `chunks` is a multiple of `n` if every rank has a block of its own.
 
-    Raises CP0737 where there are more than `SLOTS` slots.
+    few: how many chunks, from chunk 0 on, the result is of; None for all. Raises CP0737 if that is more than
+    `SLOTS` slots.
     """
-    _check_slots(n, chunks)
-    slots = {holders: np.ones((n, chunks), np.bool_) for holders in Holders}
-    slots[Holders.ROOT][np.arange(n) != root] = False
-    if kind in BLOCKED:
-        slots[Holders.OWN] = np.repeat(np.eye(n, dtype=np.bool_), chunks // n, axis=1)
+    columns = chunks if few is None else few
+    _check_slots(n, columns)
+
+    def slots(holders: Holders) -> Bools:
+        rank = np.arange(n)[:, None]
+        if holders is Holders.ROOT:
+            return np.repeat(rank == root, columns, axis=1)
+        if holders is Holders.OWN and kind in BLOCKED:
+            return rank == np.arange(columns) // (chunks // n)
+        return np.ones((n, columns), np.bool_)
+
     before, after = HOLDERS[kind]
-    return Promise(slots[before], slots[after])
+    return Promise(slots(before), slots(after))
 
 
-def sources(program: Program) -> Ints:
+def sources(program: Program, few: int | None = None) -> Ints:
     """Of a kind that copies, the rank whose contribution a slot must end with where the promise says that it
-    holds one: [ranks, chunks] of a swap, else [1, chunks]."""
+    holds one: [ranks, chunks] of a swap, else [1, chunks]. few: as of `promise`, of all kinds but a swap."""
     if program.kind == "swap":
         return np.repeat(program.sources, program.chunks // program.ranks, axis=1)
-    starts = promise(program.kind, program.ranks, program.chunks, program.root).starts
+    starts = promise(program.kind, program.ranks, program.chunks, program.root, few=few).starts
     return starts.argmax(axis=0)[None, :]
 
 

@@ -55,7 +55,54 @@ class Send:
     reduce: bool
 
 
-Round = tuple[Send, ...]
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Rotation:
+    """Transfers of one round that are alike on all ranks, in a program of as many chunks as ranks.
+
+    Rank r sends chunks `r + first` to `r + first + length - 1` to rank `r + step`, all modulo `ranks`. The
+    columns are those of a `Send`, computed when they are read: a round takes no memory for each rank. A run
+    of chunks that wraps around is two transfers.
+    """
+
+    ranks: int
+    step: int
+    first: int
+    length: int = 1
+    reduce: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.step % self.ranks or not 1 <= self.length <= self.ranks:
+            raise ValueError(f"{self} is no message to another rank")
+
+    @property
+    def src(self) -> Ints:
+        return np.concatenate([ranks(self.ranks), self._wrapped])
+
+    @property
+    def dst(self) -> Ints:
+        return (self.src + self.step) % self.ranks
+
+    @property
+    def chunk(self) -> Ints:
+        return np.concatenate([self._starts, np.zeros_like(self._wrapped)])
+
+    @property
+    def count(self) -> Ints:
+        head = np.minimum(self.length, self.ranks - self._starts)
+        return np.concatenate([head, self.length - head[self._wrapped]])
+
+    @property
+    def _starts(self) -> Ints:
+        return (ranks(self.ranks) + self.first) % self.ranks
+
+    @property
+    def _wrapped(self) -> Ints:
+        """The ranks whose run of chunks wraps around."""
+        return np.flatnonzero(self._starts + self.length > self.ranks)
+
+
+Family = Send | Rotation
+Round = tuple[Family, ...]
 
 
 class Body(NamedTuple):
@@ -112,15 +159,6 @@ def send(
     if where is None:
         return Send(src, dst, first, many, reduce)
     return Send(src[where], dst[where], first[where], many[where], reduce)
-
-
-def send_cyclic(rank: Ints, to: Ints, chunk: Ints | int, count: Ints | int, n: int) -> Round:
-    """As `send`, of runs that may wrap around after chunk n - 1: those are two transfers, one message."""
-    first, many = (np.asarray(x, np.int64) for x in np.broadcast_arrays(rank * 0 + chunk, rank * 0 + count))
-    head = np.minimum(many, n - first)
-    front = send(rank, to, first, head)
-    back = send(rank, to, 0, many - head, where=many > head)
-    return (front, back) if back.src.size else (front,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,16 +14,18 @@ from commplan.collectives.program import (
     NO_TARGETS,
     Body,
     Bools,
+    Family,
     Ints,
     Program,
     Programs,
+    Rotation,
     Round,
     Send,
 )
 from commplan.diagnostics import fail
 
 
-def singles(send: Send) -> tuple[Ints, Ints, Ints]:
+def singles(send: Family) -> tuple[Ints, Ints, Ints]:
     """Source, destination and chunk of `send`, with an entry for each chunk instead of each run."""
     src, dst, first = (np.repeat(x, send.count) for x in (send.src, send.dst, send.chunk))
     start = np.repeat(np.cumsum(send.count) - send.count, send.count)
@@ -43,7 +45,7 @@ def runs(src: Ints, dst: Ints, chunk: Ints, reduce: bool) -> Send:
 
 def tidy(rounds: Iterable[Round]) -> tuple[Round, ...]:
     """Without families that transfer nothing and rounds that have none."""
-    kept = (tuple(send for send in each if send.src.size) for each in rounds)
+    kept = (tuple(s for s in each if isinstance(s, Rotation) or s.src.size) for each in rounds)
     return tuple(each for each in kept if each)
 
 
@@ -63,7 +65,7 @@ def placed(program: Program, places: Sequence[int] | Ints) -> Program:
     return dataclasses.replace(program, rounds=tuple(rounds), root=int(rank[program.root]), targets=targets)
 
 
-def _renamed(send: Send, program: Program, rank: Ints) -> Send:
+def _renamed(send: Family, program: Program, rank: Ints) -> Send:
     if program.kind not in BLOCKED:
         return Send(rank[send.src], rank[send.dst], send.chunk, send.count, send.reduce)
     parts = program.chunks // program.ranks
@@ -95,14 +97,14 @@ def pipelined(program: Program, slices: int) -> Program:
     return dataclasses.replace(program, chunks=program.chunks * slices, rounds=tuple(rounds))
 
 
-def _slice(send: Send, j: int, slices: int, program: Program) -> Send:
+def _slice(send: Family, j: int, slices: int, program: Program) -> Send:
     if program.kind not in IN_BLOCKS:
-        return dataclasses.replace(send, chunk=send.chunk + j * program.chunks)
+        return Send(send.src, send.dst, send.chunk + j * program.chunks, send.count, send.reduce)
     src, dst, chunk = singles(send)
     return Send(src, dst, chunk * slices + j, np.ones_like(chunk), send.reduce)
 
 
-def joined(sends: Iterable[Send], reduce: bool) -> Send:
+def joined(sends: Iterable[Family], reduce: bool) -> Family:
     """Those of `sends` that reduce, or those that do not, as one family."""
     of = [send for send in sends if send.reduce == reduce]
     if len(of) == 1:
@@ -120,7 +122,13 @@ def reversed_rounds(rounds: Iterable[Round], *, reduce: bool) -> Iterator[Round]
     gathers blocks (scatter --> gather). It sends what the original receives: the costs are the same.
     """
     for each in reversed(tuple(rounds)):
-        yield tuple(Send(s.dst, s.src, s.chunk, s.count, reduce) for s in each)
+        yield tuple(_backwards(send, reduce) for send in each)
+
+
+def _backwards(send: Family, reduce: bool) -> Family:
+    if isinstance(send, Rotation):
+        return Rotation(send.ranks, -send.step, send.first - send.step, send.length, reduce)
+    return Send(send.dst, send.src, send.chunk, send.count, reduce)
 
 
 def from_root(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives import layout
-from commplan.collectives.program import BLOCKED, Ints, Program, Send
+from commplan.collectives.program import BLOCKED, Family, Ints, Program
 
 SEND, RECEIVE, RECEIVE_REDUCE, COPY, ZERO = range(5)
 INPUT, OUTPUT, SCRATCH = range(3)
@@ -95,7 +95,7 @@ def transfers(program: Program, rank: int, bounds: Ints, piece: int) -> Iterator
         yield now
 
 
-def of_rank(send: Send, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, int, int]]:
+def of_rank(send: Family, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, int, int]]:
     """What `rank` sends (True) or receives: with whom, and the elements `lo` to `hi` - 1 of the slots."""
     mine = np.flatnonzero((send.src == rank) | (send.dst == rank))
     for i in mine.tolist():

@@ -16,7 +16,7 @@ from support.rounds import counted, expressions, keeps_its_promise, transfers
 
 import commplan.collectives
 from commplan.collectives.postcondition import lower_bounds, promise, sources
-from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, Kind, Program
+from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, Kind, Program, Send
 from commplan.collectives.registry import algorithms, formula, program
 from commplan.dsl.check.clauses.via import COLLECTIVES
 
@@ -115,7 +115,7 @@ def test_the_check_of_sums_tells_orders_apart():
     n = 4
     made = program("ring", "all_gather", n)
     turning = tuple(
-        tuple(type(s)(s.src, s.dst, 0 * s.chunk, s.count, True) for s in each) for each in made.rounds
+        tuple(Send(s.src, s.dst, 0 * s.chunk, s.count, True) for s in each) for each in made.rounds
     )
     wrong = Program("wrong", "all_reduce", n, 1, turning)
     assert len(set(expressions(wrong)[:, 0])) > 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from support import mpirun
+from support.campaign import parameters
 
 from bench import exits
 
@@ -53,18 +53,19 @@ if MPI.COMM_WORLD.rank == 1 and rest == "finalized":
 GONE = "the program has ended on rank 1; line 6 of x.plan waits for it"
 
 
-@pytest.mark.parametrize(("count", "how"), [(12, ()), (3, ("--ulfm",)), (3, ("--elements", "1000"))])
-def test_steps_in_flight_end_before_mpi_does(count: int, how: tuple[str, ...]):
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.exits", "--count", str(count), "--json", *how],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    mpirun.fork_benches(monkeypatch)
+
+
+@pytest.mark.parametrize(("count", "how"), [(12, ()), (3, ("--ulfm",))])
+def test_steps_in_flight_end_before_mpi_does(
+    count: int, how: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+):
+    """With small messages: the next test."""
+    status, out = exits.main(["--count", str(count), "--json", *how]), capsys.readouterr().out
+    assert status == 0, out
+    found = json.loads(out)
     assert found["problems"] == [] and found["exits"] == count
     assert found["with_a_failing_rank"] == count // 12
 
@@ -96,15 +97,19 @@ def early(
 
 @pytest.mark.parametrize(
     ("algorithm", "form", "rest", "options"),
-    [
-        ("ring", "call", "awaited", []),
-        ("ring", "split", "awaited", []),
-        ("ring", "call", "awaited", ULFM),
-        ("ring", "call", "finalized", []),
-        ("ring", "call", "left alone", []),
-        ("native", "call", "awaited", ULFM),
-        ("native", "split", "awaited", ULFM),
-    ],
+    parameters(
+        [
+            ("ring", "call", "finalized", []),
+            ("ring", "split", "awaited", []),
+            ("ring", "call", "left alone", []),
+            ("native", "call", "awaited", ULFM),
+        ],
+        [
+            ("ring", "call", "awaited", []),
+            ("ring", "call", "awaited", ULFM),
+            ("native", "split", "awaited", ULFM),
+        ],
+    ),
 )
 def test_who_waits_for_a_rank_that_has_ended_is_told(
     algorithm: str, form: str, rest: str, options: list[str], tmp_path: Path
@@ -116,7 +121,9 @@ def test_who_waits_for_a_rank_that_has_ended_is_told(
     assert "nobody is told" not in said, said
 
 
-@pytest.mark.parametrize(("form", "rest"), [("call", "awaited"), ("split", "awaited"), ("call", "watched")])
+@pytest.mark.parametrize(
+    ("form", "rest"), parameters([("split", "awaited"), ("call", "watched")], [("call", "awaited")])
+)
 def test_what_mpi_does_not_take_back_ends_the_job(form: str, rest: str, tmp_path: Path):
     """Where MPI cannot revoke a communicator. The watchdog does not call a rank late that has ended."""
     done = early(tmp_path, "native", form, rest)
@@ -152,7 +159,7 @@ if rank == 1 and how == "stop at exit":
 elif rank == 1:
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(10)
+    time.sleep(7)
     if how == "none":
         step(np.ones(1000, np.float32), channel.token()).block_until_ready()
 elif how == "none":

@@ -22,54 +22,67 @@ x = np.arange(5, dtype=np.float32)
 """
 
 
-def test_without_jit_a_collective_is_the_same():
-    mpirun.run(
-        2,
-        BEGIN
-        + "with jax.disable_jit():\n    assert (run(x) == 2 * x).all() and (run(x, 'split') == 2 * x).all()",
-    )
+# Of one job, one after the other.
+WITHOUT_JIT = """
+with jax.disable_jit():
+    assert (run(x) == 2 * x).all() and (run(x, 'split') == 2 * x).all()
+"""
+# Else its memory would be given to others while messages arrive in it.
+UNUSED_RESULTS = """
+spec = Spec('all_reduce', algorithm=Algorithm('ring'), form='split')
+def first(x, y, token):
+    one, token = channel.start(x, spec, token)
+    other, token = channel.start(y, spec, token)
+    total, token = channel.finish(one, token)
+    channel.finish(other, token)
+    return total
+def looped(x, y, token):
+    return jax.lax.fori_loop(0, 1, lambda _, held: first(held, y, token), x)
+for function in (first, looped):
+    lowered = jax.jit(function).lower(x, np.ones(9), channel.token())
+    text = lowered.compile().as_text()
+    calls = [text.count(f'commplan_mpi_{name}"') for name in ('start', 'finish')]
+    assert calls == [2, 2], calls
+    assert (jax.jit(function)(x, np.ones(9), channel.token()) == 2 * x).all()
+"""
+# A forked process waits for no thread of its parent; JAX warns of forks.
+FORK = """
+with warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    assert (run(x, 'split') == 2 * x).all()
+    child = os.fork()
+    if child == 0:
+        _drain()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert (run(x, 'split') == 2 * x).all()
+"""
+# A rank without jit issues what the others compile: begun or called at once, and whatever of it is used.
+ONE_WITHOUT_JIT = """
+jax.config.update('jax_disable_jit', comm.rank == 1)
+def drop(spec, x, y, token):
+    one, token = channel.start(x, spec, token)
+    one, token = channel.finish(one, token)
+    channel.run(y, spec, token)
+    return one
+for name in ('ring', 'native'):
+    for form in ('call', 'split'):
+        spec = Spec('all_reduce', algorithm=Algorithm(name), form=form)
+        step = jax.jit(lambda *xs: drop(spec, *xs))
+        for _ in range(3):
+            assert (step(x, x[:3], channel.token()) == 2 * x).all()
+"""
 
 
-def test_what_was_started_is_finished_though_its_result_is_not_used():
-    """Else its memory would be given to others while messages arrive in it."""
-    code = (
-        "spec = Spec('all_reduce', algorithm=Algorithm('ring'), form='split')\n"
-        "def first(x, y, token):\n"
-        "    one, token = channel.start(x, spec, token)\n"
-        "    other, token = channel.start(y, spec, token)\n"
-        "    total, token = channel.finish(one, token)\n"
-        "    channel.finish(other, token)\n"
-        "    return total\n"
-        "def looped(x, y, token):\n"
-        "    return jax.lax.fori_loop(0, 1, lambda _, held: first(held, y, token), x)\n"
-        "for function in (first, looped):\n"
-        "    lowered = jax.jit(function).lower(x, np.ones(9), channel.token())\n"
-        "    text = lowered.compile().as_text()\n"
-        "    calls = [text.count(f'commplan_mpi_{name}\"') for name in ('start', 'finish')]\n"
-        "    assert calls == [2, 2], calls\n"
-        "    assert (jax.jit(function)(x, np.ones(9), channel.token()) == 2 * x).all()\n"
-    )
-    mpirun.run(2, BEGIN + code)
+def test_collectives_without_jit_without_readers_and_beside_forks():
+    code = BEGIN + WITHOUT_JIT + UNUSED_RESULTS + FORK + ONE_WITHOUT_JIT
+    assert mpirun.run(2, code + "print('end')\n").split() == ["end", "end"]
 
 
 def test_exit_handlers_may_use_a_program():
     """Those that were registered since commplan was imported."""
     begin = "import atexit, commplan\natexit.register(lambda: print(run(x, 'split'), run(x), flush=True))\n"
     assert mpirun.run(2, f"{begin}{BEGIN}\nrun(x)").count("[0. 2. 4. 6. 8.] [0. 2. 4. 6. 8.]") == 2
-
-
-def test_a_forked_process_waits_for_no_thread_of_its_parent():
-    code = (
-        "warnings.simplefilter('ignore')\n"  # JAX warns of forks
-        "assert (run(x, 'split') == 2 * x).all()\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    _drain()\n"
-        "    os._exit(7)\n"
-        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
-        "assert (run(x, 'split') == 2 * x).all()\n"
-    )
-    mpirun.run(2, BEGIN + code)
 
 
 def test_after_mpis_end_a_call_is_an_error():
@@ -85,25 +98,6 @@ def test_after_mpis_end_a_call_is_an_error():
         "    print('told' if 'MPI has been finalized' in str(error) else error)\n"
     )
     assert mpirun.run(2, BEGIN + code).split() == ["told", "told"]
-
-
-def test_a_rank_without_jit_issues_what_the_others_compile():
-    """Begun or called at once, and whatever of it is used."""
-    code = (
-        "jax.config.update('jax_disable_jit', comm.rank == 1)\n"
-        "def drop(spec, x, y, token):\n"
-        "    one, token = channel.start(x, spec, token)\n"
-        "    one, token = channel.finish(one, token)\n"
-        "    channel.run(y, spec, token)\n"
-        "    return one\n"
-        "for name in ('ring', 'native'):\n"
-        "    for form in ('call', 'split'):\n"
-        "        spec = Spec('all_reduce', algorithm=Algorithm(name), form=form)\n"
-        "        step = jax.jit(lambda *xs: drop(spec, *xs))\n"
-        "        for _ in range(3):\n"
-        "            assert (step(x, x[:3], channel.token()) == 2 * x).all()\n"
-    )
-    mpirun.run(2, BEGIN + code)
 
 
 def test_a_rank_without_jit_meets_the_others_for_communicators():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import mpirun
+from support.campaign import parameters
 
 mpirun.needs_mpi()
 
@@ -24,27 +25,38 @@ PURPOSES = {
 
 
 def job(where: str, how: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = mpirun.command(3, WORKER, where, how, forked=False)
+    """Ranks that sleep are forked: they have no environment of their own, by which others would find them."""
+    command = mpirun.command(3, WORKER, where, how, forked=how in ("sleep", "late"))
     return mpirun.started([command[0], *options, *command[1:]])
 
 
 @pytest.mark.parametrize(
     ("where", "how", "options"),
-    [
-        *((where, "stop", []) for where in PURPOSES),
-        ("bind", "stop", ULFM),
-        ("bind", "sleep", []),
-        ("bind", "caught", []),
-        ("inside", "stop", ULFM),
-    ],
+    parameters(
+        [
+            ("inside", "stop", ULFM),
+            ("bind", "caught", []),
+            ("calibrate", "stop", []),
+            *((where, "sleep", []) for where in ("compile", "batches", "rehearse")),
+        ],
+        [
+            *((where, "stop", []) for where in PURPOSES if where != "calibrate"),
+            ("bind", "stop", ULFM),
+            ("bind", "sleep", []),
+        ],
+    ),
 )
 def test_who_does_not_come_is_named_on_all_others(where: str, how: str, options: list[str]):
     done = job(where, how, *options)
     assert done.returncode != 0
-    state = "stopped" if how == "stop" else "alive"
+    process = {
+        "stop": r"\(process \d+ on .*\) is stopped",
+        "caught": r"\(process \d+ on .*\) is alive",
+        "sleep": "has no process on the hosts of those that came: .*",
+    }[how]
     said = (
         rf"rank (\d) raised error\[CP0849\].*: rank 1 has not come to {PURPOSES[where]} within \d+ s\n"
-        rf" *note: rank 1 \(process \d+ on .*\) is {state}\n"
+        rf" *note: rank 1 {process}\n"
     )
     raised = sorted(re.findall(said, done.stdout))
     # MPI continues a stopped process before it ends it, and sometimes it then says what it has heard, too.

@@ -87,7 +87,7 @@ def go_wrong() -> None:
         while time.monotonic() < until:
             pass
     elif fault == "starved":
-        starve(5 * bound_s)
+        starve(3 * bound_s)
     elif fault == "late":
         with expected_late():
             time.sleep(3 * bound_s)

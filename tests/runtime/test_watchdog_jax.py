@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from support import interpreter, watched_processes
+from support.campaign import parameters
 from support.ports import free_port
 
 from bench.faults import jax as processes
@@ -67,7 +68,7 @@ def heads(ends: dict[int, End]) -> dict[int, list[str]]:
     return {index: re.findall(r"error\[CP0834\]: (.*)", end.text) for index, end in ends.items()}
 
 
-@pytest.mark.parametrize("culprit", [0, 1])  # process 0 is the coordinator
+@pytest.mark.parametrize("culprit", parameters([0], [1]))  # process 0 is the coordinator
 def test_a_stopped_process_is_named_and_the_others_end(culprit: int, tmp_path: Path, capsys):
     ends = fault("stop", culprit, tmp_path, stopped=culprit)
     assert ends[culprit].status == -signal.SIGKILL
@@ -122,7 +123,7 @@ def test_a_process_that_sleeps_is_named_with_what_it_does_and_interrupted(tmp_pa
     assert "KeyboardInterrupt" in ends[2].text and "KeyboardInterrupt" not in ends[0].text
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("culprit", parameters([0], [1]))
 def test_a_killed_process_is_named(culprit: int, tmp_path: Path):
     ends = fault("kill", culprit, tmp_path)
     for index in {0, 1, 2} - {culprit}:
@@ -151,7 +152,7 @@ def test_an_exception_is_said_on_all(tmp_path: Path):
         ]
 
 
-@pytest.mark.parametrize("kind", ["skip", "order"])
+@pytest.mark.parametrize("kind", parameters(["skip"], ["order"]))
 def test_another_order_of_steps_is_said_with_both(kind: str, tmp_path: Path):
     ends = fault(kind, 1, tmp_path)
     for index, (head,) in heads(ends).items():
@@ -168,7 +169,7 @@ def test_who_does_not_bind_is_named_while_the_others_wait():
     assert "process 1 has not come for 2 s, and process 0 waits in `program.bind` of `faulty`" in outcome.text
 
 
-@pytest.mark.parametrize("mode", ["late", "none", "rhythm", "fork"])
+@pytest.mark.parametrize("mode", parameters(["late", "fork"], ["none", "rhythm"]))
 def test_no_alarm(mode: str, tmp_path: Path):
     """Of a process that said so, without a watchdog, for steps as slow as ever, for the end of a child."""
     ends = ended([watched_processes.__file__, "{port}", "{index}", mode], tmp_path)

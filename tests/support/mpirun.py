@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from support import interpreter
 
+from bench.servers import mpirun as ranks
+
 TESTS = Path(__file__).resolve().parent.parent
 MPIRUN = Path(sys.executable).parent / "mpirun"
 MISSING = [name for name in ("mpi4py", "mpi4jax") if importlib.util.find_spec(name) is None] + (
@@ -54,6 +56,11 @@ def command(ranks: int, script: Path | str, *words: object, forked: bool = True)
     mpirun = [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
     python = interpreter.words(environment()) if forked else [sys.executable, "-W", "error"]
     return [*mpirun, *python, *program, *map(str, words)]
+
+
+def fork_benches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the ranks that `bench` starts forked as well."""
+    monkeypatch.setattr(ranks, "PYTHON", interpreter.words(environment()))
 
 
 def started(words: list[str], timeout: float = 240) -> subprocess.CompletedProcess[str]:

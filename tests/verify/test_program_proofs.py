@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,11 +13,13 @@ from support.program_replay import correct, replay, rounds_of
 from support.projection import Projection, project
 from support.rounds import counted
 
-from commplan.collectives.program import KINDS, ROOTED, Kind, Program, Send
+from commplan.collectives.program import KINDS, ROOTED, Kind, Program, Rotation, Send
 from commplan.collectives.registry import algorithms, program
+from commplan.verify.programs.algorithm_proof import prove_task
+from commplan.verify.programs.composition import Task
 from commplan.verify.programs.counterexample import Counterexample, spans, terms
 from commplan.verify.programs.proof import count, prove
-from commplan.verify.programs.symbolic_execution import Transfers, orbit
+from commplan.verify.programs.symbolic_execution import representatives, rotates
 
 Transfer = tuple[int, int, int, bool]
 
@@ -67,28 +71,118 @@ def test_slices_are_proved_and_costs_agree_with_the_rounds(kind: Kind) -> None:
             assert max(costs.sent, costs.received) >= costs.least
 
 
-def test_a_large_ring_is_proved() -> None:
-    assert prove(program("ring", "all_reduce", 256)) == ()
+ROTATING: list[tuple[str, Kind]] = [
+    ("ring", "all_reduce"), ("ring", "reduce_scatter"), ("ring", "all_gather"),
+    ("bruck", "reduce_scatter"), ("bruck", "all_gather"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), ROTATING)
+def test_large_programs_of_rotations_are_proved_by_one_chunk(
+    name: str, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transfers that are looked at are as many as one rank sends, and no rank's own are computed."""
+    for column in ("src", "dst", "chunk", "count"):
+        monkeypatch.delattr(Rotation, column)
+    most = 2 if kind == "all_reduce" else 1
+    for ranks in (2, 100, 4096):
+        proved, costs = prove_task.__wrapped__(Task(name, kind, ranks, 0))
+        transfers, few = representatives(program(name, kind, ranks))
+        assert (proved, few, len(transfers.src)) == ((), 1, most * (ranks - 1))
+        assert costs.sent == Fraction(most * (ranks - 1), ranks)
 
 
 @pytest.mark.parametrize(("name", "few"), [("ring", 1), ("halving_doubling", 8), ("torus", 8)])
-def test_one_chunk_stands_for_all_where_the_program_turns(name: str, few: int) -> None:
-    made = program(name, "all_reduce", 8)
-    assert orbit(made, Transfers.of(made)) == few
+def test_one_chunk_stands_for_all_if_the_program_rotates(name: str, few: int) -> None:
+    assert representatives(program(name, "all_reduce", 8))[1] == few
+    assert representatives(listed(program(name, "all_reduce", 8)))[1] == few
 
 
-def test_a_ring_that_does_not_turn_is_looked_at_whole() -> None:
-    """One message of one rank takes another chunk: what stands for all must not hide it."""
-    whole = program("ring", "all_gather", 5)
+def listed(program: Program) -> Program:
+    """`program` with an entry for each rank."""
+    rounds = (tuple(Send(s.src, s.dst, s.chunk, s.count, s.reduce) for s in each) for each in program.rounds)
+    return dataclasses.replace(program, rounds=tuple(rounds))
+
+
+def test_the_columns_of_a_rotation_are_those_of_rank_0_moved_on() -> None:
+    for ranks, step, first, length in itertools.product((2, 5), (1, -1, 3), (-3, 0, 4), (1, 2)):
+        rotation = Rotation(ranks, step, first, length)
+        runs = zip(rotation.src, rotation.dst, rotation.chunk, rotation.count, strict=True)
+        moved = sorted((src, dst, chunk + i) for src, dst, chunk, count in runs for i in range(count))
+        assert moved == sorted(
+            (r, (r + step) % ranks, (r + first + i) % ranks) for r in range(ranks) for i in range(length)
+        )
+    for step, length in ((0, 1), (5, 1), (1, 0), (1, 6)):
+        with pytest.raises(ValueError, match="no message to another rank"):
+            Rotation(5, step, 0, length)
+
+
+@pytest.mark.parametrize(("name", "kind"), ROTATING)
+def test_one_rank_that_does_otherwise_is_found(name: str, kind: Kind) -> None:
+    """Each message of each rank takes another chunk, goes to another rank, adds or copies, or is left out."""
+    whole = listed(program(name, kind, 5))
     for time, (send,) in enumerate(whole.rounds):
-        for place in range(5):
-            chunk = send.chunk.copy()
-            chunk[place] = (chunk[place] + 1) % 5
-            wrong = (dataclasses.replace(send, chunk=chunk),)
-            rounds = (*whole.rounds[:time], wrong, *whole.rounds[time + 1 :])
-            broken = dataclasses.replace(whole, rounds=rounds)
-            assert orbit(broken, Transfers.of(broken)) == 5
-            assert only(broken).failure in ("unset", "wrong", "useless")
+        for place in range(len(send.src)):
+            others = np.arange(len(send.src)) != place
+            here = ~others
+            src, dst, chunk, count = send.src, send.dst, send.chunk, send.count
+            rest, one = ((src[at], dst[at], chunk[at], count[at]) for at in (others, here))
+            ends = Send(src, (dst + 2 * here) % 5, chunk, count, send.reduce)
+            mutants = [
+                (Send(src, dst, np.where(here, (chunk + 1) % 5, chunk), 0 * count + 1, send.reduce),),
+                (Send(*rest, send.reduce), Send(*one, not send.reduce)),
+                (Send(*rest, send.reduce),),
+                *([(ends,)] if (ends.dst != src).all() else []),
+            ]
+            for wrong in mutants:
+                rounds = (*whole.rounds[:time], wrong, *whole.rounds[time + 1 :])
+                broken = dataclasses.replace(whole, rounds=rounds)
+                assert representatives(broken)[1] == 5
+                if (
+                    not correct(project(broken)) or wrong[0] is not ends
+                ):  # a first message may take a short cut
+                    only(broken)
+
+
+@pytest.mark.parametrize(("name", "kind"), ROTATING)
+def test_rotations_that_are_wrong_are_found_by_one_chunk(name: str, kind: Kind) -> None:
+    """The verdict is that of the same program with an entry for each rank."""
+    whole = program(name, kind, 6)
+    for time, (send,) in enumerate(whole.rounds):
+        assert isinstance(send, Rotation)
+        changes = [{"step": step} for step in range(1, 6)]
+        changes += [{"first": first} for first in range(6)]
+        changes += [{"length": length} for length in range(1, 7)]
+        mutants = [(dataclasses.replace(send, **change),) for change in changes]
+        for wrong in (*mutants, (dataclasses.replace(send, reduce=not send.reduce),), (), (send, send)):
+            broken = dataclasses.replace(
+                whole, rounds=(*whole.rounds[:time], wrong, *whole.rounds[time + 1 :])
+            )
+            failures = [[found.failure for found in prove(each)] for each in (broken, listed(broken))]
+            assert rotates(broken)
+            assert failures[0] == failures[1]
+            assert failures[0] or correct(project(broken))
+
+
+def test_rotations_of_other_ranks_and_promises_do_not_stand_for_all() -> None:
+    ring = program("ring", "all_gather", 6)
+    assert rotates(ring)
+    mixed = (*ring.rounds[:-1], listed(ring).rounds[-1])
+    for other in (
+        dataclasses.replace(ring, rounds=((Rotation(3, 1, 0),), *ring.rounds[1:])),
+        dataclasses.replace(ring, rounds=mixed),
+        dataclasses.replace(ring, chunks=12),
+        *(dataclasses.replace(ring, kind=kind) for kind in (*ROOTED, "swap")),
+    ):
+        assert not rotates(other)
+
+
+def test_a_swap_that_swaps_nothing() -> None:
+    """Its messages rotate, and its promise does not: slot 0 of every rank ends as it should."""
+    both = (np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]), np.array([0, 1, 1, 0]), np.ones(4, np.int64))
+    whole = program("pairwise", "swap", 2)
+    found = only(dataclasses.replace(whole, rounds=2 * ((Send(*both, reduce=False),),)))
+    assert (found.failure, found.ranks, found.chunk) == ("wrong", (0,), 1)
 
 
 def test_one_end_of_a_message_takes_another_chunk() -> None:
@@ -103,7 +197,7 @@ def test_one_end_of_a_message_takes_another_chunk() -> None:
 def test_a_program_that_turns_and_is_wrong() -> None:
     whole = program("ring", "reduce_scatter", 6)
     short = dataclasses.replace(whole, rounds=whole.rounds[:-1])
-    assert orbit(short, Transfers.of(short)) == 1
+    assert rotates(short)
     found = only(short)
     assert (found.failure, found.chunk) == ("wrong", 0)
     assert "(6 slots in all do not hold what is promised)" in found.message

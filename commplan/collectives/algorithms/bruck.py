@@ -20,16 +20,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from commplan.collectives.program import Body, Kind, Programs, Round, log2_up, ranks, send, send_cyclic
+from commplan.collectives.program import Body, Kind, Programs, Rotation, Round, log2_up, ranks, send
 from commplan.collectives.transform import reversed_rounds
 
 
 def all_gather(n: int) -> Iterator[Round]:
     """After k rounds rank r has the 2**k blocks from its own on; it passes them to the rank before them."""
-    r = ranks(n)
-    for k in range(log2_up(n)):
-        far = 1 << k
-        yield send_cyclic(r, (r - far) % n, r, min(far, n - far), n)
+    for far in (1 << k for k in range(log2_up(n))):
+        yield (Rotation(n, -far, 0, min(far, n - far)),)
 
 
 def swap(n: int) -> Iterator[Round]:

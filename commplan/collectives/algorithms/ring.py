@@ -19,22 +19,20 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from commplan.collectives.algorithms import chain
-from commplan.collectives.program import Body, Kind, Programs, Round, ranks, send
+from commplan.collectives.program import Body, Kind, Programs, Rotation, Round, ranks, send
 from commplan.collectives.transform import reversed_rounds
 
 
 def _reduce_scatter(n: int) -> Iterator[Round]:
     """Chunk c starts at rank c + 1 and goes once around; rank c adds the last term."""
-    r = ranks(n)
     for step in range(n - 1):
-        yield (send(r, (r + 1) % n, (r - 1 - step) % n, reduce=True),)
+        yield (Rotation(n, 1, -1 - step, reduce=True),)
 
 
 def _all_gather(n: int) -> Iterator[Round]:
     """Every rank passes on what it has got last, its own block first."""
-    r = ranks(n)
     for step in range(n - 1):
-        yield (send(r, (r + 1) % n, (r - step) % n),)
+        yield (Rotation(n, 1, -step),)
 
 
 def _broadcast(n: int) -> Iterator[Round]:

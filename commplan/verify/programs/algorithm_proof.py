@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from commplan.collectives.hierarchical import NATIVE
 from commplan.collectives.postcondition import lower_bounds
-from commplan.collectives.program import Kind
+from commplan.collectives.program import Kind, Rotation
 from commplan.collectives.registry import files, program, supports
 from commplan.collectives.registry import stages as stages_of
 from commplan.diagnostics import fail
@@ -18,6 +18,7 @@ from commplan.verify.programs.counterexample import Counterexample
 from commplan.verify.programs.proof import Counted, count, prove
 
 LARGEST = 1 << 22  # slots of all ranks together, of a program that is proved rank by rank
+LARGEST_ROTATING = 1 << 24  # the same, if one chunk stands for all: 4,096 ranks in a ring
 RANKS = 1 << 17  # of such a program; each has a set of ranks as bits, so memory grows with the square
 
 
@@ -45,12 +46,14 @@ def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
     if ranks > RANKS:
         message = f"{str_of(task)} has too many ranks to be proved"
         fail("CP0748", message, f"at most {RANKS}; hierarchical(..) is proved level by level")
-    known = supports(algorithm, kind) and ranks > 0
-    chunks = files()[algorithm].PROGRAMS[kind](ranks).chunks if known else 1  # before its rounds are made
-    if chunks * ranks > LARGEST:
-        message = f"{str_of(task)} has {chunks} chunks on each: too many to be proved"
-        note = f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size"
-        fail("CP0748", message, note)
+    if supports(algorithm, kind) and ranks > 0:  # before all rounds are made
+        body = files()[algorithm].PROGRAMS[kind](ranks)
+        first = next(iter(body.rounds), ()) if body.chunks * ranks <= LARGEST_ROTATING else ()
+        rotating = any(isinstance(send, Rotation) for send in first)
+        if body.chunks * ranks > (LARGEST_ROTATING if rotating else LARGEST):
+            message = f"{str_of(task)} has {body.chunks} chunks on each: too many to be proved"
+            note = f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size"
+            fail("CP0748", message, note)
     chunked = program(algorithm, kind, ranks, root=root)
     return prove(chunked), count(chunked)
 

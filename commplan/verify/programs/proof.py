@@ -10,7 +10,7 @@ import numpy as np
 from commplan.collectives.postcondition import lower_bounds
 from commplan.collectives.program import IN_BLOCKS, Ints, Program
 from commplan.verify.programs.counterexample import Counterexample
-from commplan.verify.programs.symbolic_execution import Transfers, interpret
+from commplan.verify.programs.symbolic_execution import Transfers, interpret, representatives, rotates
 
 
 class Counted(NamedTuple):
@@ -39,8 +39,8 @@ def prove(program: Program) -> tuple[Counterexample, ...]:
     """
     wrong = unfit(program)
     if wrong is None:
-        transfers = Transfers.of(program)
-        wrong = _out_of_range(program, transfers) or interpret(program, transfers)
+        transfers, few = representatives(program)
+        wrong = _out_of_range(program, transfers) or interpret(program, transfers, few)
     return () if wrong is None else (wrong,)
 
 
@@ -77,12 +77,18 @@ def _out_of_range(program: Program, transfers: Transfers) -> Counterexample | No
 
 def count(program: Program) -> Counted:
     """Rounds and bytes of `program`."""
-    n, k, transfers = program.ranks, program.chunks, Transfers.of(program)
+    n, k = program.ranks, program.chunks
+    if rotates(program):  # a rank sends, and receives, as many chunks as are sent of one chunk
+        transfers = Transfers.of_first_chunk(program)
+        src = dst = np.zeros_like(transfers.src)
+    else:
+        transfers = Transfers.of(program)
+        src, dst = transfers.src, transfers.dst
 
     def busiest(place: Ints) -> Fraction:
         return Fraction(int(np.bincount(place, transfers.size).max(initial=0)), k)
 
     rounds = np.unique(transfers.round)
-    _, staging = np.unique(transfers.dst * len(program.rounds) + transfers.round, return_inverse=True)
-    sent, received, staged = (busiest(place) for place in (transfers.src, transfers.dst, staging))
+    _, staging = np.unique(dst * len(program.rounds) + transfers.round, return_inverse=True)
+    sent, received, staged = (busiest(place) for place in (src, dst, staging))
     return Counted(len(rounds), sent, received, staged, *lower_bounds(program.kind, n))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from commplan.collectives.postcondition import promise, sources
-from commplan.collectives.program import REDUCING, ROOTED, Bools, Ints, Program, Send
+from commplan.collectives.program import REDUCING, ROOTED, Bools, Ints, Program, Rotation, Send
 from commplan.collectives.transform import singles
 from commplan.verify.programs.counterexample import Counterexample, terms
 
@@ -47,6 +47,23 @@ class Transfers(NamedTuple):
         reduce = np.repeat(np.array([send.reduce for _, send in timed], np.bool_), sizes)
         time = np.repeat(np.array([time for time, _ in timed], np.int64), sizes)
         return cls(src, dst, chunk, count, reduce, time)
+
+    @classmethod
+    def of_first_chunk(cls, program: Program) -> Transfers:
+        """Those of chunk 0, one for each rotation and each chunk of its runs. `program` has nothing but
+        rotations."""
+        timed = [(time, send) for time, sends in enumerate(program.rounds) for send in sends]
+        of = [send for _, send in timed if isinstance(send, Rotation)]
+        assert len(of) == len(timed), "a family of transfers is no rotation"
+        columns = [
+            (each.step, each.first, each.reduce, time) for each, (time, _) in zip(of, timed, strict=True)
+        ]
+        length = np.array([each.length for each in of], np.int64)
+        step, first, reduce, time = np.repeat(np.array(columns, np.int64).reshape(-1, 4), length, axis=0).T
+        place = np.arange(len(first)) - np.repeat(np.cumsum(length) - length, length)
+        src = -(first + place) % program.ranks  # the one rank whose chunk at this place of the run is chunk 0
+        dst = (src + step) % program.ranks
+        return cls(src, dst, np.zeros_like(src), np.ones_like(src), reduce.astype(np.bool_), time)
 
     def take(self, order: Ints) -> Transfers:
         """The entries `order`."""
@@ -103,17 +120,29 @@ class Sums:
         return {rank: count for rank, count in enumerate(every) if count}
 
 
-def interpret(program: Program, transfers: Transfers) -> Counterexample | None:
-    """What goes wrong first, if anything does."""
-    return follow(program, _units(program, transfers), orbit(program, transfers))
+def representatives(program: Program) -> tuple[Transfers, int]:
+    """The transfers that stand for all, and how many chunks, from chunk 0 on, stand for all.
+
+    If `rotates`, they are those of chunk 0: as many as rank 0 sends, and in every round as many.
+    """
+    if rotates(program):
+        return Transfers.of_first_chunk(program), 1
+    transfers = Transfers.of(program)
+    return transfers, orbit(program, transfers)
+
+
+def interpret(program: Program, transfers: Transfers, few: int) -> Counterexample | None:
+    """What goes wrong first, if anything does. transfers, few: the `representatives`."""
+    return follow(program, _units(program, transfers), few)
 
 
 def follow(program: Program, units: Units, few: int) -> Counterexample | None:
     """What goes wrong first in chunks 0 to `few` - 1, which stand for all."""
     if few < program.chunks:
-        kept = units.target % program.chunks < few
-        units = Units(*(column[kept] for column in cast("tuple[Any, ...]", units)))
-    race = _race(program, units)
+        (source, chunk), (target, _) = (divmod(slot, program.chunks) for slot in (units.source, units.target))
+        renumbered = units._replace(source=source * few + chunk, target=target * few + chunk)
+        units = Units(*(column[chunk < few] for column in cast("tuple[Any, ...]", renumbered)))
+    race = _race(units, few)
     if race is not None:
         return race
     run = _Run(program, units, few)
@@ -128,7 +157,7 @@ def orbit(program: Program, transfers: Transfers) -> int:
     turns so; most programs do not.
     """
     n, k = program.ranks, program.chunks
-    if n < 2 or k % n or program.kind in ROOTED or not len(transfers.src) or len(transfers.src) % n:
+    if not _rotates_promise(program) or not len(transfers.src) or len(transfers.src) % n:
         return k
     block, rank = k // n, np.arange(n, dtype=np.int64)[:, None]
     by_sender = transfers.take(np.lexsort((transfers.round, transfers.src)))
@@ -136,6 +165,27 @@ def orbit(program: Program, transfers: Transfers) -> int:
     moved = (dst - rank) % n, (chunk - rank * block) % k
     turns = (src == rank).all() and all((column == column[0]).all() for column in (*same, *moved))
     return block if turns else k
+
+
+def rotates(program: Program) -> bool:
+    """Whether chunk 0 stands for all because of how `program` is written: as rotations alone.
+
+    A rotation gives every rank r the transfer of rank 0 with all ranks and chunks moved on by r. So each
+    round, and with it the whole program, is the same after all ranks and chunks are moved on by one, and so
+    is the promise. Moving on by c takes chunk 0 to chunk c. A program in which a single rank differs cannot
+    be written as rotations.
+    """
+    alike = (
+        isinstance(each, Rotation) and each.ranks == program.ranks for now in program.rounds for each in now
+    )
+    return program.chunks == program.ranks and _rotates_promise(program) and all(alike)
+
+
+def _rotates_promise(program: Program) -> bool:
+    """Whether the promise is the same after all ranks and blocks of chunks are moved on by one. That of a
+    swap is not: its slots are counted by distance."""
+    unlike = program.kind in ROOTED or program.kind == "swap"
+    return not unlike and program.ranks > 1 and program.chunks % program.ranks == 0
 
 
 def _units(program: Program, transfers: Transfers) -> Units:
@@ -146,8 +196,8 @@ def _units(program: Program, transfers: Transfers) -> Units:
     return Units(src * k + chunk, dst * k + chunk, reduce, time, time + 1, time, time)
 
 
-def _race(program: Program, units: Units) -> Counterexample | None:
-    """Two messages that one rank receives into one slot in one round."""
+def _race(units: Units, chunks: int) -> Counterexample | None:
+    """Two messages that one rank receives into one slot in one round. chunks: those that each rank has."""
     width = int(units.received_in.max(initial=0)) + 1
     keys = units.target * width + units.received_in
     order = np.argsort(keys, kind="stable")
@@ -156,8 +206,8 @@ def _race(program: Program, units: Units) -> Counterexample | None:
         return None
     first = min(same.tolist(), key=lambda place: int(units.write[order[place]]))
     first_unit, second_unit = int(order[first]), int(order[first + 1])
-    rank, chunk = divmod(int(units.target[first_unit]), program.chunks)
-    peers = [int(units.source[unit]) // program.chunks for unit in (first_unit, second_unit)]
+    rank, chunk = divmod(int(units.target[first_unit]), chunks)
+    peers = [int(units.source[unit]) // chunks for unit in (first_unit, second_unit)]
     hows = ["reduce" if units.reduce[unit] else "copy" for unit in (first_unit, second_unit)]
     time = int(units.received_in[first_unit])
     return Counterexample(
@@ -172,15 +222,13 @@ class _Run:
     """One symbolic execution: forward for what slots hold, backward for what mattered."""
 
     def __init__(self, program: Program, units: Units, few: int) -> None:
-        self.program, self.units, self.alike = program, units, program.chunks // few
+        self.program, self.units, self.chunks, self.alike = program, units, few, program.chunks // few
         self.sums = Sums(program.ranks)
-        starts, ends = promise(program.kind, program.ranks, program.chunks, program.root)
+        starts, ends = promise(program.kind, program.ranks, program.chunks, program.root, few=few)
         rank = np.arange(1, program.ranks + 1, dtype=np.int64)[:, None]
-        source = SUM if program.kind in REDUCING else sources(program) + 1
+        source = SUM if program.kind in REDUCING else sources(program, few) + 1
         self.holds = np.where(starts, rank, NOTHING).ravel()
-        wanted = np.where(ends, source, ANY)
-        wanted[:, few:] = ANY
-        self.wanted = wanted.ravel()
+        self.wanted = np.where(ends, source, ANY).ravel()
         self.last = int(units.write.max(initial=0))
         self.same = np.zeros(len(units.source), np.bool_)  # units that bring what is there already
         by_read = np.argsort(units.read, kind="stable")
@@ -227,7 +275,7 @@ class _Run:
         return None
 
     def _place(self, slot: int) -> tuple[int, int]:
-        return divmod(slot, self.program.chunks)
+        return divmod(slot, self.chunks)
 
     def _ends(self, unit: int, *, sends: bool = False) -> tuple[int, int, int, int]:
         """The rank that receives a unit, or sends it; the other one; the round of the first; the chunk."""
@@ -255,7 +303,7 @@ class _Run:
 
     def result(self) -> Counterexample | None:
         """What slots hold at the end against what the collective promises."""
-        n, k = self.program.ranks, self.program.chunks
+        n, k = self.program.ranks, self.chunks
         everything = (1 << n) - 1
         full = np.array([bits == everything for bits in self.sums.terms], np.bool_)
         fine = np.where(self.wanted == SUM, full[self.holds], self.holds == self.wanted)

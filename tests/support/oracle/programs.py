@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.program import Ints, Program, Send
+from commplan.collectives.program import Family, Ints, Program
 from commplan.ir.types import DType
 
 from .numbers import Array, combine
@@ -67,7 +67,7 @@ def _blocks(x: Array, order: Ints) -> Array:
     return x.reshape(len(order), -1)[order].reshape(-1)
 
 
-def _transfer(send: Send, edges: Ints, before: Array, held: Array, op: ReduceOp, dtype: DType) -> None:
+def _transfer(send: Family, edges: Ints, before: Array, held: Array, op: ReduceOp, dtype: DType) -> None:
     """The transfers of one send, all at once: no slot is written twice in a round."""
     first, last = edges[send.chunk], edges[send.chunk + send.count]
     elements = _runs(first, last - first)
