@@ -17,13 +17,15 @@ from input_plans import FUNCTIONS, SIDE, ensemble, images
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input import PhaseBatches
+from commplan.runtime.input.stages import worker_pool
 
 BOUND_S = 1.0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="worker processes need a POSIX system")
 
 
 @pytest.fixture(autouse=True)
-def threads_end_when_their_calls_return() -> Iterator[None]:
+def threads_end_when_their_calls_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(worker_pool, "_FATE_S", 1.5)
     yield
     end = time.monotonic() + 20
     while ours() and time.monotonic() < end:

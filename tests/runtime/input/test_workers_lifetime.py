@@ -18,8 +18,10 @@ import pytest
 import worker_plans as fns
 from batch_feed import batches, no_thread_is_left_behind
 from input_plans import ensemble, images
+from support.campaign import parameters
 
 from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.stages import worker_pool
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "worker_program.py"
@@ -27,6 +29,11 @@ pytestmark = [
     pytest.mark.usefixtures(no_thread_is_left_behind.__name__),
     pytest.mark.skipif(os.name != "posix", reason="worker processes need a POSIX system"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "_FATE_S", 1.5)
 
 
 def lives(pid: int) -> bool:
@@ -81,7 +88,7 @@ def test_a_function_from_a_prompt_is_refused() -> None:
     assert "CP0952" in done.stderr and "`decode` was defined at a prompt" in done.stderr
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", parameters([signal.SIGKILL], [signal.SIGTERM]))
 def test_no_worker_outlives_its_program(tmp_path: Path, how: signal.Signals) -> None:
     process = program("guarded", tmp_path)
     until(lambda: len(pids(tmp_path)) == 2)
