@@ -21,7 +21,7 @@ from commplan.ir import schedule as ir
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("block", parameters(range(2), range(2, 5)))
+@pytest.mark.parametrize("block", parameters(range(1), range(1, 5)))
 def test_the_oracle_does_what_random_plans_mean(block: int):
     for seed in range(block * 50, (block + 1) * 50):
         case = make_case(seed)
@@ -31,7 +31,7 @@ def test_the_oracle_does_what_random_plans_mean(block: int):
             raise AssertionError(f"seed {seed}, passes {case.pipeline}\n{case.text}") from error
 
 
-@pytest.mark.parametrize("seed", parameters(range(1000, 1020), range(1020, 1060)))
+@pytest.mark.parametrize("seed", parameters(range(1000, 1012), range(1012, 1060)))
 def test_jax_agrees_with_the_oracle(seed: int):
     case = make_case(seed)
     try:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from support.campaign import parameters
 from support.embedding import mesh_of
 from support.oracle.programs import execute
 
@@ -72,14 +73,14 @@ def all_programs(ranks: int) -> list[Program]:
     ]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", parameters([3, 8], [2, 5]))
 def test_integers_are_those_of_the_oracle(ranks: int):
     # No number of chunks divides 13, and over many ranks some chunks of 3 elements are empty.
     sizes = {kind: 3 if kind in ("all_gather", "gather") else 13 for kind in KINDS}
     agree([Trial(p, "sum", numbers(p, "int32", sizes[p.kind])) for p in all_programs(ranks)], ranks)
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), [(3, "float16"), (5, "bfloat16"), (8, "float32")])
+@pytest.mark.parametrize(("ranks", "dtype"), parameters([(3, "float16"), (5, "bfloat16")], [(8, "float32")]))
 def test_floats_are_added_in_the_order_of_the_program(ranks: int, dtype: str):
     reducing = [program for program in all_programs(ranks) if program.kind in REDUCING]
     agree([Trial(program, "sum", numbers(program, dtype, 13)) for program in reducing], ranks)

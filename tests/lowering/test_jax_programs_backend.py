@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from support.campaign import parameters
 from support.embedding import bind, mesh_of
 from support.oracle import Oracle
 from support.under_jax import UnderJax
@@ -118,7 +119,7 @@ each step {{
 """
 
 
-@pytest.mark.parametrize("passes", ["", "share,bucket,decompose,wire,overlap"])
+@pytest.mark.parametrize("passes", parameters(["share,bucket,decompose,wire,overlap"], [""]))
 @pytest.mark.parametrize(
     ("over", "via", "copies", "flat", "cuts", "joins"),
     [

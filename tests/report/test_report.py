@@ -134,7 +134,7 @@ def test_large_machines_are_drawn_in_part(tmp_path: Path) -> None:
 
 
 def test_many_leaves_make_a_small_page(tmp_path: Path) -> None:
-    page = report(tmp_path, many_leaves(tmp_path, "1 KiB"), shapes={"grads": leaves(1600)})
+    page = report(tmp_path, many_leaves(tmp_path, "1 KiB"), shapes={"grads": leaves(800)})
     (phase,) = document(page)["phases"]
     assert "stand together" in phase["left_out"]
     assert sum(len(lane["events"]) for lane in phase["lanes"]) <= 3000
