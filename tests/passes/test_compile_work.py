@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 import commplan
-from bench.compile_time import HEAD, leaves, reduces
+from bench.compile_time import HEAD, leaves, machine, ranks, reduces
+from commplan.collectives import registry
+from commplan.collectives.program import Ints
+from commplan.cost.collective import stages
+from commplan.cost.network.network import Layout
 from commplan.explain.report import explain_plan
 from commplan.ir.serialization.text import parse_schedule, print_schedule
 
@@ -117,3 +121,24 @@ def test_reading_and_explaining_grow_with_the_plan(name: str, tmp_path: Path) ->
     work(20)()
     once, twice = calls(work(SMALL)), calls(work(LARGE))
     assert twice < GROWTH * once, (once, twice)
+
+
+def test_candidates_over_many_ranks_share_their_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hierarchies of other algorithms have the same groups, which are listed once however many are priced."""
+    count, sizes = 2**15, list[int]()
+
+    def counted(groups: Ints) -> Layout:
+        sizes.append(groups.size)
+        return Layout(groups)
+
+    monkeypatch.setattr(stages, "Layout", counted)
+    (tmp_path / "machine.toml").write_text(machine(count))
+    compiled(ranks, count, topology=tmp_path / "machine.toml", backend="mpi")
+    assert 0 < sum(sizes) <= 4 * count  # one for each level
+
+
+def test_the_formula_of_an_algorithm_is_not_a_loop_over_ranks() -> None:
+    for name in registry.algorithms("all_reduce"):
+        assert calls(lambda name=name: registry.formula(name, "all_reduce", 2**20 - 1)) < 1000, name

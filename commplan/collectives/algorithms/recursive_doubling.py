@@ -15,6 +15,7 @@ ranks whose number is no power of two, all_gather is Bruck's.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -50,6 +51,7 @@ def all_gather(n: int) -> Iterator[Round]:
         yield (send(r, r ^ 1 << k, r >> k << k, 1 << k),)
 
 
+@functools.cache
 def _sends_most(n: int) -> int:
     """Messages of the busiest rank. The rank that sends twice sends in every round of its half."""
     if n == 1:

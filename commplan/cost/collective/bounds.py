@@ -53,13 +53,14 @@ def _spread(layout: Layout, network: Network, level: int) -> bool:
 
 def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int) -> float:
     units = network.units(layout.groups, level)
-    _, where = np.unique(units, return_inverse=True)
-    where = where.reshape(units.shape)
-    members, (groups, ranks) = int(where.max()) + 1, units.shape
+    groups, ranks = units.shape
     # Only the members that a group has ranks in: most groups have none in most members.
-    slots: Ints = (np.arange(groups, dtype=np.int64)[:, None] * members + where).ravel()
-    pairs, held = np.unique(slots, return_counts=True)  # ranks of a group in a member
-    group, member = pairs // members, pairs % members
+    inside = np.sort(units, axis=1)
+    begins = np.ones(units.shape, np.bool_)
+    begins[:, 1:] = inside[:, 1:] != inside[:, :-1]
+    at = np.flatnonzero(begins)
+    held = np.diff(at, append=units.size)  # ranks of a group in a member
+    group, member = at // ranks, inside.ravel()[at]
     spans = np.bincount(group, minlength=groups)
     if int(spans.max()) < 2:
         return 0.0
@@ -67,7 +68,7 @@ def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int
     others = np.where(wide, ranks - held, 0)
     share = 1.0 / ranks
     # What all members together must send, spread evenly over their links, is a bound as well.
-    evenly = float(((spans - 1) * (spans > 1)).sum()) / max(1, len(np.unique(member[wide])))
+    evenly = float(((spans - 1) * (spans > 1)).sum()) / max(1, np.count_nonzero(np.bincount(member[wide])))
     match kind:
         case "all_reduce":
             return max(2 * evenly, _most(member, wide))
@@ -78,10 +79,10 @@ def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int
         case "shift":  # to the rank `root` further along
             return float(np.bincount(units[units != np.roll(units, -root, axis=1)], minlength=1).max())
         case "scatter" | "gather":
-            at_root = member == where[group, root]
+            at_root = member == units[group, root]
             return _most(member, np.where(at_root, others, 0)) * share
         case _:  # broadcast: members but the root's take all bytes in, the root's gives them; reduce mirrored
-            at_root = member == where[group, root]
+            at_root = member == units[group, root]
             return max(_most(member, wide & ~at_root), _most(member, wide & at_root))
 
 

@@ -152,7 +152,7 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         by_level = stages_of(algorithm, kind, layout, network, query.root)
         return None if by_level is None else _staged(by_level, query)
     try:
-        return _dataflow(composed(parts.levels, kind, query.root, parts.layout, network), query)
+        return _dataflow(composed(parts.levels, kind, query.root, parts.ranks.layout, network), query)
     except CommplanError:
         return None
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,19 +30,40 @@ class Stage:
     root: int
 
 
-@dataclass(frozen=True)
-class Split:
-    """The ranks of a layout by level. levels: algorithm and size, innermost first. places: of the ranks,
-    [groups, outermost, .., innermost]."""
+class ByLevel:
+    """The ranks of a layout by level, whatever the algorithms of the levels are.
 
-    levels: tuple[tuple[str, int], ...]
-    places: Ints
+    sizes: ranks of each level, innermost first. places: of the ranks, [groups, outermost, .., innermost].
+    """
 
-    @property
+    def __init__(self, sizes: Sequence[int], places: Ints) -> None:
+        self.sizes, self.places = tuple(sizes), places
+        self._members: dict[tuple[int, tuple[tuple[int, int], ...]], Layout] = {}
+
+    @cached_property
     def layout(self) -> Layout:
         """The ranks in the order in which `registry.hierarchical` counts them."""
-        ranks = math.prod(size for _, size in self.levels)
-        return Layout(np.ascontiguousarray(self.places).reshape(-1, ranks))
+        return Layout(np.ascontiguousarray(self.places).reshape(-1, math.prod(self.sizes)))
+
+    def members(self, level: int, fixed: tuple[tuple[int, int], ...]) -> Layout:
+        """The groups of ranks that differ at `level` alone: the same object each time, because candidates
+        differ in algorithms and not in groups. fixed: levels at which only the ranks at one place take part,
+        and that place."""
+        layout = self._members.get((level, fixed))
+        if layout is None:
+            groups = self.places
+            for other, place in fixed:
+                groups = np.take(groups, [place], axis=groups.ndim - 1 - other)
+            groups = np.moveaxis(groups, groups.ndim - 1 - level, -1).reshape(-1, self.sizes[level])
+            layout = self._members[level, fixed] = Layout(np.ascontiguousarray(groups))
+        return layout
+
+
+class Split(NamedTuple):
+    """A hierarchy on a layout. levels: algorithm and size, innermost first."""
+
+    levels: tuple[tuple[str, int], ...]
+    ranks: ByLevel
 
 
 def split(algorithm: Algorithm, layout: Layout, network: Network) -> Split | None:
@@ -47,24 +71,28 @@ def split(algorithm: Algorithm, layout: Layout, network: Network) -> Split | Non
 
     None where the keys are neither, or the groups do not fill the levels evenly.
     """
-    keys = [key for key, _ in algorithm.levels]
+    ranks = _by_level(tuple(key for key, _ in algorithm.levels), layout, network)
+    if ranks is None:
+        return None
+    names = [level.name for _, level in algorithm.levels]
+    return Split(tuple(zip(names, ranks.sizes, strict=True)), ranks)
+
+
+@lru_cache(maxsize=64)
+def _by_level(keys: tuple[str, ...], layout: Layout, network: Network) -> ByLevel | None:
     named = {axis.name: index for index, axis in enumerate(layout.axes)}
     if layout.axes and sorted(keys) == sorted(named):
         shape = [axis.size for axis in layout.axes]
         order = [1 + named[key] for key in reversed(keys)]
         places = layout.groups.reshape(-1, *shape).transpose(0, *order)
-        sizes = [shape[named[key]] for key in keys]
-    else:
-        spans = _spans(keys, layout, network)
-        if spans is None:
-            return None
-        sizes = spans
-        places = np.sort(layout.groups, axis=1).reshape(-1, *reversed(sizes))
-    names = [level.name for _, level in algorithm.levels]
-    return Split(tuple(zip(names, sizes, strict=True)), places)
+        return ByLevel([shape[named[key]] for key in keys], places)
+    sizes = _spans(keys, layout, network)
+    if sizes is None:
+        return None
+    return ByLevel(sizes, np.sort(layout.groups, axis=1).reshape(-1, *reversed(sizes)))
 
 
-def _spans(keys: list[str], layout: Layout, network: Network) -> list[int] | None:
+def _spans(keys: Sequence[str], layout: Layout, network: Network) -> list[int] | None:
     """How many members of each level in `keys` a group has within one of the next, innermost first."""
     names = [level.name for level in network.levels]
     if not keys or any(key not in names for key in keys):
@@ -72,7 +100,7 @@ def _spans(keys: list[str], layout: Layout, network: Network) -> list[int] | Non
     at = [names.index(key) for key in keys]
     if at != sorted(set(at)):
         return None
-    units = [len(np.unique(network.units(layout.groups[0], index))) for index in at]
+    units = [int(np.count_nonzero(np.bincount(network.units(layout.groups[0], index)))) for index in at]
     units[0] = layout.ranks  # what the innermost level named holds, lies there
     sizes = [inner // outer for inner, outer in zip(units, [*units[1:], 1], strict=True)]
     return sizes if math.prod(sizes) == layout.ranks else None
@@ -88,12 +116,8 @@ def stages(parts: Split, kind: Kind, root: int) -> tuple[Stage, ...] | None:
     at = coordinates(root, reversed(range(len(sizes))), dict(enumerate(sizes)))
     result: list[Stage] = []
     for stage in plan:
-        groups = parts.places
-        for level in stage.fixed:  # of the others, only what stands where the root does
-            groups = np.take(groups, [at[level]], axis=groups.ndim - 1 - level)
-        groups = np.moveaxis(groups, groups.ndim - 1 - stage.level, -1).reshape(-1, sizes[stage.level])
-        layout = Layout(np.ascontiguousarray(groups))
-        result.append(
-            Stage(stage.kind, Algorithm(stage.algorithm), layout, float(stage.share), stage.own_root)
-        )
+        # Of the other levels, only the ranks at the place of the root take part.
+        layout = parts.ranks.members(stage.level, tuple((level, at[level]) for level in stage.fixed))
+        algorithm, share = Algorithm(stage.algorithm), float(stage.share)
+        result.append(Stage(stage.kind, algorithm, layout, share, stage.own_root))
     return tuple(result)
