@@ -232,19 +232,31 @@ def source_at(name: str, path: str) -> Any:
         return folder(path)
     if not path.endswith(".npy"):
         fail("CP1110", f"--source {name}={path} is neither a folder nor a .npy file")
-    import numpy as np
-
     try:
-        with os.fdopen(io.open_file(path), "rb") as file:
-            reader = (
-                np.lib.format.read_array_header_1_0
-                if np.lib.format.read_magic(file) == (1, 0)
-                else (np.lib.format.read_array_header_2_0)
-            )
-            shape, fortran, dtype = reader(file)
-            rows: Any = np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
-    except (OSError, ValueError, OverflowError) as error:
+        rows = _mapped_rows(path)
+    except (OSError, ValueError) as error:
         fail("CP1110", f"--source {name}={path} cannot be read: {getattr(error, 'strerror', None) or error}")
     if rows.ndim == 0:
         fail("CP1110", f"--source {name}={path} holds one number: expected an array whose rows are records")
     return rows
+
+
+def _mapped_rows(path: str) -> Any:
+    """The array in a .npy file, mapped. Raises OSError, and ValueError for a file that holds none."""
+    import numpy as np
+
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    with os.fdopen(io.open_file(path), "rb") as file:
+        version = np.lib.format.read_magic(file)
+        if version not in readers:
+            raise ValueError(f"it has version {version} of the format")
+        try:
+            shape, fortran, dtype = readers[version](file)
+        except Exception as error:  # noqa: BLE001  NumPy has Python's parser read the header
+            raise ValueError(f"its header is damaged: {error}") from None
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects")
+        try:
+            return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+        except (OverflowError, TypeError) as error:
+            raise ValueError(str(error)) from None
