@@ -65,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes[name, outcome.kind] += 1
             slowest[name] = max(slowest[name], outcome.seconds)  # pyright: ignore[reportArgumentType]
             if outcome.kind == WRONG or options.case is not None:
-                print(f"{outcome.kind}: --seed {options.seed} --format {name} --case {case}: {outcome.text}")
+                print(
+                    f"{outcome.kind}: --seed {options.seed} --format {name} --case {case}: {outcome.text}",
+                    flush=True,
+                )
     for name in names:
         counts = ", ".join(f"{outcomes[name, kind]} {kind}" for kind in (ACCEPTED, REFUSED, WRONG))
         print(f"{name:>12}: {counts}; at most {slowest[name]:.2f} s")
@@ -109,7 +112,7 @@ def damage(rng: random.Random, of: Format, path: Path, canary: Path) -> None:
             path.unlink()
         _replace(rng.choice(_SPECIAL), target, canary)
         return
-    for _ in range(rng.randint(1, 3)):
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
         data = mutated(rng, data, rng.choice(samples), is_text=of.is_text)
     if of.repair is not None and rng.random() < 0.5:
         data = of.repair(rng, data)

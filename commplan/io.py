@@ -11,13 +11,12 @@ import contextlib
 import errno
 import os
 import stat
-import tomllib
-import zlib
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast, overload
 
-import msgspec
+if TYPE_CHECKING:
+    import msgspec
 
 MIB = 1024**2
 TEXT = 64 * MIB  # plans, topologies, calibrations, shapes, profiles
@@ -127,6 +126,8 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T: ...
 def decode_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any: ...
 def decode_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any:
     """`data` as `kind`. Raises ValueError for other data, with the reason."""
+    import msgspec  # noqa: PLC0415  sidecars start without it
+
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -135,6 +136,8 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any:
 
 def decode_toml(text: str) -> dict[str, Any]:
     """The table in `text`. Raises ValueError for other texts, with the reason."""
+    import tomllib  # noqa: PLC0415  sidecars start without it
+
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -157,6 +160,8 @@ def decode_toml(text: str) -> dict[str, Any]:
 
 def decompress(data: bytes, size: int) -> bytes:
     """The `size` bytes that zlib made `data` of. Raises ValueError for other data, however much they hold."""
+    import zlib  # noqa: PLC0415  sidecars start without it
+
     stream = zlib.decompressobj()
     try:
         whole = stream.decompress(data, size + 1)
