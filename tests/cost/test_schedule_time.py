@@ -45,6 +45,12 @@ def test_flows_on_one_link_slow_each_other_down() -> None:
     assert found == [(0, pytest.approx(3.0)), (0, pytest.approx(2.0))]
 
 
+def test_flows_end_where_a_float_cannot_hold_how_long_they_take() -> None:
+    flow = (1.0,)
+    found = spans(Task(("a",), (), 1e20), Task(("b",), (0,), 1.0, flow), Task(("c",), (0,), 2.0, flow))
+    assert found == [(0, 1e20)] * 1 + [(1e20, 1e20)] * 2
+
+
 def test_flows_that_leave_room_do_not() -> None:
     found = spans(Task(("a",), (), 2.0, (0.5, 0.0)), Task(("b",), (), 2.0, (0.5, 1.0)))
     assert found == [(0, 2.0), (0, 2.0)]

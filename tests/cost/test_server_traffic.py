@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,15 @@ def test_servers_lie_behind_the_workers_and_on_the_last_places_where_none_is_fre
 ) -> None:
     axes = (Axis("hub", AxisKind.SERVER, count),)
     assert places_of_servers(network(), axes, np.array(workers)).tolist() == places
+
+
+def test_servers_among_millions_of_places_lie_behind_the_workers() -> None:
+    large = network(Topology("large", (Level("host", 2**24, 6e-5, 2.4e7),)))
+    axes = (Axis("hub", AxisKind.SERVER, 2),)
+    tracemalloc.start()
+    assert places_of_servers(large, axes, np.arange(4)).tolist() == [4, 5]
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
 
 
 def test_servers_that_are_mapped_go_round_the_members_of_their_level() -> None:

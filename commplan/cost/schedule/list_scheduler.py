@@ -99,13 +99,15 @@ class _Stage:
         ends = [(self.now + self.flows[index] / rate, index) for index, rate in rates.items()]
         if self.fixed:
             ends.append(self.fixed[0])
-        when, _ = min(ends)
+        when, first = min(ends)
         for index, rate in rates.items():
             self.flows[index] -= (when - self.now) * rate
         self.now = when
         over = [
-            index for index, left in self.flows.items() if left <= TINY + 1e-12 * self.tasks[index].seconds
-        ]
+            index
+            for index, left in self.flows.items()
+            if left <= TINY + 1e-12 * self.tasks[index].seconds or index == first
+        ]  # the first one in any case: late enough, a float has no number between now and its end
         for index in over:
             del self.flows[index]
         while self.fixed and self.fixed[0][0] <= when + TINY:

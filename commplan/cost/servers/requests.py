@@ -15,7 +15,8 @@ The bound is what the busiest link takes where the state is divided evenly, both
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,9 +57,15 @@ def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> 
     Servers start after the workers: they take the free places behind theirs, then other free ones. Those of a
     declaration that is mapped to a level go round its members. Where no place is free, they sit on the last.
     """
-    free = [int(place) for place in np.setdiff1d(np.arange(network.places), workers)]
-    last = int(workers.max(initial=-1))
-    free.sort(key=lambda place: place < last)
+    taken: set[int] = set(workers.tolist())
+    last = int(workers.max(initial=0))
+
+    def free(begin: int, end: int) -> Iterator[int]:
+        """The free ones among these places, those behind the workers first."""
+        behind = range(max(begin, last), end), range(begin, min(end, last))
+        return (place for place in itertools.chain(*behind) if place not in taken)
+
+    of_members: dict[tuple[int, int], Iterator[int]] = {}
     places: list[int] = []
     crowded: list[int] = []
     for axis in (axis for axis in axes if axis.kind is AxisKind.SERVER):
@@ -66,17 +73,15 @@ def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> 
             (i for i, level in enumerate(network.levels) if axis.levels and level.name == axis.level), None
         )
         for number in range(axis.size):
-            inside = free
-            if index is not None:
-                stride = network.strides[index]
-                member = number % (network.places // stride)
-                inside = [place for place in free if place // stride == member]
-                if not inside:
-                    places.append((member + 1) * stride - 1)
-                    continue
-            if inside:
-                places.append(inside[0])
-                free.remove(inside[0])
+            stride = network.places if index is None else network.strides[index]
+            member = number % (network.places // stride)
+            bounds = member * stride, (member + 1) * stride
+            place = next(of_members.setdefault(bounds, free(*bounds)), None)
+            if place is not None:
+                places.append(place)
+                taken.add(place)
+            elif index is not None:
+                places.append((member + 1) * stride - 1)
             else:
                 crowded.append(len(places))
                 places.append(-1)
