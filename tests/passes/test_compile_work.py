@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import commplan
-from bench.compile_time import HEAD, leaves, machine, ranks, reduces
+from bench.compile_time import HEAD, elastic, leaves, machine, ranks, reduces
 from commplan.collectives import registry
 from commplan.collectives.program import Ints
 from commplan.cost.collective import stages
@@ -55,6 +55,7 @@ PLANS: dict[str, Case] = {
     "sharded": example("sharded_update", "params", "grads", "adam"),
     "levels": example("two_level", "grads"),
     "elastic": example("easgd_sync", "params", "center"),
+    "rates": elastic,
     "dedicated": example("parameter_server_dedicated", "params", "grads", "weights"),
     "functions": repeated(
         "input g# : f32[64] partial data\nfn f#(f32[64]) -> f32[64] on device",

@@ -2,7 +2,7 @@ from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
-from commplan.ir.symbolic.deferred import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 
 
@@ -28,5 +28,5 @@ class Update(BaseOp, frozen=True, tag="update", gc=False):
         return (placed(operand, self.result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
-        operands = (env.of(self.operand), env.of(self.delta))
-        env.put(self.result, env.combined(operands, env.values[self.result], env.algebra.add))
+        center, total = env.of(self.operand), env.of(self.delta)
+        env.put(self.result, steps.updated(env, center, total, env.values[self.result]))

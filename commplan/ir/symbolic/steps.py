@@ -128,20 +128,36 @@ def moved(env: Interpretation, held: SymbolicValue, hints: Hints) -> SymbolicVal
 
 
 def _pull(
-    env: Interpretation, operands: Sequence[Ref], factors: Sequence[float | Ref], value: Value
+    env: Interpretation, operands: Sequence[Ref], factors: tuple[float | Ref, float | Ref], value: Value
 ) -> SymbolicValue:
     """eta * rho * (operand - center)."""
-    scalars = [env.scalar(factor) for factor in factors if isinstance(factor, str)]
-    literal = math.prod(Fraction(factor) for factor in factors if not isinstance(factor, str))
-    arguments = [Argument(term, index, 0) for index, term in enumerate(scalars, 2)]
+    scalars = [(index, factor) for index, factor in enumerate(factors, 2) if isinstance(factor, str)]
+    arguments = [Argument(env.scalar(factor), index, 0) for index, factor in scalars]
 
     def pulled(terms: Sequence[Term]) -> Term:
         difference = env.algebra.add([terms[0], env.algebra.scaled(terms[1], Fraction(-1))])
-        if not arguments:
-            return _times(env, difference, Fraction(literal), value.leaves[0].dtype)
-        return env.algebra.call(f"times {literal}", [Argument(difference, 0), *arguments])
+        return env.algebra.call(f"times {_coefficients(factors)}", [Argument(difference, 0), *arguments])
 
     return env.combined(env.each(operands), value, pulled)
+
+
+def _coefficients(factors: tuple[float | Ref, float | Ref]) -> str:
+    """`eta 0.25 and rho a value`: each by itself, for what is multiplied in a narrow type rounds."""
+    numbers = ("a value" if isinstance(factor, str) else repr(float(factor)) for factor in factors)
+    return "eta {} and rho {}".format(*numbers)
+
+
+def updated(env: Interpretation, center: SymbolicValue, total: SymbolicValue, value: Value) -> SymbolicValue:
+    """`center` moved by the sum of all pulls.
+
+    A function of both and no sum of their contributions: each further stage pulls towards what this one
+    makes, so that a chain of them would have a contribution for every subset of its rates.
+    """
+
+    def plus(terms: Sequence[Term]) -> Term:
+        return env.algebra.call("plus", [Argument(term, index) for index, term in enumerate(terms)])
+
+    return env.combined([center, total], value, plus)
 
 
 def answered(hints: Hints) -> tuple[object, ...]:
@@ -176,7 +192,7 @@ def elastic(
     if result is not None:
         value = env.values[result]
         total = reduced(env, env.of(pull), value, axes, "sum", hints)
-        env.put(result, env.combined([env.of(center), total], value, env.algebra.add))
+        env.put(result, updated(env, env.of(center), total, value))
 
 
 def drawn(env: Interpretation, axes: Sequence[str]) -> Argument:
