@@ -1,0 +1,258 @@
+"""Whether an accepted edit can be told apart from the schedule that it was made of.
+
+In this order: by the fields that say anything (`obeyed`), by the oracle, by a run under JAX on CPU devices:
+batches, the traced program of every phase, and its results if the program is another one. Inputs are numbers
+that are rounded; records include broken ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from commplan.ir import roles
+from commplan.ir.refs import name_of
+from commplan.ir.roles import Role
+from commplan.ir.schedule import Map, Read, Schedule, Value
+from commplan.pytree import flatten, nest
+from tests.support.oracle import Oracle
+from tests.support.oracle.layout import global_shape
+from tests.support.oracle.numbers import storage
+
+from .plans import RECORDS, Base
+
+Tree = Any
+BATCHES = 9  # more than an epoch of `RECORDS`
+SILENT = (Role.PRESENTATION, Role.COST)
+
+
+def obeyed(node: Any) -> Any:
+    """`node` without its costs and its words for people."""
+    if isinstance(node, tuple):
+        return tuple(map(obeyed, cast("tuple[Any, ...]", node)))
+    if not isinstance(node, msgspec.Struct):
+        return node
+    kept = (field.name for field in roles.fields(type(node)) if field.role not in SILENT)
+    return (type(node).__name__, *((name, obeyed(getattr(node, name))) for name in kept))
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a schedule does, comparable. failed: it could not be run, and why."""
+
+    values: Mapping[str, Any]
+    failed: str = ""
+
+    def difference(self, other: Outcome) -> str:
+        """The first thing that differs, and by how much; "" if nothing does."""
+        if self.failed != other.failed:
+            return f"fails: {other.failed or 'no longer'}"
+        if self.values.keys() != other.values.keys():
+            return f"gives {min(self.values.keys() ^ other.values.keys())}or does not"
+        for name, value in self.values.items():
+            text = _difference(value, other.values[name])
+            if text:
+                return f"{name}: {text}"
+        return ""
+
+
+def _difference(left: Any, right: Any) -> str:
+    if isinstance(left, str) or isinstance(right, str):
+        return "" if left == right else f"{left!r:.80} and {right!r:.80}"
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return f"{left.dtype}{left.shape} and {right.dtype}{right.shape}"
+    if left.tobytes() == right.tobytes():
+        return ""
+    wide = left.astype(np.float64), right.astype(np.float64)
+    off = np.abs(wide[0] - wide[1]) / np.maximum(np.abs(wide[0]), 1e-30)
+    at = int(np.nanargmax(np.where(np.isnan(off), np.inf, off)))
+    return f"off by {off.flat[at]:.2g}: {wide[0].flat[at]!r} and {wide[1].flat[at]!r}"
+
+
+class Judge:
+    """Compares edits of one base."""
+
+    def __init__(self, base: Base, runs: int) -> None:
+        self.base, self.schedule, self.runs = base, base.schedule, runs
+        self.obeyed = obeyed(self.schedule)
+        phases = self.schedule.phases
+        self.loads = any(isinstance(op, Read) for phase in phases for op in phase.ops)
+        self.random = any(isinstance(op, Map) and op.random for phase in phases for op in phase.ops)
+        self._under_jax: dict[str, Outcome] = {}
+        self._runs: Counter[tuple[str, ...]] = Counter()
+        self.compiled = 0
+
+    def __call__(self, schedule: Schedule, labels: tuple[str, ...] = ()) -> tuple[str, str]:
+        """Which comparison decided, and the difference that it found ("" for none).
+
+        If the oracle can tell, at most `runs` programs are run for edits of the same fields (`labels`).
+        """
+        silent = obeyed(schedule) == self.obeyed
+        if silent and not self.random:
+            return "fields", ""
+        judged = False
+        with contextlib.suppress(NotImplementedError):
+            found = self.oracle.difference(self.by_oracle(schedule))
+            if found:
+                return "oracle", found
+            judged = True
+        if self.schedule.backend != "jax":
+            return "oracle" if judged else "nothing", ""
+        runner = self._runner(schedule)
+        if isinstance(runner, str):  # a coded error when it is bound is a refusal, too
+            return "bind", "" if runner.startswith("CommplanError") else f"fails: {runner}"
+        if self.loads and not silent:
+            found = self.batches.difference(self.by_batches(schedule))
+            if found:
+                return "batches", found
+        if judged and self._runs[labels] >= self.runs:
+            return "oracle", ""
+        wanted, before = self.by_jax, self.compiled
+        found = wanted.difference(self._run(runner))
+        self._runs[labels] += self.compiled - before
+        return "JAX", found
+
+    @functools.cached_property
+    def oracle(self) -> Outcome:
+        return self.by_oracle(self.schedule)
+
+    @functools.cached_property
+    def batches(self) -> Outcome:
+        return self.by_batches(self.schedule)
+
+    @functools.cached_property
+    def by_jax(self) -> Outcome:
+        runner = self._runner(self.schedule)
+        return Outcome({}, runner) if isinstance(runner, str) else self._run(runner)
+
+    def inputs(self, schedule: Schedule, phase: str) -> dict[str, Tree]:
+        """Numbers for all that a phase takes, which follow from names and shapes."""
+        compiled = schedule.phase(phase)
+        values = {value.id: value for value in (*schedule.entry, *compiled.values)}
+        given = {name_of(ref): values[ref] for ref in compiled.inputs}
+        given |= {binding.name: values[binding.value] for binding in compiled.takes}
+        return {name: self._numbers(schedule, name, value) for name, value in given.items()}
+
+    def _numbers(self, schedule: Schedule, name: str, value: Value) -> Tree:
+        grid = Oracle(schedule).grid
+        leaves: list[Any] = []
+        for number, leaf in enumerate(value.leaves):
+            shape, rng = global_shape(grid, value, leaf), np.random.default_rng([number, *name.encode()])
+            array = 3 * rng.standard_normal(shape)
+            if name == "n":
+                array = np.abs(array) * (rng.random(shape) > 0.3)
+            if not leaf.dtype.is_float:
+                array = rng.integers(0, 2 if leaf.dtype == "bool" else 90, shape)
+            leaves.append(np.asarray(array).astype(storage(leaf.dtype)))
+        return nest(tuple(leaf.path for leaf in value.leaves), leaves)
+
+    def by_oracle(self, schedule: Schedule) -> Outcome:
+        """Two rounds through all phases.
+
+        Raises NotImplementedError for stages that the oracle does not carry out, and for random functions:
+        their numbers depend on the place of the op there.
+        """
+        if self.random:
+            raise NotImplementedError
+        try:
+            oracle = Oracle(schedule, self.base.functions)
+            state, values = oracle.init(), dict[str, Any]()
+            for turn in range(2):
+                for phase in schedule.phases:
+                    outputs, state = oracle.phase(phase.name, state, self.inputs(schedule, phase.name))
+                    kept: dict[str, Tree] = {} if schedule.state_shards else dict(state)
+                    _flat(f"{turn} {phase.name}", {**outputs, **kept}, values)
+        except Exception as error:
+            if "CP0808" in str(error):
+                raise NotImplementedError from error
+            return Outcome({}, f"{type(error).__name__}: {str(error)[:200]}")
+        return Outcome(values)
+
+    def by_batches(self, schedule: Schedule) -> Outcome:
+        """The first batches of every phase that loads."""
+        values: dict[str, Any] = {}
+        for phase in schedule.phases:
+            if not any(isinstance(op, Read) for op in phase.ops):
+                continue
+            try:
+                with self._bound(schedule).batches(phase.name) as batches:
+                    first: list[Any] = list(itertools.islice(batches, BATCHES))
+                    for number, batch in enumerate(first):
+                        _flat(f"{phase.name} {number}", dict(batch), values)
+            except Exception as error:  # noqa: BLE001 - whatever it raises is the result
+                values[phase.name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        return Outcome(values)
+
+    @functools.cached_property
+    def mesh(self) -> Any:
+        jax: Any = importlib.import_module("jax")  # after the settings that it reads
+        kind = jax.sharding.AxisType.Auto
+
+        sizes = {axis.name: axis.size for axis in self.schedule.mesh_axes}
+        count = math.prod(sizes.values())
+        devices = jax.devices()[:count]
+        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (kind,) * len(sizes), devices=devices)
+
+    def _bound(self, schedule: Schedule) -> Any:
+        from commplan.api import Program  # noqa: PLC0415 - as above
+
+        sources = {source.name: RECORDS for source in schedule.sources}
+        return Program(schedule).bind(self.mesh, sources=sources or None, functions=self.base.functions)
+
+    def _runner(self, schedule: Schedule) -> dict[str, Callable[..., Any]] | str:
+        """Every phase as a function of states and inputs in the layout of the oracle."""
+        from tests.support.under_jax import UnderJax  # noqa: PLC0415 - as above
+
+        class Bound:
+            def __init__(self, judge: Judge) -> None:
+                self.schedule, self.judge = schedule, judge
+
+            def bind(self, mesh: Any, functions: Any) -> Any:
+                return self.judge._bound(self.schedule)
+
+        try:
+            sizes = {axis.name: axis.size for axis in self.schedule.mesh_axes}
+            return {"under": UnderJax(Bound(self), sizes, self.base.functions)}  # type: ignore[dict-item]
+        except Exception as error:  # noqa: BLE001 - whatever it raises is the result
+            return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+
+    def _run(self, runner: Mapping[str, Any]) -> Outcome:
+        """Two rounds through all phases; schedules whose traced programs are alike run once."""
+        jax: Any = importlib.import_module("jax")
+        under = runner["under"]
+        schedule: Schedule = under.schedule
+        values: dict[str, Any] = {}
+        try:
+            state = under.init()
+            inputs = {phase.name: self.inputs(schedule, phase.name) for phase in schedule.phases}
+            text = ""
+            for phase in schedule.phases:
+                traced = jax.make_jaxpr(functools.partial(under.phase, phase.name))(state, inputs[phase.name])
+                text += f"{phase.name}: {traced} {[np.asarray(x).tobytes() for x in traced.consts]}\n"
+            known = self._under_jax.get(text)
+            if known is not None:
+                return known
+            self.compiled += 1
+            for turn in range(2):
+                for phase in schedule.phases:
+                    outputs, state = under.phase(phase.name, state, inputs[phase.name])
+                    kept: dict[str, Tree] = {} if schedule.state_shards else dict(state)
+                    _flat(f"{turn} {phase.name}", {**outputs, **kept}, values)
+        except Exception as error:  # noqa: BLE001 - whatever it raises is the result
+            return Outcome({}, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+        self._under_jax[text] = Outcome(values)
+        return self._under_jax[text]
+
+
+def _flat(prefix: str, trees: Mapping[str, Tree], into: dict[str, Any]) -> None:
+    for name, tree in trees.items():
+        for path, array in flatten(tree)[0]:
+            into[f"{prefix} {name} {path}"] = np.asarray(array)
