@@ -40,12 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     decided: Counter[str] = Counter()
     fields: Counter[str] = Counter()
     findings: Counter[tuple[str, str]] = Counter()
-    made = 0
+    count = 0
     start = time.monotonic()
     for number, base in enumerate(known):
         judge = Judge(base, options.runs)
         for edit in itertools.islice(generator.edits(base.schedule, number), share):
-            made += 1
+            count += 1
             try:
                 loaded = load_schedule(encode(edit.schedule))
             except CommplanError as error:
@@ -66,13 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{base.name} does not run unedited: {failed}", flush=True)
         if options.verbose:
             seconds = time.monotonic() - start
-            print(f"# {number + 1}/{len(known)} {base.name}, {made} edits, {seconds:.0f} s", file=sys.stderr)
-    for label, count in fields.most_common(options.show):
-        print(f"{count:6} accepted: {label}")
-    for (label, kind), count in findings.most_common():
-        print(f"{count:6} DIFFERENT: {label}: {kind}")
+            print(f"# {number + 1}/{len(known)} {base.name}, {count} edits, {seconds:.0f} s", file=sys.stderr)
+    for label, times in fields.most_common(options.show):
+        print(f"{times:6} accepted: {label}")
+    for (label, kind), times in findings.most_common():
+        print(f"{times:6} DIFFERENT: {label}: {kind}")
     print(
-        f"edits: {made} of {len(known)} schedules, {sum(refused.values())} refused ({dict(refused)}),"
+        f"edits: {count} of {len(known)} schedules, {sum(refused.values())} refused ({dict(refused)}),"
         f" {sum(decided.values())} accepted (decided by {dict(decided)}), {sum(findings.values())} different,"
         f" seed {options.seed}"
     )

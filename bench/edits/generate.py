@@ -48,19 +48,19 @@ def spots(node: Any, path: Path = (), *, silent: bool = False) -> Iterator[Spot]
     file carries."""
     kind = cast("type[msgspec.Struct]", type(node))
     for field in roles.fields(kind):
-        value, here = getattr(node, field.name), (*path, field.name)
+        value, place = getattr(node, field.name), (*path, field.name)
         owner = kind.__name__
         quiet = silent or field.role in (Role.PRESENTATION, Role.COST)
-        yield Spot(here, owner, field.name, field.type, value, quiet)
+        yield Spot(place, owner, field.name, field.type, value, quiet)
         several = cast("tuple[Any, ...] | None", value if isinstance(value, tuple) else None)
         items: list[tuple[int | None, Any]] = [(None, value)] if several is None else [*enumerate(several)]
         for index, item in items:
-            place = here if index is None else (*here, index)
+            inner = place if index is None else (*place, index)
             if isinstance(item, msgspec.Struct):
                 if not isinstance(item, Plan):
-                    yield from spots(item, place, silent=quiet)
+                    yield from spots(item, inner, silent=quiet)
             elif index is not None:
-                yield Spot(place, owner, field.name, field.type, item, quiet)
+                yield Spot(inner, owner, field.name, field.type, item, quiet)
 
 
 def put(node: Any, path: Path, value: Any) -> Any:
@@ -199,17 +199,17 @@ class Generator:
         match self.random.choice(["out", "twice", "places", "moved"]):
             case "out":
                 ops.pop(at)
-                made = results(op)
-                read = [ref for ref in _refs(op) if ref not in made]
-                names = {ref: self.random.choice(read) for ref in made}
-                values = [value for value in values if value.id not in made]
+                outcome = results(op)
+                read = [ref for ref in _refs(op) if ref not in outcome]
+                names = {ref: self.random.choice(read) for ref in outcome}
+                values = [value for value in values if value.id not in outcome]
                 words = f"{words} left out"
             case "twice":
-                made = {ref: f"{ref}/again" for ref in results(op)}
-                ops.insert(at + 1, _substituted(op, made))
-                values += [msgspec.structs.replace(v, id=made[v.id]) for v in values if v.id in made]
+                copies = {ref: f"{ref}/again" for ref in results(op)}
+                ops.insert(at + 1, _substituted(op, copies))
+                values += [msgspec.structs.replace(v, id=copies[v.id]) for v in values if v.id in copies]
                 behind = self.random.randrange(at + 2, len(ops) + 1)
-                ops[behind:] = [_substituted(later, made) for later in ops[behind:]]
+                ops[behind:] = [_substituted(later, copies) for later in ops[behind:]]
                 words = f"{words} made twice"
             case "places":
                 other = self.random.randrange(len(ops))
@@ -238,21 +238,21 @@ class Generator:
         known = {value.id: value for value in (*schedule.entry, *phase.values)}
         ref = self.random.choice([ref for ref in _refs(op) if ref in known and ref not in results(op)])
         value = known[ref]
-        there = self.random.choice([dtype for dtype in DType if dtype.is_float])
-        narrow = tuple(msgspec.structs.replace(leaf, dtype=there) for leaf in value.leaves)
+        middle = self.random.choice([dtype for dtype in DType if dtype.is_float])
+        narrow = tuple(msgspec.structs.replace(leaf, dtype=middle) for leaf in value.leaves)
         added = (
             msgspec.structs.replace(value, id=f"{ref}/there", leaves=narrow),
             msgspec.structs.replace(value, id=f"{ref}/back"),
         )
         casts = (
-            Cast(f"{ref}/there", ref, there, op.span),
+            Cast(f"{ref}/there", ref, middle, op.span),
             Cast(f"{ref}/back", f"{ref}/there", value.leaves[0].dtype, op.span),
         )
         ops = (*phase.ops[:at], *casts, _substituted(op, {ref: f"{ref}/back"}), *phase.ops[at + 1 :])
-        order = {made: number for number, each in enumerate(ops) for made in results(each)}
+        order = {name: number for number, each in enumerate(ops) for name in results(each)}
         values = tuple(sorted((*phase.values, *added), key=lambda value: order.get(value.id, 0)))
         changed = msgspec.structs.replace(phase, ops=ops, values=values)
-        words = f"{phase.name}: {ref} to {there} and back before {type(op).__name__.lower()}"
+        words = f"{phase.name}: {ref} to {middle} and back before {type(op).__name__.lower()}"
         return Edit(put(schedule, ("phases", place), changed), ("Cast",), words)
 
     def _other(self, spot: Spot, fields: Mapping[str, list[Spot]]) -> Any:

@@ -100,9 +100,9 @@ class Judge:
             return "fields", ""
         judged = False
         with contextlib.suppress(NotImplementedError):
-            found = self.oracle.difference(self.by_oracle(schedule))
-            if found:
-                return "oracle", found
+            difference = self.oracle.difference(self.by_oracle(schedule))
+            if difference:
+                return "oracle", difference
             judged = True
         if self.schedule.backend != "jax":
             return "oracle" if judged else "nothing", ""
@@ -110,15 +110,15 @@ class Judge:
         if isinstance(runner, str):  # a coded error when it is bound is a refusal, too
             return "bind", "" if runner.startswith("CommplanError") else f"fails: {runner}"
         if self.loads and not silent:
-            found = self.batches.difference(self.by_batches(schedule))
-            if found:
-                return "batches", found
+            difference = self.batches.difference(self.by_batches(schedule))
+            if difference:
+                return "batches", difference
         if judged and self._runs[labels] >= self.runs:
             return "oracle", ""
         wanted, before = self.by_jax, self.compiled
-        found = wanted.difference(self._run(runner))
+        difference = wanted.difference(self._run(runner))
         self._runs[labels] += self.compiled - before
-        return "JAX", found
+        return "JAX", difference
 
     @functools.cached_property
     def oracle(self) -> Outcome:
