@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support import mpirun
+from support.campaign import parameters
 
 mpirun.needs_mpi()
 
@@ -57,24 +58,26 @@ print("went on")
 """
 
 
-@pytest.mark.parametrize("code", [COLLECTIVES, INPUT], ids=["collectives", "input"])
+RAISES = ("raise ValueError('out of luck')", 1, "ValueError: out of luck")
+EXITS = [("sys.exit(3)", 3, ""), ("sys.exit('out of luck')", 1, "out of luck")]
+
+
 @pytest.mark.parametrize(
-    ("fails", "status", "said"),
-    [
-        ("raise ValueError('out of luck')", 1, "ValueError: out of luck"),
-        ("sys.exit(3)", 3, ""),
-        ("sys.exit('out of luck')", 1, "out of luck"),
-    ],
+    ("fails", "status", "said", "code"),
+    parameters(
+        [(*RAISES, "input"), *((*fails, "collectives") for fails in EXITS)],
+        [(*RAISES, "collectives"), *((*fails, "input") for fails in EXITS)],
+    ),
 )
-def test_a_rank_that_fails_ends_all(code: str, fails: str, status: int, said: str):
+def test_a_rank_that_fails_ends_all(fails: str, status: int, said: str, code: str):
     """Without `-m mpi4py`."""
-    done = mpirun.start(2, code.replace("FAILS", fails))
+    done = mpirun.start(2, {"collectives": COLLECTIVES, "input": INPUT}[code].replace("FAILS", fails))
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert "went on" not in done.stdout
 
 
-@pytest.mark.parametrize("leaves", ["sys.exit()", "sys.exit(0)", "raise SystemExit"])
+@pytest.mark.parametrize("leaves", parameters(["sys.exit()"], ["sys.exit(0)", "raise SystemExit"]))
 def test_leaving_without_a_code_ends_nobody_else(leaves: str):
     code = COLLECTIVES.replace("FAILS", "pass")
     after = f"if MPI.COMM_WORLD.rank == 1: {leaves}\nimport time; time.sleep(1); print('at the end')\n"

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import interpreter, preflight_steps
+from support.campaign import parameters
 from support.embedding import mesh_of
 from support.ports import free_port
 
@@ -92,7 +93,9 @@ def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[lis
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, list[list[str]]]:
-    return answers(",".join(("same", "later", "prints", *REFUSED, "untraceable", "differs")))
+    return answers(
+        ",".join(("same", "later", "prints", *REFUSED, "untraceable", "differs", "checks", "miscounted"))
+    )
 
 
 def test_the_same_step_trains_as_under_jax_jit(said: dict[str, list[list[str]]]):
@@ -149,16 +152,16 @@ def test_a_process_that_compares_while_the_other_runs_is_refused_on_both(case: s
             assert re.search(rf"note: process {number} .* at \S+preflight_steps\.py:\d+ in ", errors)
 
 
-def test_collectives_that_miscount_are_refused_on_all_processes():
-    preflight_steps.assert_miscounts_refused(answers("miscounted")["miscounted"])
+def test_collectives_that_miscount_are_refused_on_all_processes(said: dict[str, list[list[str]]]):
+    preflight_steps.assert_miscounts_refused(said["miscounted"])
 
 
-def test_collectives_are_tried_by_all_processes_or_none():
-    preflight_steps.assert_checks_agreed(answers("checks")["checks"], "process")
+def test_collectives_are_tried_by_all_processes_or_none(said: dict[str, list[list[str]]]):
+    preflight_steps.assert_checks_agreed(said["checks"], "process")
 
 
 @pytest.mark.parametrize(
-    ("case", "here", "away"), [("alone", 0, 1), ("first_away", 1, 0), ("checks_alone", 0, 1)]
+    ("case", "here", "away"), parameters([("alone", 0, 1), ("checks_alone", 0, 1)], [("first_away", 1, 0)])
 )
 def test_a_process_that_does_not_come_is_named_in_time(case: str, here: int, away: int):
     said = answers(case)[case]
