@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import mpirun
+from support.campaign import parameters
 
 mpirun.needs_mpi()
 
@@ -31,14 +32,18 @@ def played(
 
 @pytest.mark.parametrize(
     ("design", "readers", "hosts"),
-    [
-        ("all_shared", None, (0, 1)),
-        ("all_shared", None, (0, 1, 0, 1)),
-        ("single_broadcast", 2, (0, 1, 2, 3)),
-        ("single_broadcast", 1, (0, 1, 1, 2)),
-        ("multi_broadcast", 3, (0, 1, 2, 3)),
-        ("multi_broadcast", 2, (0, 0, 1)),
-    ],
+    parameters(
+        [
+            ("all_shared", None, (0, 1, 0, 1)),
+            ("single_broadcast", 1, (0, 1, 1, 2)),
+            ("multi_broadcast", 3, (0, 1, 2, 3)),
+        ],
+        [
+            ("all_shared", None, (0, 1)),
+            ("single_broadcast", 2, (0, 1, 2, 3)),
+            ("multi_broadcast", 2, (0, 0, 1)),
+        ],
+    ),
 )
 def test_every_host_has_every_row(tmp_path: Path, design: str, readers: int | None, hosts: tuple[int, ...]):
     said, done = played(tmp_path, {"design": design, "readers": readers, "hosts": hosts})
@@ -117,14 +122,18 @@ def test_a_death_is_told_to_all_others(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("design", "readers", "victim"),
-    [
-        ("all_shared", None, 2),
-        ("single_broadcast", 2, 0),  # a maker
-        ("single_broadcast", 2, 1),  # the root
-        ("single_broadcast", 1, 3),  # the end of the chain
-        ("multi_broadcast", 2, 1),
-        ("multi_broadcast", 1, 0),  # the only reader
-    ],
+    parameters(
+        [
+            ("all_shared", None, 2),
+            ("single_broadcast", 2, 1),  # the root
+            ("multi_broadcast", 1, 0),  # the only reader
+        ],
+        [
+            ("single_broadcast", 2, 0),  # a maker
+            ("single_broadcast", 1, 3),  # the end of the chain
+            ("multi_broadcast", 2, 1),
+        ],
+    ),
 )
 def test_the_others_go_on_when_a_host_dies(tmp_path: Path, design: str, readers: int | None, victim: int):
     words = {"design": design, "readers": readers, "hosts": (0, 1, 2, 3), "die": {str(victim): 2}}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support import host_processes, mpirun
+from support.campaign import parameters
 
 mpirun.needs_mpi()
 
@@ -31,7 +32,7 @@ def run(
     return found
 
 
-@pytest.mark.parametrize("hosts", ["a,b,a,b", "a,b,c,d"])
+@pytest.mark.parametrize("hosts", parameters(["a,b,a,b"], ["a,b,c,d"]))
 def test_every_design_gives_every_rank_the_same_bits(tmp_path: Path, hosts: str):
     said = run(tmp_path, hosts, what="everything", designs=host_processes.DESIGNS)
     assert set(said) == {0, 1, 2, 3}
@@ -66,7 +67,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+FEW = ("a whole host, one after another", "a reader, and a host without one")
+
+
+@pytest.mark.parametrize("case", parameters(FEW, [case for case in CASES if case not in FEW]))
 def test_every_record_is_visited_whoever_dies(tmp_path: Path, case: str):
     design, hosts, die = CASES[case]
     words = {"what": "survived", "design": design, "on_failure": "continue", "epochs": 2, "die": die}
