@@ -52,7 +52,6 @@ def test_the_program_runs():
         *("-W", "error", "-c", code),
         PYTHONPATH=str(ROOT / "examples"),
         JAX_NUM_CPU_DEVICES="8",
-        JAX_DISABLE_MOST_OPTIMIZATIONS="1",
     )
     trained, lies = said.strip().splitlines()
     assert re.fullmatch(r"trained \d+ parameters", trained)

@@ -30,8 +30,6 @@ from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import KINDS, NATIVE, Spec, choice
 from commplan.lowering.mpi.typing_shim import MPI
 
-# What LLVM makes of hundreds of operations around the engine's is most of the time, and no part of the test.
-jax.config.update("jax_disable_most_optimizations", True)
 comm = MPI.COMM_WORLD
 RANKS, RANK = comm.Get_size(), comm.Get_rank()
 NUMPY = {"bfloat16": ml_dtypes.bfloat16}
