@@ -49,7 +49,7 @@ def test_batches_tell_records_that_are_left_out():
     known = base("loads")
     at = place(known.schedule, 2, "Map", fn="decode")
     way, difference = Judge(known, 0)(edited(known.schedule, 2, at, hints__on_error="skip"))
-    assert way == "batches" and difference.startswith("gives stops")
+    assert way == "batches" and difference.startswith("only one of them gives stops")
 
 
 def test_a_run_tells_what_a_weak_type_becomes():
