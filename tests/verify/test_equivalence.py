@@ -16,8 +16,11 @@ import commplan
 from bench.compile_time import elastic
 from commplan.cli import main
 from commplan.ir import schedule as ir
+from commplan.ir.hints import Hints
 from commplan.ir.serialization.canonical_json import encode
-from commplan.ir.symbolic.rounding import accepts, cast
+from commplan.ir.symbolic.compare import Comparison
+from commplan.ir.symbolic.rounding import accepts, allowed, cast
+from commplan.ir.symbolic.terms import Algebra, Argument
 from commplan.ir.types import DType
 from commplan.verify import load_schedule, verify
 
@@ -423,3 +426,20 @@ def test_each_rate_of_a_chain_of_elastic_stages_is_compared() -> None:
         ]
         for edit in edits[: 1 if number == 0 else 2]:
             assert {code for code, _, _ in said(edited(schedule, edit))} == {"CP0766"}, number
+
+
+def test_terms_are_compared_and_summed_however_deep_they_are() -> None:
+    """A phase of many lines nests the functions of one in those of the next."""
+    algebra = Algebra({"w": 4})
+    own = algebra.value("own", ["w"])
+    sent = algebra.cast(algebra.cast(own, DType.F32, DType.BF16), DType.BF16, DType.F32)
+    event = allowed((), DType.F32, Hints(wire=DType.BF16))
+    assert event is not None
+    terms = [own, sent, algebra.traced(own, event)]
+    for _ in range(3000):
+        terms = [algebra.call("f", [Argument(term, 0)]) for term in terms]
+    terms = [algebra.total(term, ["w"]) for term in terms]
+    compare = Comparison(algebra)
+    exact, sent, planned = terms
+    assert [part.sums for part in planned.parts] == [("w",)]
+    assert (compare(sent, planned), compare(sent, exact), compare(exact, exact)) == (True, False, True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
 from commplan.ir.symbolic.rounding import accepts
 from commplan.ir.symbolic.terms import Algebra, Argument, Atom, Contribution, Term
+
+Walk = Generator[tuple[Term, Term], Any, bool]  # yields terms, and receives whether they are alike
 
 
 class Comparison:
@@ -17,25 +20,48 @@ class Comparison:
         self._known: dict[tuple[int, int], bool] = {}
 
     def __call__(self, actual: Term, expected: Term) -> bool:
+        """Terms within terms are on a stack of their own: a phase nests them as deep as it is long."""
+        known = self._at_once(actual, expected)
+        stack = [self._parts(actual, expected)] if known is None else []
+        while stack:
+            try:
+                pair = stack[-1].send(known)
+            except StopIteration as stop:
+                stack.pop()
+                known = stop.value
+                continue
+            known = self._at_once(*pair)
+            if known is None:
+                stack.append(self._parts(*pair))
+        return bool(known)
+
+    def _at_once(self, actual: Term, expected: Term) -> bool | None:
+        """The result where it needs no look at the parts."""
         if not actual.defined:
             return False
         if actual is expected:
             return True
         if actual.skeleton is not expected.skeleton:
             return False
-        key = (actual.number, expected.number)
-        if key not in self._known:
-            self._known[key] = all(self._allowed(part, expected.parts) for part in actual.parts)
-        return self._known[key]
+        return self._known.get((actual.number, expected.number))
 
-    def _allowed(self, part: Contribution, expected: Sequence[Contribution]) -> bool:
-        return any(
-            self._alike(part, other)
-            for other in expected
-            if other.sums == part.sums and other.atom.skeleton is part.atom.skeleton
-        )
+    def _parts(self, actual: Term, expected: Term) -> Walk:
+        result = True
+        for part in actual.parts:
+            if not (yield from self._allowed(part, expected.parts)):
+                result = False
+                break
+        self._known[actual.number, expected.number] = result
+        return result
 
-    def _alike(self, part: Contribution, expected: Contribution) -> bool:
+    def _allowed(self, part: Contribution, expected: Sequence[Contribution]) -> Walk:
+        for other in expected:
+            alike = other.sums == part.sums and other.atom.skeleton is part.atom.skeleton
+            if alike and (yield from self._alike(part, other)):
+                return True
+        return False
+
+    def _alike(self, part: Contribution, expected: Contribution) -> Walk:
         """Whether two contributions of one skeleton are rounded alike.
 
         Rounding is monotone, so an extreme may be taken before or after it. The traces of its members count
@@ -43,28 +69,30 @@ class Comparison:
         """
         if part.atom.kind == "extreme":
             inside = expected.rounded_members
-            return all(self._allowed(member, inside) for member in part.rounded_members)
-        return accepts(part.trace, expected.trace, self.algebra.sizes) and self._atoms(
-            part.atom, expected.atom
-        )
+            for member in part.rounded_members:
+                if not (yield from self._allowed(member, inside)):
+                    return False
+            return True
+        accepted = accepts(part.trace, expected.trace, self.algebra.sizes)
+        return accepted and (yield from self._atoms(part.atom, expected.atom))
 
-    def _atoms(self, actual: Atom, expected: Atom) -> bool:
+    def _atoms(self, actual: Atom, expected: Atom) -> Walk:
         if actual is expected:
             return True
         match actual.kind:
             case "call":
-                return self._arguments(actual.content[1], expected.content[1])
+                return (yield from self._arguments(actual.content[1], expected.content[1]))
             case "only":
-                return self(actual.content[1], expected.content[1])
+                return (yield actual.content[1], expected.content[1])
             case _:
                 return False
 
-    def _arguments(self, actual: Sequence[Argument], expected: Sequence[Argument]) -> bool:
+    def _arguments(self, actual: Sequence[Argument], expected: Sequence[Argument]) -> Walk:
         """Runs of whole values may be cut otherwise; that they cover the same is known of the skeletons."""
         place = 0
         for argument in actual:
             if argument.size is None:
-                if not self(argument.term, expected[place].term):
+                if not (yield argument.term, expected[place].term):
                     return False
                 place += 1
                 continue
@@ -72,7 +100,7 @@ class Comparison:
                 place += 1
             following = place
             while following < len(expected) and _overlap(argument, expected[following]):
-                if not self(argument.term, expected[following].term):
+                if not (yield argument.term, expected[following].term):
                     return False
                 following += 1
         return True

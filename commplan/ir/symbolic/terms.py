@@ -25,6 +25,7 @@ Terms and atoms are interned by an `Algebra`: within one, equal terms are one ob
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -332,17 +333,38 @@ class Algebra:
     # Substitution
 
     def substitute(self, term: Term, symbols: Symbols) -> Term:
-        """`term` with symbols replaced, all at once."""
+        """`term` with symbols replaced, all at once: the terms within it first, however deep they are."""
         if term.free.isdisjoint(symbols):
             return term
         key = (term.number, True, tuple(symbols.items()))
-        result = self._substituted.get(key)
-        if result is None:
-            for part in term.parts:
-                _check_unbound(part.sums, part.atom.free, symbols)
-            parts = (_within(part, self.substitute_atom(part.atom, symbols)) for part in term.parts)
-            result = self._substituted[key] = self.term(itertools.chain.from_iterable(parts))
-        return result
+        if key not in self._substituted:
+            for inner in self._nested(term, symbols):
+                with contextlib.suppress(UnsayableError):  # which is raised once more if it is needed
+                    self._substitute(inner, symbols)
+            self._substitute(term, symbols)
+        return self._substituted[key]
+
+    def _substitute(self, term: Term, symbols: Symbols) -> None:
+        for part in term.parts:
+            _check_unbound(part.sums, part.atom.free, symbols)
+        parts = (_within(part, self.substitute_atom(part.atom, symbols)) for part in term.parts)
+        result = self.term(itertools.chain.from_iterable(parts))
+        self._substituted[term.number, True, tuple(symbols.items())] = result
+
+    def _nested(self, term: Term, symbols: Symbols) -> list[Term]:
+        """The terms within `term` in which symbols are still to be replaced, innermost first: a term is
+        numbered after all that it is made of."""
+        found, stack = dict[int, Term](), [term]
+        while stack:
+            for part in stack.pop().parts:
+                content = part.atom.content
+                inside = [each.term for each in content[1]] if part.atom.kind == "call" else content
+                for inner in (each for each in inside if isinstance(each, Term)):
+                    known = (inner.number, True, tuple(symbols.items())) in self._substituted
+                    if inner.number not in found and not known and not inner.free.isdisjoint(symbols):
+                        found[inner.number] = inner
+                        stack.append(inner)
+        return [found[number] for number in sorted(found)]
 
     def substitute_atom(self, atom: Atom, symbols: Symbols) -> Term:
         if atom.free.isdisjoint(symbols):
@@ -417,39 +439,6 @@ def replaced(symbol: Symbol, symbols: Symbols) -> Symbol:
     for _, size, inner in where:
         number = number * size + inner[1]
     return at(symbol[2].index(number) if number in symbol[2] else -1)
-
-
-def coordinate_in_words(axis: str, symbol: Symbol) -> str:
-    """Which rank along `axis` is meant; nothing is said of this rank's own coordinate."""
-    match symbol[0]:
-        case "rank" | "all":
-            return "" if symbol[1] == axis else f"the rank along {axis} that this rank is along {symbol[1]}"
-        case "at":
-            return f"rank {symbol[1]} along {axis}"
-        case "owner":
-            return "its owner"
-        case "before":
-            last = coordinate_in_words(axis, symbol[1]) or "this one"
-            return f"the rank {symbol[2]} before {last} along {axis}"
-        case _:
-            return f"each rank along {axis}"
-
-
-def row_in_words(symbol: Symbol) -> str:
-    """Which row is meant where `symbol` is its number."""
-    match symbol[0]:
-        case "rank":
-            return f"this rank's along {symbol[1]}"
-        case "all":
-            return f"every rank's along {symbol[1]}"
-        case "at":
-            return str(symbol[1])
-        case "owner":
-            return "this owner's"
-        case "before":
-            return f"{row_in_words(symbol[1])} - {symbol[2]}"
-        case _:
-            return "each"
 
 
 def _before(symbol: Symbol, by: int, count: int) -> Symbol:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from commplan.ir.refs import name_of
 from commplan.ir.symbolic.blocks import Block, LeafShape
 from commplan.ir.symbolic.rounding import Trace
-from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Term, coordinate_in_words, row_in_words
+from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Symbol, Term
 from commplan.ir.symbolic.values import Place, whole_runs
 
 MOST = 4  # contributions, and arguments, that are shown
@@ -102,3 +102,36 @@ def _atom(atom: Atom, depth: int) -> str:
 def _chain(chain: Chain) -> str:
     rows = (" and ".join(row_in_words(symbol) for _, symbol in cut.digits) for cut in chain)
     return "".join(f" of row {row} of {cut.ways}" for cut, row in zip(chain, rows, strict=True))
+
+
+def coordinate_in_words(axis: str, symbol: Symbol) -> str:
+    """Which rank along `axis` is meant; nothing is said of this rank's own coordinate."""
+    match symbol[0]:
+        case "rank" | "all":
+            return "" if symbol[1] == axis else f"the rank along {axis} that this rank is along {symbol[1]}"
+        case "at":
+            return f"rank {symbol[1]} along {axis}"
+        case "owner":
+            return "its owner"
+        case "before":
+            last = coordinate_in_words(axis, symbol[1]) or "this one"
+            return f"the rank {symbol[2]} before {last} along {axis}"
+        case _:
+            return f"each rank along {axis}"
+
+
+def row_in_words(symbol: Symbol) -> str:
+    """Which row is meant where `symbol` is its number."""
+    match symbol[0]:
+        case "rank":
+            return f"this rank's along {symbol[1]}"
+        case "all":
+            return f"every rank's along {symbol[1]}"
+        case "at":
+            return str(symbol[1])
+        case "owner":
+            return "this owner's"
+        case "before":
+            return f"{row_in_words(symbol[1])} - {symbol[2]}"
+        case _:
+            return "each"

@@ -52,8 +52,8 @@ def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
         rotating = any(isinstance(send, Rotation) for send in first)
         if body.chunks * ranks > (LARGEST_ROTATING if rotating else LARGEST):
             message = f"{str_of(task)} has {body.chunks} chunks on each: too many to be proved"
-            note = f"at most {LARGEST} in all are; hierarchical(..) has fewer, and is faster at this size"
-            fail("CP0748", message, note)
+            most = f"at most {LARGEST} in all are, or {LARGEST_ROTATING} of a program of rotations"
+            fail("CP0748", message, f"{most}; hierarchical(..) has fewer, and is faster at this size")
     chunked = program(algorithm, kind, ranks, root=root)
     return prove(chunked), count(chunked)
 
