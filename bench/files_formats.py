@@ -351,6 +351,8 @@ def _feeds() -> tuple[bytes, ...]:
 
 
 def _read_feed(path: Path) -> int:
+    if not path.exists():
+        return int(FeedMemory.opened(str(path), (0, 0)) is None)
     status = path.stat()
     with mock.patch.object(memory, "is_locked", return_value=True):
         found = FeedMemory.opened(str(path), (status.st_dev, status.st_ino))

@@ -242,6 +242,9 @@ def test_a_reproducer_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path.write_bytes(path.read_bytes().replace(b'"by": 4.0', b'"by": 0.0'))
     assert reproducer.main([str(path)]) == 1
     assert "CP0718" in capsys.readouterr().err
+    path.write_bytes(path.read_bytes().replace(b'"name": "grads"', b'"name": "gradz"'))
+    assert reproducer.main([str(path)]) == 1
+    assert "CP0723" in capsys.readouterr().err
 
 
 def test_a_reproducer_knows_the_machine(tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ class Cost(NamedTuple):
 def cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
     """What a request of all `workers` takes. workers, servers: their places."""
     senders = workers if traffic.senders is None else workers[list(traffic.senders)]
-    push, pull = _traffic(network, senders, workers, servers, traffic.up, traffic.down)
+    members = _members(network, workers, servers)
+    push, pull = _traffic(network, members, senders, workers, servers, traffic.up, traffic.down)
     joint = np.array([_most(*ways) for ways in zip(push, pull, strict=True)])
     a, c, j = (
         float((np.array([_most(pair) for pair in push]) / network.bandwidths).max()),
@@ -177,30 +178,39 @@ Ways = tuple[Floats, Floats]  # bytes on the up and on the down link of each mem
 def link_bytes(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> list[Ways]:
     """What a request of all `workers`, answer included, puts on the links of each level."""
     senders = workers if traffic.senders is None else workers[list(traffic.senders)]
-    both = zip(*_traffic(network, senders, workers, servers, traffic.up, traffic.down), strict=True)
+    members = [np.arange(network.places // stride) for stride in network.strides]
+    both = zip(*_traffic(network, members, senders, workers, servers, traffic.up, traffic.down), strict=True)
     return [(push[0] + pull[0], push[1] + pull[1]) for push, pull in both]
 
 
+def _members(network: Network, workers: Ints, servers: Ints) -> list[Ints]:
+    """The members of each level that hold a worker or a server, in order; others may be millions."""
+    everybody = np.concatenate([workers, servers])
+    return [np.unique(network.units(everybody, level)) for level in range(len(network.levels))]
+
+
 def _traffic(
-    network: Network, senders: Ints, workers: Ints, servers: Ints, up: Floats, down: Floats
-) -> tuple[list[Ways], list[Ways]]:
-    """What pushes and pulls put on the links of each level; up, down: of one worker, by server."""
-    push = _links(network, senders, servers, np.broadcast_to(up[None, :], (len(senders), len(servers))))
-    pull = _links(network, servers, workers, np.broadcast_to(down[:, None], (len(servers), len(workers))))
-    return push, pull
+    network: Network, members: Sequence[Ints], senders: Ints, workers: Ints, servers: Ints, up: Floats,
+    down: Floats,
+) -> tuple[list[Ways], list[Ways]]:  # fmt: skip
+    """What pushes and pulls put on the links of `members`, by level; up, down: of one worker, by server."""
+    sent = np.broadcast_to(up[None, :], (len(senders), len(servers)))
+    got = np.broadcast_to(down[:, None], (len(servers), len(workers)))
+    return _links(network, members, senders, servers, sent), _links(network, members, servers, workers, got)
 
 
-def _links(network: Network, sources: Ints, sinks: Ints, nbytes: Floats) -> list[Ways]:
+def _links(
+    network: Network, members: Sequence[Ints], sources: Ints, sinks: Ints, nbytes: Floats
+) -> list[Ways]:
     """nbytes [sources, sinks]: what each sends to each."""
     links: list[Ways] = []
-    for level in range(len(network.levels)):
+    for level, known in enumerate(members):
         source, sink = network.units(sources, level), network.units(sinks, level)
-        members = network.places // network.strides[level]
         moved = np.where(source[:, None] != sink[None, :], nbytes, 0.0)
-        up: Floats = np.zeros(members)
-        down: Floats = np.zeros(members)
-        np.add.at(up, source, moved.sum(axis=1))
-        np.add.at(down, sink, moved.sum(axis=0))
+        up: Floats = np.zeros(len(known))
+        down: Floats = np.zeros(len(known))
+        np.add.at(up, np.searchsorted(known, source), moved.sum(axis=1))
+        np.add.at(down, np.searchsorted(known, sink), moved.sum(axis=0))
         links.append((up, down))
     return links
 
@@ -225,6 +235,7 @@ def _latency(network: Network, workers: Ints, servers: Ints) -> float:
 def _least(traffic: RequestTraffic, senders: Ints, workers: Ints, servers: Ints, network: Network) -> float:
     """Seconds that the bytes take at least, with the state divided evenly among these servers."""
     up, down = (np.full(len(servers), total.sum() / len(servers)) for total in (traffic.up, traffic.down))
-    push, pull = _traffic(network, senders, workers, servers, up, down)
+    members = _members(network, workers, servers)
+    push, pull = _traffic(network, members, senders, workers, servers, up, down)
     joint = [_most(*ways) for ways in zip(push, pull, strict=True)]
     return max(nbytes / level.bandwidth for nbytes, level in zip(joint, network.levels, strict=True))

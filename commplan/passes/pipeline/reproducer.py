@@ -8,6 +8,7 @@ from pathlib import Path
 from commplan import io
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import Schedule
+from commplan.ir.serialization.canonical_json import plan_digest
 from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import Context
 from commplan.passes.pipeline.manager import Pipeline, Reproducer
@@ -29,11 +30,15 @@ def main(arguments: list[str]) -> int:
 
 
 def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
-    """What `write_reproducer` wrote. Raises CP0723 where the file is none of its."""
+    """What `write_reproducer` wrote. Raises CP0723 for a file that it has not written, or that is damaged."""
     try:
         content = io.decode_json(io.read(path, io.SCHEDULE), Reproducer)
     except (OSError, ValueError) as error:
         fail("CP0723", f"{path} is no reproducer", f"{type(error).__name__}: {error}", file=str(path))
+    origin = content.schedule.origin
+    if origin is None or plan_digest(origin.plan) != content.schedule.plan_digest:
+        note = "the plan in it is not the one that its digest names"
+        fail("CP0723", f"{path} is damaged", note, file=str(path))
     machine = content.topology, content.calibration
     costs = costs_for(content.schedule.axes, *machine, content.schedule.backend, content.places)
     context = Context(content.order, *machine, content.places, costs)
