@@ -184,7 +184,7 @@ class Moved(NamedTuple):
 
     def permutes(self, program: Program, size: int, groups: Ints) -> list[Expected]:
         """The permutes of a program on `size` elements within each of `groups`; a loop has them once."""
-        dtype = _dtype("permute", self.leaf.dtype, self.platform)
+        dtype = self._dtype("permute")
         if self.leaf.dtype is DType.BOOL:
             dtype = "u8"  # in which they are combined
         within = [group for ranks in groups_of(self.op.axes, self.mesh) for group in np.array(ranks)[groups]]
@@ -206,7 +206,7 @@ class Moved(NamedTuple):
             tuple(int(r) for r in np.array(ranks)[group]) for ranks in communicators for group in groups
         )
         operation = self.op.op if kind in ("all_reduce", "reduce_scatter") else None
-        dtype = _dtype(kind, self.leaf.dtype, self.platform)
+        dtype = self._dtype(kind)
         kind = "all_to_all" if kind == "swap" else kind
         if kind == "shift":
             pairs = ((g[r - root], g[r]) for g in within for r in range(len(g)))
@@ -217,16 +217,19 @@ class Moved(NamedTuple):
             within = tuple((g[root], *g[:root], *g[root + 1 :]) for g in within)
         return [Expected(kind, operation, dtype, count, within, axes, self.op.span)]
 
-
-def _dtype(kind: str, dtype: DType, platform: str) -> str:
-    """HLO's element type of what moves."""
-    adds = kind in ("all_reduce", "reduce_scatter")
-    if dtype is DType.BOOL:
-        return "s32" if adds else "u8" if platform == "cpu" else "pred"
-    if platform != "cpu" or not dtype.is_float:
+    def _dtype(self, kind: str) -> str:
+        """HLO's element type of what moves."""
+        dtype, on_cpu = self.leaf.dtype, self.platform == "cpu"
+        adds = kind in ("all_reduce", "reduce_scatter")
+        if dtype is DType.BOOL:
+            return "s32" if adds else "u8" if on_cpu else "pred"
+        if dtype.is_float and self.op.op in ("max", "min"):
+            widened = adds and not on_cpu and dtype.nbytes == 2  # NCCL reduces no integers of 16 bits
+            return f"s{8 * (4 if widened else dtype.nbytes)}"
+        if not on_cpu or not dtype.is_float:
+            return _HLO[dtype]
+        if adds:
+            return "f32" if dtype is DType.BF16 else _HLO[dtype]
+        if kind == "broadcast" or dtype.nbytes == 2:
+            return f"u{8 * dtype.nbytes}"
         return _HLO[dtype]
-    if adds:
-        return "f32" if dtype is DType.BF16 else _HLO[dtype]
-    if kind == "broadcast" or dtype.nbytes == 2:
-        return f"u{8 * dtype.nbytes}"
-    return _HLO[dtype]

@@ -25,6 +25,7 @@ from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.backend import BufferLayout, Run
+from commplan.lowering.jax.collectives.bitcast import from_ordered, to_ordered
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.instructions import Instructions, instructions
@@ -221,6 +222,9 @@ class Channel:
         return y, after
 
     def _rounds(self, x: Array, spec: Spec) -> Array:
+        if spec.op != "sum" and jnp.issubdtype(x.dtype, jnp.floating):  # XLA:CPU reads denormals as zero
+            ordered = self._rounds(to_ordered(x, is_maximum=spec.op == "max"), spec)
+            return from_ordered(ordered, dtype=x.dtype)
         axes = self._axes(spec)
         own = replace(spec, axes=axes)
         rank, comm = self.groups.index(axes), self.groups.blocking(axes)

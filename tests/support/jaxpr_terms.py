@@ -101,6 +101,8 @@ class Walker:
             if str(how.get("name", "")).startswith(OPAQUE):
                 _, kind, function = how["name"].split(":")
                 return [unknown(function, [lift(x) for x in xs], linear=kind == "linear")]
+            if how.get("name") in ("to_ordered", "from_ordered"):
+                return xs  # floats as integers in the same order, and the way back
             inner = how.get("jaxpr", how.get("call_jaxpr"))
             return (yield from self.walk(inner.jaxpr, inner.consts, xs))
         if name == "scan":

@@ -1,7 +1,8 @@
-"""Floats carried as integers of their width, where a move might change them."""
+"""Floats as integers of their width, for moves and comparisons that might change floats."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from commplan.lowering.jax.typing_shim import jax, jnp, lax
 Array = Any
 
 _BITS: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+_SIGNED: dict[int, Any] = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}
 
 
 def to_bits(x: Array, *, always: bool = False) -> Array:
@@ -40,6 +42,45 @@ def as_bits(move: Callable[[Array], Array], x: Array, *, always: bool = False) -
     if bits.dtype == x.dtype or x.dtype == jnp.bool_:
         return from_bits(move(bits), x.dtype)
     return with_derivative(lambda x: from_bits(move(to_bits(x, always=always)), x.dtype), move, x)
+
+
+def as_ordered(extreme: Callable[[Array], Array], x: Array, op: str) -> Array:
+    """`extreme(x)`, the maximum or minimum of floats over ranks, taken of integers in the same order.
+
+    NaN is the largest, or for a minimum the least, and -0.0 is less than 0.0. XLA:CPU's own maximum of floats
+    and NCCL's drop a NaN; XLA:CPU also reads denormals as zero.
+
+    Raises:
+        NotImplementedError: at a derivative, as JAX has none of `lax.pmax`.
+    """
+
+    def derivative(_: Array) -> Array:
+        raise NotImplementedError(f"JAX does not differentiate {op} over ranks")
+
+    def combined(x: Array) -> Array:
+        return from_ordered(extreme(to_ordered(x, is_maximum=op == "max")), dtype=x.dtype)
+
+    return with_derivative(combined, derivative, x)
+
+
+# Jitted for their names, by which readers of a jaxpr find them.
+@functools.partial(jax.jit, static_argnames="is_maximum")
+def to_ordered(x: Array, *, is_maximum: bool) -> Array:
+    """Signed integers in the order of the floats `x`; a NaN is the last, or for a minimum the first."""
+    bits = lax.bitcast_convert_type(x, _SIGNED[x.dtype.itemsize])
+    limits = jnp.iinfo(bits.dtype)
+    ordered = jnp.where(bits < 0, bits ^ limits.max, bits)
+    return jnp.where(jnp.isnan(x), jnp.asarray(limits.max if is_maximum else limits.min, bits.dtype), ordered)
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
+def from_ordered(ordered: Array, *, dtype: Any) -> Array:
+    """The floats whose `to_ordered` is `ordered`; every NaN is the same one."""
+    limits = jnp.iinfo(ordered.dtype)
+    bits = jnp.where(ordered < 0, ordered ^ limits.max, ordered)
+    is_nan = (ordered == limits.max) | (ordered == limits.min)
+    nan = lax.bitcast_convert_type(jnp.asarray(jnp.nan, dtype), ordered.dtype)
+    return lax.bitcast_convert_type(jnp.where(is_nan, nan, bits), dtype)
 
 
 def with_derivative(function: Callable[[Array], Array], linear: Callable[[Array], Array], x: Array) -> Array:

@@ -16,7 +16,7 @@ from commplan.ir.schedule import Collective, Spread
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.collectives import hierarchical, native, order, programs, variadic
-from commplan.lowering.jax.collectives.bitcast import as_bits, with_derivative
+from commplan.lowering.jax.collectives.bitcast import as_bits, as_ordered, with_derivative
 from commplan.lowering.jax.primitives import assume_same
 from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import NATIVE, program_of
@@ -99,6 +99,8 @@ class LaxBackend:
         ways, gathers = self.ways(op.axes), op.kind == "all_gather"
         if ways == 1:
             return self._identity(x, op)
+        if op.op in ("max", "min") and jnp.issubdtype(x.dtype, jnp.floating):
+            return as_ordered(lambda ordered: self.move(ordered, op), x, op.op)
         program = program_of(op, self.sizes, self.spread, x.nbytes * (ways if gathers else 1), self.file)
         if program is not None:
             team, how = programs.everyone(op.axes, program.ranks), op.op or "sum"
@@ -136,7 +138,7 @@ class LaxBackend:
             return lambda: variadic.parted(parts, [[piece] for piece in cut], given)
         arrays, held = variadic.joined([self.varying(x, op.axes) for x in xs], cut)
         with self.apart(op.result):
-            moved = [self._native_all_reduce(x, op) for x in arrays]
+            moved = [self.move(x, op) for x in arrays]
         return lambda: variadic.parted(moved[: len(held)], held, given)
 
     def _is_variadic(self, op: Collective) -> bool:
@@ -191,11 +193,6 @@ class LaxBackend:
             result = move(flat)
             return result if varies else assume_same(result, op.axes)
 
-        def derivative(flat: Array) -> Array:
-            if op.op in ("max", "min"):
-                raise NotImplementedError(f"JAX does not differentiate {op.op} over ranks")
-            return self._linear(flat, op)
-
         if not jnp.issubdtype(flat.dtype, jnp.floating):
             return typed(flat)
-        return with_derivative(typed, derivative, flat)
+        return with_derivative(typed, lambda flat: self._linear(flat, op), flat)
