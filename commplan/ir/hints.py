@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import ClassVar, Literal
 
 import msgspec
@@ -84,19 +84,32 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         """Whether sums of values of `dtype` travel or are added in another type."""
         return self.wire_types(dtype) != (dtype, dtype)
 
-    def for_mean(self, dtypes: Iterable[DType], via: Algorithm | None) -> Hints:
-        """The hints of a mean of leaves of `dtypes`: f16 is added in f32 unless the plan says otherwise.
+    def for_mean(self, dtypes: Collection[DType], via: Algorithm | None, *, is_weighted: bool) -> Hints:
+        """The hints of a mean of leaves of `dtypes`: f16 is added in f32 unless the plan says otherwise, and
+        so is bf16 if the mean is weighted.
 
-        The mean of f16 values fits f16, their sum may not. An algorithm named by `via` adds in its own type;
-        the values are divided first then (`divides_first`).
+        The mean of f16 values fits f16, their sum may not. An algorithm named by `via` adds in the type of
+        its operand: values, which are divided first (`divides_first`), or the f32 terms of a weighted mean.
         """
-        if self.accumulate is not None or via is not None or DType.F16 not in dtypes:
-            return self
-        return msgspec.structs.replace(self, accumulate=DType.F32)
+        f16, bf16 = DType.F16 in dtypes, DType.BF16 in dtypes
+        if self.accumulate is None and (f16 or bf16 if is_weighted else f16 and via is None):
+            return msgspec.structs.replace(self, accumulate=DType.F32)
+        return self
+
+    def product(self, dtype: DType) -> DType:
+        """The type of the terms of a weighted mean of values of `dtype`: that in which they are added, if it
+        is wider."""
+        accumulate = self.wire_types(dtype)[1]
+        return accumulate if accumulate.nbytes > dtype.nbytes else dtype
 
     def divides_first(self, dtype: DType) -> bool:
         """Whether a mean of values of `dtype` divides its terms and not their sum: a sum in f16 overflows."""
         return self.wire_types(dtype)[1] is DType.F16
+
+
+def weight_type(weight: DType, dtypes: Collection[DType]) -> DType:
+    """The float type in which weights of a mean of leaves of `dtypes` are added."""
+    return DType.F64 if {DType.F64, DType.I64} & {weight, *dtypes} else DType.F32
 
 
 NO_HINTS = Hints()

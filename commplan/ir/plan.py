@@ -18,6 +18,7 @@ from commplan.ir.hints import Algorithm as Algorithm
 from commplan.ir.hints import Arg as Arg
 from commplan.ir.hints import Hints as Hints
 from commplan.ir.hints import Reduction as Reduction
+from commplan.ir.hints import weight_type as weight_type
 from commplan.ir.refs import Ref as Ref
 from commplan.ir.refs import name_of as name_of
 from commplan.ir.roles import Meaning, Presentation

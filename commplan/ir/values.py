@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import msgspec
@@ -52,6 +53,18 @@ class Value(msgspec.Struct, frozen=True, gc=False):
     leaves: Structure[tuple[Leaf, ...]]
     placement: Structure[Placement]
     whole: Structure[tuple[Leaf, ...]] = ()
+
+    def of_types(self, dtypes: Sequence[DType]) -> Value:
+        """This value with the types of its leaves replaced."""
+        pairs = list(zip(self.leaves, dtypes, strict=False))
+        if all(leaf.dtype == dtype for leaf, dtype in pairs):
+            return self
+        whole = zip(self.whole, dtypes, strict=False)
+        return msgspec.structs.replace(
+            self,
+            leaves=tuple(Leaf(leaf.path, leaf.shape, dtype) for leaf, dtype in pairs),
+            whole=tuple(Leaf(leaf.path, leaf.shape, dtype) for leaf, dtype in whole),
+        )
 
     @property
     def uncut(self) -> tuple[Leaf, ...]:

@@ -136,30 +136,33 @@ def unshard(flat: Array, leaf: ir.Leaf) -> Array:
 
 def scale(leaf: Array, how: str, by: Any, over: Any = None) -> Array:
     """See `ir.ops.Scale`: `leaf` times or divided by a number; times a scalar, or times the share of it in
-    another. Scalars are in f32 at least; times zero is zero."""
+    another. Floats are multiplied in f32 at least and rounded once; times zero is zero."""
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    wide = jnp.promote_types(leaf.dtype, jnp.float32) if is_float else leaf.dtype
     if isinstance(by, int | float):
         if by == 1:
             return leaf
-        factor = jnp.asarray(by, leaf.dtype)
-        return leaf * factor if how == "mul" else leaf / factor
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        factor = jnp.asarray(by, wide)
+        return (leaf.astype(wide) * factor if how == "mul" else leaf.astype(wide) / factor).astype(leaf.dtype)
+    if not is_float:
         return leaf if over is not None else leaf * by.astype(leaf.dtype)
-    wide = jnp.promote_types(leaf.dtype, jnp.float32)
-    factor = by.astype(wide)
-    nothing = factor == 0
+    nothing = by == 0
+    factor = by.astype(jnp.promote_types(by.dtype, wide))
     if over is not None:
-        whole = over.astype(wide)
-        nothing |= whole == 0
-        factor = factor / jnp.where(nothing, jnp.ones_like(whole), whole)
+        nothing |= over == 0
+        factor = factor / jnp.where(nothing, jnp.ones_like(factor), over.astype(factor.dtype))
+    factor = factor.astype(wide)
     term = jnp.where(nothing, jnp.zeros_like(leaf), leaf).astype(wide)
     return (term * jnp.where(nothing, jnp.zeros_like(factor), factor)).astype(leaf.dtype)
 
 
-def converted(op: ir.Cast | ir.LocalSum | ir.Scale, leaf: Array, by: Any = None, over: Any = None) -> Array:
-    """What `op` makes of one leaf. by, over: those of a scale."""
+def converted(
+    op: ir.Cast | ir.LocalSum | ir.Scale, leaf: Array, by: Any = None, over: Any = None, number: int = 0
+) -> Array:
+    """What `op` makes of one leaf, `number` of its tree. by, over: those of a scale."""
     match op:
         case ir.Cast():
-            return leaf.astype(jax_dtype(op.dtype))
+            return leaf.astype(jax_dtype(op.dtype[number] if isinstance(op.dtype, tuple) else op.dtype))
         case ir.LocalSum():
             return leaf.reshape(op.ways, -1).sum(0, dtype=leaf.dtype)
         case ir.Scale():
@@ -168,5 +171,6 @@ def converted(op: ir.Cast | ir.LocalSum | ir.Scale, leaf: Array, by: Any = None,
 
 def pull(leaf: Array, center: Array, eta: Any, rho: Any) -> Array:
     """eta * rho * (leaf - center): elastic averaging's force (Zhang, Choromanska, LeCun 2015)."""
-    factor = jnp.asarray(eta, leaf.dtype) * jnp.asarray(rho, leaf.dtype)
-    return (leaf - center) * factor
+    wide = jnp.promote_types(leaf.dtype, jnp.float32)  # in which no product of two rates is lost
+    factor = jnp.asarray(eta, wide) * jnp.asarray(rho, wide)
+    return ((leaf.astype(wide) - center.astype(wide)) * factor).astype(leaf.dtype)

@@ -239,9 +239,10 @@ class Lowered:
                 env[op.result] = Tree(leaves, self._structure(op, env))
             case ir.Cast() | ir.LocalSum() | ir.Scale():
                 factors = (op.by, op.over) if isinstance(op, ir.Scale) else ()
-                scalars = [env[x].leaves[0] if isinstance(x, str) else x for x in factors]
+                by, over = [env[x].leaves[0] if isinstance(x, str) else x for x in factors] or (None, None)
                 tree = env[op.operand]
-                env[op.result] = tree.like([ops.converted(op, x, *scalars) for x in tree.leaves])
+                converted = [ops.converted(op, x, by, over, number) for number, x in enumerate(tree.leaves)]
+                env[op.result] = tree.like(converted)
             case ir.Slice():
                 array = values[op.operand].kind == "array"
                 ways = len(op.owners) or self.backend.ways(op.axes)

@@ -50,25 +50,25 @@ class Sum:
 
 
 def _added(weights: Sequence[Array]) -> Array:
-    """Their sum; that of whole numbers in i64, where records of all workers have room."""
-    total = weights[0].astype(np.int64) if weights[0].dtype.kind == "i" else weights[0].copy()
+    """Their sum: of integers in i64, where records of all workers have room, of floats in f64."""
+    wide = np.int64 if weights[0].dtype.kind in "iub" else np.float64
     with np.errstate(all="ignore"):
-        for weight in weights[1:]:
-            total = total + weight
-    return total
+        return np.asarray(sum(weight.astype(wide) for weight in weights))
 
 
 def pulled(own: Array, center: Array, eta: Array, rho: Array, wire: DType) -> Array:
-    """d = eta * rho * (W - C), each step rounded to the dtype of C; C <- C + d in place (Zhang, Choromanska,
-    LeCun 2015).
+    """d = eta * rho * (W - C), in f32 at least and rounded once to the dtype of C; C <- C + d in place
+    (Zhang, Choromanska, LeCun 2015).
 
     Returns d in `wire`. What C gains is what travels, so that no part of it is lost to rounding.
     """
     dtype = center.dtype
+    wide = np.promote_types(np.float32, dtype)
     with np.errstate(all="ignore"):
-        factor = np.multiply(eta.astype(dtype), rho.astype(dtype))
-        pull = np.subtract(own.astype(dtype, copy=False), center)
+        factor = np.multiply(eta.astype(wide), rho.astype(wide))
+        pull = np.subtract(own.astype(wide, copy=False), center, dtype=wide)
         np.multiply(pull, factor, out=pull)
+        pull = pull.astype(dtype, copy=False)
         sent = converted(pull, wire)
         if sent is not pull:
             pull = sent.astype(dtype)

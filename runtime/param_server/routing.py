@@ -115,8 +115,13 @@ class Desks:
         op = next(o for o in phase.ops if isinstance(o, ir.Exchange) and o.results[0] == site.result)
         gradient = values[op.gradient].leaves
         entry.gradients = tuple(gradient[part.leaves[0]].dtype for part in site.layout.parts)
-        hints = op.hints.for_mean(entry.gradients, None) if site.mean else op.hints
+        is_weighted = op.weight is not None
+        hints = op.hints
+        if site.mean:
+            hints = hints.for_mean(entry.gradients, None, is_weighted=is_weighted)
         sums = [hints.accumulate or dtype for dtype in entry.gradients]
+        if is_weighted:  # a value times its weight, which 16 bits may not hold
+            sums = [DType.F32 if dtype.nbytes < DType.F32.nbytes else dtype for dtype in sums]
         wires = [self._wire(entry, number) for number in range(len(sums))]
         # Adding in less than what travels would lose what was paid for.
         entry.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(sums, wires, strict=True))

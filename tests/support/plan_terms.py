@@ -73,10 +73,12 @@ def oracle_on_terms() -> Generator[None]:
         return terms.fold(op, [convert(left, dtype), convert(right, dtype)])
 
     def multiply(array: Array, factor: Any, dtype: Any) -> Array:
-        return np.asarray(np.multiply(convert(array, dtype), convert(factor, dtype)), object)
+        wide = numbers.wide(dtype)
+        return convert(np.multiply(convert(array, wide), convert(factor, wide)), dtype)
 
     def divide(array: Array, divisor: Any, dtype: Any) -> Array:
-        return np.asarray(np.divide(convert(array, dtype), convert(divisor, dtype)), object)
+        wide = numbers.wide(dtype)
+        return convert(np.divide(convert(array, wide), convert(divisor, wide)), dtype)
 
     def storage(dtype: Any) -> Any:
         return np.dtype(object) if dtype else dtype

@@ -194,9 +194,10 @@ def _roundings(schedule: ir.Schedule) -> Counter[tuple[Any, ...]]:
     found: Counter[tuple[Any, ...]] = Counter()
     for phase, op, values in _ops(schedule):
         if isinstance(op, ir.Cast) and op.operand in values:
-            types = {leaf.dtype for leaf in values[op.operand].leaves}
-            if any(MANTISSA.get(op.dtype, 0) < MANTISSA.get(dtype, 99) for dtype in types):
-                found[phase, op.span, op.dtype] += 1
+            leaves = values[op.operand].leaves
+            changes = {(leaf.dtype, dtype) for leaf, dtype in zip(leaves, op.types(leaves), strict=True)}
+            for after in {b for a, b in changes if MANTISSA.get(b, 0) < MANTISSA.get(a, 99)}:
+                found[phase, op.span, after] += 1
     return found
 
 

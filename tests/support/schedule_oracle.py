@@ -296,16 +296,14 @@ class Exactly(Oracle):
                 return super()._run(op, values, env, place)
 
     def _cast(self, op: ir.Cast, value: ir.Value, held: Held) -> Held:
-        def each(leaf: ir.Leaf, array: Array) -> Array:
-            wider = leaf.dtype.is_float and MANTISSA.get(op.dtype, 0) >= MANTISSA[leaf.dtype]
-            exactly = not self.rounding and op.dtype.is_float and leaf.dtype.is_float
-            same = op.dtype is leaf.dtype or exactly or (wider and op.dtype is not DType.F16)
-            return array if same else rounded(array, op.dtype)
+        def each(leaf: ir.Leaf, dtype: DType, array: Array) -> Array:
+            wider = leaf.dtype.is_float and MANTISSA.get(dtype, 0) >= MANTISSA[leaf.dtype]
+            exactly = not self.rounding and dtype.is_float and leaf.dtype.is_float
+            same = dtype is leaf.dtype or exactly or (wider and dtype is not DType.F16)
+            return array if same else rounded(array, dtype)
 
-        return {
-            rank: tuple(each(leaf, array) for leaf, array in zip(value.leaves, leaves, strict=True))
-            for rank, leaves in held.items()
-        }
+        dtypes = op.types(value.leaves)
+        return {rank: tuple(map(each, value.leaves, dtypes, leaves)) for rank, leaves in held.items()}
 
     def _first(self, value: ir.Value, rank: Rank) -> Rank:
         """The first rank of the group of `rank` that keeps a copy of `value` of its own."""

@@ -130,9 +130,8 @@ def follows(
             dtype = operand.leaves[op.parts[0].leaf].dtype
             return replace(result, leaves=(ir.Leaf("", (size * op.ways,), dtype),))
         case ir.Cast():
-            leaves, whole = (
-                tuple(replace(leaf, dtype=op.dtype) for leaf in each) for each in (leaves, whole)
-            )
+            cast = operand.of_types(op.types(leaves))
+            leaves, whole = cast.leaves, cast.whole
         case ir.LocalSum():
             leaves = (replace(leaves[0], shape=(leaves[0].size // op.ways,)),)
             placement = replace(placement, per=())

@@ -12,6 +12,7 @@ from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
 from commplan.ir.ops import add_results
 from commplan.ir.transfer import ValueTypes
+from commplan.ir.types import DType
 
 
 class Sending(Protocol):
@@ -28,14 +29,18 @@ class Sending(Protocol):
 class Builder:
     """Ops so far, and every value by name.
 
-    weights: sums of weights that the phase has made already, by weight and axes.
+    weights: weights and their sums that the phase has made already, by weight, axes and type.
     """
 
     def __init__(self, axes: tuple[sched.Axis, ...], values: dict[graph.Ref, sched.Value]) -> None:
         self.axes, self.of = axes, values
         self.types = ValueTypes(axes, values)
         self.ops: list[sched.Op] = []
-        self.weights: dict[tuple[graph.Ref, tuple[str, ...]], graph.Ref] = {}
+        self.weights: dict[tuple[graph.Ref, tuple[str, ...], DType], tuple[graph.Ref, graph.Ref]] = {}
+
+    def dtype(self, scalar: graph.Ref) -> DType:
+        """The type of a scalar value."""
+        return self.of[scalar].leaves[0].dtype
 
     def emit(self, op: sched.Op) -> graph.Ref:
         """Append `op`, and add a result that is no value yet as the op says it is. Gives back its name."""
@@ -73,24 +78,21 @@ def reduction(building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce
     mean               -->  the sum, divided by the number of ranks
     mean, in another type than the values have
                        -->  one collective, which divides before its sum travels on
-    mean(weight = n)   -->  the sum of x n / (sum of n)
+    mean(weight = n)   -->  the sum of x n / (sum of n), in the type that it is added in
     """
     op, over = stage.op, stage.axes
     if op.name != "mean":
         building.collective(kind, stage.result, stage.operand, over, stage, op=op.name)
         return
     dtypes = {leaf.dtype for leaf in building.of[stage.operand].leaves}
-    stage = replace(stage, hints=stage.hints.for_mean(dtypes, stage.via))
+    hints = stage.hints.for_mean(dtypes, stage.via, is_weighted=op.weight is not None)
+    stage = replace(stage, hints=hints)
     if op.weight is not None:
-        whole = total_weight(building, op.weight, stage)
-        scaled = sched.Scale(
-            f"{stage.result}/weighted", stage.operand, "mul", op.weight, stage.span, over=whole
-        )
-        building.collective(kind, stage.result, building.emit(scaled), over, stage, op="sum")
+        _weighted_mean(building, kind, stage, op.weight)
         return
     ranks = building.types.ranks(over)
-    narrow = any(map(stage.hints.changes, dtypes))
-    if narrow or stage.hints.integers is not None or any(map(stage.hints.divides_first, dtypes)):
+    narrow = any(map(hints.changes, dtypes))
+    if narrow or hints.integers is not None or any(map(hints.divides_first, dtypes)):
         building.collective(kind, stage.result, stage.operand, over, stage, op="sum", divisor=ranks)
         return
     total = f"{stage.result}/sum"
@@ -98,15 +100,39 @@ def reduction(building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce
     building.emit(sched.Scale(stage.result, total, "div", float(ranks), stage.span))
 
 
-def total_weight(building: Builder, weight: graph.Ref, stage: graph.Reduce | graph.Scatter) -> graph.Ref:
-    """The sum of `weight` over the axes of `stage`, made once a phase; along axes where it is the same, a
-    product."""
-    over = stage.axes
-    if (weight, over) in building.weights:
-        return building.weights[weight, over]
+def _weighted_mean(
+    building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter, weight: graph.Ref
+) -> None:
+    """y = mean(x, weight = n)  -->  N = sum(n); y = sum(x n / N)
+
+    y = mean(x of 16 bits)  -->  y = cast(sum(cast(x, f32) n / N), the types of x)
+    """
+    own = tuple(leaf.dtype for leaf in building.of[stage.operand].leaves)
+    products = tuple(map(stage.hints.product, own))
+    operand, total = stage.operand, stage.result
+    if products != own:
+        total = f"{stage.result}/sum"
+        operand = building.emit(sched.Cast(f"{stage.result}/terms", operand, products, stage.span))
+    count, whole = total_weight(building, weight, stage, graph.weight_type(building.dtype(weight), own))
+    scaled = sched.Scale(f"{stage.result}/weighted", operand, "mul", count, stage.span, over=whole)
+    building.collective(kind, total, building.emit(scaled), stage.axes, stage, op="sum")
+    if products != own:
+        building.emit(sched.Cast(stage.result, total, own, stage.span))
+
+
+def total_weight(
+    building: Builder, weight: graph.Ref, stage: graph.Reduce | graph.Scatter, dtype: DType
+) -> tuple[graph.Ref, graph.Ref]:
+    """`weight` in `dtype`, and its sum over the axes of `stage`: along axes where it is the same a product.
+    Made once a phase."""
+    over, key = stage.axes, (weight, stage.axes, dtype)
+    if key in building.weights:
+        return building.weights[key]
     placement = building.of[weight].placement
     varying = tuple(axis for axis in over if placement.varies(axis))
     same = building.types.ranks(tuple(axis for axis in over if axis not in varying))
+    if building.dtype(weight) != dtype:
+        weight = building.emit(sched.Cast(f"{stage.result}/weight", weight, (dtype,), stage.span))
     total = weight
     if varying:
         total = f"{stage.result}/weights"
@@ -118,5 +144,5 @@ def total_weight(building: Builder, weight: graph.Ref, stage: graph.Reduce | gra
     if same > 1:
         scaled = sched.Scale(f"{stage.result}/all_weights", total, "mul", float(same), stage.span)
         total = building.emit(scaled)
-    building.weights[weight, over] = total
-    return total
+    building.weights[key] = weight, total
+    return weight, total

@@ -1,40 +1,48 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
-from commplan.ir.symbolic.deferred import Interpretation, Term
-from commplan.ir.transfer import Results, ValueTypes
+from commplan.ir.symbolic.deferred import Interpretation, steps
+from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Value
 
 
 class Cast(BaseOp, frozen=True, tag="cast", gc=False):
-    """Convert every leaf to `dtype`."""
+    """Convert every leaf to `dtype`. A tuple has one type for each leaf: it is a part of a weighted mean, and
+    no rounding on the way."""
 
     CONVERTS = True
 
     result: Meaning[Ref]
     operand: Meaning[Ref]
-    dtype: Meaning[DType]
+    dtype: Meaning[DType | tuple[DType, ...]]
     span: Presentation[Span]
     after: Execution[tuple[Ref, ...]] = ()
     lane: Cost[str] = "device"
 
-    def transfer(self, types: ValueTypes) -> Results:
-        def converted(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
-            return tuple(Leaf(leaf.path, leaf.shape, self.dtype) for leaf in leaves)
+    def types(self, leaves: Sequence[Leaf]) -> tuple[DType, ...]:
+        """The types that `leaves` are converted to."""
+        return self.dtype if isinstance(self.dtype, tuple) else (self.dtype,) * len(leaves)
 
+    def check(self, types: ValueTypes) -> Violations:
+        leaves = types.values[self.operand].leaves
+        if len(self.types(leaves)) != len(leaves):
+            yield "CP0731", f"`{self.operand}` has {len(leaves)} leaves, not {len(self.dtype)}"
+
+    def transfer(self, types: ValueTypes) -> Results:
         value = types.values[self.operand]
-        leaves, whole = converted(value.leaves), converted(value.whole)
-        return (Value(self.result, value.kind, leaves, value.placement, whole),)
+        return (placed(value.of_types(self.types(value.leaves)), self.result, value.placement),)
 
     def meaning(self, env: Interpretation) -> None:
-        def cast(term: Term, dtype: DType) -> Term:
-            return env.algebra.cast(term, dtype, self.dtype)
-
-        env.put(self.result, env.of(self.operand).like(env.values[self.result], cast))
+        operand, value = env.of(self.operand), env.values[self.result]
+        if isinstance(self.dtype, tuple):
+            env.put(self.result, steps.converted(env, operand, value))
+            return
+        after = self.dtype
+        env.put(self.result, operand.like(value, lambda term, dtype: env.algebra.cast(term, dtype, after)))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
-        return f"to {self.dtype}"
+        return f"to {' and '.join(dict.fromkeys(self.types(values[self.operand].leaves)))}"

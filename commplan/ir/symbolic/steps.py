@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
-from commplan.ir.hints import Algorithm, Hints
+from commplan.ir.hints import Algorithm, Hints, weight_type
 from commplan.ir.refs import Ref
+from commplan.ir.symbolic import blocks
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.symbolic.rounding import allowed
 from commplan.ir.symbolic.terms import Argument, Term
-from commplan.ir.symbolic.values import SymbolicValue
+from commplan.ir.symbolic.values import SymbolicValue, scalar_of, uniform_if_whole
 from commplan.ir.types import DType
 from commplan.ir.values import Value
 
@@ -69,16 +70,45 @@ def averaged(
     again: bool = True,
 ) -> SymbolicValue:
     """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one the sum of
-    x n / sum(n). via: the algorithm that the plan asks for."""
+    x n / sum(n), whose terms are in the type that they are added in. via: the algorithm that the plan asks
+    for."""
     if op != "mean":
         return reduced(env, operand, value, axes, op, hints, again=again)
-    hints = hints.for_mean([leaf.dtype for leaf in operand.value.leaves], via)
+    dtypes = [leaf.dtype for leaf in operand.value.leaves]
+    hints = hints.for_mean(dtypes, via, is_weighted=weight is not None)
     if weight is None:
         divisor = math.prod(env.sizes(axes))
         return reduced(env, operand, value, axes, op, hints, again=again, divisor=divisor)
-    count = env.scalar(weight)
-    weighted = shared(env, operand, operand.value, count, env.algebra.total(count, axes))
-    return reduced(env, weighted, value, axes, "sum", hints, again=again)
+    products = [hints.product(dtype) for dtype in dtypes]
+    terms = converted(env, operand, operand.value.of_types(products))
+    scalar = env.of(weight).value
+    weight_dtype = weight_type(scalar.leaves[0].dtype, dtypes)
+    count = scalar_of(converted(env, env.of(weight), scalar.of_types([weight_dtype])), 0)
+    weighted = shared(env, terms, terms.value, count, env.algebra.total(count, axes))
+    total = reduced(env, weighted, value.of_types(products), axes, "sum", hints, again=again)
+    return converted(env, total, value)
+
+
+def converted(env: Interpretation, operand: SymbolicValue, value: Value) -> SymbolicValue:
+    """`operand` with its leaves in the types of `value`, as a part of what the plan computes: no rounding on
+    the way, of which a plan says only how much it allows."""
+
+    def one(term: Term, before: DType, after: DType) -> Term:
+        if before == after or not term.parts:
+            return term
+        return env.algebra.call(f"in {after}", (Argument(term, 0),))
+
+    pairs = [(x.dtype, y.dtype) for x, y in zip(operand.value.leaves, value.leaves, strict=True)]
+    if all(before == after for before, after in pairs):
+        return operand
+    if operand.uniform is not None and len(set(pairs)) == 1:
+        chain, term = operand.uniform
+        return SymbolicValue(value, (chain, one(term, *pairs[0])))
+    leaves = [
+        blocks.with_terms(block, lambda term, pair=pair: one(term, *pair))
+        for block, pair in zip(operand.blocks, pairs, strict=True)
+    ]
+    return uniform_if_whole(value, leaves)
 
 
 def shared(

@@ -130,7 +130,8 @@ class StateSharding:
         sharded, ref = owners.how == "sharded", self.editor.fresh(f"{op.results[0]}/gradient")
         building, hints = _Building(self.editor, owners), self._hints(op, owners)
         dtypes = {leaf.dtype for leaf in self.editor.values[op.gradient].leaves}
-        if op.op == "mean" and hints.accumulate is None and DType.F16 in dtypes:
+        plain = op.op == "mean" and op.weight is None
+        if plain and hints.accumulate is None and DType.F16 in dtypes:
             # As the plan says, whatever the levels of its owners are.
             few = few_owners(op.algorithm) is not None
             hints = replace(hints, accumulate=DType.F16 if few else DType.F32)

@@ -100,9 +100,6 @@ def _weighted(
     if not isinstance(kind, ArrayType) or not is_scalar(kind) or kind.dtype is DType.BOOL:
         message = f"the weight is a numeric scalar, found {kind}"
         return ctx.error("CP0407", message, first.value.span, weight)
-    if kind.dtype is DType.U8:
-        message = "the weights are added, and a sum of u8 wraps around at 256"
-        return ctx.error("CP0407", message, first.value.span, weight, "declare it i32 or f32")
     return WrittenReduction(Reduction("mean", weight.id), call.span, weight)
 
 

@@ -146,11 +146,35 @@ def test_a_state_is_set_before_it_is_asked_for(tmp_path: Path):
         job.run({0: averaging(job, 0, [])})
 
 
-def test_weights_that_are_large_together_do_not_wrap():
+@pytest.mark.parametrize("weight", [np.int32(1 << 30), np.uint8(200), np.float16(60000)])
+def test_weights_that_are_large_together_do_not_wrap(weight: Any):
     total = Sum(DType.F32, DType.F32)
     for _ in range(3):
-        total.add(np.ones(2, np.float32), np.asarray(1 << 30, np.int32))
+        total.add(np.ones(2, np.float32), np.asarray(weight))
     np.testing.assert_array_equal(total.take(3, mean=True), np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("hints", ["", ", accumulate = f16"])
+def test_a_weighted_mean_of_16_bits_is_made_in_float32(tmp_path: Path, dtype: Any, hints: str):
+    """A gradient of 60,000 times a weight of 100,000 is none of f16's."""
+    text = EXCHANGE.replace("OP", "mean(weight = n)").replace("HINTS", hints)
+    text = text.replace("input grads", "input n : i32 per worker\ninput grads")
+    params, grads = (
+        {name: np.full(leaf.shape, value, dtype) for name, leaf in tree(0).items()} for value in (0, 60000)
+    )
+    job = Job(compiled(tmp_path, text, {"params": params, "grads": grads}), {"sgd": lambda w, g: w + g})
+
+    def worker() -> Any:
+        yield (
+            next(site for site in job.sites.all if site.phase == "start"),
+            {"params": params, "weights": params},
+        )
+        yield job.site("exchange", "step"), {"grads": grads, "n": np.int32(100_000)}
+
+    job.run({rank: worker() for rank in range(3)}, 2)
+    for held in job.held("weights")[0]:
+        np.testing.assert_allclose(held.astype(np.float32), 60000, rtol=2**-8)
 
 
 def test_terms_sent_in_bfloat16_are_added_in_float32(tmp_path: Path):

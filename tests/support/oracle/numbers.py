@@ -63,28 +63,33 @@ def combine(op: Literal["sum", "max", "min"], left: Array, right: Array, dtype: 
 
 
 def multiply(array: Array, factor: npt.ArrayLike, dtype: DType) -> Array:
-    """`array * factor`, the factor first converted to `dtype`."""
+    """`array * factor`, the factor first converted to `dtype`, or of a 16-bit float to f32."""
     with np.errstate(all="ignore"):
-        return convert(np.multiply(array, convert(factor, dtype)), dtype)
+        return convert(np.multiply(convert(array, wide(dtype)), convert(factor, wide(dtype))), dtype)
 
 
 def divide(array: Array, divisor: npt.ArrayLike, dtype: DType) -> Array:
-    """`array / divisor`, the divisor first converted to `dtype`. Integers are divided by one only."""
-    by = convert(divisor, dtype)
+    """`array / divisor`, the divisor first converted to `dtype`, or of a 16-bit float to f32. Integers are
+    divided by one only."""
+    by = convert(divisor, wide(dtype))
     if not dtype.is_float:
         return array if bool(by == 1) else convert(np.floor_divide(array, by), dtype)
     with np.errstate(all="ignore"):
-        return convert(np.divide(array, by), dtype)
+        return convert(np.divide(convert(array, wide(dtype)), by), dtype)
 
 
 def weighted(array: Array, part: npt.ArrayLike, whole: npt.ArrayLike, dtype: DType) -> Array:
-    """`array * part / whole` with scalars in f32 at least. What does not count is zero, whatever it is, and
-    integers are left alone."""
+    """`array * part / whole`, the quotient in the type of the scalars. What does not count is zero, whatever
+    it is, and integers are left alone."""
     if not dtype.is_float:
         return array
     if not np.asarray(part) or not np.asarray(whole):
         return np.zeros_like(array)
-    wide = dtype if dtype is DType.F64 else DType.F32
     with np.errstate(all="ignore"):
-        share = convert(np.divide(convert(part, wide), convert(whole, wide)), wide)
-        return convert(np.multiply(convert(array, wide), share), dtype)
+        share = convert(np.divide(part, whole), wide(dtype))
+        return convert(np.multiply(convert(array, wide(dtype)), share), dtype)
+
+
+def wide(dtype: DType) -> DType:
+    """The type in which values of `dtype` are multiplied: f32 for 16-bit floats, else their own."""
+    return DType.F32 if dtype in (DType.F16, DType.BF16) else dtype

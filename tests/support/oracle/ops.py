@@ -20,7 +20,7 @@ from commplan.ir.types import DType
 from commplan.lowering.programs import program_of
 
 from .layout import Grid, Held, Rank, cut, join, pad_rows
-from .numbers import Array, combine, convert, divide, multiply, storage, weighted
+from .numbers import Array, combine, convert, divide, multiply, storage, weighted, wide
 from .programs import execute
 
 Values = Mapping[str, ir.Value]
@@ -81,8 +81,9 @@ def unpack(op: ir.Unpack, own: View) -> tuple[Array, ...]:
 
 
 def cast(op: ir.Cast, own: View) -> tuple[Array, ...]:
-    """Every leaf converted to `op.dtype`, rounded to nearest even where that is narrower."""
-    return tuple(convert(leaf, op.dtype) for leaf in own[op.operand])
+    """Every leaf converted to the type of the result's, rounded to nearest even where that is narrower."""
+    leaves = zip(own[op.operand], own.leaves(op.result), strict=True)
+    return tuple(convert(array, leaf.dtype) for array, leaf in leaves)
 
 
 def local_sum(op: ir.LocalSum, own: View) -> tuple[Array, ...]:
@@ -92,8 +93,8 @@ def local_sum(op: ir.LocalSum, own: View) -> tuple[Array, ...]:
 
 
 def scale(op: ir.Scale, own: View) -> tuple[Array, ...]:
-    """Every leaf times or divided by a number, in the leaf's dtype; or times each rank's own scalar, or its
-    share in another."""
+    """Every leaf times or divided by a number; or times each rank's own scalar, or its share in another.
+    Rounded once to the leaf's dtype."""
     pairs = zip(own.leaves(op.operand), own[op.operand], strict=True)
     if isinstance(op.by, str):
         whole = 1 if op.over is None else own.number(op.over)
@@ -117,8 +118,10 @@ def elastic(op: ir.Elastic, own: View) -> tuple[Array, ...]:
     eta, rho = own.number(op.eta), own.number(op.rho)
     pulls: list[Array] = []
     for leaf, array, center in zip(own.leaves(op.operand), own[op.operand], own[op.center], strict=True):
-        factor = multiply(convert(eta, leaf.dtype), rho, leaf.dtype)
-        pulls.append(multiply(convert(np.subtract(array, center), leaf.dtype), factor, leaf.dtype))
+        own_type, dtype = leaf.dtype, wide(leaf.dtype)
+        factor = multiply(convert(eta, dtype), rho, dtype)
+        difference = np.subtract(convert(array, dtype), convert(center, dtype))
+        pulls.append(convert(multiply(convert(difference, dtype), factor, dtype), own_type))
     return tuple(pulls)
 
 
