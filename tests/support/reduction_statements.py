@@ -1,0 +1,180 @@
+"""The statements of docs/reductions.md, each checked on two ranks: of a mesh or under MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .reductions import FLOATS, TYPES, Case, run
+
+Array = np.ndarray[Any, Any]
+VIA = ("", "via native", "via ring", "via recursive_doubling")
+WAYS = (
+    "",
+    "accumulate = f16",
+    "accumulate = f32",
+    "wire = f16",
+    "wire = bf16",
+    "wire = f32, accumulate = f32",
+)
+NAN, INF = np.nan, np.inf
+
+
+def reduced(
+    where: Any, op: str, dtype: str, *ranks: Sequence[float], how: str = "", options: str = "",
+    weights: Sequence[float] | None = None, weight: str = "i32",
+) -> Array:  # fmt: skip
+    """`op` of one array for each rank, the first of them with the first of `weights`."""
+    pairs = tuple(tuple(each.split(" = ")) for each in options.split(", ") if each)
+    given = None if weights is None else np.array(weights, TYPES[weight])
+    leaves = {"x": np.array(ranks, TYPES[dtype])}
+    return run(Case("", (1, 2), op, leaves, how, pairs, given), where)["x"]  # type: ignore[arg-type]
+
+
+def weighted(where: Any, dtype: str, first: Sequence[float], second: Sequence[float], **how: Any) -> Array:
+    return reduced(where, "mean(weight = n)", dtype, first, second, **how)
+
+
+def a_sum_of_integers_wraps_around_in_its_own_type(where: Any) -> None:
+    for how in VIA:
+        assert reduced(where, "sum", "i32", [2**31 - 1], [1], how=how).tolist() == [-(2**31)]
+        assert reduced(where, "sum", "u8", [200], [100], how=how).tolist() == [44]
+
+
+def a_sum_of_f16_beyond_65504_is_infinite(where: Any) -> None:
+    for options in ("", "wire = f32, accumulate = f32"):
+        assert reduced(where, "sum", "f16", [40000], [40000], options=options).tolist() == [INF]
+
+
+def a_sum_with_nan_or_with_both_infinities_is_nan(where: Any) -> None:
+    for how in VIA:
+        assert np.isnan(reduced(where, "sum", "f32", [NAN, INF], [1, -INF], how=how)).all()
+
+
+def a_mean_of_f16_is_finite_where_the_true_mean_is(where: Any) -> None:
+    for how, options in [*((via, "") for via in VIA), *(("", way) for way in WAYS)]:
+        mean = reduced(where, "mean", "f16", [60000], [60000], how=how, options=options)
+        np.testing.assert_allclose(mean.astype("f8"), [60000], rtol=2**-8)
+
+
+def integers_of_a_mean_are_their_maximum_or_those_of_the_first_rank(where: Any) -> None:
+    for integers, steps in (("max", [7, 2]), ("first", [3, 2])):
+        leaves = {"step": np.array([[3, 2], [7, -1]], "i4"), "w": np.array([[1.0], [2.0]], "f2")}
+        for op, weight in (("mean", None), ("mean(weight = n)", np.array([1, 3], "i4"))):
+            found = run(Case("", (1, 2), op, leaves, "", (("integers", integers),), weight), where)
+            assert found["step"].tolist() == steps
+            assert found["w"].tolist() == [1.5 if weight is None else 1.75]
+
+
+def integer_weights_do_not_wrap_around(where: Any) -> None:
+    for weights, weight in (([2**31 - 1, 2**31 - 1], "i32"), ([200, 200], "u8")):
+        for dtype in FLOATS:
+            assert weighted(where, dtype, [1, 0], [3, 4], weights=weights, weight=weight).tolist() == [2, 2]
+
+
+def weights_of_16_bits_are_added_in_f32(where: Any) -> None:
+    for weight in ("f16", "bf16"):
+        mean = weighted(where, "f32", [1, 0], [3, 4], weights=[60000, 60000], weight=weight)
+        assert mean.tolist() == [2, 2]
+
+
+def a_weighted_mean_of_f16_is_finite_whatever_the_weights(where: Any) -> None:
+    for how, options in [*((via, "") for via in VIA), *(("", way) for way in WAYS)]:
+        for weight in ("i32", "f32"):
+            given: dict[str, Any] = {"how": how, "options": options, "weight": weight}
+            mean = weighted(where, "f16", [60000], [60000], weights=[2**30, 2**31 - 1], **given)
+            np.testing.assert_allclose(mean.astype("f8"), [60000], rtol=2**-7)
+
+
+def a_weighted_mean_of_16_bits_is_rounded_once(where: Any) -> None:
+    random = np.random.default_rng(0)
+    for dtype in ("bf16", "f16"):
+        for how in VIA:
+            terms = random.normal(size=(2, 200)).astype(TYPES[dtype])
+            exact = (terms.astype("f8") * [[3], [5]]).sum(0) / 8
+            mean = weighted(where, dtype, *terms.astype("f8"), weights=[3, 5], how=how)
+            np.testing.assert_array_equal(mean, exact.astype(TYPES[dtype]))
+
+
+def a_term_of_weight_zero_is_left_out_even_if_it_is_nan(where: Any) -> None:
+    for dtype in FLOATS:
+        for how in VIA:
+            mean = weighted(where, dtype, [NAN, INF, -INF], [1, 2, 3], weights=[0, 5], how=how)
+            assert mean.tolist() == [1, 2, 3]
+
+
+def a_mean_without_any_weight_is_zero(where: Any) -> None:
+    for dtype in FLOATS:
+        assert weighted(where, dtype, [NAN, 1], [2, INF], weights=[0, 0]).tolist() == [0, 0]
+
+
+def a_weight_that_is_nan_makes_the_mean_nan(where: Any) -> None:
+    assert np.isnan(weighted(where, "f32", [1], [2], weights=[NAN, 1], weight="f32")).all()
+
+
+def a_maximum_or_minimum_with_nan_is_nan(where: Any) -> None:
+    for dtype in FLOATS:
+        for op in ("max", "min"):
+            for how in VIA:
+                found = reduced(where, op, dtype, [NAN, 1, NAN, NAN], [1, NAN, NAN, INF], how=how)
+                assert np.isnan(found.astype("f4")).all(), (dtype, op, how)
+
+
+def of_two_zeros_the_negative_one_is_less(where: Any) -> None:
+    for dtype in FLOATS:
+        for op, negative in (("max", [False, False, True]), ("min", [True, True, True])):
+            for how in VIA:
+                found = reduced(where, op, dtype, [0.0, -0.0, -0.0], [-0.0, 0.0, -0.0], how=how)
+                assert np.signbit(found.astype("f4")).tolist() == negative, (dtype, op, how)
+
+
+def a_maximum_or_minimum_keeps_denormals_and_infinities(where: Any) -> None:
+    for dtype, own in FLOATS.items():
+        least = float(ml_dtypes.finfo(own).smallest_subnormal)
+        for how in VIA:
+            given = ([3 * least, INF, -least], [least, 0, 0])
+            most = reduced(where, "max", dtype, *given, how=how).astype("f8")
+            assert most.tolist() == [3 * least, INF, 0], (dtype, how)
+            fewest = reduced(where, "min", dtype, *given, how=how).astype("f8")
+            assert fewest.tolist() == [least, 0, -least], (dtype, how)
+
+
+def a_maximum_of_truth_values_is_or_and_a_minimum_is_and(where: Any) -> None:
+    assert reduced(where, "max", "bool", [0, 0, 1], [0, 1, 1]).tolist() == [False, True, True]
+    assert reduced(where, "min", "bool", [0, 0, 1], [0, 1, 1]).tolist() == [False, False, True]
+
+
+def a_zero_sum_is_zero_of_either_sign_and_denormals_may_count_as_zero(where: Any) -> None:
+    for how in VIA:
+        assert reduced(where, "sum", "f32", [-0.0, 1, 1e-40], [-0.0, -1, 0], how=how)[:2].tolist() == [0, 0]
+        assert reduced(where, "sum", "f32", [1e-40], [0], how=how)[0] in (0, np.float32(1e-40))
+        assert reduced(where, "sum", "f16", [3e-7], [3e-7], how=how).tolist() == [np.float16(6e-7)]
+
+
+STATEMENTS: tuple[Callable[[Any], None], ...] = (
+    a_sum_of_integers_wraps_around_in_its_own_type,
+    a_sum_of_f16_beyond_65504_is_infinite,
+    a_sum_with_nan_or_with_both_infinities_is_nan,
+    a_mean_of_f16_is_finite_where_the_true_mean_is,
+    integers_of_a_mean_are_their_maximum_or_those_of_the_first_rank,
+    integer_weights_do_not_wrap_around,
+    weights_of_16_bits_are_added_in_f32,
+    a_weighted_mean_of_f16_is_finite_whatever_the_weights,
+    a_weighted_mean_of_16_bits_is_rounded_once,
+    a_term_of_weight_zero_is_left_out_even_if_it_is_nan,
+    a_mean_without_any_weight_is_zero,
+    a_weight_that_is_nan_makes_the_mean_nan,
+    a_maximum_or_minimum_with_nan_is_nan,
+    of_two_zeros_the_negative_one_is_less,
+    a_maximum_or_minimum_keeps_denormals_and_infinities,
+    a_maximum_of_truth_values_is_or_and_a_minimum_is_and,
+    a_zero_sum_is_zero_of_either_sign_and_denormals_may_count_as_zero,
+)
+
+
+def check_all(where: Any) -> None:
+    for statement in STATEMENTS:
+        statement(where)
