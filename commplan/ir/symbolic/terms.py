@@ -354,17 +354,17 @@ class Algebra:
     def _nested(self, term: Term, symbols: Symbols) -> list[Term]:
         """The terms within `term` in which symbols are still to be replaced, innermost first: a term is
         numbered after all that it is made of."""
-        found, stack = dict[int, Term](), [term]
+        pending, stack = dict[int, Term](), [term]
         while stack:
             for part in stack.pop().parts:
                 content = part.atom.content
                 inside = [each.term for each in content[1]] if part.atom.kind == "call" else content
                 for inner in (each for each in inside if isinstance(each, Term)):
                     known = (inner.number, True, tuple(symbols.items())) in self._substituted
-                    if inner.number not in found and not known and not inner.free.isdisjoint(symbols):
-                        found[inner.number] = inner
+                    if inner.number not in pending and not known and not inner.free.isdisjoint(symbols):
+                        pending[inner.number] = inner
                         stack.append(inner)
-        return [found[number] for number in sorted(found)]
+        return [pending[number] for number in sorted(pending)]
 
     def substitute_atom(self, atom: Atom, symbols: Symbols) -> Term:
         if atom.free.isdisjoint(symbols):
