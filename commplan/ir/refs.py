@@ -17,6 +17,11 @@ def name_of(ref: Ref) -> str:
     return ref.rpartition(".")[0]
 
 
+def base_name(ref: Ref) -> str:
+    """`grads.1` of `grads.1/shard`: what a value was called before passes made several of it."""
+    return ref.partition("/")[0].partition("~")[0]
+
+
 def getter(kind: type[msgspec.Struct], fields: tuple[str, ...]) -> Callable[[Any], tuple[Ref, ...]]:
     """The function that gives the values which `fields` of a struct of `kind` name, field by field.
 

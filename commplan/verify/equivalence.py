@@ -30,12 +30,13 @@ from commplan.ir.schedule import (
     Schedule,
     SourceType,
     Value,
+    operands,
     results,
 )
 from commplan.ir.serialization.canonical_json import plan_digest
 from commplan.ir.symbolic.blocks import Block, aligned
 from commplan.ir.symbolic.compare import Comparison
-from commplan.ir.symbolic.interpretation import Interpretation, Paths
+from commplan.ir.symbolic.interpretation import Interpretation, Paths, Routes
 from commplan.ir.symbolic.terms import Algebra, UnsayableError
 from commplan.ir.symbolic.values import Place, SymbolicValue, place
 from commplan.ir.symbolic.wording import block_in_words, element, term
@@ -64,14 +65,16 @@ class Reference:
             for ref in (*self.origin.plan.inputs, *self.origin.plan.states):
                 interpretation.put(ref, self.entry(self.values[ref]))
             for stage in phase.stages:
-                _carry_out(interpretation, stage, graph.results(stage))
+                _carry_out(interpretation, stage, graph.operands(stage), graph.results(stage))
         return interpretation
 
     def interpretation(self, values: dict[Ref, Value], *, written_out: bool = False) -> Interpretation:
         fns, algebra = self.origin.plan.fns, self.algebra
         elementwise = frozenset(fn.name for fn in fns if fn.elementwise)
         random = {fn.name: fn.where for fn in fns if fn.random}
-        return Interpretation(algebra, values, self.matches, elementwise, random, written_out=written_out)
+        return Interpretation(
+            algebra, values, self.matches, elementwise, random, self.values, written_out=written_out
+        )
 
     def line(self, ref: Ref) -> Span | None:
         """The line of the plan that makes a value."""
@@ -105,7 +108,9 @@ def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths]
     return matches
 
 
-def _carry_out(interpretation: Interpretation, step: object, refs: Sequence[Ref]) -> None:
+def _carry_out(
+    interpretation: Interpretation, step: object, operands: Sequence[Ref], refs: Sequence[Ref]
+) -> None:
     """One stage or op. What cannot be said of elements one by one is undefined, with the reason."""
     try:
         step.meaning(interpretation)  # type: ignore[attr-defined]
@@ -113,6 +118,7 @@ def _carry_out(interpretation: Interpretation, step: object, refs: Sequence[Ref]
         for ref in refs:
             term = interpretation.algebra.undefined(str(error))
             interpretation.put(ref, SymbolicValue(interpretation.values[ref], ((), term)))
+    interpretation.follow(operands, refs)
 
 
 class Difference(NamedTuple):
@@ -252,7 +258,8 @@ def _check_phase(
     for value in schedule.entry:
         actual.put(value.id, reference.entry(value, shards.get(value.id)))
     for op in phase.ops:
-        _carry_out(actual, op, results(op))
+        _carry_out(actual, op, operands(op), results(op))
+    _check_frame(schedule, phase, planned, reference, report)
     states = {name_of(ref): ref for ref in schedule.states}
     for kind, bindings, wanted in (
         ("output", phase.outputs, planned.outputs),
@@ -272,6 +279,13 @@ def _check_phase(
                 span = reference.line(original.value)
                 report.add("CP0766", f"{where} is {_shape(value)}, and in the plan {_shape(shape)}", span)
                 continue
+            routes = actual.routes.get(binding.value, Routes())
+            planned_routes = expected.routes.get(original.value, Routes())
+            if routes != planned_routes:
+                texts = _in_words(routes), _in_words(planned_routes)
+                message = "{} is made of {}, and in the plan of {}".format(where, *texts)
+                report.add("CP0766", message, reference.line(original.value))
+                continue
             difference = _difference(reference, actual.of(binding.value), expected.of(original.value), shard)
             if difference is None:
                 continue
@@ -279,6 +293,33 @@ def _check_phase(
             message = f"{where}{path}, element {difference.element}: the plan says {difference.expected}"
             message += f"; the schedule makes {difference.found}"
             report.add("CP0766", message, reference.line(original.value))
+
+
+def _check_frame(
+    schedule: Schedule, phase: Phase, planned: graph.Phase, reference: Reference, report: Report
+) -> None:
+    """Report entering values, and values of the plan, that a phase declares otherwise."""
+    read = {ref for stage in planned.stages for ref in graph.operands(stage)}
+    read |= {binding.value for binding in (*planned.outputs, *planned.updates)}
+    for noun, refs, declared in (
+        ("inputs", phase.inputs, schedule.inputs),
+        ("states", phase.states, schedule.states),
+    ):
+        expected = [ref for ref in declared if ref in read]
+        if list(refs) != expected:
+            message = f"phase `{phase.name}` lists the {noun} {list(refs)}, and in the plan reads {expected}"
+            report.add("CP0766", message, phase.span)
+    for value in phase.values if not schedule.state_shards else ():
+        expected = reference.values.get(value.id, value)
+        if value != expected:
+            message = f"`{value.id}` is {_shape(value)}, and in the plan {_shape(expected)}"
+            report.add("CP0766", message, reference.line(value.id))
+
+
+def _in_words(routes: Routes) -> str:
+    """The loads that a value is made of, and how each is shared."""
+    texts = (f"`{load}` {' and '.join(sorted(shares)) or 'not shared'}" for load, shares in routes)
+    return ", ".join(sorted(texts)) or "no load"
 
 
 def _difference(

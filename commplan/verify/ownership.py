@@ -11,14 +11,16 @@ import math
 from typing import NamedTuple
 
 from commplan.diagnostics import CommplanError
-from commplan.ir.analysis.server_ops import ServerOp
+from commplan.ir.analysis.server_ops import ServerOp, renewed, sent, server_op
 from commplan.ir.plan import AxisKind, name_of
-from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule
+from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule, results
 from commplan.ir.stages import rules
 from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import FIRST_TAG, Held, Site, Sites, nbytes_of
 from commplan.protocol.units import Layout
 from commplan.verify.scope import Report, Scope
+
+_KEPT = "which servers keep: an op `get` has to fetch it"
 
 
 class Kept(NamedTuple):
@@ -162,6 +164,29 @@ def _hints(scope: Scope, op: Exchange | Elastic) -> None:
             scope.report.add("CP0735", f"{name} = {number} is less than {least}", op.span)
     if not op.axes or math.prod(scope.sizes.get(axis, 0) for axis in op.axes) < 1:
         scope.report.add("CP0734", "workers meet over no axis", op.span)
+
+
+def check_served(scope: Scope) -> None:
+    """Report readers of values that servers keep, except the ops that talk with servers, and states on
+    servers that no such op makes."""
+    phase, report, values = scope.phase, scope.report, scope.values
+    served = {ref for ref in phase.states if values[ref].placement.server is not None}
+    unread = {*served}
+    for op in phase.ops:
+        if (asking := server_op(op, values)) is not None:
+            unread.update(renewed(asking))
+            served.update(results(op))
+        for ref in sent(op):
+            if ref in unread:
+                report.add("CP0764", f"`{results(op)[0]}` reads `{ref}`, {_KEPT}", op.span)
+    for binding in phase.outputs:
+        if binding.value in unread:
+            report.add("CP0764", f"output `{binding.name}` is `{binding.value}`, {_KEPT}", phase.span)
+    for binding in phase.updates:
+        on_server = values[binding.value].placement.server is not None
+        if on_server and (binding.value not in served or name_of(binding.value) != binding.name):
+            message = f"no op makes `{binding.value}` the state `{binding.name}` of servers"
+            report.add("CP0764", message, phase.span)
 
 
 def _on_server(scope: Scope, op: Op, ref: str, how: str) -> None:

@@ -15,8 +15,10 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from commplan.diagnostics import Diagnostic, near_name
+from commplan.ir import roles
 from commplan.ir.analysis.input_slice import bind_sources
-from commplan.ir.plan import AxisKind, Ref
+from commplan.ir.plan import NO_HINTS, AxisKind, Hints, Ref
+from commplan.ir.roles import Role
 from commplan.ir.schedule import (
     SCHEMA_VERSION,
     Collective,
@@ -32,14 +34,15 @@ from commplan.ir.schedule import (
     results,
 )
 from commplan.ir.shard_shapes import cut_all
-from commplan.ir.transfer import shown
+from commplan.ir.transfer import Violations, shown
 from commplan.ir.types import LARGEST, MOST_SERVERS
 from commplan.verify.algorithms import check_algorithm
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin
 from commplan.verify.input.proof import check_input
-from commplan.verify.ownership import check_server_op, check_servers
+from commplan.verify.ownership import check_served, check_server_op, check_servers
 from commplan.verify.scope import Axes, Report, Scope
 
+_MEANT = [field.name for field in roles.fields(Hints) if field.role is Role.MEANING]
 _LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")
 
 
@@ -122,6 +125,7 @@ def _verify_phase(scope: Scope) -> None:
         if not scope.has_seen_op(op):
             _check_op(scope, op)
     if len(report.found) == before:
+        check_served(scope)
         check_input(scope)
     _clocks(scope)
     bound = bind_sources(phase)
@@ -132,7 +136,7 @@ def _verify_phase(scope: Scope) -> None:
 
 def _check_op(scope: Scope, op: Op) -> None:
     """Its own rules, and that its results are what its operands make them."""
-    wrong = [*op.check(scope.types)]
+    wrong = [*op.check(scope.types), *_unobeyed(op)]
     if not _LANES.fullmatch(op.lane):
         wrong.append(("CP0735", f"there is no lane `{op.lane}`"))
     if not wrong:
@@ -144,6 +148,14 @@ def _check_op(scope: Scope, op: Op) -> None:
         check_server_op(scope, op)
     elif isinstance(op, Collective) and not wrong:
         check_algorithm(scope, op)
+
+
+def _unobeyed(op: Op) -> Violations:
+    """Options that would change what an op makes, if ops of its kind obeyed them."""
+    hints: Hints = getattr(op, "hints", NO_HINTS)
+    for name in _MEANT if hints is not NO_HINTS else ():
+        if getattr(hints, name) is not None and name not in op.OBEYS:
+            yield "CP0735", f"`{results(op)[0]}` has the option `{name}`, which no {op.title} has"
 
 
 def _differences(declared: Value, value: Value) -> Iterator[tuple[str, str]]:

@@ -170,7 +170,7 @@ def test_another_kind_of_file() -> None:
 
 
 def test_another_schema_version() -> None:
-    problem = refusal(DATA.replace(b'"schema": 3', b'"schema": 999', 1))
+    problem = refusal(DATA.replace(b'"schema": %d' % SCHEMA_VERSION, b'"schema": 999', 1))
     assert problem.code == "CP1002"
     assert f"this commplan reads {SCHEMA_VERSION}" in problem.message
 

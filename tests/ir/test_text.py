@@ -48,7 +48,7 @@ def test_a_schedule_as_text() -> None:
 
 @pytest.mark.parametrize("pipeline", ["", None, "bucket{max=8},overlap"])
 def test_schedules_read_back(pipeline: str | None) -> None:
-    hints = graph.Hints(wire=DType.BF16, bucket=1000, on_error="skip")
+    hints = graph.Hints(wire=DType.BF16, bucket=1000, integers="max")
     via = graph.Algorithm("hierarchical", (graph.Arg("a"), graph.Arg("ring", "b")))
     for schedule in (
         compiled(reduce_plan("mean", via, hints, b=2, a=3), pipeline, grads=GIVEN),

@@ -15,7 +15,7 @@ from support.byhand import sharded_plan, tree
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.ir.schedule import Leaf, Schedule
+from commplan.ir.schedule import SCHEMA_VERSION, Leaf, Schedule
 from commplan.ir.serialization.canonical_json import FORMAT, encode, plan_digest, schedule_digest
 from commplan.ir.shard_shapes import cut, row_size
 from commplan.ir.types import LARGEST, MOST_SERVERS, DType
@@ -63,7 +63,9 @@ def saved(content: Any) -> bytes:
         digest = schedule_digest(msgspec.convert(content, Schedule))
     except msgspec.ValidationError:
         pass
-    return msgspec.json.encode({"format": FORMAT, "schema": 3, "digest": digest, "schedule": content})
+    return msgspec.json.encode(
+        {"format": FORMAT, "schema": SCHEMA_VERSION, "digest": digest, "schedule": content}
+    )
 
 
 def refusal(name: str, edit: Edit) -> list[str]:

@@ -385,6 +385,8 @@ MEAN = (("allow", BOTH, BF16, F32, F32, True, True), over(8))
         ((ADDED, DOWN, UP), ALLOWED, False),
         ((DOWN, UP, ADDED), ALLOWED, False),
         ((DOWN, UP, ADDED), SCATTERED, True),
+        ((DOWN, UP, ADDED, DOWN, UP), SCATTERED, False),  # what is not sent on, in 16 bits
+        ((DOWN, UP, ("sum", ("a",)), DOWN, UP, ("sum", ("b",))), SCATTERED, True),
         ((DOWN, ADDED, UP), ALLOWED, False),  # added in 16 bits
         ((("cast", F32, DType.F16), ("cast", DType.F16, F32), ADDED), ALLOWED, False),
         ((DOWN, UP, ("sum", ("a", "c")), DOWN, UP), ALLOWED, False),

@@ -51,7 +51,7 @@ def test_a_random_function_draws_once_for_each_name():
     again = "x.0/again"
     ops = (draw, replace(draw, results=(again,)), replace(difference, operands=("x.0", again)))
     message = refused(with_ops(schedule, ops, (*step.values, replace(step.values[0], id=again))))
-    assert "drawn for x.0/again" in message
+    assert "drawn from 1 for x.0/again" in message
 
 
 def test_members_draw_numbers_of_their_own():

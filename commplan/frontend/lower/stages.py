@@ -6,6 +6,7 @@ order them. `reduce by mean` --> all_reduce sum, then a division.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -57,9 +58,10 @@ class Lowering(Builder):
     ) -> None:
         super().__init__(axes, dict(values))
         self.plan = plan
+        self.streams: Counter[str] = Counter()
 
     def phase(self, phase: graph.Phase) -> sched.Phase:
-        self.ops, self.weights = [], {}
+        self.ops, self.weights, self.streams = [], {}, Counter[str]()
         for stage in phase.stages:
             _STAGES.get(type(stage), Lowering.over_axes)(self, stage)
         states = [self.plan.value(ref) for ref in self.plan.states]
@@ -83,12 +85,15 @@ class Lowering(Builder):
     def map(self, stage: graph.Map) -> None:
         fn = self.plan.fn(stage.fn)
         lane = "host_compute" if fn.where == "host" else "device"
-        self.ops.append(assemble(sched.Map, stage, random=fn.random, lane=lane))
+        self.streams[fn.name] += fn.random
+        stream = self.streams[fn.name]
+        self.ops.append(assemble(sched.Map, stage, random=fn.random, stream=stream, lane=lane))
 
     def share(self, stage: graph.Share) -> None:
         asked = stage.via.get("readers")
         readers = int(asked) if asked is not None else None
-        self.ops.append(assemble(sched.Share, stage, design=stage.via.name, readers=readers))
+        op = assemble(sched.Share, stage, design=stage.via.name, readers=readers, pinned=True)
+        self.ops.append(op)
 
     def over_axes(self, stage: Any) -> None:
         """One operand becomes one collective."""
@@ -100,7 +105,7 @@ class Lowering(Builder):
         if stage.mode != "sync":
             self.ops.append(assemble(sched.Elastic, stage, lane="network"))
             return
-        self.ops.append(assemble(sched.Elastic, stage, result=None))
+        self.ops.append(assemble(sched.Elastic, stage, result=None, hints=graph.NO_HINTS))
         total = f"{stage.result}/sum"
         self.collective("all_reduce", total, stage.pull, stage.axes, stage, op="sum")
         self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))

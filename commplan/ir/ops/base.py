@@ -32,7 +32,8 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
     READS, WRITES: the fields that name the values that it reads and makes, in the order in which `operands`
     and `results` give them. KEPT: those of READS that servers keep and workers do not send. ANSWERS: how many
     of the results come back from servers; the rest stays there. CONVERTS: it changes how elements lie, or
-    their type, and nothing else.
+    their type, and nothing else. OBEYS: those of its `hints` that change what it makes; others that could are
+    refused.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("operand",)
@@ -40,6 +41,7 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
     KEPT: ClassVar[tuple[str, ...]] = ()
     ANSWERS: ClassVar[int] = 1
     CONVERTS: ClassVar[bool] = False
+    OBEYS: ClassVar[tuple[str, ...]] = ()
 
     @property
     def title(self) -> str:

@@ -42,6 +42,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     packs leaves that `hints.integers` is for apart.
     """
 
+    OBEYS = ("wire", "accumulate", "integers")
+
     kind: Meaning[CollectiveKind]
     result: Meaning[Ref]
     operand: Meaning[Ref]

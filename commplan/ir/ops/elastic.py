@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from commplan.diagnostics import Span
-from commplan.ir.hints import Hints
+from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
@@ -22,6 +22,7 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
     READS = ("operand", "center", "eta", "rho")
     WRITES = ("pull", "result")
     KEPT = ("center",)
+    OBEYS = ("wire", "accumulate", "staleness")
 
     pull: Meaning[Ref]
     operand: Meaning[Ref]
@@ -32,7 +33,7 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
     axes: Meaning[Over]
     span: Presentation[Span]
     result: Meaning[Ref | None] = None
-    hints: Meaning[Hints] = Hints()
+    hints: Meaning[Hints] = NO_HINTS
     after: Execution[tuple[Ref, ...]] = ()
     lane: Cost[str] = "device"
 
@@ -45,6 +46,8 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
             yield "CP0735", f"`{self.center}` is pulled towards itself"
         if (self.mode == "sync") != (self.result is None):
             yield "CP0735", f"an elastic op in mode {self.mode} has the wrong results"
+        if self.mode == "sync" and self.hints != NO_HINTS:
+            yield "CP0735", "an elastic op in mode sync sends nothing, and has no options"
 
     def transfer(self, types: ValueTypes) -> Results:
         pull = placed(types.values[self.operand], self.pull)

@@ -18,6 +18,7 @@ class Exchange(ServerStep, BaseOp, frozen=True, tag="exchange", gc=False):
 
     READS = ("gradient", "states", "weight")
     KEPT = ("states",)
+    OBEYS = ("wire", "accumulate", "staleness")
 
     op: Meaning[Literal["sum", "mean"]]
     span: Presentation[Span]

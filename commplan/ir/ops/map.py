@@ -1,10 +1,10 @@
 from collections.abc import Container, Mapping
 
-from commplan.ir.hints import Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Execution, Meaning, Structure
 from commplan.ir.stages.map import Call
+from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
 from commplan.ir.types import ArrayType, AxisKind
 from commplan.ir.values import Value
@@ -13,12 +13,15 @@ from commplan.ir.values import Value
 class Map(Call, BaseOp, frozen=True, tag="map", gc=False):
     """Apply a bound function. `per_record` on the device means `vmap` over the leading dimension.
 
-    `per`: the ensembles between whose members a random function differs. `hints.overlap`: it is an update
-    that may run in pieces, each beside the sums that others wait for.
+    `per`: the ensembles between whose members a random function differs. `stream`: the number of a random
+    call among those of its function in the phase, from 1, as the plan writes them. `hints.overlap`: it is an
+    update that may run in pieces, each beside the sums that others wait for.
     """
 
+    OBEYS = ("on_error",)
+
     random: Structure[bool] = False
-    hints: Meaning[Hints] = Hints()
+    stream: Meaning[int] = 0
     after: Execution[tuple[Ref, ...]] = ()
     lane: Structure[str] = "device"  # or host_compute
 
@@ -36,6 +39,11 @@ class Map(Call, BaseOp, frozen=True, tag="map", gc=False):
                 return
         if self.lane != ("host_compute" if fn.where == "host" else "device") or self.random != fn.random:
             yield "CP0735", f"`{self.fn}` is a {fn.where} function, but runs on lane {self.lane}"
+        if self.stream < 1 if self.random else self.stream != 0:
+            yield (
+                "CP0735",
+                f"`{self.fn}` is {'' if self.random else 'not '}random, its stream is {self.stream}",
+            )
         yield from types.check_axes(self.per, AxisKind.ENSEMBLE)
         yield from types.check_terms(self.operands)
         kinds = zip((*self.operands, *self.results), (*fn.operands, *fn.results), strict=True)
@@ -48,6 +56,9 @@ class Map(Call, BaseOp, frozen=True, tag="map", gc=False):
                 yield "CP0731", f"`{ref}` is {shown(value.leaves)}, `{self.fn}` wants {kind}"
             elif by_record and value.leaves[0].shape[1:] != kind.shape:
                 yield "CP0731", f"records of `{ref}` are {shown(value.leaves)}, not {kind}"
+
+    def drawn_from(self, env: Interpretation) -> int:
+        return self.stream
 
     def transfer(self, types: ValueTypes) -> Results:
         """Kinds and leaves are bound with the function."""

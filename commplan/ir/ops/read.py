@@ -13,6 +13,8 @@ from commplan.ir.values import Leaf, Value
 class Read(Batches, BaseOp, frozen=True, tag="read", gc=False):
     """Read a batch of records of a source. Lane: host read."""
 
+    OBEYS = ("on_error", "on_failure")
+
     after: Execution[tuple[Ref, ...]] = ()
     lane: Cost[str] = "host_read"
 

@@ -1,13 +1,13 @@
 from collections.abc import Container, Mapping
 
 from commplan.diagnostics import Span
-from commplan.ir.hints import Hints
+from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.remark import Design
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.stages import rules
-from commplan.ir.symbolic.deferred import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
 from commplan.ir.types import AxisKind, Over
 from commplan.ir.values import Value
@@ -17,18 +17,21 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
     """How a loaded value that is the same over ensembles is made so, between processes.
 
     design: duplicate (each computes it), all_shared (each computes 1/n and all see all),
-    single_broadcast or multi_broadcast (`readers` compute).
+    single_broadcast or multi_broadcast (`readers` compute). pinned: the plan says so, and with which options.
     """
+
+    OBEYS = ("on_failure",)
 
     result: Meaning[Ref]
     operand: Meaning[Ref]
-    axes: Meaning[Over]
-    design: Meaning[Design]
+    axes: Execution[Over]
+    design: Execution[Design]
     span: Presentation[Span]
-    readers: Meaning[int | None] = None
-    hints: Meaning[Hints] = Hints()
+    readers: Execution[int | None] = None
+    hints: Meaning[Hints] = NO_HINTS
     after: Execution[tuple[Ref, ...]] = ()
     lane: Cost[str] = "host_compute"
+    pinned: Meaning[bool] = False
 
     def check(self, types: ValueTypes) -> Violations:
         operand = types.values[self.operand]
@@ -36,6 +39,8 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
         yield from broken("CP0731", rules.loaded(name, records=operand.kind == "records"))
         wrong = [*types.check_axes(self.axes, AxisKind.ENSEMBLE)]
         yield from wrong
+        if self.hints != NO_HINTS and not self.pinned:
+            yield "CP0735", f"`{name}` is shared with options, and the plan does not share it"
         varying = [axis for axis in self.axes if operand.placement.varies(axis)]
         yield from broken("CP0734", rules.alike(name, varying))
         if not wrong:
@@ -46,6 +51,8 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         env.rename(self.result, env.of(self.operand), {})
+        if self.pinned:
+            steps.shared_by(env, self.result, self.operand, self.axes, self.design, self.readers, self.hints)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         readers = f", {self.readers} readers" if self.readers else ""

@@ -32,6 +32,8 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
         if self.ways < 1:
             yield "CP0735", f"a buffer has no {self.ways} rows"
             return
+        if result.kind not in ("tree", "array"):
+            yield "CP0731", f"`{self.result}` is unpacked, but is {result.kind}"
         runs: list[set[tuple[int, int]]] = [set() for _ in result.leaves]
         for part in self.parts:
             wrong = [*types.check_rows(part.value, self.ways)]

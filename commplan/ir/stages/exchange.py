@@ -41,7 +41,8 @@ class ServerStep(msgspec.Struct, frozen=True):
         for state, result in zip(self.states, self.results, strict=True):
             env.check_current(state)
             env.set_current(result)
-        marks = ("exchange over", *self.axes, op, *steps.answered(hints))
+        how = (f"via {via}",) if via is not None else ()
+        marks = ("exchange over", *self.axes, op, *steps.answered(hints), *how)
         scalars = (weight,) if weight else ()
         sent = [gradient, *env.each((*self.states, *scalars))]
         env.call(self.fn, sent, self.results, marks, served=True)

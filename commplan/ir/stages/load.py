@@ -4,11 +4,11 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
-from commplan.ir.refs import Ref
+from commplan.ir.refs import Ref, base_name
 from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.stages.rules import Ranks, Violation, dropped_tail, even_batch, member_batches, short_tail
-from commplan.ir.symbolic.deferred import Interpretation, steps
+from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.types import Batch
 
 
@@ -37,9 +37,10 @@ class Batches(msgspec.Struct, frozen=True):
         hints, clock = self.hints, self.clock
         contract = (self.batch, self.visit, self.seed, self.tail, hints.on_error, hints.on_failure)
         words = ", ".join(map(str, (*contract, "per", *self.per, "by", clock)))
-        label = f"{self.source}({steps.base_name(self.result)}; {words})"
+        label = f"{self.source}({base_name(self.result)}; {words})"
         own = (*self.per, *((clock,) if clock and clock not in self.per else ()))
         env.put(self.result, env.own_elements(label, env.values[self.result], own, self.split))
+        env.routes[self.result] = frozenset([(base_name(self.result), frozenset[str]())])
         if self.count is not None:
             value = env.values[self.count]
             number = env.own_elements(f"the number of {label}", value, (*own, *self.split), ())

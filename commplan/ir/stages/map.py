@@ -22,18 +22,26 @@ class Call(msgspec.Struct, frozen=True):
     span: Presentation[Span]
     per: Meaning[tuple[str, ...]] = ()
     per_record: Meaning[bool] = False  # applied record by record: on the host, or vmapped on the device
+    hints: Meaning[Hints] = NO_HINTS
+
+    def drawn_from(self, env: Interpretation) -> int:
+        """The number of the random stream that the call draws from, among those of its function."""
+        raise NotImplementedError
 
     def meaning(self, env: Interpretation) -> None:
         """A random function draws other numbers in every call, on the device for every name of a result,
         along `per` and, of whole values, for each part and each shape of what it is given."""
         fn, operands, by_record = self.fn, env.each(self.operands), self.per_record
+        marks: tuple[object, ...] = ("per", *self.per) if self.per else ()
+        if self.hints.on_error is not None:
+            marks = (*marks, "on error", self.hints.on_error)
         if fn not in env.random:
-            env.call(fn, operands, self.results, by_record=by_record)
+            env.call(fn, operands, self.results, marks, by_record=by_record)
             return
-        first = self.results[0]
-        name = first if env.random[fn] == "device" else steps.base_name(first)
-        env.draws[name] += 1
-        marks, differing = ("drawn for", name, env.draws[name]), self.per
+        differing = self.per
+        marks = (*marks, "drawn from", self.drawn_from(env))
+        if env.random[fn] == "device":
+            marks = (*marks, "for", self.results[0])
         if not by_record:
             split = operands[0].value.placement.split if operands else ()
             shapes = (tuple(leaf.shape for leaf in held.value.leaves) for held in operands)
@@ -49,7 +57,10 @@ class Map(Call, BaseStage, frozen=True, tag="map"):
 
     FORM = "y, ... = map FN(x, ...) [per MEMBER]"
 
-    hints: Meaning[Hints] = NO_HINTS
+    def drawn_from(self, env: Interpretation) -> int:
+        """Streams are numbered in the order in which the plan writes the calls."""
+        env.draws[self.fn] += 1
+        return env.draws[self.fn]
 
     def alike(self) -> tuple[tuple[Ref, ...], ...]:
         return ()

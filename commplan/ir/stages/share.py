@@ -3,7 +3,7 @@ from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, chosen
-from commplan.ir.symbolic.deferred import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
 class Share(StageOverAxes, frozen=True, tag="share"):
@@ -22,3 +22,5 @@ class Share(StageOverAxes, frozen=True, tag="share"):
 
     def meaning(self, env: Interpretation) -> None:
         env.rename(self.result, env.of(self.operand), {})
+        readers = self.via.get("readers")
+        steps.shared_by(env, self.result, self.operand, self.axes, self.via.name, readers, self.hints)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from commplan.ir.analysis.optimizer_leaf_match import LeafMatch
 from commplan.ir.axes import coordinates
-from commplan.ir.refs import Ref, name_of
+from commplan.ir.refs import Ref, base_name, name_of
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic import blocks, moves
 from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Rows
@@ -43,6 +43,8 @@ from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Part, Value
 
 Paths = tuple[tuple[str, ...], ...]
+# The loads that a value is made of, each with the shares of the plan that it went through on the way.
+Routes = frozenset[tuple[str, frozenset[str]]]
 
 
 class _Call(NamedTuple):
@@ -58,8 +60,8 @@ class Interpretation:
 
     values: those that ops make, by name. matches: of every function in `elementwise`, by the paths of what
     goes in and comes out, the leaves of operands that each leaf of a result is made of. random: where each
-    random function is called, on the host or the device. written_out: what is
-    carried out are the ops alone, and no longer the types that a pass is still to send and add in.
+    random function is called, on the host or the device. declared: the values of the plan. written_out: what
+    is carried out are the ops alone, and no longer the types that a pass is still to send and add in.
     """
 
     def __init__(
@@ -69,13 +71,16 @@ class Interpretation:
         matches: Mapping[tuple[str, Paths], LeafMatch],
         elementwise: frozenset[str] = frozenset(),
         random: Mapping[str, str] = MappingProxyType({}),
+        declared: Mapping[Ref, Value] = MappingProxyType({}),
         *,
         written_out: bool = False,
     ) -> None:
         self.algebra, self.values, self.matches = algebra, values, matches
-        self.elementwise, self.random, self.written_out = elementwise, random, written_out
+        self.elementwise, self.random, self.declared = elementwise, random, declared
+        self.written_out = written_out
         self.draws: Counter[str] = Counter()
         self.held: dict[Ref, SymbolicValue] = {}
+        self.routes: dict[Ref, Routes] = {}
         self._current: dict[str, Ref] = {}
 
     def of(self, ref: Ref) -> SymbolicValue:
@@ -93,6 +98,13 @@ class Interpretation:
     def set_current(self, ref: Ref) -> None:
         """A server has `ref` now."""
         self._current[name_of(ref)] = ref
+
+    def follow(self, operands: Sequence[Ref], results: Sequence[Ref]) -> None:
+        """What is made of several values has their routes, unless its meaning gave it others."""
+        if self.routes:
+            routes = Routes().union(*(self.routes.get(ref, ()) for ref in operands))
+            for ref in results:
+                self.routes.setdefault(ref, routes)
 
     def put(self, ref: Ref, held: SymbolicValue) -> None:
         self.held[ref] = held
@@ -151,6 +163,8 @@ class Interpretation:
         paths: Paths = tuple(tuple(leaf.path for leaf in each) for each in leaves)
         known = fn in self.elementwise and not by_record and not served
         match = self.matches.get((fn, paths)) if known else None
+        for ref in results:
+            self._check_declared(fn, self.values[ref], whole=match is None)
         called = " ".join(map(str, (fn, *marks)))
         for number, ref in enumerate(results):
             call = _Call(f"{called}#{number}" if number else called, given, drawn)
@@ -159,6 +173,18 @@ class Interpretation:
             if by_record:
                 held = self._by_record(call, value)
             self.held[ref] = held or self._opaque(call, value)
+
+    def _check_declared(self, fn: str, value: Value, *, whole: bool) -> None:
+        """What `fn` makes is the plan's value of that name, or parts of it; whole: all of it."""
+        declared = self.declared.get(base_name(value.id))
+        if declared is None:
+            raise UnsayableError(f"`{value.id}` is made by `{fn}`, and no value of the plan")
+        own, planned = (
+            (each.kind, [(leaf.path, leaf.dtype, leaf.shape if whole else ()) for leaf in each.leaves])
+            for each in (value, declared)
+        )
+        if own != planned:
+            raise UnsayableError(f"`{value.id}` has other leaves than what `{fn}` makes of it in the plan")
 
     def _opaque(self, call: _Call, value: Value) -> SymbolicValue:
         """Every element of the result depends on all of every operand."""

@@ -43,12 +43,12 @@ _EXACT: dict[DType, frozenset[DType]] = {
 
 
 def allowed(
-    axes: Iterable[str], dtype: DType, hints: Hints, *, again: bool = False, divides: bool = False
+    axes: Iterable[str], dtype: DType, hints: Hints, *, again: bool | None = False, divides: bool = False
 ) -> Event | None:
     """The event for `wire` and `accumulate` of a stage; None if values stay in their own type.
 
-    axes: those that a sum is made over, none of a move. again: the sum travels, too. divides: the sum is
-    divided, which an event ("scale", ..) behind this one says.
+    axes: those that a sum is made over, none of a move. again: the sum travels, too; None: it may. divides:
+    the sum is divided, which an event ("scale", ..) behind this one says.
     """
     names = tuple(sorted(axes))
     sent, added = hints.wire_types(dtype, adds=bool(names))
@@ -98,7 +98,7 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
             end += 1  # what is only moved may travel as it is
         around = stages[place : end + 1]
         if event[0] == "cast":
-            if not any(event[2] in stage.types or holds(event[2], event[1]) for stage in around):
+            if not any(event[2] in stage.next_types or holds(event[2], event[1]) for stage in around):
                 return False
             current = event[2]
             narrow.add(current)
@@ -154,7 +154,7 @@ class _Stage:
     types that the sum was cast to. divides: every sum is divided by its ranks."""
 
     def __init__(
-        self, axes: set[str], wire: DType, accumulate: DType, own: DType, again: bool, divides: bool
+        self, axes: set[str], wire: DType, accumulate: DType, own: DType, again: bool | None, divides: bool
     ) -> None:
         self.adds, self.divides = bool(axes), divides
         self.axes, self.wire, self.accumulate, self.own, self.again = axes, wire, accumulate, own, again
@@ -163,6 +163,11 @@ class _Stage:
     @property
     def types(self) -> tuple[DType, DType, DType]:
         return self.wire, self.accumulate, self.own
+
+    @property
+    def next_types(self) -> tuple[DType, ...]:
+        """The types that may follow: behind the last sum, if it is not sent on, its own alone."""
+        return (self.own,) if self.adds and not self.axes and self.again is False else self.types
 
     @property
     def done(self) -> bool:

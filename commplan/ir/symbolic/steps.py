@@ -33,11 +33,12 @@ def reduced(
     divisor: int = 1,
 ) -> SymbolicValue:
     """`operand` added up, or its maximum or minimum taken, over `axes`. again: the sum is sent to
-    everyone. divisor: what a mean divides by; the terms if they are added in f16, else their sum."""
+    everyone; if not, scalars may be, for they are not cut. divisor: what a mean divides by; the terms if they
+    are added in f16, else their sum."""
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
 
-    def one(term: Term, dtype: DType) -> Term:
+    def one(term: Term, dtype: DType, again: bool | None = again) -> Term:
         if hints.integers is not None and not dtype.is_float:
             if hints.integers == "max":
                 return env.algebra.extreme("max", term, axes)
@@ -54,7 +55,13 @@ def reduced(
         extreme = env.algebra.extreme("max" if op == "max" else "min", term, axes)
         return extreme if event is None else env.algebra.traced(extreme, event)
 
-    return env.summed(operand, value, axes, one)
+    total = env.summed(operand, value, axes, one)
+    scalars = [not leaf.shape for leaf in value.leaves]
+    if again or not any(scalars) or hints.wire is hints.accumulate is None:
+        return total
+    maybe = env.summed(operand, value, axes, lambda term, dtype: one(term, dtype, None))
+    sides = zip(scalars, total.blocks, maybe.blocks, strict=True)
+    return uniform_if_whole(value, [sent if scalar else block for scalar, block, sent in sides])
 
 
 def averaged(
@@ -192,7 +199,7 @@ def updated(env: Interpretation, center: SymbolicValue, total: SymbolicValue, va
 
 def answered(hints: Hints) -> tuple[object, ...]:
     """What the answers of servers depend on beside what they are sent."""
-    return hints.staleness, hints.on_failure, hints.wire, hints.accumulate
+    return hints.staleness, hints.wire, hints.accumulate
 
 
 def elastic(
@@ -212,9 +219,8 @@ def elastic(
     if mode != "sync":
         env.check_current(center)
         env.set_current(result or center)
-        numbers = [str(factor) for factor in factors if not isinstance(factor, str)]
         scalars = [factor for factor in factors if isinstance(factor, str)]
-        marks = (mode, "over", *axes, *answered(hints), *numbers)
+        marks = (mode, "over", *axes, *answered(hints), _coefficients(factors))
         results = (pull,) if result is None else (pull, result)
         env.call("elastic", env.each((*operands, *scalars)), results, marks, served=True)
         return
@@ -225,11 +231,25 @@ def elastic(
         env.put(result, updated(env, env.of(center), total, value))
 
 
+def shared_by(
+    env: Interpretation,
+    result: Ref,
+    operand: Ref,
+    axes: Sequence[str],
+    design: str,
+    readers: object,
+    hints: Hints,
+) -> None:
+    """Every load that `operand` is made of goes through a share that the plan writes.
+
+    Functions record by record may run on either side of it.
+    """
+    how = f"{design}(readers = {readers})" if readers else design
+    words = f"shared over {', '.join(axes)} via {how}"
+    words += f", on_failure = {hints.on_failure}" if hints.on_failure else ""
+    env.routes[result] = frozenset((load, past | {words}) for load, past in env.routes.get(operand, ()))
+
+
 def drawn(env: Interpretation, axes: Sequence[str]) -> Argument:
     """Random numbers, others on each rank along `axes`."""
     return Argument(env.algebra.value("what is drawn", axes), -1)
-
-
-def base_name(ref: Ref) -> str:
-    """What a value was called before passes made several of it."""
-    return ref.partition("/")[0].partition("~")[0]

@@ -304,20 +304,6 @@ def _last_line(error: BaseException) -> str:
     return f'raised at line {last.lineno} of "{last.filename}", in {last.name}'
 
 
-def _numbers(program: HostProgram) -> dict[Ref, int]:
-    """What tells the random streams of the maps of a phase apart: the function, and which use of it.
-
-    Uses are counted as the plan writes them: passes move ops, and rename what is shared.
-    """
-    uses: dict[str, int] = {}
-    numbers: dict[Ref, int] = {}
-    maps = [op for op in program.phase.ops if isinstance(op, Map)]
-    for op in sorted(maps, key=lambda op: op.span):
-        uses[op.fn] = uses.get(op.fn, 0) + 1
-        numbers[op.results[0]] = zlib.crc32(op.fn.encode()) * 65536 + uses[op.fn]
-    return numbers
-
-
 def stages(
     program: HostProgram,
     bound: Mapping[str, files.Source],
@@ -329,7 +315,7 @@ def stages(
     Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip.
     """
     stage_of: dict[Ref, Stage] = {}
-    numbers, skips = _numbers(program), declared(program, meter)
+    skips = declared(program, meter)
     for flow in program.flows:
         for op in flow.ops:
             if isinstance(op, Share):
@@ -339,8 +325,9 @@ def stages(
             elements = tuple(program.elements[ref] for ref in names)
             dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
             call = bound[op.source].__getitem__ if isinstance(op, Read) else functions[op.fn]
+            number = 0 if isinstance(op, Read) else zlib.crc32(op.fn.encode()) * 65536 + op.stream
             stage_of[key] = Stage(
-                op, numbers.get(key, 0), elements, dtypes, call, flow.reads[0].seed, program.schedule.file,
+                op, number, elements, dtypes, call, flow.reads[0].seed, program.schedule.file,
                 meter, skips[key], batched(bound[op.source]) if isinstance(op, Read) else None,
             )  # fmt: skip
     return stage_of

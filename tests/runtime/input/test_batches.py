@@ -13,10 +13,12 @@ from batch_feed import DATA4, batches, by_name, code, epoch, no_thread_is_left_b
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from input_plans import FUNCTIONS, SIDE, Counting, decode, ensemble, flip, images, schedule
+from msgspec.structs import replace
 
 from commplan.diagnostics import CommplanError
 from commplan.input.order import Order, generator
-from commplan.ir.schedule import Schedule
+from commplan.ir.schedule import Map, Schedule
+from commplan.ir.serialization.canonical_json import schedule_digest
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 
@@ -63,6 +65,24 @@ def test_members_differ_only_where_the_plan_says_so() -> None:
     own = epoch(ensemble("", 3), images(8))[0]["batch"]
     assert own.shape == (3, 8, SIDE, SIDE)
     assert not np.array_equal(own[0], own[1])
+
+
+def test_random_numbers_do_not_depend_on_where_the_plan_writes_a_call() -> None:
+    program = schedule(
+        """raw = load images batch 4 visit exactly_once seed 1
+        pixels, labels = map decode(raw)
+        one = map flip(pixels)
+        two = map flip(one)
+        output two"""
+    )
+    (phase,) = program.phases
+    first, second = (op for op in phase.ops if isinstance(op, Map) and op.fn == "flip")
+    places = {first.results: second.span, second.results: first.span}
+    ops = [replace(op, span=places[op.results]) if op in (first, second) else op for op in phase.ops]
+    moved = replace(program, phases=(replace(phase, ops=tuple(ops)),))
+    assert schedule_digest(moved) == schedule_digest(program)
+    for before, after in zip(epoch(program, images(8)), epoch(moved, images(8)), strict=True):
+        assert np.array_equal(before["two"], after["two"])
 
 
 def test_members_with_their_own_order_each_see_every_record() -> None:
