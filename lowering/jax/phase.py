@@ -15,6 +15,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.analysis.server_ops import ServerOp, sent, server_op
 from commplan.ir.plan import Gather, name_of
+from commplan.ir.refs import base_name
 from commplan.lowering.jax import _compat, ops, packing, servers
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives import order
@@ -332,7 +333,8 @@ class Lowered:
         compiled_from = self.schedule.origin
         phases = compiled_from.plan.phases if compiled_from is not None else ()
         stages = (stage for phase in phases for stage in phase.stages)
-        written = any(isinstance(stage, Gather) and stage.span == op.span for stage in stages)
+        own = base_name(op.result)
+        written = any(isinstance(stage, Gather) and stage.result == own for stage in stages)
         if not (written and self.backend.typed and jnp.issubdtype(moved.dtype, jnp.inexact)):
             return moved
         text = f"{self.schedule.file}:{op.span.line}: {_DERIVATIVE_OF_GATHER}"

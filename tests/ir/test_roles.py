@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from commplan.ir import roles
-from commplan.ir.roles import Meaning, Presentation
+from commplan.ir.roles import Meaning, Presentation, Role
 from commplan.ir.schedule import Schedule
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "proofs.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "proofs.md"
 
 
 class Note(msgspec.Struct):
@@ -40,3 +44,49 @@ def test_an_undeclared_field_is_found_at_any_depth():
 def test_the_manual_lists_every_field_and_its_role():
     text = roles.table(Schedule)
     assert text in PAGE.read_text(), f"put this table into {PAGE.name}:\n{text}"
+
+
+# Reads of a place in the text that order or match for people: what compiled HLO says of its plan lines, and
+# the lines of an account of the input.
+FOR_PEOPLE = {"lowering/audit/causes.py", "runtime/input/observe/accounting.py"}
+RECORDERS = ("self", "threads.record", "record")  # whose lanes are threads
+KEYS = (ast.Compare, ast.Lambda, ast.Subscript, ast.Set, ast.SetComp)
+
+
+def reads(path: Path, name: str) -> Iterator[list[ast.AST]]:
+    """The reads of an attribute of an op or a stage, each with the nodes around it, the innermost first."""
+    text = path.read_text()
+    tree = ast.parse(text) if f".{name}" in text else ast.Module([], [])
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in parents:
+        if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load):
+            around: list[ast.AST] = [node]
+            while not isinstance(around[-1], ast.stmt):
+                around.append(parents[around[-1]])
+            if ast.unparse(node.value) not in RECORDERS:
+                yield around
+
+
+def is_key(around: list[ast.AST]) -> bool:
+    """Whether what is read is compared, sorted or looked up by; what a call is given is not followed."""
+    for inner, outer in itertools.pairwise(around):
+        if isinstance(outer, KEYS) or (isinstance(outer, ast.DictComp) and inner is outer.key):
+            return True
+        if isinstance(outer, ast.keyword | ast.JoinedStr):
+            return False
+        if isinstance(outer, ast.Call) and inner is not outer.func:
+            return False
+    return False
+
+
+def test_runtimes_and_lowerings_read_no_cost_and_identify_nothing_by_its_place():
+    kinds = list(roles.structs(Schedule))
+    costs = {field.name for kind in kinds for field in roles.fields(kind) if field.role is Role.COST}
+    assert costs == {"lane", "pinned"}
+    wrong: list[str] = []
+    for path in (path for room in ("lowering", "runtime") for path in sorted((ROOT / room).rglob("*.py"))):
+        name = path.relative_to(ROOT).as_posix()
+        wrong += [f"{name} reads the cost `{cost}`" for cost in costs for _ in reads(path, cost)]
+        places = [around for around in reads(path, "span") if name not in FOR_PEOPLE and is_key(around)]
+        wrong += [f"{name} identifies something by its place: {ast.unparse(each[0])}" for each in places]
+    assert wrong == []
