@@ -23,6 +23,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "@"
+END_S = 10.0  # for members to end by themselves
 _QUIET_S, _IDLE = 0.5, 0.05  # at rest: so long with less than this share of a core
 # glibc's own thresholds cost Pillow hundreds of page faults a record, in some runs and not in others:
 # everything is measured under one setting.
@@ -199,7 +200,7 @@ class Team:
             with contextlib.suppress(OSError, ValueError):
                 if member.process.stdin is not None:
                     member.process.stdin.close()
-        until = time.monotonic() + 10
+        until = time.monotonic() + END_S
         for member in reversed(self._all):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 member.process.wait(max(0.1, until - time.monotonic()))

@@ -30,7 +30,7 @@ def measure(scale: Scale, findings: Findings) -> None:
         findings.add(f"there are no rates for {kind}: estimated for an H100")
         rates = target("h100").machine
     transformer = Transformer(
-        scale.pick(2, 12), scale.pick(128, 2048), scale.pick(1, 8), scale.pick(32, 1024)
+        scale.pick(1, 12), scale.pick(128, 2048), scale.pick(1, 8), scale.pick(32, 1024)
     )
     steps: dict[str, Any] = {}
     for name, model in (

@@ -69,7 +69,7 @@ def mesh_of(devices: Any) -> Mesh:
 
 
 def model_of(scale: Scale) -> Transformer:
-    return Transformer(scale.pick(2, 12), scale.pick(128, 2048), scale.pick(1, 8), scale.pick(32, 1024))
+    return Transformer(scale.pick(1, 12), scale.pick(128, 2048), scale.pick(1, 8), scale.pick(32, 1024))
 
 
 def programs(mesh: Mesh, model: Transformer) -> dict[str, Step]:

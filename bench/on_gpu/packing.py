@@ -22,7 +22,7 @@ COPY, MEAN = "copy", "mean alone"
 
 def measure(scale: Scale, findings: Findings) -> None:
     """Seconds, and bytes of traffic for each byte, by dtype of the gradients and way."""
-    model = Transformer(scale.pick(2, 12), scale.pick(128, 2048))
+    model = Transformer(scale.pick(1, 12), scale.pick(128, 2048))
     block = random_tree(jax.ShapeDtypeStruct((scale.pick(2**20, 2**28),), jnp.float32))
     copy = jax.jit(increased)
     ways: dict[str, Any] = {}

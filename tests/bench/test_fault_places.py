@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.campaign import parameters
 
 from bench.faults import __main__ as campaign
 from bench.faults import cluster, input, mpi, process, servers
@@ -113,7 +114,7 @@ def test_plans_have_the_lines_that_are_looked_for():
     assert "map decode" in process.PLAN.splitlines()[process.LINE - 1]
 
 
-@pytest.mark.parametrize("kind", ["sleep", "kill"])
+@pytest.mark.parametrize("kind", parameters(["kill"], ["sleep"]))
 def test_a_member_of_shared_input_is_named(kind: str):
     fault = input.draw(random.Random(4), kind)
     outcome = input.judged(fault)

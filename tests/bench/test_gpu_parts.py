@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,8 @@ Result = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def soon_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small vocabularies, and code that XLA does not optimise."""
+def small_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "VOCABULARY", 512)
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -19,9 +20,9 @@ from bench.input.records import SHAPE, Packed, decode, numbers, pack
 from bench.input.team import StalledError, Team
 from commplan import dsl
 
-pytest.importorskip("PIL")
-pytest.importorskip("sklearn")
-pytest.importorskip("skimage")
+for _package in ("PIL", "sklearn", "skimage"):
+    if importlib.util.find_spec(_package) is None:
+        pytest.skip(f"{_package} is not installed", allow_module_level=True)
 COUNT = 64
 
 
@@ -106,7 +107,10 @@ def test_a_team_s_cpu_is_that_of_all_its_processes(tmp_path: Path):
 @pytest.mark.parametrize(
     ("kind", "said"), [("cannot", "not installed"), ("dies", "no luck"), ("silent", "was silent for 2 s")]
 )
-def test_systems_that_do_not_answer_are_named_and_ended(kind: str, said: str, tmp_path: Path):
+def test_systems_that_do_not_answer_are_named_and_ended(
+    kind: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("bench.input.team.END_S", 0.5)
     with pytest.raises(StalledError, match=said):
         team(kind, 1, tmp_path, timeout=2.0 if kind == "silent" else 60.0)
 

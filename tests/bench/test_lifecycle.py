@@ -13,7 +13,7 @@ import pytest
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="/dev/shm is Linux's")
 def test_starts_and_stops_leave_nothing_behind() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "bench.lifecycle", "--count", "32", "--seed", "7", "--json"],
+        [sys.executable, "-m", "bench.lifecycle", "--count", "16", "--seed", "7", "--json"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -22,5 +22,5 @@ def test_starts_and_stops_leave_nothing_behind() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["problems"] == [] and found["starts"] == 32
+    assert found["problems"] == [] and found["starts"] == 16
     assert found["kills"] >= found["starts with a kill"] > 0

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support import mpirun
+from support.campaign import parameters
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = ("*.egg-info", "__pycache__", "build", "dist", "htmlcov", ".*")
@@ -91,7 +92,7 @@ def installed(package: Path, home: Path) -> tuple[Path, Path]:
     return home / "bin" / "python", Path(site)
 
 
-@pytest.mark.parametrize("which", ["wheel", "sdist"])
+@pytest.mark.parametrize("which", parameters(["wheel"], ["sdist"]))
 def test_it_runs_installed_in_an_environment_of_its_own(built: tuple[Path, Path], which: str, tmp_path: Path):
     home = tmp_path / "home"
     python, _ = installed(built[0] if which == "wheel" else built[1], home)
@@ -143,6 +144,7 @@ if MPI.COMM_WORLD.rank == 0:
 """
 
 
+@pytest.mark.campaign
 def test_a_wheel_with_the_engine_needs_no_compiler(built: tuple[Path, Path], tmp_path: Path):
     """Where there is no compiler, ranks run with the engine that came with the package."""
     mpirun.needs_mpi()
