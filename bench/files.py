@@ -91,9 +91,9 @@ def run_case(of: Format, seed: str, folder: Path) -> Outcome:
         path.parent.mkdir(exist_ok=True)
         damage(rng, of, path, canary)
         outcome = _read_apart(of, path, folder / "output")
-        found = {entry.name for entry in folder.iterdir()} - {"output"}
-        if found != {"inside", "canary"} or canary.read_text() != "of somebody else\n":
-            return outcome._replace(kind=WRONG, text=f"written outside: {sorted(found)}, {outcome.text}")
+        entries = {entry.name for entry in folder.iterdir()} - {"output"}
+        if entries != {"inside", "canary"} or canary.read_text() != "of somebody else\n":
+            return outcome._replace(kind=WRONG, text=f"written outside: {sorted(entries)}, {outcome.text}")
         return outcome
     finally:
         shutil.rmtree(inside)

@@ -152,8 +152,8 @@ def _calibrations() -> tuple[bytes, ...]:
     levels = MeasuredLevel("host", 6e-5, 2.4e7), MeasuredLevel("rack", 1e-3, 1e7)
     curve = Curve("all_reduce", "ring", "call", "host 0 1", (4.0, 64.0, 1e6), (1e-4, 2e-4, 1e-2))
     hosts = tuple(f"n{number}" for number in range(8))
-    made = Calibration("2026-11-21", "mpi", hosts, 1e-6, 1e-10, 5e-5, 1e-5, levels, (curve, curve), "flat4")
-    return (write_calibration(made).encode(),)
+    calibration = Calibration("2026-11-21", "mpi", hosts, 1e-6, 1e-10, 5e-5, 1e-5, levels, (curve, curve), "flat4")
+    return (write_calibration(calibration).encode(),)
 
 
 def _read_calibration(path: Path) -> int:
@@ -207,7 +207,7 @@ def _read_trace(path: Path) -> int:
 @functools.cache
 def _records() -> tuple[bytes, ...]:
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, COMMPLAN_RECORDS=folder):
-        found: list[bytes] = []
+        contents: list[bytes] = []
         for lane in ("", "input"):
             recording = Recording("5f0c", "p", 1, 8, {"data": 4, "worker": 2}, lane=lane)
             writer = Lane(recording)
@@ -219,8 +219,8 @@ def _records() -> tuple[bytes, ...]:
                 else:
                     writer.awaits(name, operation, 3)
             recording.put_call(Call("`crop`, line 7", 1.0, "p.py:3 in crop"))
-            found.append(recording.path.read_bytes())
-        return tuple(found)
+            contents.append(recording.path.read_bytes())
+        return tuple(contents)
 
 
 def _read_record(path: Path) -> int:
@@ -355,10 +355,10 @@ def _read_feed(path: Path) -> int:
         return int(FeedMemory.opened(str(path), (0, 0)) is None)
     status = path.stat()
     with mock.patch.object(memory, "is_locked", return_value=True):
-        found = FeedMemory.opened(str(path), (status.st_dev, status.st_ino))
-    if found is None:
+        memory = FeedMemory.opened(str(path), (status.st_dev, status.st_ino))
+    if memory is None:
         return 1
-    found.compiled()
+    memory.compiled()
     return 0
 
 
