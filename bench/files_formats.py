@@ -152,7 +152,9 @@ def _calibrations() -> tuple[bytes, ...]:
     levels = MeasuredLevel("host", 6e-5, 2.4e7), MeasuredLevel("rack", 1e-3, 1e7)
     curve = Curve("all_reduce", "ring", "call", "host 0 1", (4.0, 64.0, 1e6), (1e-4, 2e-4, 1e-2))
     hosts = tuple(f"n{number}" for number in range(8))
-    calibration = Calibration("2026-11-21", "mpi", hosts, 1e-6, 1e-10, 5e-5, 1e-5, levels, (curve, curve), "flat4")
+    calibration = Calibration(
+        "2026-11-21", "mpi", hosts, 1e-6, 1e-10, 5e-5, 1e-5, levels, (curve, curve), "flat4"
+    )
     return (write_calibration(calibration).encode(),)
 
 
@@ -355,10 +357,10 @@ def _read_feed(path: Path) -> int:
         return int(FeedMemory.opened(str(path), (0, 0)) is None)
     status = path.stat()
     with mock.patch.object(memory, "is_locked", return_value=True):
-        memory = FeedMemory.opened(str(path), (status.st_dev, status.st_ino))
-    if memory is None:
+        opened = FeedMemory.opened(str(path), (status.st_dev, status.st_ino))
+    if opened is None:
         return 1
-    memory.compiled()
+    opened.compiled()
     return 0
 
 
