@@ -110,6 +110,8 @@ def _weighted_mean(
     own = tuple(leaf.dtype for leaf in building.of[stage.operand].leaves)
     products = tuple(map(stage.hints.product, own))
     operand, total = stage.operand, stage.result
+    if not any(map(stage.hints.changes, products)):  # the terms travel in the type that they are added in
+        stage = replace(stage, hints=replace(stage.hints, wire=None, accumulate=None))
     if products != own:
         total = f"{stage.result}/sum"
         operand = building.emit(sched.Cast(f"{stage.result}/terms", operand, products, stage.span))

@@ -254,8 +254,9 @@ def call_in(frame: FrameType | None) -> Call | None:
     lines: list[str] = []
     single, several = Stage.user_calls()
     while frame is not None:
-        code, names = frame.f_code, frame.f_locals
-        if code in (single, several):
+        code = frame.f_code
+        if code in (single, several):  # only here: Python 3.11 may crash on the locals of a frame that begins
+            names = frame.f_locals
             record = names["record"] if code is single else -1
             return Call(names["self"].op, record, 0, ", from ".join(lines[:_FRAMES]))
         lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
