@@ -11,6 +11,7 @@ what the plan calls them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from commplan.diagnostics import Span
 from commplan.ir import plan as graph
 from commplan.ir.analysis.optimizer_leaf_match import LeafMatch, leaf_match
 from commplan.ir.plan import AxisKind, Ref, name_of
+from commplan.ir.refs import base_name
 from commplan.ir.schedule import (
     Axis,
     Collective,
@@ -27,6 +29,7 @@ from commplan.ir.schedule import (
     Origin,
     Ownership,
     Phase,
+    Read,
     Schedule,
     SourceType,
     Value,
@@ -298,7 +301,13 @@ def _check_phase(
 def _check_frame(
     schedule: Schedule, phase: Phase, planned: graph.Phase, reference: Reference, report: Report
 ) -> None:
-    """Report entering values, and values of the plan, that a phase declares otherwise."""
+    """Report entering values, and values of the plan, that a phase declares otherwise, and loads that it
+    reads again: records that a function leaves out are missing in one of the batches alone."""
+    loads = Counter(base_name(op.result) for op in phase.ops if isinstance(op, Read))
+    for load, reads in loads.items():
+        if reads > 1:
+            message = f"phase `{phase.name}` reads `{load}` {reads} times, and in the plan once"
+            report.add("CP0766", message, phase.span)
     read = {ref for stage in planned.stages for ref in graph.operands(stage)}
     read |= {binding.value for binding in (*planned.outputs, *planned.updates)}
     for noun, refs, declared in (

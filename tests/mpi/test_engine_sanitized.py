@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.campaign import parameters
 
 from commplan.lowering.mpi.build import SOURCES
 
@@ -30,7 +29,7 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module", params=parameters(["address"], ["thread"]))
+@pytest.fixture(scope="module", params=["address", "thread"])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program. Everything but the handlers for XLA is compiled into it."""
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")

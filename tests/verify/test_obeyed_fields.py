@@ -67,6 +67,19 @@ def leaf_with(ref: str, **fields: Any) -> Change:
     return change
 
 
+def read_again(phase: ir.Phase) -> ir.Phase:
+    """The first load is read twice."""
+    op = op_of(phase, ir.Read)
+    names = {ref: f"{ref}/again" for ref in ir.results(op)}
+    copies = tuple(replace(each, id=names[each.id]) for each in phase.values if each.id in names)
+    at = max(index for index, each in enumerate(phase.values) if each.id in names) + 1
+    values = (*phase.values[:at], *copies, *phase.values[at:])
+    ops: list[ir.Op] = []
+    for each in phase.ops:
+        ops += [op, ir.rename_results(op, names)] if each is op else [each]
+    return replace(phase, ops=tuple(ops), values=values)
+
+
 EDITS: dict[str, tuple[str, str, Change, str]] = {
     "a host map skips records": (
         "input", "step", op_with({"fn": "jitter"}, ir.Map, hints=Hints(on_error="skip")), "CP0766"
@@ -74,6 +87,7 @@ EDITS: dict[str, tuple[str, str, Change, str]] = {
     "a load goes on without the dead by a share": (
         "input", "step", op_with({}, ir.Share, hints=Hints(on_failure="continue")), "CP0766"
     ),
+    "a load is read twice": ("input", "step", read_again, "CP0766"),
     "a share of the plan is gone": ("input", "step", without(ir.Share), "CP0766"),
     "a share of the plan has another design": (
         "input", "step", op_with({}, ir.Share, design="duplicate", readers=None), "CP0766"
