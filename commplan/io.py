@@ -50,7 +50,7 @@ def open_file(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int 
         if kind == stat.S_IFDIR:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         name = _KINDS.get(kind, "something else")
-        raise OSError(errno.EINVAL, f"it is {name}, and no regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, f"it is {name}, not a regular file", os.fspath(path))
     return descriptor
 
 

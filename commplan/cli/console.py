@@ -113,7 +113,8 @@ class Console:
         except AttributeError:  # no stdin at all: `commplan check - <&-`
             fail("CP0001", f"cannot read {name}: it is closed", file=name)
         except OSError as error:
-            fail("CP0001", f"cannot read {name}: {error.strerror or error}", file=name)
+            notes = ["`-` reads standard input"] if "a pipe" in (error.strerror or "") else []
+            fail("CP0001", f"cannot read {name}: {error.strerror or error}", *notes, file=name)
         except ValueError as error:  # a NUL in the name
             fail("CP0001", f"cannot read {name!r}: {error}")
         try:

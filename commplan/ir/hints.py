@@ -93,7 +93,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         """
         f16, bf16 = DType.F16 in dtypes, DType.BF16 in dtypes
         if self.accumulate is None and (f16 or bf16 if is_weighted else f16 and via is None):
-            return msgspec.structs.replace(self, accumulate=DType.F32)
+            return msgspec.structs.replace(self, accumulate=DType.F64 if DType.F64 in dtypes else DType.F32)
         return self
 
     def product(self, dtype: DType) -> DType:
@@ -109,7 +109,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 def weight_type(weight: DType, dtypes: Collection[DType]) -> DType:
     """The float type in which weights of a mean of leaves of `dtypes` are added."""
-    return DType.F64 if {DType.F64, DType.I64} & {weight, *dtypes} else DType.F32
+    return DType.F64 if weight in (DType.F64, DType.I64) or DType.F64 in dtypes else DType.F32
 
 
 NO_HINTS = Hints()

@@ -35,7 +35,8 @@ from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.store import Array, Cell, Kept, Store, raw
 from commplan.wait import Wait, joined
 
-_MAGIC = b"commplan states of a server 2\n"
+_FORMAT = b"commplan states of a server "
+_MAGIC = _FORMAT + b"2\n"
 _PAGE, _PLACE = 4096, 64
 _MOST = 2**62  # of versions and updates
 _SYNCED_S = 60.0  # in which a disk takes what was written
@@ -195,11 +196,15 @@ class Keep:
     def _check(self) -> None:
         head = os.pread(self._file, io.MIB + len(self._head), 0)
         if not head.startswith(_MAGIC):
-            self._refuse("holds no states of a server")
+            if head.startswith(_FORMAT):
+                self._refuse(
+                    "was written by another version of commplan", "go on with that version, or begin anew"
+                )
+            self._refuse("holds no states of a server", _OTHER)
         try:
             header = io.decode_json(head[len(_MAGIC) :].partition(b"\n")[0], About)
         except ValueError:
-            self._refuse("is damaged")
+            self._refuse("is damaged", _OTHER)
         if header == self.about:
             size = os.fstat(self._file).st_size
             if size != self._size:

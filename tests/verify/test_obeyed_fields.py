@@ -143,3 +143,26 @@ def test_a_sum_that_is_not_sent_on_is_not_rounded_again():
     outputs, values = (replace(output, value="y.0"),), (*phase.values, *added)
     edited = replace(phase, ops=(*phase.ops, *casts), values=values, outputs=outputs)
     assert [problem.code for problem in verify(replace(schedule, phases=(edited,)))] == ["CP0766"]
+
+
+PLUS = """plan added
+axis data = 2
+fn plus(f32[4], f32[4]) -> f32[4] on device elementwise
+input a : f32[4] per data
+input b : f32[4] per data
+each step {
+    c = map plus(a, b)
+    output c
+}
+"""
+
+
+def test_a_function_of_any_name_is_no_addition():
+    schedule = commplan.loads(PLUS, "tested.plan").compile().schedule
+    (phase,) = schedule.phases
+    (call,) = phase.ops
+    update = ir.Update("c.0", "a.0", "b.0", phase.span)
+    assert isinstance(call, ir.Map) and call.results == ("c.0",)
+    assert not verify(schedule)
+    problems = verify(replace(schedule, phases=(replace(phase, ops=(update,)),)))
+    assert "CP0766" in {problem.code for problem in problems}

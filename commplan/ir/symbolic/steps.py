@@ -188,11 +188,12 @@ def updated(env: Interpretation, center: SymbolicValue, total: SymbolicValue, va
     """`center` moved by the sum of all pulls.
 
     A function of both and no sum of their contributions: each further stage pulls towards what this one
-    makes, so that a chain of them would have a contribution for every subset of its rates.
+    makes, so that a chain of them would have a contribution for every subset of its rates. No function of a
+    user has a name with a space.
     """
 
     def plus(terms: Sequence[Term]) -> Term:
-        return env.algebra.call("plus", [Argument(term, index) for index, term in enumerate(terms)])
+        return env.algebra.call("plus the pulls", [Argument(term, index) for index, term in enumerate(terms)])
 
     return env.combined([center, total], value, plus)
 

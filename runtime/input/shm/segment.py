@@ -50,6 +50,7 @@ class Blame(NamedTuple):
 # Names that this process has made or found, until they are removed: it must not take them for a dead maker's,
 # for of its own locks the kernel says nothing, and closing any descriptor of a file lets go of them.
 _MINE: set[Path] = set()
+_REFUSALS: dict[Path, int] = {}  # marks of this process that there is no memory, with their descriptors
 
 
 @dataclass
@@ -143,6 +144,7 @@ def opened(wanted: Wanted, index: int) -> Segment:
     """
     path = wanted.folder / f"{wanted.prefix}{wanted.name}"
     if index == wanted.maker:
+        _forget_refusals(path)
         clean(wanted.folder, wanted.prefix)
     new = path not in _MINE
     _MINE.add(path)
@@ -157,7 +159,7 @@ def opened(wanted: Wanted, index: int) -> Segment:
 def clean(folder: Path, prefix: str) -> list[Path]:
     """Remove the segments under `prefix` whose maker is dead; returns their paths."""
     removed: list[Path] = []
-    for path in sorted(set(folder.glob(f"{prefix}*")) - _MINE):
+    for path in sorted(set(folder.glob(f"{prefix}*")) - _MINE - _REFUSALS.keys()):
         try:
             descriptor = io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
@@ -239,13 +241,14 @@ def _made(wanted: Wanted, path: Path, index: int) -> Segment:
 
 def _refuse_memory(wanted: Wanted, path: Path, number: int, *, tells: bool = False) -> NoReturn:
     """Raise CP0923. number: of the operating system's error. tells: leave an empty file with that number in
-    its name, for the processes that come later. It is valid until this process ends, which MPI may delay
-    until the others end too, and the next run of the plan removes it."""
+    its name, for the processes that come later. It is valid while this process is alive (under MPI it
+    waits for the others when it ends), and the next run of the plan removes it."""
     if tells:
         marker = path.with_name(f"{path.name}{_REFUSED}{number}")
         with contextlib.suppress(OSError):
-            _MINE.add(marker)
-            lock_byte(io.open_file(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW), _MAKER)
+            descriptor = io.open_file(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+            lock_byte(descriptor, _MAKER)
+            _REFUSALS[marker] = descriptor
     reason = "there is not enough of it" if number == errno.ENOSPC else os.strerror(number)
     wanted.blame.fail(
         "CP0923",
@@ -254,9 +257,16 @@ def _refuse_memory(wanted: Wanted, path: Path, number: int, *, tells: bool = Fal
     )
 
 
+def _forget_refusals(path: Path) -> None:
+    """The maker of the segment at `path` tries again."""
+    for marker in [marker for marker in _REFUSALS if marker.name.startswith(f"{path.name}{_REFUSED}")]:
+        os.close(_REFUSALS.pop(marker))
+        marker.unlink(missing_ok=True)
+
+
 def _is_valid(marker: Path) -> bool:
     """Whether the process that left `marker` is alive."""
-    if marker in _MINE:
+    if marker in _REFUSALS:
         return True
     try:
         descriptor = io.open_file(marker, os.O_RDWR | os.O_NOFOLLOW)
