@@ -60,8 +60,8 @@ def test_a_full_disk_under_stderr(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        ("check /dev/zero", b"it is a device, and no regular file"),
-        ("check pipe", b"it is a pipe, and no regular file"),
+        ("check /dev/zero", b"it is a device, not a regular file"),
+        ("check pipe", b"it is a pipe, not a regular file"),
         ("check - </dev/zero", b"it is larger than 64 MiB"),
     ],
 )

@@ -278,7 +278,7 @@ def test_what_is_no_regular_file_is_no_record(place: Path, kind: str):
     else:
         odd.symlink_to("/dev/zero")
     assert [record.rank for record in read_records([str(place)])] == [0]
-    with pytest.raises(CommplanError, match=f"CP1114.*it is a {kind}, and no regular file"):
+    with pytest.raises(CommplanError, match=f"CP1114.*it is a {kind}, not a regular file"):
         read_records([str(odd)])
 
 
