@@ -138,15 +138,15 @@ def unshard(flat: Array, leaf: ir.Leaf) -> Array:
 
 def scale(leaf: Array, how: str, by: Any, over: Any = None) -> Array:
     """See `ir.ops.Scale`: `leaf` times or divided by a number; times a scalar, or times the share of it in
-    another. Floats are multiplied in f32 at least, or in their type if that holds the number, and rounded
-    once; times zero is zero."""
+    another. Floats are multiplied in f32 at least, or divided in their type if that holds the number, and
+    rounded once; times zero is zero."""
     is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
     wide = jnp.promote_types(leaf.dtype, jnp.float32) if is_float else leaf.dtype
     if isinstance(by, int | float):
         if by == 1:
             return leaf
         with np.errstate(over="ignore"):
-            if float(np.asarray(by).astype(leaf.dtype)) == by:  # rounded once too, without a conversion
+            if how == "div" and float(np.asarray(by).astype(leaf.dtype)) == by:  # rounded once too
                 wide = leaf.dtype
         factor = jnp.asarray(by, wide)
         return (leaf.astype(wide) * factor if how == "mul" else leaf.astype(wide) / factor).astype(leaf.dtype)

@@ -77,7 +77,7 @@ def oracle_on_terms() -> Generator[None]:
         return convert(np.multiply(convert(array, wide), convert(factor, wide)), dtype)
 
     def divide(array: Array, divisor: Any, dtype: Any) -> Array:
-        wide = numbers.wide(dtype)
+        wide = dtype if numbers.holds(dtype, divisor) else numbers.wide(dtype)
         return convert(np.divide(convert(array, wide), convert(divisor, wide)), dtype)
 
     def storage(dtype: Any) -> Any:

@@ -90,6 +90,14 @@ def weighted(array: Array, part: npt.ArrayLike, whole: npt.ArrayLike, dtype: DTy
         return convert(np.multiply(convert(array, wide(dtype)), share), dtype)
 
 
+def holds(dtype: DType, number: Any) -> bool:
+    """Whether `number` is a plain one that `dtype` has exactly."""
+    if not isinstance(number, int | float):
+        return False
+    with np.errstate(over="ignore"):
+        return float(np.asarray(number).astype(dtype.numpy_name)) == number
+
+
 def wide(dtype: DType) -> DType:
     """The type in which values of `dtype` are multiplied: f32 for 16-bit floats, else their own."""
     return DType.F32 if dtype in (DType.F16, DType.BF16) else dtype
