@@ -15,8 +15,8 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
     """Multiply or divide every leaf by a number; or multiply it by a scalar value, or by the share
     `by / over` of one scalar in another. Integers are left alone by 1.
 
-    Numbers and scalars are converted to the leaf's dtype, or to f32 if that is narrower, and the product is
-    rounded once; a share is first divided in the type of its scalars.
+    Numbers and scalars are converted to f32, or to the leaf's dtype if that is wider or holds a divisor. The
+    result is rounded once; a share is first divided in the type of its scalars.
     A share leaves integers alone. Times zero is zero, NaN included (a term of weight zero does not count),
     and a share of zero is zero (a weighted mean over no records is zero).
     """
