@@ -18,7 +18,7 @@ from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest,
 from commplan.mesh_kind import is_communicator, shares_memory
 from commplan.passes.pipeline.manager import Observer
 from commplan.passes.pipeline.registry import default
-from commplan.topology import Topology, load_topology, places_of_hosts
+from commplan.topology import Topology, announce, assumed_hosts, load_topology, places_of_hosts
 from commplan.tracebacks import ends_at_caller, public_face
 from commplan.verify import load_schedule
 from commplan.wait import TIMEOUT_S, check_seconds
@@ -79,7 +79,8 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         states and map results of type tree; `per` dimensions omitted, split ones uncut.
         topology: a path to a topology file, or a `commplan.topology.Topology`.
         mapping: axis -> level of the topology, where names and order do not say it. With a communicator the
-        hosts that its ranks run on say it, and all ranks compile together.
+        hosts that its ranks run on say it, and all ranks compile together: hosts take the places of the
+        topology in the order that it lists them, else in the natural order of their names, which rank 0 logs.
         axes: sizes by name, for axes declared `?` where there is no mesh. With a communicator one of them
         may be left out: it takes the ranks that are left.
         order: name -> leaf paths in the order in which the backward pass makes them.
@@ -114,12 +115,15 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         given = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in given.items()}
         machine = load_topology(topology) if isinstance(topology, str | Path) else topology
-        places = None
+        places, assumed = None, ()
         if machine is not None and mapping is None and mesh is not None and is_communicator(mesh):
             from commplan.runtime.machines.ranks import deaths, host_names  # noqa: PLC0415  as above
 
             with deaths(mesh, self.graph.file):
-                places = places_of_hosts(machine, host_names(mesh, self.name, timeout))
+                hosts = host_names(mesh, self.name, timeout)
+            places, assumed = places_of_hosts(machine, hosts), assumed_hosts(machine, hosts)
+            if mesh.Get_rank() == 0:
+                announce(self.name, assumed)
         schedule = compiler.compile_plan(
             self.graph,
             sizes,
@@ -133,6 +137,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             backend=kind,
             calibration=calibration,
             places=places,
+            assumed=assumed,
         )
         return Program(schedule, given)
 

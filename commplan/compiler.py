@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from commplan.cost.network.rank_placement import spread_as
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail, fail_if
 from commplan.frontend.bind_axes import bind_axes
@@ -15,7 +17,7 @@ from commplan.frontend.infer_shapes import infer
 from commplan.frontend.lower.stages import lower
 from commplan.frontend.shape_errors import check_leaves, check_sizes
 from commplan.ir.plan import Plan
-from commplan.ir.schedule import Backend, Leaf, Schedule
+from commplan.ir.schedule import Backend, CompiledTopology, Leaf, Schedule
 from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import Context
 from commplan.passes.pipeline.manager import Observer, Pipeline, Record
@@ -39,6 +41,7 @@ def compile_plan(
     calibration: Calibration | str | Path | None = None,
     backend: Backend = "jax",
     places: tuple[int, ...] | None = None,
+    assumed: tuple[str, ...] = (),
     order: Mapping[str, Sequence[str]] | None = None,
     pipeline: str | Pipeline | None = None,
     observer: Observer | None = None,
@@ -55,6 +58,7 @@ def compile_plan(
     backend: `jax` or `mpi`: whose collectives there are, and what they cost.
     places: the place on the topology of each rank, row-major over the axes, where it is known that they lie
     otherwise than the axes say (MPI ranks on hosts).
+    assumed: what the caller assumed of the topology, a sentence each, which the schedule records.
     order: name -> leaf paths in the order in which the backward pass makes them (default: last first).
     pipeline: passes as text (default: all of them); empty for none. `wire` runs in any case.
     observer: called with a `Record` after `lower` and after each pass.
@@ -77,6 +81,8 @@ def compile_plan(
     _check_order(plan, order or {})
     hosts = known.hosts if known is not None else ()
     schedule = lower(plan, axes, values, backend, hosts)
+    if known is not None:
+        schedule = replace(schedule, topology=CompiledTopology(known.name, known.digest, assumed))
     seconds = time.perf_counter() - start
     sites(schedule)  # what servers cannot do is a mistake of the plan, not one of lowering
     assert schedule.origin is not None

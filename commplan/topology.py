@@ -3,7 +3,7 @@
 name = "h100_64"
 [host]
 cores = 104
-names = ["n0", "n1", ..]  # may be left out: hosts in the order of their places
+names = ["n0", "n1", ..]  # in the order of their places; default: in the natural order of their names
 [[level]]                 # innermost first
 name      = "gpu"
 count     = 8             # places inside one place of the next level
@@ -17,8 +17,11 @@ round = "7us"             # a round of a chunk program, where each is an operati
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -33,7 +36,10 @@ from commplan.tracebacks import ends_at_caller
 
 HOSTS = ("host", "node", "server", "machine")  # what levels are called whose members are hosts
 _BANDWIDTH = {"Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9}
+SHOWN = 9  # names of hosts in a message
 MOST = 2**31 - 1  # places: ranks are numbered in 32 bits, MPI's among them
+LOG = logging.getLogger("commplan.topology")  # without a handler lines go to stderr
+_announced: set[str] = set()
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -63,6 +69,11 @@ class Topology(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...] = ()
     call: float | None = None
     round: float | None = None
+
+    @property
+    def digest(self) -> str:
+        """sha256, in hex, of all that the topology says."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
     @property
     def places(self) -> int:
@@ -209,29 +220,65 @@ class _Reader:
         return float(match[1]) * units[match[2]]
 
 
-def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]:
-    """The place of each rank on `topology`, `hosts` being the names of the hosts that they run on, by rank.
+def natural_order(name: str) -> tuple[tuple[str, int], ...]:
+    """The sort key of `name` under which numbers in names count as numbers: node2 before node10."""
+    return tuple((text, int(digits or -1)) for text, digits in re.findall(r"(\D*)(\d*)", name))
 
-    Where the topology lists its hosts, theirs are the places; else hosts take places in the order in which
-    they appear. Raises CP0755 for a host that is not listed, and for more ranks than places.
+
+def hosts_in_order(topology: Topology, hosts: Sequence[str]) -> tuple[str, ...]:
+    """The hosts of a job in the order of their places: as `topology` lists them, else in the natural order of
+    their names. hosts: the name of the host of each rank."""
+    return topology.hosts or tuple(sorted(set(hosts), key=natural_order))
+
+
+def assumed_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[str, ...]:
+    """The assumption of `places_of_hosts`, in words, if the order of the hosts is one: several hosts, none of
+    them listed by `topology`."""
+    names = hosts_in_order(topology, hosts)
+    if topology.hosts or len(names) < 2:
+        return ()
+    shown = ", ".join(names if len(names) <= SHOWN else (*names[: SHOWN - 1], "..", names[-1]))
+    text = f"topology `{topology.name}` lists no hosts: they take its places in the order of their names"
+    return (f"{text}, {shown}",)
+
+
+def announce(plan: str, assumed: Sequence[str]) -> None:
+    """Log each assumption about the machine of `plan`, once in a process."""
+    for text in assumed:
+        line = f"commplan: plan `{plan}`: {text}"
+        if line not in _announced:
+            _announced.add(line)
+            LOG.warning("%s", line)
+
+
+def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]:
+    """The place of each rank on `topology`, given the name of the host of each rank.
+
+    Hosts take places in the order of `hosts_in_order`, the ranks of a host in their own order. Without names
+    a host has the places of one member of the level of hosts, if all ranks fit there.
+    Raises CP0755 for a host that is not listed, and for more ranks than places.
     """
-    names = topology.hosts or tuple(dict.fromkeys(hosts))
-    each = max(1, topology.places // len(names)) if names else 1
-    taken: dict[str, int] = {}
+    names = hosts_in_order(topology, hosts)
+    each = topology.host_places
+    most = max(Counter(hosts).values(), default=0)
+    if topology.hosts or most > each or each * len(names) > topology.places:
+        each = max(1, topology.places // max(1, len(names)))
+    index_of = {name: index for index, name in enumerate(names)}
+    taken = Counter[str]()
     places: list[int] = []
     for host in hosts:
-        if host not in names:
+        if host not in index_of:
             message = f"a rank runs on host `{host}`, which topology `{topology.name}` does not list"
             fail("CP0755", message, did_you_mean(host, names, "it lists"))
-        at = taken.get(host, 0)
-        if at >= each or names.index(host) * each + at >= topology.places:
+        at = index_of[host] * each + taken[host]
+        if taken[host] >= each or at >= topology.places:
             fail(
                 "CP0755",
                 f"host `{host}` runs more ranks than topology `{topology.name}` has places for it, {each}",
                 "start fewer ranks on each host, or take a topology with more places",
             )
-        taken[host] = at + 1
-        places.append(names.index(host) * each + at)
+        taken[host] += 1
+        places.append(at)
     return tuple(places)
 
 

@@ -103,6 +103,7 @@ class Explanation(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...]  # those that belong to no single line
     backend: ir.Backend = "jax"
     placement: dict[str, str] = {}  # the levels of the topology that each axis lies on, where one is given
+    topology: ir.CompiledTopology | None = None
     servers: tuple[str, ...] = ()
     claims: Claims | None = None
 
@@ -112,6 +113,9 @@ class Explanation(msgspec.Struct, frozen=True):
         lines = [f"plan {self.plan}, compiled for {self.backend}"]
         lines += [f"  axes: {axes}"] if axes else []
         lines += [f"  servers: {self._served()}"] if self.servers else []
+        if self.topology is not None:
+            lines.append(f"  topology: {self.topology.name}")
+            lines += [f"    assumed: {text}" for text in self.topology.assumed]
         lines.append(f"  passes: {self.pipeline or 'none'}")
         lines += [f"  {text}" for choice in self.choices for text in _choice(choice)]
         for phase in self.phases:
@@ -166,6 +170,7 @@ def explain_plan(
         choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
         backend=schedule.backend,
         placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
+        topology=schedule.topology,
         servers=tuple(axis.name for axis in schedule.axes if axis.kind is graph.AxisKind.SERVER),
         claims=claims(schedule),
     )

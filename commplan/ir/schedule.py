@@ -52,7 +52,7 @@ from commplan.ir.values import Part as Part
 from commplan.ir.values import Value as Value
 from commplan.ir.values import widest as widest
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 Backend = Literal["jax", "mpi"]
 
@@ -145,6 +145,15 @@ class Origin(msgspec.Struct, frozen=True):
     sizes: Meaning[tuple[int, ...]]  # of the plan's axes
 
 
+class CompiledTopology(msgspec.Struct, frozen=True):
+    """The topology that a schedule was compiled for: its name and digest, and what was assumed of it, a
+    sentence each."""
+
+    name: Presentation[Printed]
+    digest: Presentation[Digest]
+    assumed: Presentation[tuple[Printed, ...]] = ()
+
+
 class Ownership(msgspec.Struct, frozen=True):
     """Who keeps the parts of a value that is the same along `axes`: each rank along them, first major, its
     row; or `owners` alone, counted over all axes, one row each, and what other ranks hold is undefined."""
@@ -189,6 +198,7 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
     hosts: Execution[tuple[Printed, ...]] = ()
     pipeline: Execution[Printed] = ""  # the passes that made it, as text
     choices: Presentation[tuple[Choice, ...]] = ()
+    topology: Presentation[CompiledTopology | None] = None
     file: Presentation[str] = ""
     schema: Structure[int] = SCHEMA_VERSION
 

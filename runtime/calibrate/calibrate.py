@@ -24,7 +24,7 @@ from commplan.diagnostics import CommplanError, Span, fail
 from commplan.ir.plan import Algorithm, Arg, AxisKind, Hints
 from commplan.ir.schedule import Axis, Backend, Collective, CollectiveKind, Form, Spread
 from commplan.ir.types import DType
-from commplan.topology import Level, Topology, places_of_hosts
+from commplan.topology import Level, Topology, natural_order, places_of_hosts
 
 AXIS = "ranks"
 KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
@@ -130,7 +130,7 @@ def calibrate(
 
 def discovered(hosts: Sequence[str]) -> Topology:
     """A topology of what the names of the hosts tell; its costs are guesses until they are measured."""
-    names = tuple(dict.fromkeys(hosts))
+    names = tuple(sorted(set(hosts), key=natural_order))
     inside = max(hosts.count(name) for name in names)
     levels: list[Level] = []
     if inside > 1 or len(names) == 1:

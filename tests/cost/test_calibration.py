@@ -17,7 +17,7 @@ from commplan.cost.calibration import (
     write_calibration,
 )
 from commplan.diagnostics import CommplanError
-from commplan.topology import Level, Topology, places_of_hosts
+from commplan.topology import Level, Topology, assumed_hosts, places_of_hosts
 
 CURVE = Curve(
     "all_reduce", "hierarchical(host = ring, rack = ring)", "call", "host 0 1", (4.0, 64.0), (1e-4, 2e-4)
@@ -95,6 +95,28 @@ def test_ranks_lie_where_their_hosts_are() -> None:
     assert places_of_hosts(RACKS, ["n1", "n0", "n1", "n0"]) == (2, 0, 3, 1)
     unlisted = Topology("racks", RACKS.levels)
     assert places_of_hosts(unlisted, ["x", "y", "x"]) == (0, 2, 1)
+
+
+def test_hosts_without_names_are_taken_in_their_natural_order() -> None:
+    unlisted = Topology("racks", (Level("host", 2, 1e-5, 1e8), Level("rack", 2, 1e-5, 1e7)))
+    hosts = ["node2", "node10", "node1", "node9"]
+    assert places_of_hosts(unlisted, hosts) == (1, 3, 0, 2)
+    (text,) = assumed_hosts(unlisted, hosts)
+    assert text.startswith(
+        "topology `racks` lists no hosts: they take its places in the order of their names"
+    )
+    assert text.endswith(", node1, node2, node9, node10")
+    assert assumed_hosts(unlisted, ["node2", "node2"]) == assumed_hosts(RACKS, ["n1", "n0"]) == ()
+    (text,) = assumed_hosts(unlisted, [f"node{k}" for k in range(64)])
+    assert text.endswith("node6, node7, .., node63")
+
+
+def test_a_few_hosts_of_a_large_topology_are_neighbours() -> None:
+    levels = (Level("gpu", 8, 1e-6, 1e9), Level("node", 8, 1e-5, 1e8), Level("rack", 8, 1e-5, 1e7))
+    assert places_of_hosts(Topology("cluster", levels), ["b"] * 8 + ["a"] * 8) == (*range(8, 16), *range(8))
+    assert places_of_hosts(Topology("cluster", levels), ["a"] * 9)[8] == 8, (
+        "a host with more ranks than a node"
+    )
 
 
 @pytest.mark.parametrize(

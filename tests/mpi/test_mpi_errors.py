@@ -57,6 +57,13 @@ def test_one_name_of_two_machines_is_said(said: dict[str, list[str]]):
     assert all(answer.startswith(warning) for answer in said["one host name"])
 
 
+def test_an_assumed_order_of_hosts_is_logged_once_by_rank_0(said: dict[str, list[str]]):
+    text = "topology `two` lists no hosts: they take its places in the order of their names, node2, node10"
+    assert said["hosts 0"] == [f"commplan: plan `p`: {text}"]
+    assert "hosts 1" not in said
+    assert said["assumed 0"] == said["assumed 1"] == [text], "the schedule records it on every rank"
+
+
 def test_who_alone_cannot_bind_tells_the_others():
     said = dict(line.split(": ", 1) for line in mpirun.run(2, SCRIPT, "alone").splitlines())
     for what, own in (

@@ -64,6 +64,7 @@ def test_hosts_and_ranks_make_a_topology() -> None:
         ("host", 2),
     ]
     assert [level.name for level in discovered(["a", "b", "c"]).levels] == ["host"]
+    assert discovered(["n10", "n2", "n1"]).hosts == ("n1", "n2", "n10")
     assert [level.name for level in discovered(["a", "a"]).levels] == ["process"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 import warnings
@@ -17,6 +18,7 @@ from mpi4py import MPI
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.runtime.machines import ranks
+from commplan.topology import Level, Topology
 
 FUNCTION = """plan f
 axis data = 2
@@ -82,6 +84,7 @@ def main() -> None:
     sides = MPI.COMM_SELF.Create_intercomm(0, comm, 1 - comm.rank)
     refused("two sides", lambda: program.bind(sides))
     _one_name(comm)
+    _order_of_hosts(comm)
     assert other.schedule.backend == "jax"
     out, _ = run.step(run.init(), x=X)  # after all that it still works
     assert (np.asarray(out.y) == 1).all()
@@ -96,6 +99,21 @@ def _one_name(comm: Any) -> None:
         except RuntimeWarning as warning:
             print(f"one host name: {warning}", flush=True)
     assert ranks.host_names(comm) == [socket.gethostname()] * 2  # warnings are errors here
+
+
+def _order_of_hosts(comm: Any) -> None:
+    """Rank 0 is on node10, rank 1 on node2, and the topology lists no hosts: what the ranks log of it."""
+    log = logging.getLogger("commplan.topology")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter(f"hosts {comm.rank}: %(message)s"))
+    log.addHandler(handler)
+    topology = Topology("two", (Level("gpu", 2, 1e-6, 1e9), Level("node", 2, 1e-5, 1e8)))
+    with mock.patch.object(ranks, "host_names", lambda *_: ["node10", "node2"]):
+        for _ in range(2):
+            compiled = commplan.loads(PLAN.replace("member = 2", "member = 1")).compile(
+                comm, topology=topology
+            )
+    print(f"assumed {comm.rank}: {compiled.schedule.topology.assumed[0]}", flush=True)
 
 
 def _derivative(comm: Any) -> Any:

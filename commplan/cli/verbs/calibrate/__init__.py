@@ -19,7 +19,7 @@ from commplan.cli.jax_side import need, under_mpi
 from commplan.cost.calibration import Calibration, load_calibration, write_calibration
 from commplan.diagnostics import CommplanError
 from commplan.input.measured_costs import InputCosts
-from commplan.topology import Topology, load_topology
+from commplan.topology import Topology, assumed_hosts, load_topology
 
 if TYPE_CHECKING:
     from commplan.runtime.calibrate.calibrate import Fabric
@@ -56,6 +56,8 @@ def _measure(
     if first:
         ranks = len(fabric.hosts)
         console.note(f"measuring {ranks} ranks on {len(set(fabric.hosts))} hosts, about {seconds} seconds")
+        for text in assumed_hosts(topology, fabric.hosts) if topology is not None else ():
+            console.note(text)
     calibration = call(functools.partial(calibrate, fabric, topology, seconds=seconds, largest=args.largest))
     if not first:
         return 0
