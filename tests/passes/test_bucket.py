@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.byhand import F32, HERE, Maker, compiled, reduce_plan, replaced, sharded_plan, tree
 
+import commplan
 from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError
 from commplan.ir import plan as graph
@@ -228,3 +229,25 @@ def test_ranks_of_one_process_pack_only_if_a_stage_asks_for_buffers(hints: graph
     (choice,) = schedule.choices
     assert ("each leaf by itself" in choice.what) is (buffers == 0)
     assert schedule.pipeline == "lower,bucket{in_process=true},wire"
+
+
+JOINED = """plan joined
+axis a = 2
+source records : u8[4]
+input x : f32[4] split a
+fn widen(u8[4]) -> f32[4] on device
+each step {
+    raw = load records batch 4 split a visit exactly_once seed 1
+    wide = map widen(raw)
+    y = gather x over a
+    z = gather wide over a
+    output y, z
+}
+"""
+
+
+def test_loaded_values_travel_with_others():
+    """The plan makes `y` of no load, although its bucket holds a batch too."""
+    phase = commplan.loads(JOINED).compile(passes="bucket,wire").schedule.phases[0]
+    (buffer,) = [op for op in phase.ops if isinstance(op, Pack)]
+    assert [part.value for part in buffer.parts] == ["x.0", "wide.0"]

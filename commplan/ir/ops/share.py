@@ -50,8 +50,9 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
         return (placed(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:
-        env.rename(self.result, env.of(self.operand), {})
-        if self.pinned:
+        if not self.pinned:
+            env.rename(self.result, env.of(self.operand), {})
+        else:
             steps.shared_by(env, self.result, self.operand, self.axes, self.design, self.readers, self.hints)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:

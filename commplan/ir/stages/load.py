@@ -8,7 +8,7 @@ from commplan.ir.refs import Ref, base_name
 from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.stages.rules import Ranks, Violation, dropped_tail, even_batch, member_batches, short_tail
-from commplan.ir.symbolic.deferred import Interpretation
+from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Batch
 
 
@@ -39,8 +39,7 @@ class Batches(msgspec.Struct, frozen=True):
         words = ", ".join(map(str, (*contract, "per", *self.per, "by", clock)))
         label = f"{self.source}({base_name(self.result)}; {words})"
         own = (*self.per, *((clock,) if clock and clock not in self.per else ()))
-        env.put(self.result, env.own_elements(label, env.values[self.result], own, self.split))
-        env.routes[self.result] = frozenset([(base_name(self.result), frozenset[str]())])
+        steps.loaded(env, self.result, label, own, self.split)
         if self.count is not None:
             value = env.values[self.count]
             number = env.own_elements(f"the number of {label}", value, (*own, *self.split), ())

@@ -21,6 +21,5 @@ class Share(StageOverAxes, frozen=True, tag="share"):
         return chosen("readers", self.via.get("readers"), self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
-        env.rename(self.result, env.of(self.operand), {})
         readers = self.via.get("readers")
         steps.shared_by(env, self.result, self.operand, self.axes, self.via.name, readers, self.hints)

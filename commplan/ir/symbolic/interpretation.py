@@ -43,8 +43,6 @@ from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Part, Value
 
 Paths = tuple[tuple[str, ...], ...]
-# The loads that a value is made of, each with the shares of the plan that it went through on the way.
-Routes = frozenset[tuple[str, frozenset[str]]]
 
 
 class _Call(NamedTuple):
@@ -80,7 +78,7 @@ class Interpretation:
         self.written_out = written_out
         self.draws: Counter[str] = Counter()
         self.held: dict[Ref, SymbolicValue] = {}
-        self.routes: dict[Ref, Routes] = {}
+        self.undefined: list[str] = []
         self._current: dict[str, Ref] = {}
 
     def of(self, ref: Ref) -> SymbolicValue:
@@ -98,13 +96,6 @@ class Interpretation:
     def set_current(self, ref: Ref) -> None:
         """A server has `ref` now."""
         self._current[name_of(ref)] = ref
-
-    def follow(self, operands: Sequence[Ref], results: Sequence[Ref]) -> None:
-        """What is made of several values has their routes, unless its meaning gave it others."""
-        if self.routes:
-            routes = Routes().union(*(self.routes.get(ref, ()) for ref in operands))
-            for ref in results:
-                self.routes.setdefault(ref, routes)
 
     def put(self, ref: Ref, held: SymbolicValue) -> None:
         self.held[ref] = held
@@ -186,6 +177,11 @@ class Interpretation:
         if own != planned:
             raise UnsayableError(f"`{value.id}` has other leaves than what `{fn}` makes of it in the plan")
 
+    def _declared_leaf(self, value: Value, index: int) -> tuple[Leaf, Leaf]:
+        """One rank's part of a leaf as the plan declares it, and the whole leaf."""
+        declared = self.declared[base_name(value.id)]
+        return declared.leaves[index], declared.uncut[index]
+
     def _opaque(self, call: _Call, value: Value) -> SymbolicValue:
         """Every element of the result depends on all of every operand."""
         arguments = [*call.drawn]
@@ -240,6 +236,8 @@ class Interpretation:
                 partners = [(operand, other, given[operand].blocks[other]) for operand, other in group]
                 leaves.append(self._zipped(name, value, index, partners, scalars))
             else:
+                if (leaf, value.uncut[index]) != self._declared_leaf(value, index):
+                    raise UnsayableError(f"leaf `{leaf.path}` has another shape than in the plan")
                 shape = leaf_shape(value, index, ())
                 leaves.append(blocks.whole(shape, leaf.size, (), self.algebra.call(name, scalars)))
         return uniform_if_whole(value, leaves)

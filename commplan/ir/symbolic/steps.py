@@ -13,7 +13,7 @@ from commplan.ir.refs import Ref
 from commplan.ir.symbolic import blocks
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.symbolic.rounding import allowed
-from commplan.ir.symbolic.terms import Argument, Term
+from commplan.ir.symbolic.terms import UNSHARED, Argument, Term
 from commplan.ir.symbolic.values import SymbolicValue, scalar_of, uniform_if_whole
 from commplan.ir.types import DType
 from commplan.ir.values import Value
@@ -232,6 +232,11 @@ def elastic(
         env.put(result, updated(env, env.of(center), total, value))
 
 
+def loaded(env: Interpretation, result: Ref, label: str, own: Sequence[str], split: Sequence[str]) -> None:
+    """Set `result` to the records of a load, which went through no share yet."""
+    env.put(result, env.own_elements(label, env.values[result], own, split, UNSHARED))
+
+
 def shared_by(
     env: Interpretation,
     result: Ref,
@@ -241,14 +246,16 @@ def shared_by(
     readers: object,
     hints: Hints,
 ) -> None:
-    """Every load that `operand` is made of goes through a share that the plan writes.
+    """Set `result` to `operand`, and mark each load in its terms with a share that the plan writes.
 
-    Functions record by record may run on either side of it.
+    Functions record by record may run on either side of the share: the mark is on the loads alone.
     """
     how = f"{design}(readers = {readers})" if readers else design
     words = f"shared over {', '.join(axes)} via {how}"
     words += f", on_failure = {hints.on_failure}" if hints.on_failure else ""
-    env.routes[result] = frozenset((load, past | {words}) for load, past in env.routes.get(operand, ()))
+    held = env.of(operand)
+    shares = {symbol for symbol in held.free if symbol[0] == "shared"}
+    env.rename(result, held, {share: ("shared", tuple(sorted({*share[1], words}))) for share in shares})
 
 
 def drawn(env: Interpretation, axes: Sequence[str]) -> Argument:

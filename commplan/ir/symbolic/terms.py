@@ -16,6 +16,7 @@ are symbols, so that nothing depends on how many ranks there are:
     ("all", axis)    summed over                               ("at", k)      k
     ("owner", ((axis, symbol), ..), ranks)    the place among `ranks` of the rank with these coordinates
     ("before", symbol, k, n)    k places before a coordinate among n, around the end
+    ("shared", (words, ..))     the shares of the plan that the records of a load went through
 
 Sums are sets, so order, buckets, levels and algorithms drop out. Rounding does not: a trace lists casts, the
 sums made between them, and factors, in order; in the term of a plan it lists what the plan allows
@@ -50,6 +51,9 @@ def row(digit: int) -> Symbol:
 
 def at(index: int) -> Symbol:
     return ("at", index)
+
+
+UNSHARED: Symbol = ("shared", ())
 
 
 class UnsayableError(Exception):
@@ -151,9 +155,9 @@ class Algebra:
 
     def value(self, name: str, axes: Iterable[str], owner: Symbol | None = None) -> Term:
         """An element of the value `name`, which varies along `axes`. owner: the place of this rank among
-        those that have it, where not all do."""
+        those that have it, if not all do; or UNSHARED for records of a load."""
         where = sorted((axis, rank(axis)) for axis in axes if self.sizes.get(axis, 1) > 1)
-        kept = [("", owner)] if owner is not None and owner[0] == "owner" else []
+        kept = [("", owner)] if owner is not None and owner[0] in ("owner", "shared") else []
         return self.single(self.atom("value", name, (*kept, *where)))
 
     def call(self, name: str, arguments: Iterable[Argument]) -> Term:
@@ -470,7 +474,7 @@ def _free(symbols: Iterable[Symbol]) -> frozenset[Symbol]:
             free |= _free(symbol[1:2])
         elif symbol[0] == "owner":
             free |= _free(inner for _, _, inner in symbol[1])
-        elif symbol[0] in ("rank", "row"):
+        elif symbol[0] in ("rank", "row", "shared"):
             free.add(symbol)
     return frozenset(free)
 

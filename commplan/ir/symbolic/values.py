@@ -8,7 +8,16 @@ from typing import NamedTuple
 
 from commplan.ir.symbolic import blocks
 from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Rows, Run
-from commplan.ir.symbolic.terms import Algebra, Argument, Chain, Symbols, Term, UnsayableError, substituted
+from commplan.ir.symbolic.terms import (
+    Algebra,
+    Argument,
+    Chain,
+    Symbol,
+    Symbols,
+    Term,
+    UnsayableError,
+    substituted,
+)
 from commplan.ir.types import DType
 from commplan.ir.values import Value
 
@@ -42,6 +51,17 @@ class SymbolicValue:
                 for shape, leaf in zip(shapes, self.value.leaves, strict=True)
             )
         return self._blocks
+
+    @property
+    def free(self) -> frozenset[Symbol]:
+        """The symbols in its terms."""
+        if self.uniform is not None:
+            return self.uniform[1].free
+        free: set[Symbol] = set()
+        for each in (each for block in self.blocks for each in (block, *blocks.inner(block))):
+            for _, term in each.slots:
+                free |= term.free if term is not None else set[Symbol]()
+        return frozenset(free)
 
     def like(self, value: Value, function: Callable[[Term, DType], Term]) -> SymbolicValue:
         """`value`, of whose elements each is `function` of this one's term and type."""

@@ -113,6 +113,8 @@ def coordinate_in_words(axis: str, symbol: Symbol) -> str:
             return f"rank {symbol[1]} along {axis}"
         case "owner":
             return "its owner"
+        case "shared":
+            return f"a batch {' and '.join(symbol[1])}" if symbol[1] else ""
         case "before":
             last = coordinate_in_words(axis, symbol[1]) or "this one"
             return f"the rank {symbol[2]} before {last} along {axis}"
