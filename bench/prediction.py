@@ -22,7 +22,7 @@ import msgspec
 from bench.harness.figures import read, size_text, table, time_text
 from bench.harness.plans import schedule
 from bench.harness.stage import Figure, Surroundings
-from commplan.cost import Calibration, Predictor, load_calibration, simulate
+from commplan.cost import Calibration, Predictor, load_calibration, predict
 from commplan.diagnostics import CommplanError
 from commplan.topology import Topology, parse_topology, places_of_hosts
 
@@ -85,7 +85,7 @@ def seconds(
     predictor = Predictor(
         topology, compiled.axes, calibration=calibration, backend="mpi", places=None if in_order else places
     )
-    return next(phase.seconds for phase in simulate(compiled, predictor).phases if phase.name == "step")
+    return next(phase.alone for phase in predict(compiled, predictor).phases if phase.name == "step")
 
 
 def summary(pairs: Sequence[Pair]) -> list[list[str]]:

@@ -32,7 +32,7 @@ from bench.harness.stage import Stage, Surroundings, run_ranks
 from bench.netlab import Shape
 from commplan import dsl
 from commplan.compiler import compile_plan
-from commplan.cost import Calibration, Predictor, load_calibration, simulate
+from commplan.cost import Calibration, Predictor, load_calibration, predict
 from commplan.cost.calibration import parse_calibration, write_calibration
 from commplan.diagnostics import CommplanError, fail
 from commplan.pytree import shapes_of
@@ -142,7 +142,7 @@ def step(
     }
     compiled = compile_plan(plan, {}, shapes, topology=topology, calibration=links, backend="mpi")
     predictor = Predictor(topology, compiled.axes, calibration=links, backend="mpi")
-    phase = next(p for p in simulate(compiled, predictor).phases if p.name == scaling.PHASE[way])
+    phase = next(p for p in predict(compiled, predictor).phases if p.name == scaling.PHASE[way])
     largest = max((op for op in phase.ops if op.algorithm), key=lambda op: op.alone)
     return phase.compute, phase.network, largest.algorithm
 

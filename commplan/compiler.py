@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from commplan.cost.network.rank_placement import spread_as
+from commplan.cost.predictor import predictor_for
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail, fail_if
 from commplan.frontend.bind_axes import bind_axes
 from commplan.frontend.infer_shapes import infer
@@ -22,7 +23,6 @@ from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import Context
 from commplan.passes.pipeline.manager import Observer, Pipeline, Record
 from commplan.protocol.build_sites import sites
-from commplan.select.cost_model import costs_for
 from commplan.topology import Topology, load_topology, place
 from commplan.verify.equivalence import Reference
 from commplan.verify.structural import verify
@@ -96,7 +96,7 @@ def compile_plan(
     if observer is not None:
         observer(Record("lower", "lower", seconds, None, schedule))
     given = {name: tuple(paths) for name, paths in (order or {}).items()}
-    costs = costs_for(axes, known, measured, backend, places)
+    costs = predictor_for(axes, known, measured, backend, places)
     context = Context(given, known, measured, places, costs)
     return passes.run(schedule, context, observer, reproducers, reference)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from commplan.cost import Simulation
+from commplan.cost import Prediction
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Schedule
 from commplan.recorder import Record, Run, Summary, read_records, read_run, state, summary
@@ -32,7 +32,7 @@ def runs(paths: list[str]) -> list[list[Record]]:
     return alive or [max(jobs.values(), key=lambda records: records[0].started)]
 
 
-def run_in(paths: list[str], schedule: Schedule | None = None, simulation: Simulation | None = None) -> Run:
+def run_in(paths: list[str], schedule: Schedule | None = None, prediction: Prediction | None = None) -> Run:
     """The one run whose records lie at `paths`, on one time scale. Raises CP1114 for files that are no
     records, are of several runs, or are of another plan than `schedule`."""
     records, *others = runs(paths)
@@ -50,7 +50,7 @@ def run_in(paths: list[str], schedule: Schedule | None = None, simulation: Simul
             )
     if schedule is not None:
         _check(records, schedule)
-    return read_run(records, _predicted(simulation) if simulation else None)
+    return read_run(records, _predicted(prediction) if prediction else None)
 
 
 def totals(run: Run) -> Summary:
@@ -82,9 +82,9 @@ def _check(records: list[Record], schedule: Schedule) -> None:
                 fail("CP1114", message, "give the plan as it was when it ran", file=record.path)
 
 
-def _predicted(simulation: Simulation) -> Predicted:
+def _predicted(prediction: Prediction) -> Predicted:
     seconds: dict[tuple[str, int, str], list[float]] = {}
-    for phase in simulation.phases:
+    for phase in prediction.phases:
         for op in phase.ops:
             if op.algorithm:
                 seconds.setdefault((phase.name, op.line, op.op), []).append(op.seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -13,18 +13,20 @@ from commplan.cli.argument_types import once
 from commplan.cli.binding import compiled, note_levels
 from commplan.cli.console import Console, name_of
 from commplan.cli.saved import is_saved, read_saved
-from commplan.cost import Calibration, Predictor, Simulation, load_calibration, simulate
+from commplan.cost import Calibration, Prediction, Predictor, load_calibration, predict, predictor_for
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Schedule
 from commplan.topology import Topology, load_topology, place
+
+NO_COSTS: Mapping[str, float] = {}
 
 
 class Timed(NamedTuple):
     """What is known of a schedule with a topology."""
 
     predictor: Predictor
-    simulation: Simulation
+    prediction: Prediction
 
 
 class Simulated(NamedTuple):
@@ -52,19 +54,23 @@ def simulated(args: Namespace, console: Console) -> Simulated:
         if name not in names:
             message = f"--cost {name}: the plan has no function or source `{name}`"
             fail("CP1108", message, f"it declares: {', '.join(names) or 'none'}")
-    predictor = predictor_of(schedule, topology, calibration, args.calibration)
-    measured = calibration.input if calibration else None
-    return Simulated(schedule, lines, Timed(predictor, simulate(schedule, predictor, costs, measured)))
+    return Simulated(schedule, lines, timed_on(schedule, topology, calibration, args.calibration, costs))
 
 
-def predictor_of(
-    schedule: Schedule, topology: Topology, calibration: Calibration | None, file: str
-) -> Predictor:
-    """What predicts times on `topology`. Raises CP0753 for a calibration, in `file`, of another backend."""
+def timed_on(
+    schedule: Schedule, topology: Topology, calibration: Calibration | None, file: str,
+    compute: Mapping[str, float] = NO_COSTS,
+) -> Timed:  # fmt: skip
+    """The times of `schedule` on `topology`.
+
+    Raises CP0753 for a calibration, in `file`, of another backend.
+    """
     if calibration is not None:
         calibration.check_backend(schedule.backend, file)
-    links = calibration.links if calibration else None
-    return Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
+    predictor = predictor_for(schedule.axes, topology, calibration, schedule.backend)
+    assert predictor is not None
+    measured = calibration.input if calibration else None
+    return Timed(predictor, predict(schedule, predictor, compute=compute, measured=measured))
 
 
 def _schedule(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:

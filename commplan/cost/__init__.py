@@ -2,9 +2,11 @@
 
 from commplan.cost.calibration import Calibration as Calibration
 from commplan.cost.calibration import load_calibration as load_calibration
-from commplan.cost.collective.cost import predict as predict
+from commplan.cost.collective.cost import collective_time as collective_time
 from commplan.cost.network.network import Network as Network
 from commplan.cost.network.network import one_group as one_group
 from commplan.cost.predictor import Predictor as Predictor
-from commplan.cost.schedule.timeline import Simulation as Simulation
-from commplan.cost.schedule.timeline import simulate as simulate
+from commplan.cost.predictor import predictor_for as predictor_for
+from commplan.cost.schedule.prediction import Prediction as Prediction
+from commplan.cost.schedule.prediction import predict as predict
+from commplan.cost.schedule.step import StepComputation as StepComputation

@@ -1,4 +1,4 @@
-"""One compilation's answers: axes placed on a network, and what any collective over them would take."""
+"""The machine of one compilation: axes placed on a network, and what any collective over them takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from commplan.collectives.program import Ints
 from commplan.cost.calibration import Calibration
 from commplan.cost.collective.bounds import busiest_bytes
-from commplan.cost.collective.cost import CostKind, Prediction, predict
+from commplan.cost.collective.cost import CollectiveTime, CostKind, collective_time
 from commplan.cost.network.network import Floats, Layout, Network, lay, places_of
 from commplan.cost.servers.requests import places_of_servers
 from commplan.ir.ops.base import Work
@@ -48,6 +48,7 @@ class Predictor:
         self.workers = places_of(self.network, self._axes) if given is None else given[:ranks]
         self._all, self._servers = tuple(axes), None if given is None else given[ranks:]
         self._layouts: dict[tuple[str, ...], tuple[Layout, Layout]] = {}
+        self._known: dict[Work, CollectiveTime | None] = {}
 
     @property
     def measured(self) -> bool:
@@ -78,24 +79,54 @@ class Predictor:
         chunk: int | None = None,
         root: int = 0,
         form: Form | None = None,
-    ) -> Prediction | None:
+    ) -> CollectiveTime | None:
         """The prediction; None where there is no such program. nbytes: of one rank's operand."""
         layout = self.layout(axes, native=algorithm.name == "native")
         whole = nbytes * layout.ranks if kind in ("all_gather", "gather") else nbytes
-        return predict(
+        return collective_time(
             algorithm, kind, layout, whole, self.network, calibration=self.calibration,
             backend=self.backend, form=form, chunk=chunk, root=root,
         )  # fmt: skip
 
-    def query(self, work: Work) -> Prediction | None:
-        """The prediction for a collective that an op asks for."""
-        kind, form = cast("CostKind", work.kind), cast("Form | None", work.form)
-        return self.predict(
-            kind, work.algorithm, work.axes, work.nbytes, chunk=work.chunk, root=work.root, form=form
-        )
+    def query(self, work: Work) -> CollectiveTime | None:
+        """The prediction for a collective that an op asks for; the same is computed once."""
+        work = work._replace(what="", name="")
+        if work not in self._known:
+            kind, form = cast("CostKind", work.kind), cast("Form | None", work.form)
+            self._known[work] = self.predict(
+                kind, work.algorithm, work.axes, work.nbytes, chunk=work.chunk, root=work.root, form=form
+            )
+        return self._known[work]
+
+    def in_words(self, source: str) -> str:
+        """Where a predicted time comes from: a model is one of a topology, measured or not."""
+        if source != "model":
+            return source
+        name = self.network.topology.name
+        if self.calibration is None:
+            guess = "" if self.network.topology.round is None else "a guess until calibrated: "
+            return f"{guess}model of topology `{name}`, nothing measured"
+        return f"model of topology `{name}`, its levels measured {self.calibration.date}"
 
     def least_bytes(self, op: Collective) -> Floats:
         """What a collective puts on the busiest link of each level at least [levels]."""
         layout = self.layout(op.axes)
         whole = op.nbytes * (layout.ranks if op.kind == "all_gather" else 1)
         return busiest_bytes(op.kind, whole, layout, self.network, root=op.root or 0)
+
+
+def predictor_for(
+    axes: Sequence[Axis],
+    topology: Topology | None,
+    calibration: Calibration | None,
+    backend: Backend,
+    places: Sequence[int] | None = None,
+) -> Predictor | None:
+    """The predictor of a mesh of `axes` on `topology`; None without a topology.
+
+    calibration: the links that it measured are used, if any.
+    """
+    if topology is None:
+        return None
+    links = calibration.links if calibration is not None else None
+    return Predictor(topology, axes, calibration=links, backend=backend, places=places)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from commplan.cost import Simulation
+from commplan.cost import Prediction
 from commplan.explain.report import traffic
 from commplan.explain.servers import server_lines
 from commplan.ir.grouping import grouped
@@ -58,7 +58,7 @@ _Facts = dict[tuple[str, str], Number | str]
 """By measure and subject."""
 
 
-def diff(a: Schedule, b: Schedule, times: tuple[Simulation, Simulation] | None) -> tuple[Change, ...]:
+def diff(a: Schedule, b: Schedule, times: tuple[Prediction, Prediction] | None) -> tuple[Change, ...]:
     """All that is compared, whether it changed or not. times: of both, on one topology."""
     simulated_a, simulated_b = times or (None, None)
     before, after = _phases(a, simulated_a), _phases(b, simulated_b)
@@ -68,7 +68,7 @@ def diff(a: Schedule, b: Schedule, times: tuple[Simulation, Simulation] | None) 
     return tuple(changes)
 
 
-def _phases(schedule: Schedule, simulation: Simulation | None) -> dict[str, _Facts]:
+def _phases(schedule: Schedule, prediction: Prediction | None) -> dict[str, _Facts]:
     """The facts of each phase by its name."""
     facts = {phase.name: _facts(phase, schedule) for phase in schedule.phases}
     for each in memory(schedule):
@@ -81,13 +81,14 @@ def _phases(schedule: Schedule, simulation: Simulation | None) -> dict[str, _Fac
             phase["bytes", "to servers"] = sent[name]
         moved = [nbytes for (measure, _), nbytes in phase.items() if measure == "bytes"]
         phase["bytes", ""] = sum(nbytes for nbytes in moved if not isinstance(nbytes, str))
-    for time in simulation.phases if simulation else ():
-        facts[time.name]["time", ""] = time.seconds
+    for time in prediction.phases if prediction else ():
+        facts[time.name] |= {(measure, ""): getattr(time, measure) for measure in TIMES}
         facts[time.name] |= {("link bytes", level): round(nbytes) for level, nbytes in time.nbytes if nbytes}
     return facts
 
 
-_ORDER = ("time", "memory", "rounds", "bytes", "link bytes", "buckets", "algorithm", "collectives",
+TIMES = ("exposed", "alone")  # of `cost.schedule.prediction.PhaseTime`
+_ORDER = (*TIMES, "memory", "rounds", "bytes", "link bytes", "buckets", "algorithm", "collectives",
           "collective bytes", "ops")  # fmt: skip
 
 

@@ -16,10 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from commplan.cost import Predictor
+from commplan.cost import Prediction, Predictor
+from commplan.cost.schedule.prediction import PhaseTime
 from commplan.diagnostics import Span
 from commplan.explain.servers import Said, ServerText, server_lines
 from commplan.explain.stages import filler_lines, levels_text, phase_title, stage_text, table_lines
+from commplan.explain.times import basis, phase_times
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.server_ops import sent
@@ -87,6 +89,20 @@ class PhaseLines(msgspec.Struct, frozen=True):
     lines: tuple[Line, ...]
     traffic: tuple[Traffic, ...]
     outputs: tuple[str, ...] = ()
+    times: PhaseTimes | None = None
+
+
+class PhaseTimes(msgspec.Struct, frozen=True):
+    """The predicted seconds of a phase, as in `cost.schedule.prediction.PhaseTime`, and in words."""
+
+    alone: float
+    computation: float
+    exposed: float
+    text: tuple[str, ...]
+
+    @classmethod
+    def of_phase(cls, time: PhaseTime) -> PhaseTimes:
+        return cls(time.alone, time.computation, time.exposed, tuple(phase_times(time)))
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -106,6 +122,7 @@ class Explanation(msgspec.Struct, frozen=True):
     topology: ir.CompiledTopology | None = None
     servers: tuple[str, ...] = ()
     claims: Claims | None = None
+    times: str = ""  # where predicted times come from, and what they include
 
     def text(self) -> str:
         """The explanation in plain text, ops of one kind on one line."""
@@ -117,9 +134,11 @@ class Explanation(msgspec.Struct, frozen=True):
             lines.append(f"  topology: {self.topology.name}")
             lines += [f"    assumed: {text}" for text in self.topology.assumed]
         lines.append(f"  passes: {self.pipeline or 'none'}")
+        lines += [f"  times: {self.times}"] if self.times else []
         lines += [f"  {text}" for choice in self.choices for text in _choice(choice)]
         for phase in self.phases:
             lines += ["", phase.title]
+            lines += [f"  {text}" for text in phase.times.text] if phase.times else []
             for line in phase.lines:
                 lines += [f"  {text}" for text in line_text(line)]
             if not phase.lines:
@@ -153,11 +172,13 @@ def explain_plan(
     schedule: ir.Schedule,
     predictor: Predictor | None = None,
     records: Mapping[str, int] | None = None,
+    prediction: Prediction | None = None,
 ) -> Explanation:
     """What each line of `plan` became in `schedule`, which was compiled from it.
 
     predictor: of the topology that it was compiled for: with it, talking with servers and elastic averaging
     have their predicted times beside those of other ways. records: how many records sources have, by name.
+    prediction: of `schedule`.
     """
     spans = {stage.span for phase in plan.phases for stage in phase.stages}
     tellings = server_lines(schedule, predictor)
@@ -166,19 +187,22 @@ def explain_plan(
         plan=plan.name,
         axes={axis.name: axis.size for axis in schedule.axes},
         pipeline=schedule.pipeline,
-        phases=tuple(_phase(phase, schedule, tellings, chosen, records or {}) for phase in plan.phases),
+        phases=tuple(
+            _phase(phase, schedule, tellings, chosen, records or {}, prediction) for phase in plan.phases
+        ),
         choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
         backend=schedule.backend,
         placement={axis.name: levels_text(axis) for axis in schedule.axes if axis.levels},
         topology=schedule.topology,
         servers=tuple(axis.name for axis in schedule.axes if axis.kind is graph.AxisKind.SERVER),
         claims=claims(schedule),
+        times=basis(prediction) if prediction is not None else "",
     )
 
 
 def _phase(
     phase: graph.Phase, schedule: ir.Schedule, tellings: Said,
-    chosen: Mapping[Span | None, Sequence[Choice]], records: Mapping[str, int],
+    chosen: Mapping[Span | None, Sequence[Choice]], records: Mapping[str, int], prediction: Prediction | None,
 ) -> PhaseLines:  # fmt: skip
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
@@ -203,7 +227,8 @@ def _phase(
         lines.append(line)
     total = _sum(entry for line in lines for entry in line.traffic)
     outputs = tuple(binding.name for binding in compiled.outputs)
-    return PhaseLines(phase.name, phase_title(phase), tuple(lines), total, outputs)
+    times = PhaseTimes.of_phase(prediction.phase(phase.name)) if prediction is not None else None
+    return PhaseLines(phase.name, phase_title(phase), tuple(lines), total, outputs, times)
 
 
 def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:

@@ -192,8 +192,9 @@ SAME = Placement()
 
 
 def timed(seconds: float) -> str:
-    """A time in the largest unit that leaves it readable: `1.83 s`, `3.2 ms`, `45 us`."""
-    return _in_units(seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))) or f"{seconds * 1e6:.2g} us"
+    """A time in the largest unit that leaves it readable: `1.83 s`, `3.2 ms`, `45 us`, `0 us`."""
+    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+    return _in_units(seconds, units) or (f"{seconds * 1e9:.2g} ns" if seconds else "0 us")
 
 
 def sized(nbytes: float) -> str:

@@ -14,7 +14,7 @@ from commplan.ir.types import ArrayType, sized, timed
 from commplan.lint.subject import Subject, with_stage
 
 if TYPE_CHECKING:
-    from commplan.cost import Simulation
+    from commplan.cost import Prediction
     from commplan.ir.remark import SharingCost
     from commplan.ir.schedule import Schedule
 
@@ -90,7 +90,7 @@ def costly_pins(subject: Subject) -> Iterator[Diagnostic]:
     """CP1204: a `via` or `chunk` that is predicted to take longer than what the compiler would choose."""
     if subject.schedule is None:
         return
-    pinned = _simulated(subject, subject.schedule) if subject.given.topology is not None else None
+    pinned = _predicted(subject, subject.schedule) if subject.given.topology is not None else None
     for phase in subject.plan.phases:
         for stage in phase.stages:
             if isinstance(stage, Share):
@@ -99,14 +99,14 @@ def costly_pins(subject: Subject) -> Iterator[Diagnostic]:
                 yield from _costly_pin(subject, pinned, phase.name, stage)
 
 
-def _costly_pin(subject: Subject, pinned: Simulation, phase: str, stage: Stage) -> Iterator[Diagnostic]:
-    """What a stage pins and should not, as the phase that it is in takes less time without."""
+def _costly_pin(subject: Subject, pinned: Prediction, phase: str, stage: Stage) -> Iterator[Diagnostic]:
+    """The pins of a stage without which less time of its phase is exposed."""
     for pin, free in _unpinned(stage):
         schedule = subject.compiled(with_stage(subject.plan, stage, free))
-        before, after = _seconds(pinned, phase), _seconds(_simulated(subject, schedule), phase)
+        before, after = _exposed(pinned, phase), _exposed(_predicted(subject, schedule), phase)
         if before - after <= PIN_MARGIN * _own_seconds(pinned, phase, stage.span.line):
             continue
-        message = f"{pin} makes the phase take {timed(before)}, where it could take {timed(after)}"
+        message = f"{pin} leaves {timed(before)} of the phase exposed; without it {timed(after)}"
         note = f"without it: {_chosen(schedule, stage.span) or 'what the compiler chooses'}"
         yield subject.warning("CP1204", message, stage.span, note, "leave it out, or pin what is faster")
 
@@ -126,24 +126,22 @@ def _replaced(stage: Stage, **fields: object) -> Stage:
     return other
 
 
-def _simulated(subject: Subject, schedule: Schedule) -> Simulation:
-    from commplan.cost import Predictor, simulate
+def _predicted(subject: Subject, schedule: Schedule) -> Prediction:
+    from commplan.cost import predict, predictor_for
 
     topology, measured = subject.given.topology, subject.given.calibration
-    assert topology is not None
-    links = measured.links if measured else None
-    predictor = Predictor(topology, schedule.axes, calibration=links, backend=schedule.backend)
-    return simulate(schedule, predictor, {}, measured.input if measured else None)
+    predictor = predictor_for(schedule.axes, topology, measured, schedule.backend)
+    assert predictor is not None
+    return predict(schedule, predictor, measured=measured.input if measured else None)
 
 
-def _seconds(simulation: Simulation, phase: str) -> float:
-    return next(each.seconds for each in simulation.phases if each.name == phase)
+def _exposed(prediction: Prediction, phase: str) -> float:
+    return prediction.phase(phase).exposed
 
 
-def _own_seconds(simulation: Simulation, phase: str, line: int) -> float:
+def _own_seconds(prediction: Prediction, phase: str, line: int) -> float:
     """What the ops of one plan line take, if nothing else is on the network."""
-    ops = next(each.ops for each in simulation.phases if each.name == phase)
-    return sum(op.alone for op in ops if op.line == line)
+    return sum(op.alone for op in prediction.phase(phase).ops if op.line == line)
 
 
 def _chosen(schedule: Schedule, span: Span) -> str | None:

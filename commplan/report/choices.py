@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from commplan.cost.schedule.timeline import PhaseTime
+from commplan.cost.schedule.prediction import PhaseTime
 from commplan.explain.report import Explanation, line_lines
 from commplan.explain.report import Line as ExplainedLine
 from commplan.ir.remark import Choice

@@ -37,9 +37,9 @@ class Graph(msgspec.Struct, frozen=True):
 
 class Event(msgspec.Struct, frozen=True):
     """Something on a lane. count: how many ops it stands for, which took `busy` seconds of `seconds`.
-    alone, bound: as in `cost.schedule.timeline.OpTime`; nbytes: on the busiest link of each level. Of a run,
-    waited: seconds at its begin until rank `last` came; predicted: seconds, 0 where they are not known; size:
-    of the whole buffer."""
+    alone, bound: as in `cost.schedule.prediction.OpTime`; nbytes: on the busiest link of each level. Of a
+    run, waited: seconds at its begin until rank `last` came; predicted: seconds, 0 where they are not known;
+    size: of the whole buffer."""
 
     name: str
     line: int
@@ -76,11 +76,14 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A phase in time: see `cost.schedule.timeline.PhaseTime`. nbytes: on the busiest link of each level.
-    untimed: ops that take no time, as far as is known."""
+    """A phase in time: see `cost.schedule.prediction.PhaseTime`. nbytes: on the busiest link of each level.
+    untimed: ops that take no time, as far as is known. times: in words, as `explain` and `simulate` print."""
 
     name: str
     title: str
+    alone: float
+    computation: float
+    exposed: float
     seconds: float
     bound: float
     network: float
@@ -89,6 +92,7 @@ class Phase(msgspec.Struct, frozen=True):
     critical: tuple[Stretch, ...]
     lanes: tuple[Lane, ...]
     untimed: int
+    times: tuple[str, ...]
     left_out: str = ""
 
 

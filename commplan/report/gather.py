@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from commplan import __version__
-from commplan.cost import Predictor, Simulation
+from commplan.cost import Prediction, Predictor
 from commplan.explain.report import explain_plan
 from commplan.explain.stages import levels_text, phase_title, stage_text
 from commplan.ir.plan import AxisKind, Plan
@@ -27,7 +27,7 @@ class Timed(msgspec.Struct, frozen=True):
     """What is known with a topology."""
 
     predictor: Predictor
-    simulation: Simulation
+    prediction: Prediction
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -43,8 +43,8 @@ def gather(
     """The document of `schedule`. text: of the file that it was compiled from, where that is at hand; timed:
     None without a topology."""
     plan = schedule.origin.plan if schedule.origin is not None else None
-    simulation = timed.simulation if timed else None
-    times = simulation.phases if simulation else ()
+    prediction = timed.prediction if timed else None
+    times = prediction.phases if prediction else ()
     chosen, left_out = choices(schedule.choices)
     titles = {phase.name: phase_title(phase) for phase in plan.phases} if plan else {}
     became: tuple[tuple[Line, ...], str] = ((), "")
@@ -53,7 +53,7 @@ def gather(
     return Document(
         plan=schedule.plan,
         version=__version__,
-        facts=tuple(_facts(schedule, simulation)),
+        facts=tuple(_facts(schedule, prediction)),
         source=_source(schedule, plan, text),
         graphs=graphs(plan) if plan else (),
         lines=became[0],
@@ -61,9 +61,9 @@ def gather(
         choices=chosen,
         choices_left_out=left_out,
         phases=phases(times, titles),
-        unknown=simulation.unknown[:UNKNOWN] if simulation else (),
+        unknown=prediction.unknown[:UNKNOWN] if prediction else (),
         proofs=_proofs(proofs),
-        machine=machine(schedule, timed.predictor, simulation) if timed and simulation else None,
+        machine=machine(schedule, timed.predictor, prediction) if timed and prediction else None,
         traces=recorded.traces,
         measured=recorded.measured,
     )
@@ -81,7 +81,7 @@ def _proofs(proofs: Proofs) -> Proofs:
     )
 
 
-def _facts(schedule: Schedule, simulation: Simulation | None) -> list[tuple[str, str]]:
+def _facts(schedule: Schedule, prediction: Prediction | None) -> list[tuple[str, str]]:
     ranks = schedule.size(tuple(schedule.mesh_sizes))
     facts = [("ranks", f"{ranks:,}")]
     for axis in schedule.axes:
@@ -89,11 +89,12 @@ def _facts(schedule: Schedule, simulation: Simulation | None) -> list[tuple[str,
         word = "axis" if axis.kind is AxisKind.REPLICA else axis.kind
         facts.append((f"{word} {axis.name}", f"{axis.size:,}{where}"))
     facts.append(("backend", schedule.backend))
-    if simulation is not None:
-        measured = (
-            f"calibrated {simulation.calibrated}" if simulation.calibrated else "topology file, not measured"
-        )
-        facts += [("machine", simulation.topology), ("costs", measured)]
+    if prediction is not None:
+        facts += [
+            ("machine", prediction.topology),
+            ("costs", prediction.source),
+            ("computation", prediction.step),
+        ]
     return [*facts, ("passes", schedule.pipeline.replace(",", ", ") or "none")]
 
 

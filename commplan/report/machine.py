@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from commplan.collectives.program import Ints
-from commplan.cost import Predictor, Simulation
+from commplan.cost import Prediction, Predictor
 from commplan.cost.network.network import Network
 from commplan.cost.schedule.link_loads import link_loads
 from commplan.cost.servers.requests import Ways
@@ -19,12 +19,12 @@ SHOWN = 64  # places in the picture
 Loads = Sequence[list[Ways]]  # of each phase, for each level; none where they are not counted
 
 
-def machine(schedule: Schedule, predictor: Predictor, simulation: Simulation) -> Machine:
+def machine(schedule: Schedule, predictor: Predictor, prediction: Prediction) -> Machine:
     """The topology of `predictor` with the bytes of each phase."""
     network = predictor.network
     counted = [link_loads(schedule, phase, predictor) for phase in schedule.phases]
     loads = [each for each in counted if each is not None]
-    by_level = [dict(phase.nbytes) for phase in simulation.phases]
+    by_level = [dict(phase.nbytes) for phase in prediction.phases]
     levels = tuple(
         Level(level.name, level.count, level.latency, level.bandwidth,
               tuple(nbytes.get(level.name, 0.0) for nbytes in by_level))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from commplan.cost.schedule.timeline import OpTime, PhaseTime
+from commplan.cost.schedule.prediction import OpTime, PhaseTime
+from commplan.explain.times import phase_times
 from commplan.report.document import Event, Lane, Phase, Stretch, Work
 from commplan.report.lanes import condensed
 
@@ -34,6 +35,9 @@ def _phase(phase: PhaseTime, title: str) -> Phase:
     return Phase(
         phase.name,
         title,
+        phase.alone,
+        phase.computation,
+        phase.exposed,
         phase.seconds,
         phase.bound,
         phase.network,
@@ -42,6 +46,7 @@ def _phase(phase: PhaseTime, title: str) -> Phase:
         tuple(Stretch(*key, seconds) for key, seconds in critical.items())[:CRITICAL],
         shown,
         sum(op.seconds <= 0 for op in phase.ops),
+        tuple(phase_times(phase)),
         left_out,
     )
 

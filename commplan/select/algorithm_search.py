@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from commplan.collectives.program import KINDS
+from commplan.cost.collective.cost import CollectiveTime
+from commplan.cost.predictor import Predictor
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm
 from commplan.ir.remark import Alternative
 from commplan.ir.schedule import Collective, Schedule
 from commplan.select import options
-from commplan.select.cost_model import Costs, Prediction
 from commplan.select.options import MOST_RANKS, NATIVE, PIECES, Level
 from commplan.select.size_thresholds import rule
 from commplan.topology import Topology
@@ -77,7 +78,7 @@ class Decision(NamedTuple):
 class Chooser:
     """Chooses for the collectives of one schedule."""
 
-    def __init__(self, schedule: Schedule, costs: Costs | None, topology: Topology | None) -> None:
+    def __init__(self, schedule: Schedule, costs: Predictor | None, topology: Topology | None) -> None:
         self.schedule, self.costs, self.topology = schedule, costs, topology
         self.jax = schedule.backend == "jax"
 
@@ -245,17 +246,17 @@ class Chooser:
                 parts += [Work(scatter, "", nbytes, axes), Work("all_gather", "", shard, axes)]
             nbytes = shard
         total = self._in_turn(parts)
-        return total.seconds if total is not None else None
+        return total[0] if total is not None else None
 
-    def _in_turn(self, parts: Sequence[Work]) -> Prediction | None:
+    def _in_turn(self, parts: Sequence[Work]) -> tuple[float, str] | None:
         """The seconds of `parts`, one after another; None where one of them is not known."""
         total, source = 0.0, ""
         for part in parts:
             prediction = self._ask(part)
             if prediction is None:
                 return None
-            total, source = total + prediction.seconds, prediction.source
-        return Prediction(total, source)
+            total, source = total + prediction.seconds, self._source(prediction)
+        return total, source
 
     def _way(self, op: Collective, algorithm: Algorithm, *, few: bool = False) -> Candidate | None:
         """`algorithm` whole, or cut into messages of the best of several sizes."""
@@ -271,11 +272,14 @@ class Chooser:
         for size in sizes:
             prediction = self._ask(Work(op.kind, "", op.nbytes, op.axes, algorithm, size, op.root or 0, form))
             if prediction is not None:
-                ways.append(Candidate(algorithm, size, prediction.seconds, prediction.source))
+                ways.append(Candidate(algorithm, size, prediction.seconds, self._source(prediction)))
         return tie_break(ways) if ways else None
 
-    def _ask(self, work: Work) -> Prediction | None:
-        return self.costs.predict(work) if self.costs is not None else None
+    def _source(self, time: CollectiveTime) -> str:
+        return self.costs.in_words(time.source) if self.costs is not None else time.source
+
+    def _ask(self, work: Work) -> CollectiveTime | None:
+        return self.costs.query(work) if self.costs is not None else None
 
 
 def rounded(seconds: float) -> float:

@@ -13,7 +13,7 @@ import msgspec
 import vendor
 
 import commplan
-from commplan.cost import Predictor, simulate
+from commplan.cost import Predictor, predict
 from commplan.dsl.check.clauses.ops import OPS
 from commplan.dsl.check.clauses.via import ALGORITHMS
 from commplan.dsl.check.stages.loads import TAILS, VISITS
@@ -114,9 +114,9 @@ def _sample(sample: Sample) -> dict[str, Any]:
         )
     topology = load_topology(ROOT / "examples" / "topologies" / f"{sample.topology}.toml")
     schedule = plan.compile(shapes=shapes, topology=topology).schedule
-    simulation = simulate(schedule, Predictor(topology, schedule.axes, backend=schedule.backend))
+    prediction = predict(schedule, Predictor(topology, schedule.axes, backend=schedule.backend))
     titles = {phase.name: phase_title(phase) for phase in plan.graph.phases}
-    timed = phases(simulation.phases, titles)
+    timed = phases(prediction.phases, titles)
     lines = tuple(enumerate(text.splitlines(), 1))
     return {
         "name": sample.name,
@@ -124,5 +124,5 @@ def _sample(sample: Sample) -> dict[str, Any]:
         "shapes": shapes,
         "digest": plan.digest,
         "machine": topology.name,
-        "report": {"phases": timed, "unknown": simulation.unknown, "source": {"lines": lines}},
+        "report": {"phases": timed, "unknown": prediction.unknown, "source": {"lines": lines}},
     }

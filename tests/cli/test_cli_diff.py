@@ -94,10 +94,10 @@ def test_a_slower_algorithm_fails(capsys: Capture, plans: dict[str, str], shapes
     assert run(capsys, *words)[0] == 0
     code, out, _ = run(capsys, *words, "--fail-on", "slower:5%", "--fail-on", "memory:1%")
     assert code == 1
-    assert "worse than --fail-on allows:\n  phase step: time +" in out
+    assert "worse than --fail-on allows:\n  phase step: exposed +" in out
     code, data = document(capsys, *words, "--fail-on", "slower:5%")
     (worse,) = data["failed"]
-    assert (code, worse["measure"], worse["before"] < worse["after"]) == (1, "time", True)
+    assert (code, worse["measure"], worse["before"] < worse["after"]) == (1, "exposed", True)
     assert changed(data)["algorithm", "all_reduce f32 over data"] == ("native", "ring")
     assert changed(data)["rounds", ""] == (None, 56)
     assert run(capsys, *words, "--fail-on", "slower:500%", "--fail-on", "bytes:0%")[0] == 0
@@ -136,7 +136,7 @@ def test_saved_schedules(capsys: Capture, plans: dict[str, str], shapes: list[st
     code, data = document(capsys, plans["small"], saved, *shapes, "--topology", TOPOLOGY)
     assert code == 0 and changed(data)["buckets", "number"] == (4, 2)
     assert data["schedules"][1]["file"] == saved
-    assert ("time", "") in {(row["measure"], row["subject"]) for row in data["changes"]}
+    assert ("exposed", "") in {(row["measure"], row["subject"]) for row in data["changes"]}
 
 
 def test_what_cannot_be_compared(capsys: Capture, plans: dict[str, str], shapes: list[str]) -> None:

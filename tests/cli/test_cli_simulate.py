@@ -10,7 +10,6 @@ import pytest
 
 from commplan.cli import main
 from commplan.cli.jax_side import under_mpi
-from commplan.cli.verbs.simulate import time
 from commplan.cost.calibration import Calibration, MeasuredLevel, write_calibration
 from commplan.ir.types import sized
 
@@ -149,22 +148,6 @@ def test_a_calibration_is_for_its_backend(
     code, _, err = run(capsys, *asked, "--calibration", file)
     assert code == 1
     assert "error[CP07" in err
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0"),
-        (5e-10, "0.5 ns"),
-        (2e-12, "<0.1 ns"),
-        (1.5e-6, "1.5 us"),
-        (0.0123, "12.3 ms"),
-        (2.0, "2 s"),
-        (4321.0, "4321 s"),
-    ],
-)
-def test_times_are_short(seconds: float, text: str) -> None:
-    assert time(seconds) == text
 
 
 def test_sizes_are_short() -> None:

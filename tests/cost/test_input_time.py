@@ -6,7 +6,7 @@ import pytest
 from support.byhand import ensemble_plan
 
 from commplan.compiler import compile_plan
-from commplan.cost import Predictor, simulate
+from commplan.cost import Predictor, predict
 from commplan.input.measured_costs import FnCost, InputCosts, SourceCost
 from commplan.ir.plan import Algorithm, Arg
 from commplan.topology import Level, Topology
@@ -23,7 +23,7 @@ def taken(
 ) -> dict[str, float]:
     """Seconds of each op alone, of 8 records a step and 4 members."""
     schedule = compile_plan(ensemble_plan(via=via), {}, {}, topology=topology)
-    found = simulate(schedule, Predictor(topology, schedule.axes), compute, COSTS)
+    found = predict(schedule, Predictor(topology, schedule.axes), compute=compute, measured=COSTS)
     assert "function `augment`" in found.unknown
     assert not any("decode" in what or "images" in what for what in found.unknown)
     return {op.op: op.alone for op in found.phases[0].ops}

@@ -10,7 +10,7 @@ from support.byhand import tree
 
 from commplan import dsl
 from commplan.compiler import compile_plan
-from commplan.cost import Predictor, simulate
+from commplan.cost import Predictor, predict
 from commplan.cost.schedule.link_loads import link_loads
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
@@ -39,7 +39,7 @@ def test_the_busiest_link_is_the_simulators(path: Path, backend: str) -> None:
     except CommplanError as error:
         pytest.skip(f"needs other shapes: {error.diagnostics[0].code}")
     predictor = Predictor(RACKS, schedule.axes, backend=schedule.backend)
-    for phase, timed in zip(schedule.phases, simulate(schedule, predictor).phases, strict=True):
+    for phase, timed in zip(schedule.phases, predict(schedule, predictor).phases, strict=True):
         loads = link_loads(schedule, phase, predictor)
         assert loads is not None
         busiest = [max(up.max(), down.max()) for up, down in loads]

@@ -12,7 +12,7 @@ from support.byhand import HERE, ensemble_plan, reduce_plan, sharded_plan, tree
 import commplan
 from commplan import dsl
 from commplan.compiler import compile_plan
-from commplan.cost import Predictor, simulate
+from commplan.cost import Predictor, predict
 from commplan.cost.schedule.list_scheduler import Task, TaskTiming, chain, play
 from commplan.cost.schedule.trace import trace
 from commplan.ir.plan import Algorithm, AxisKind, Hints
@@ -95,7 +95,7 @@ def exchange(form: Any = None, backend: Any = "mpi") -> Schedule:
 
 
 def timed(schedule: Schedule, topology: Topology = FLAT, **compute: float) -> Any:
-    return simulate(schedule, Predictor(topology, schedule.axes, backend=schedule.backend), compute)
+    return predict(schedule, Predictor(topology, schedule.axes, backend=schedule.backend), compute=compute)
 
 
 @pytest.mark.parametrize(("form", "hidden"), [("split", True), ("call", False)])
@@ -155,7 +155,7 @@ def test_every_example_is_simulated(path: Path) -> None:
 def test_three_levels_of_65536_ranks() -> None:
     maker = reduce_plan(op="mean", hints=Hints(), pod=256, node=32, gpu=8)
     schedule = compile_plan(maker, {}, {"grads": tree(w=(25_000_000,))}, topology=CLUSTER)
-    found = simulate(schedule, Predictor(CLUSTER, schedule.axes))
+    found = predict(schedule, Predictor(CLUSTER, schedule.axes))
     assert found.ranks == 65536
     assert found.phases[0].seconds > found.phases[0].bound > 0
     assert len(found.phases[0].ops) < 500

@@ -15,7 +15,7 @@ from support.byhand import tree
 from commplan import dsl
 from commplan.cli import main
 from commplan.compiler import compile_plan
-from commplan.cost import Network, Predictor, simulate
+from commplan.cost import Network, Predictor, predict
 from commplan.cost.servers.requests import RequestTraffic, alone, cost, places_of_servers
 from commplan.cost.servers.server_traffic import Exchanged, elastic_modes, hidden, least_compute, waiting
 from commplan.ir.plan import AxisKind
@@ -43,7 +43,7 @@ def compiled(name: str, topology: Topology = FLAT, mapping: Any = None, **sizes:
 
 def told(name: str, topology: Topology = FLAT, mapping: Any = None, **sizes: int) -> Any:
     schedule = compiled(name, topology, mapping, **sizes)
-    return simulate(schedule, Predictor(topology, schedule.axes, backend="mpi"))
+    return predict(schedule, Predictor(topology, schedule.axes, backend="mpi"))
 
 
 def load(nbytes: float, servers: int = 1, units: int = 64, **rest: Any) -> RequestTraffic:
@@ -252,4 +252,4 @@ def test_every_site_of_every_example_has_its_talk() -> None:
     for name in ("parameter_server_dedicated", "easgd_async", "easgd_hogwild", "easgd_round_robin"):
         schedule = compiled(name)
         predictor = Predictor(FLAT, schedule.axes, backend="mpi")
-        assert len(simulate(schedule, predictor).talks) == len(sites(schedule).all)
+        assert len(predict(schedule, predictor).talks) == len(sites(schedule).all)

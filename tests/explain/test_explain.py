@@ -235,7 +235,15 @@ def test_a_hierarchy_over_the_levels_of_one_axis_is_charged_level_by_level():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(5.0, "5 s"), (0.0032, "3.2 ms"), (4.5e-5, "45 us"), (1234.0, "1234 s"), (2e-8, "0.02 us")],
+    [
+        (5.0, "5 s"),
+        (0.0032, "3.2 ms"),
+        (4.5e-5, "45 us"),
+        (1234.0, "1234 s"),
+        (2e-8, "20 ns"),
+        (2e-12, "0.002 ns"),
+        (0.0, "0 us"),
+    ],
 )
 def test_times_in_words(seconds: float, text: str):
     assert timed(seconds) == text

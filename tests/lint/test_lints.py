@@ -115,7 +115,7 @@ def test_messages_of_a_pinned_size():
     text = step(*lines, head=head).replace("256 B", "1 KiB")
     analysis = dsl.analyse(text, "p.plan")
     warnings = lint(analysis, Given(topology=TWO_RACK, options={"backend": "mpi"}))
-    assert [warning.message.partition(" makes")[0] for warning in warnings] == [
+    assert [warning.message.partition(" leaves")[0] for warning in warnings] == [
         "`via chain`",
         "`chunk = 1 KiB`",
     ]

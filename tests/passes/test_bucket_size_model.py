@@ -9,6 +9,7 @@ import pytest
 from support.byhand import reduce_plan, tree
 
 from commplan.compiler import compile_plan
+from commplan.cost.collective.cost import CollectiveTime
 from commplan.ir import plan as graph
 from commplan.ir.ops.base import Work
 from commplan.ir.remark import Choice
@@ -16,7 +17,6 @@ from commplan.ir.schedule import Collective, Schedule
 from commplan.passes.bucket.size_model import DEFAULT, candidate_sizes
 from commplan.passes.pipeline.base import Context
 from commplan.passes.pipeline.manager import Pipeline
-from commplan.select.cost_model import Prediction
 from commplan.topology import Level, Topology
 
 FLAT = Topology("flat", (Level("host", 4, 6e-5, 25e6),))
@@ -29,11 +29,14 @@ class Line:
 
     measured = False
 
+    def in_words(self, source: str) -> str:
+        return source
+
     def __init__(self, alpha: float, beta: float) -> None:
         self.alpha, self.beta = alpha, beta
 
-    def predict(self, work: Work) -> Prediction:
-        return Prediction(self.alpha + self.beta * work.nbytes, "told")
+    def query(self, work: Work) -> CollectiveTime:
+        return CollectiveTime(self.alpha + self.beta * work.nbytes, (), "", 0.0, "told")
 
 
 def bucketed(

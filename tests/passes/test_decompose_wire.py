@@ -12,7 +12,7 @@ from support.oracle import Oracle
 
 from commplan.compiler import compile_plan
 from commplan.cost.predictor import Predictor
-from commplan.cost.schedule.timeline import simulate
+from commplan.cost.schedule.prediction import predict
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Cast, Collective, Leaf, LocalSum, Op, Schedule
 from commplan.ir.types import ArrayType, DType
@@ -182,7 +182,7 @@ def test_levels_are_weighed_by_what_travels(wire: str, add: str) -> None:
     for via in (None, TWO):
         plan = reduce_plan("sum", via, hinted(wire, add), node=8, gpu=8)
         schedule = compile_plan(plan, {}, {"grads": tree(w=(1024, 1024))}, topology=machine)
-        times.append(simulate(schedule, Predictor(machine, schedule.axes)).phases[0].seconds)
+        times.append(predict(schedule, Predictor(machine, schedule.axes)).phases[0].seconds)
     assert times[0] <= times[1] * 1.01
 
 

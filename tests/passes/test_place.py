@@ -9,7 +9,7 @@ import pytest
 from support.exchanges import SHAPES, oracle_run, plan_text, same, wanted
 
 import commplan
-from commplan.cost import Predictor, simulate
+from commplan.cost import Predictor, predict
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Collective, Exchange, Map, Slice
 from commplan.passes.exchange import lower_exchange, owner_shards
@@ -193,7 +193,7 @@ def test_racks_are_crossed_once() -> None:
             shapes={"params": big, "grads": big}, topology=machine, backend="mpi", passes=passes,
             mapping={"rack": "rack", "worker": "host"},
         )  # fmt: skip
-        found = simulate(program.schedule, Predictor(machine, program.schedule.axes, backend="mpi"))
+        found = predict(program.schedule, Predictor(machine, program.schedule.axes, backend="mpi"))
         return dict(found.phases[1].nbytes)["rack"]
 
     whole = 4 << 18

@@ -13,6 +13,7 @@ from support.byhand import HERE, Maker, reduce_plan, tree
 
 from commplan.compiler import compile_plan
 from commplan.cost.calibration import Calibration
+from commplan.cost.collective.cost import CollectiveTime
 from commplan.diagnostics import CommplanError
 from commplan.ir import plan as graph
 from commplan.ir.ops.base import Work
@@ -21,7 +22,6 @@ from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.types import DType
 from commplan.passes.pipeline.base import Context
 from commplan.passes.pipeline.manager import Pipeline
-from commplan.select.cost_model import Prediction
 from commplan.topology import Level, Topology, load_topology
 
 RACKS = Topology("racks", (Level("host", 4, 6e-5, 25e6), Level("rack", 2, 1.2e-4, 25e6)))
@@ -41,10 +41,13 @@ class Told:
         self.seconds, self.measured = seconds, measured
         self.asked: list[Work] = []
 
-    def predict(self, work: Work) -> Prediction | None:
+    def in_words(self, source: str) -> str:
+        return source
+
+    def query(self, work: Work) -> CollectiveTime | None:
         self.asked.append(work)
         seconds = self.seconds(work)
-        return None if seconds is None else Prediction(seconds, "told")
+        return None if seconds is None else CollectiveTime(seconds, (), "", 0.0, "told")
 
 
 def by_name(**seconds: float) -> Told:

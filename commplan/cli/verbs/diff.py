@@ -11,13 +11,12 @@ import msgspec
 
 from commplan.cli.console import Console, fold_table, name_of
 from commplan.cli.simulated import simulated
-from commplan.cli.verbs.simulate import time
 from commplan.diagnostics import fail
-from commplan.explain.diff import Change, Limit, diff
+from commplan.explain.diff import TIMES, Change, Limit, diff
 from commplan.ir.serialization.canonical_json import schedule_digest
-from commplan.ir.types import sized
+from commplan.ir.types import sized, timed
 
-_MEASURES = {"slower": "time", "memory": "memory", "rounds": "rounds", "bytes": "bytes"}
+_MEASURES = {"slower": "exposed", "memory": "memory", "rounds": "rounds", "bytes": "bytes"}
 _BYTES = ("memory", "bytes", "link bytes", "collective bytes")
 
 
@@ -27,11 +26,11 @@ def run(args: Namespace, console: Console) -> int:
     Raises CP1155 for `slower` without a topology, and what reading and compiling raise.
     """
     limits = [Limit(_MEASURES[name], share) for name, share in args.fail_on]
-    if not args.topology and any(limit.measure == "time" for limit in limits):
+    if not args.topology and any(limit.measure in TIMES for limit in limits):
         fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
     given = (Namespace(**vars(args), file=path, ranks=None) for path in (args.a, args.b))
     (a, _, first), (b, _, second) = (simulated(each, console) for each in given)
-    times = (first.simulation, second.simulation) if first and second else None
+    times = (first.prediction, second.prediction) if first and second else None
     changes = diff(a, b, times)
     worse = [change for limit in limits for change in limit.broken(changes)]
     same = schedule_digest(a) == schedule_digest(b)
@@ -74,8 +73,8 @@ def _print(
 def _shown(change: Change, value: float | str | None) -> str:
     if value is None or isinstance(value, str):
         return value or "-"
-    if change.measure == "time":
-        return time(value)
+    if change.measure in TIMES:
+        return timed(value)
     nbytes = change.measure in _BYTES or (change.measure, change.subject) == ("buckets", "largest")
     return sized(value) if nbytes else str(value)
 

@@ -17,7 +17,7 @@ from commplan.diagnostics import fail, fail_if
 from commplan.errors import RANGES, page, titles
 
 if TYPE_CHECKING:
-    from commplan.cost import Predictor
+    from commplan.cli.simulated import Timed
     from commplan.ir.plan import Plan
     from commplan.ir.schedule import Schedule
     from commplan.lowering.compiler_options import CompilerOption
@@ -72,7 +72,8 @@ def _plan(args: Namespace, console: Console) -> int:
     plan, schedule = _subject(args, console)
     records = once(args.records, "--records")
     fail_if(unknown_sources(plan, records))
-    explanation = explain_plan(plan, schedule, _predictor(args, schedule), records)
+    predictor, prediction = _timed(args, schedule) or (None, None)
+    explanation = explain_plan(plan, schedule, predictor, records, prediction)
     options = _options(args, schedule)
     if not console.human:
         more = {} if options is None else {"compiler_options": msgspec.to_builtins(options)}
@@ -131,13 +132,13 @@ def _option_lines(target: str, options: Sequence[CompilerOption]) -> Iterator[st
         yield from (f"  {option}" for option in unknown)
 
 
-def _predictor(args: Namespace, schedule: Schedule) -> Predictor | None:
-    """Of the topology that is given, with what was measured there."""
+def _timed(args: Namespace, schedule: Schedule) -> Timed | None:
+    """The times on the topology that is given, with what was measured there."""
     if not args.topology:
         return None
-    from commplan.cli.simulated import predictor_of
+    from commplan.cli.simulated import timed_on
     from commplan.cost import load_calibration
     from commplan.topology import load_topology
 
     calibration = load_calibration(args.calibration) if args.calibration else None
-    return predictor_of(schedule, load_topology(args.topology), calibration, args.calibration)
+    return timed_on(schedule, load_topology(args.topology), calibration, args.calibration)

@@ -26,7 +26,7 @@ def run(args: Namespace, console: Console) -> int:
     timed = Timed(*times) if times else None
     recorded = Recorded((trace,) if trace else ())
     if args.records:
-        ran = run_in(args.records, schedule, timed.simulation if timed else None)
+        ran = run_in(args.records, schedule, timed.prediction if timed else None)
         lines = {op.span.line: phase.name for phase in schedule.phases for op in phase.ops}
         recorded = Recorded(traces(ran, lines), totals(ran))
     text = console.texts.get(schedule.file) if schedule.file else None

@@ -11,13 +11,14 @@ import msgspec
 
 from commplan.cli.console import STDIN, Console
 from commplan.cli.simulated import Timed, simulated
-from commplan.cost import Simulation
-from commplan.cost.schedule.timeline import OpTime, PhaseTime
+from commplan.cost import Prediction
+from commplan.cost.schedule.prediction import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
 from commplan.explain.servers import every, held_line, mode_lines, one_mode, talk_lines, title
+from commplan.explain.times import basis, phase_times
 from commplan.ir.schedule import Elastic, Schedule
-from commplan.ir.types import sized
+from commplan.ir.types import sized, timed
 from commplan.protocol.build_sites import sites
 
 SHOWN = 40  # rows of a table; the rest is summed
@@ -29,25 +30,26 @@ def run(args: Namespace, console: Console) -> int:
         fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
     schedule, lines, timed = simulated(args, console)
     assert timed is not None
-    simulation = timed.simulation
+    prediction = timed.prediction
     if args.trace:
         from commplan.cost.schedule.trace import trace
 
-        console.write(args.trace, trace(simulation) + b"\n")
+        console.write(args.trace, trace(prediction) + b"\n")
         if args.trace != STDIN:
             console.note(f"wrote {args.trace}: open it at https://ui.perfetto.dev")
     more = _Servers(schedule, timed, args.step_seconds)
     if console.human and args.trace != STDIN:
-        console.show(lambda rich: _print(rich, simulation, lines, more), 110)
+        console.show(lambda rich: _print(rich, prediction, lines, more), 110)
     elif not console.human:
-        console.document(**_data(simulation, schedule), modes=more.data())
+        console.document(**_data(prediction, schedule), modes=more.data())
     return 0
 
 
-def _data(simulation: Simulation, schedule: Schedule) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(simulation)
-    for phase, times in zip(plain["phases"], simulation.phases, strict=True):
-        phase |= {"distance": times.distance, "nbytes": dict(times.nbytes)}
+def _data(prediction: Prediction, schedule: Schedule) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(prediction)
+    for phase, times in zip(plain["phases"], prediction.phases, strict=True):
+        phase |= {"seconds": times.seconds, "distance": times.distance, "nbytes": dict(times.nbytes)}
+        phase["times"] = phase_times(times)
         for op, timed_op in zip(phase["ops"], times.ops, strict=True):
             op["nbytes"] = dict(timed_op.nbytes)
     plain["mapping"] = {axis.name: [[s.level, s.count] for s in axis.levels] for axis in schedule.axes}
@@ -58,7 +60,7 @@ class _Servers:
     """What is said of servers and averaging. step: seconds of work in a step, where they are known."""
 
     def __init__(self, schedule: Schedule, timed: Timed, step: float | None) -> None:
-        predictor, self.simulation = timed
+        predictor, self.prediction = timed
         self.topology, self.step = predictor.network.topology, step
         surveyed = sites(schedule)
         self.sites, count = surveyed.all, surveyed.servers
@@ -83,7 +85,7 @@ class _Servers:
         """The lines of one phase."""
         lines: list[str] = []
         sites = [site for site in self.sites if site.phase == phase]
-        talks = [timing for timing in self.simulation.talks if timing.phase == phase]
+        talks = [timing for timing in self.prediction.talks if timing.phase == phase]
         for site, timing in zip(sites, talks, strict=True):
             lines.append(f"  line {timing.line}: {title(site)}")
             details = (*map(held_line, timing.held), *talk_lines(timing, self.topology))
@@ -95,28 +97,26 @@ class _Servers:
         return lines
 
 
-def _print(rich: Any, simulation: Simulation, lines: Sequence[str], servers: _Servers) -> None:
-    calibrated = f"calibrated {simulation.calibrated}"
-    source = calibrated if simulation.calibrated else "costs of the topology file, not measured"
-    ranks = f"{simulation.ranks} rank{'s' * (simulation.ranks != 1)}{servers.beside}"
-    machine = f"{simulation.topology}: {ranks}, {simulation.backend}"
-    rich.print(f"{simulation.plan} on {machine}; {source}", markup=False)
-    for phase in simulation.phases:
+def _print(rich: Any, prediction: Prediction, lines: Sequence[str], servers: _Servers) -> None:
+    ranks = f"{prediction.ranks} rank{'s' * (prediction.ranks != 1)}{servers.beside}"
+    machine = f"{prediction.topology}: {ranks}, {prediction.backend}"
+    rich.print(f"{prediction.plan} on {machine}; {basis(prediction)}", markup=False)
+    for phase in prediction.phases:
         _phase(rich, phase, lines)
         for line in servers.text(phase.name):
             rich.print(line, markup=False, soft_wrap=True)
-    if simulation.unknown:
-        rich.print(f"\ncharged nothing, costs unknown: {', '.join(simulation.unknown)}", markup=False)
+    if prediction.unknown:
+        rich.print(f"\ncharged nothing, costs unknown: {', '.join(prediction.unknown)}", markup=False)
 
 
 def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
-    rich.print(f"\nphase {phase.name}: {time(phase.seconds)}", markup=False, style="bold")
-    if phase.bound > 0:
-        rich.print(f"  lower bound        {time(phase.bound)}; simulated is {phase.distance:.2f} times that")
-    rich.print(f"  communication      {time(phase.network)}; other work {time(phase.compute)}")
+    rich.print(f"\nphase {phase.name}", markup=False, style="bold")
+    for line in phase_times(phase):
+        rich.print(f"  {line}", markup=False)
+    rich.print(f"  communication {timed(phase.network)}; other work {timed(phase.compute)}", markup=False)
     moved = ", ".join(f"{level} {sized(nbytes)}" for level, nbytes in phase.nbytes if nbytes)
     if moved:
-        rich.print(f"  busiest links      {moved} in one direction", markup=False)
+        rich.print(f"  busiest links {moved} in one direction", markup=False)
     rows = _rows(phase.ops)
     if rows:
         rich.print(_table(rows))
@@ -127,7 +127,7 @@ def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
         totals[part.line, part.what] += part.seconds
     for (line, label), seconds in totals.items():
         text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-        rich.print(f"    {time(seconds):>9}  line {line:<4} {label:<32} {text[:50]}", markup=False)
+        rich.print(f"    {timed(seconds):>9}  line {line:<4} {label:<32} {text[:50]}", markup=False)
 
 
 class _Row(NamedTuple):
@@ -166,21 +166,11 @@ def _table(rows: Sequence[_Row]) -> Any:
         table.add_column(head, justify="right")
     table.add_column("from")
     for row in rows[:SHOWN]:
-        bound = time(row.bound) if row.bound else ""
+        bound = timed(row.bound) if row.bound else ""
         table.add_row(
-            str(row.line), row.what, str(row.times), time(row.start), time(row.seconds), bound, row.source
+            str(row.line), row.what, str(row.times), timed(row.start), timed(row.seconds), bound, row.source
         )
     if len(rows) > SHOWN:
         rest = sum(row.seconds for row in rows[SHOWN:])
-        table.add_row("", f"and {len(rows) - SHOWN} more", "", "", time(rest), "", "")
+        table.add_row("", f"and {len(rows) - SHOWN} more", "", "", timed(rest), "", "")
     return table
-
-
-def time(seconds: float) -> str:
-    """`3.14 ms`: three digits and a unit."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:{'.3g' if seconds < 1000 * scale else '.0f'}} {unit}"
-    if seconds >= 0.1e-9:
-        return f"{seconds / 1e-9:.3g} ns"
-    return "<0.1 ns" if seconds else "0"

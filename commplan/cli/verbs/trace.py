@@ -11,11 +11,10 @@ import msgspec
 from commplan.cli.console import STDIN, Console, fold_table
 from commplan.cli.records import run_in, totals
 from commplan.cli.simulated import simulated
-from commplan.cli.verbs.simulate import time
-from commplan.cost import Simulation
+from commplan.cost import Prediction
 from commplan.diagnostics import plural
 from commplan.ir.schedule import Schedule
-from commplan.ir.types import sized
+from commplan.ir.types import sized, timed
 from commplan.recorder import Run, Summary, trace
 from commplan.recorder.collectives import step_of
 from commplan.recorder.summary import Line, Waits
@@ -42,12 +41,12 @@ def run(args: Namespace, console: Console) -> int:
     return 0
 
 
-def _plan(args: Namespace, console: Console) -> tuple[Schedule | None, Simulation | None]:
+def _plan(args: Namespace, console: Console) -> tuple[Schedule | None, Prediction | None]:
     if not args.plan:
         return None, None
     args.file, args.ranks = args.plan, None
     schedule, _, timed = simulated(args, console)
-    return schedule, timed and timed.simulation
+    return schedule, timed and timed.prediction
 
 
 def _summarise(recorded: Run, console: Console) -> int:
@@ -69,9 +68,9 @@ def _summarise(recorded: Run, console: Console) -> int:
 def _show(summary: Summary, recorded: Run, console: Console) -> None:
     hosts = len({record.host for record in recorded.records})
     where = f"{summary.recorded} of {summary.ranks} ranks on {hosts} host{'s' * (hosts != 1)}"
-    console.put(f"plan {summary.plan or '(without a name)'}: {where}, {time(summary.seconds)} recorded\n")
+    console.put(f"plan {summary.plan or '(without a name)'}: {where}, {timed(summary.seconds)} recorded\n")
     for steps in summary.steps:
-        each = f"{time(steps.seconds)} each (p95 {time(steps.p95)})"
+        each = f"{timed(steps.seconds)} each (p95 {timed(steps.p95)})"
         share = f"communication {steps.communicating:.1%} of it, {steps.hidden:.0%} of that beside other work"
         console.put(f"phase {steps.phase}: {steps.count} runs, {each}; {share}\n")
     predicted = any(line.predicted is not None for line in summary.lines)
@@ -95,8 +94,8 @@ def _waited(waits: Waits) -> str:
     else:
         text, done = f"{waits.name}: {plural(waits.count, 'request')}", "answered"
     text += f" ({waits.unfinished} not ended)" if waits.unfinished else ""
-    text += f", {time(waits.seconds)} each (p95 {time(waits.p95)}), {waits.share:.1%} of the time"
-    text += f"; {done} in {time(waits.making)}" if waits.making else ""
+    text += f", {timed(waits.seconds)} each (p95 {timed(waits.p95)}), {waits.share:.1%} of the time"
+    text += f"; {done} in {timed(waits.making)}" if waits.making else ""
     last = ", ".join(f"rank {rank} {count}x" for rank, count in waits.last[:SHOWN])
     return f"{text}; the last part came from {last}" if last else text
 
@@ -113,15 +112,15 @@ def _row(line: Line) -> tuple[str, ...]:
         (sized(line.nbytes), f"{sized(line.bandwidth)}/s") if line.nbytes else ("", "")
     )  # of steps: unknown
     return (
-        name, moved[0], times, time(line.seconds), time(line.p95), time(line.transfer), moved[1],
-        time(line.waited), ", ".join(last),
+        name, moved[0], times, timed(line.seconds), timed(line.p95), timed(line.transfer), moved[1],
+        timed(line.waited), ", ".join(last),
     )  # fmt: skip
 
 
 def _compared(line: Line) -> tuple[str, str]:
     if line.predicted is None:
         return "", ""
-    return time(line.predicted), f"{line.drift:.3g}" if line.drift else ""
+    return timed(line.predicted), f"{line.drift:.3g}" if line.drift else ""
 
 
 def _remark(recorded: Run, console: Console) -> None:
@@ -134,5 +133,7 @@ def _remark(recorded: Run, console: Console) -> None:
         console.note(f"no record of ranks {', '.join(map(str, missing[:20]))}: their part is not known")
     if len(recorded.clocks) > 1:
         unsure = max(clock.uncertainty for clock in recorded.clocks)
-        how = f"agree within {time(unsure)}" if math.isfinite(unsure) else "cannot be compared: no collective"
+        how = (
+            f"agree within {timed(unsure)}" if math.isfinite(unsure) else "cannot be compared: no collective"
+        )
         console.note(f"the clocks of {len(recorded.clocks)} hosts {how}")

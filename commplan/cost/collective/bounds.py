@@ -21,7 +21,7 @@ PARTNERS = 1024  # ranks beyond these are left out of the bound on words: it sta
 
 
 def lower_bound(kind: str, nbytes: float, layout: Layout, network: Network, *, root: int = 0) -> float:
-    """Seconds that the collective takes at least. nbytes: of the whole buffer, as `predict` counts it."""
+    """Seconds that the collective takes at least. nbytes: of the whole buffer, as in `collective_time`."""
     reached = [level for level in range(len(network.levels)) if _spread(layout, network, level)]
     if not reached or layout.ranks == 1:
         return 0.0

@@ -42,7 +42,7 @@ Way = Form | Literal["library"]  # a library's own: dataflow, whole messages
 CostKind = Kind | Literal["all_to_all", "shift"]
 
 
-class Prediction(msgspec.Struct, frozen=True):
+class CollectiveTime(msgspec.Struct, frozen=True):
     """How long a collective takes, and why.
 
     nbytes: of each level, innermost first, what its busiest link carries in one direction. level: the one
@@ -57,14 +57,14 @@ class Prediction(msgspec.Struct, frozen=True):
     source: str = "model"
 
     @classmethod
-    def of(cls, seconds: float, load: Floats, bound: float, network: Network, source: str) -> Prediction:
+    def of(cls, seconds: float, load: Floats, bound: float, network: Network, source: str) -> CollectiveTime:
         """load: bytes on the busiest link of each level."""
         level = network.levels[int((load / network.bandwidths).argmax())].name
         return cls(seconds, network.by_level(load), level, bound, source)
 
 
 class _Query(NamedTuple):
-    """What is to be predicted: see `predict`."""
+    """What is to be predicted: see `collective_time`."""
 
     kind: CostKind
     layout: Layout
@@ -78,7 +78,7 @@ class _Query(NamedTuple):
 _Modelled = tuple[float, Floats]  # seconds, and bytes on the busiest link of each level
 
 
-def predict(
+def collective_time(
     algorithm: Algorithm,
     kind: CostKind,
     layout: Layout,
@@ -90,7 +90,7 @@ def predict(
     form: Form | None = None,
     chunk: int | None = None,
     root: int = 0,
-) -> Prediction | None:
+) -> CollectiveTime | None:
     """The prediction for one collective, all groups of `layout` at once; None where there is no such program.
 
     nbytes: of the whole buffer: what every rank has after all_reduce, all_gather or broadcast, and before
@@ -99,7 +99,7 @@ def predict(
     """
     bound = lower_bound(kind, nbytes, layout, network, root=root)
     if layout.ranks == 1:
-        return Prediction.of(0.0, np.zeros(len(network.levels)), 0.0, network, "model")
+        return CollectiveTime.of(0.0, np.zeros(len(network.levels)), 0.0, network, "model")
     form = form or USUAL_FORM[backend]
     query = _Query(kind, layout, nbytes, network, form, chunk, root)
     modelled = _modelled(algorithm, query)
@@ -123,7 +123,7 @@ def predict(
             if whole is not None:
                 seconds *= usual.at(nbytes) / whole[0]
                 source = f"model, scaled to the messages measured {calibration.date}"
-    return Prediction.of(float(max(seconds, bound)), load, bound, network, source)
+    return CollectiveTime.of(float(max(seconds, bound)), load, bound, network, source)
 
 
 def _alone(layout: Layout, network: Network) -> bool:
@@ -165,7 +165,7 @@ def _library(kind: Kind, query: _Query) -> dict[str, _Modelled]:
 
 @lru_cache(maxsize=1024)
 def library_algorithm(kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0) -> str:
-    """The algorithm that `native` is priced as. nbytes: of the whole buffer, as in `predict`."""
+    """The algorithm that `native` is priced as. nbytes: of the whole buffer, as in `collective_time`."""
     priced = _library(kind, _Query(kind, layout, nbytes, network, "library", None, root))
     return min(priced, key=lambda name: priced[name][0])
 

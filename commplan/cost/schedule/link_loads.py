@@ -1,8 +1,8 @@
 """Bytes on every single link of a machine in one run of a phase, where its ranks are few enough to count.
 
-`Prediction.nbytes` says what the busiest link of each level carries; here each member of each level has its
-own figures. Programs are followed transfer by transfer, a library's collectives as the algorithm that they
-are priced as.
+`CollectiveTime.nbytes` says what the busiest link of each level carries; here each member of each level
+has its own figures. Programs are followed transfer by transfer, a library's collectives as the algorithm
+that they are priced as.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tasks on lanes and shared links: who starts when, and who waited for whom.
 
-A task starts when all that it depends on is over and it is first in every one of its lanes, which serve tasks
-in the order given. It takes its seconds, or longer where what it uses of the links is not all there: tasks
-that run at the same time share links max-min fairly.
+A task starts when all that it depends on is over, its release time has come and it is first in every one of
+its lanes, which serve tasks in the order given. It takes its seconds, or longer where what it uses of the
+links is not all there: tasks that run at the same time share links max-min fairly.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ TINY = 1e-15  # of a second
 @dataclass(frozen=True)
 class Task:
     """needs: tasks that must be over; begun: those that must have begun. seconds: of the task alone. use: the
-    share of each group of links that it takes then; empty for what uses no links."""
+    share of each group of links that it takes then; empty for what uses no links. release: when it may start
+    at the earliest."""
 
     lanes: tuple[str, ...]
     needs: tuple[int, ...]
     seconds: float
     use: tuple[float, ...] = ()
     begun: tuple[int, ...] = ()
+    release: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,12 @@ class _Stage:
             for need in dict.fromkeys(task.begun):
                 self.starts.setdefault(need, []).append(index)
         self.fixed: list[tuple[float, int]] = []
+        self.waiting: list[tuple[float, int]] = []  # for their release alone
         self.flows: dict[int, float] = {}  # running on links --> seconds left, alone
 
     def run(self) -> tuple[TaskTiming, ...]:
         self._begin([index for index, count in enumerate(self.open) if count == 0], None)
-        while self.fixed or self.flows:
+        while self.fixed or self.flows or self.waiting:
             self._advance()
         return tuple(
             TaskTiming(start or 0.0, end or 0.0, cause)
@@ -85,6 +88,9 @@ class _Stage:
             first = all(self.queue[lane][-1] == index for lane in task.lanes)
             if self.start[index] is not None or self.open[index] or not first:
                 continue
+            if task.release > self.now:
+                heapq.heappush(self.waiting, (task.release, index))
+                continue
             self.start[index], self.cause[index] = self.now, why
             if task.seconds > 0 and any(task.use):
                 self.flows[index] = task.seconds
@@ -99,6 +105,8 @@ class _Stage:
         ends = [(self.now + self.flows[index] / rate, index) for index, rate in rates.items()]
         if self.fixed:
             ends.append(self.fixed[0])
+        if self.waiting:
+            ends.append(self.waiting[0])
         when, first = min(ends)
         for index, rate in rates.items():
             self.flows[index] -= (when - self.now) * rate
@@ -114,6 +122,8 @@ class _Stage:
             over.append(heapq.heappop(self.fixed)[1])
         for index in sorted(over):
             self._finish(index)
+        while self.waiting and self.waiting[0][0] <= when:
+            self._begin([heapq.heappop(self.waiting)[1]], None)
 
     def _rates(self) -> dict[int, float]:
         if len(self.flows) <= 1:

@@ -1,4 +1,4 @@
-"""A simulation as a trace for Perfetto and Chrome: one track for each lane, one colour for each plan line.
+"""A prediction as a trace for Perfetto and Chrome: one track for each lane, one colour for each plan line.
 
 The format is Chrome's JSON: complete events (`ph` X) with times in microseconds, and metadata (`ph` M) that
 names processes and threads. A phase is a process, a lane is a thread.
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from commplan.cost.schedule.timeline import OpTime, PhaseTime, Simulation
+from commplan.cost.schedule.prediction import OpTime, PhaseTime, Prediction
 
 # Names of colours that viewers of the format know.
 COLOURS = (
@@ -20,18 +20,18 @@ COLOURS = (
 )  # fmt: skip
 
 
-def trace(simulation: Simulation) -> bytes:
+def trace(prediction: Prediction) -> bytes:
     """The trace as JSON."""
-    lines = sorted({op.line for phase in simulation.phases for op in phase.ops})
+    lines = sorted({op.line for phase in prediction.phases for op in phase.ops})
     colour = {line: COLOURS[index % len(COLOURS)] for index, line in enumerate(lines)}
     events: list[dict[str, Any]] = []
-    for process, phase in enumerate(simulation.phases, 1):
+    for process, phase in enumerate(prediction.phases, 1):
         events += _names(process, phase)
         lanes = _lanes(phase)
         for op in phase.ops:
             if op.seconds > 0:
                 events.append(_event(op, process, lanes[op.lane], colour[op.line]))
-    head = {"plan": simulation.plan, "topology": simulation.topology, "ranks": simulation.ranks}
+    head = {"plan": prediction.plan, "topology": prediction.topology, "ranks": prediction.ranks}
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": head})
 
 

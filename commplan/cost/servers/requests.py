@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives.program import Ints
-from commplan.cost.collective.cost import Prediction
+from commplan.cost.collective.cost import CollectiveTime
 from commplan.cost.network.network import Floats, Network
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis
@@ -121,7 +121,7 @@ def _of(buffers: Sequence[Buffer], servers: int) -> tuple[Floats, Floats]:
 
 
 class Cost(NamedTuple):
-    """seconds, bound: as in `Prediction`; busy: of the busiest server's processor; limit: in words."""
+    """seconds, bound: as in `CollectiveTime`; busy: of the busiest server's processor; limit: in words."""
 
     seconds: float
     bound: float
@@ -129,10 +129,10 @@ class Cost(NamedTuple):
     limit: str
     loads: Floats  # bytes on the busiest link of each level
 
-    def prediction(self, network: Network) -> Prediction:
+    def prediction(self, network: Network) -> CollectiveTime:
         """The same as collectives tell it."""
         source = "model" + (", links as measured" if network.measured else "")
-        return Prediction.of(self.seconds, self.loads, self.bound, network, source)
+        return CollectiveTime.of(self.seconds, self.loads, self.bound, network, source)
 
 
 def cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:

@@ -9,7 +9,7 @@ import msgspec
 
 from commplan.collectives import registry
 from commplan.collectives.program import Kind
-from commplan.cost.collective.cost import Prediction
+from commplan.cost.collective.cost import CollectiveTime
 from commplan.cost.predictor import Predictor
 from commplan.cost.servers.requests import alone, asked, cost, elastic_load, places_of_servers
 from commplan.ir.assemble import assemble
@@ -64,7 +64,7 @@ class Exchanged(msgspec.Struct, frozen=True):
     way: str
 
 
-def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[ServerTiming, Prediction]:
+def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[ServerTiming, CollectiveTime]:
     """What the op of `site` takes. period: steps from one to the next."""
     traffic, network = asked(site, sites), predictor.network
     places = predictor.servers[site.first : site.first + site.servers]

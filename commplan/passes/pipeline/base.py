@@ -15,7 +15,7 @@ from commplan.ir.schedule import Phase, Schedule
 
 if TYPE_CHECKING:
     from commplan.cost.calibration import Calibration
-    from commplan.select.cost_model import Costs
+    from commplan.cost.predictor import Predictor
     from commplan.topology import Topology
 
 _UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -26,14 +26,14 @@ class Context(msgspec.Struct, frozen=True):
 
     order: name -> leaf paths in the order in which the backward pass makes them. topology: the machine.
     calibration: what was measured on it. places: the place of each rank, where ranks are known to lie
-    otherwise than the axes say. costs: who tells predicted times; None without a topology.
+    otherwise than the axes say. costs: predicts times; None without a topology.
     """
 
     order: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict[str, Sequence[str]])
     topology: Topology | None = None
     calibration: Calibration | None = None
     places: tuple[int, ...] | None = None
-    costs: Costs | None = None
+    costs: Predictor | None = None
 
 
 class Pass(msgspec.Struct, frozen=True):

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 from commplan import io
+from commplan.cost.predictor import predictor_for
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import plan_digest
 from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import Context
 from commplan.passes.pipeline.manager import Pipeline, Reproducer
-from commplan.select.cost_model import costs_for
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +40,7 @@ def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
         note = "the plan in it is not the one that its digest names"
         fail("CP0723", f"{path} is damaged", note, file=str(path))
     machine = content.topology, content.calibration
-    costs = costs_for(content.schedule.axes, *machine, content.schedule.backend, content.places)
+    costs = predictor_for(content.schedule.axes, *machine, content.schedule.backend, content.places)
     context = Context(content.order, *machine, content.places, costs)
     return content.schedule, Pipeline.parse(content.pipeline), context
 

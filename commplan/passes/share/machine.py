@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from commplan.cost.collective.cost import predict
+from commplan.cost.collective.cost import collective_time
 from commplan.cost.network.network import Layout
 from commplan.cost.predictor import Predictor
 from commplan.input.costs import Links, Setting
@@ -76,7 +76,7 @@ def _placed(
     @cache
     def links(leaders: tuple[int, ...], move: Move, nbytes: float) -> float:
         layout, native = Layout(places[:, list(leaders)]), Algorithm("native")
-        prediction = predict(
+        prediction = collective_time(
             native, move.kind, layout, nbytes, network,
             calibration=calibration, backend=backend, root=move.root,
         )  # fmt: skip

@@ -17,10 +17,6 @@
     const cards = report.phases
       .filter((phase) => phase.seconds > 0)
       .map((phase) => {
-        const times =
-          phase.bound > 0
-            ? `${(phase.seconds / phase.bound).toFixed(2)} × the lower bound`
-            : "no lower bound";
         const moved = busiest(phase.nbytes)
           .map(([level, size]) => `${level} ${bytes(size)}`)
           .join(", ");
@@ -28,8 +24,8 @@
           "div",
           { class: "card" },
           html("h2", {}, phase.title),
-          html("p", { class: "figure" }, seconds(phase.seconds)),
-          html("p", {}, times),
+          html("p", { class: "figure" }, seconds(phase.exposed)),
+          ...phase.times.map((text) => html("p", {}, text)),
           html("p", {}, `communication ${seconds(phase.network)}, other work ${seconds(phase.compute)}`),
           moved ? html("p", {}, `busiest links: ${moved}`) : null,
         );

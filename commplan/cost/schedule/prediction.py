@@ -1,19 +1,21 @@
-"""Simulation of a schedule: every phase as tasks on lanes, collectives as flows over the topology."""
+"""Prediction of a schedule: every phase as tasks on lanes, collectives as flows over the topology."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 from operator import not_
 
 import msgspec
 import numpy as np
 
-from commplan.cost.collective.cost import Prediction
+from commplan.cost.collective.cost import CollectiveTime
 from commplan.cost.input_time import input_work
 from commplan.cost.predictor import Predictor
 from commplan.cost.schedule.list_scheduler import Task, TaskTiming, chain, play
+from commplan.cost.schedule.step import ASSUMED, Order, Readiness, StepComputation, readiness
 from commplan.cost.servers.server_traffic import ServerTiming, talk
 from commplan.input.measured_costs import InputCosts
 from commplan.ir.schedule import Collective, Elastic, Map, Op, Phase, Schedule, operands, results
@@ -21,7 +23,7 @@ from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import Site
 
 DEVICE = "device"
-_Cost = tuple[float, Prediction | None]  # seconds alone, and the prediction behind them
+_Cost = tuple[float, CollectiveTime | None]  # seconds alone, and the prediction behind them
 
 
 class OpTime(msgspec.Struct, frozen=True):
@@ -46,7 +48,7 @@ class OpTime(msgspec.Struct, frozen=True):
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """A part of the critical path: ops of one plan line in a row."""
+    """A part of the critical path: ops of one plan line in a row; line 0 is the step's computation."""
 
     line: int
     what: str
@@ -54,15 +56,19 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class PhaseTime(msgspec.Struct, frozen=True):
-    """One phase in time.
+    """One phase in time, in seconds.
 
-    bound: seconds that the phase's collectives take at least on this topology, overlapping perfectly, and its
-    computation. network, compute: seconds in which some collective, some other op ran. nbytes: of each level,
-    what its busiest link carries in one direction, all collectives together.
+    alone: of the phase with nothing else running. computation: of the step that it runs beside, 0 without
+    one. exposed: from the end of that computation to the end of the phase; without a step that is `alone`.
+    bound: what the phase's collectives take at least on this topology, overlapping perfectly, and its own
+    computation. network, compute: in which some collective, some other op ran. nbytes: of each level, what
+    its busiest link carries in one direction, all collectives together. critical, ops: beside the step.
     """
 
     name: str
-    seconds: float
+    alone: float
+    computation: float
+    exposed: float
     bound: float
     network: float
     compute: float
@@ -71,15 +77,21 @@ class PhaseTime(msgspec.Struct, frozen=True):
     ops: tuple[OpTime, ...]
 
     @property
+    def seconds(self) -> float:
+        """Of the step and the phase together."""
+        return self.computation + self.exposed
+
+    @property
     def distance(self) -> float:
-        """Simulated time over the bound; 1 where there is nothing to bound."""
-        return self.seconds / self.bound if self.bound > 0 else 1.0
+        """Time alone over the bound; 1 where there is nothing to bound."""
+        return self.alone / self.bound if self.bound > 0 else 1.0
 
 
-class Simulation(msgspec.Struct, frozen=True):
+class Prediction(msgspec.Struct, frozen=True):
     """A schedule in time.
 
-    unknown: what was charged nothing because nobody knows what it costs. talks: ops that talk with servers.
+    source: where the figures come from. step: the computation that is included, in words. unknown: what was
+    charged nothing because its cost is not known. talks: ops that talk with servers.
     """
 
     plan: str
@@ -87,29 +99,46 @@ class Simulation(msgspec.Struct, frozen=True):
     backend: str
     ranks: int
     phases: tuple[PhaseTime, ...]
+    source: str
+    step: str
     unknown: tuple[str, ...] = ()
     calibrated: str = ""  # the date of the calibration, "" for the model alone
     talks: tuple[ServerTiming, ...] = ()
 
+    def phase(self, name: str) -> PhaseTime:
+        return next(phase for phase in self.phases if phase.name == name)
 
-def simulate(
+
+def predict(
     schedule: Schedule,
     predictor: Predictor,
+    step: StepComputation | None = None,
+    *,
     compute: Mapping[str, float] | None = None,
     measured: InputCosts | None = None,
-) -> Simulation:
-    """Run every phase of `schedule` once, on the network of `predictor`.
+    order: Order | None = None,
+) -> Prediction:
+    """Run every phase of `schedule` once, on the network of `predictor`, beside `step`.
 
-    compute: seconds of one call of a function, or of one read of a source, by name; what is not in it takes
-    no time and is named in `unknown`. measured: what reads and host functions were measured to cost, for
-    those that are not in `compute`. Ops of the compiler's own (packing, sums) are charged for their bytes.
+    step: the computation of a step; without one, that of `ASSUMED`. compute: seconds of one call of a
+    function, or of one read of a source, by name; what is not in it takes no time and is named in `unknown`.
+    measured: what reads and host functions were measured to cost, for those that are not in `compute`.
+    order: name -> leaf paths in the order in which the backward pass makes them. Ops of the compiler's own
+    (packing, sums) are charged for their bytes.
     """
     charge = _Charge(schedule, predictor, compute or {}, measured)
-    phases = tuple(_phase(phase, charge) for phase in schedule.phases)
+    ready = [readiness(schedule, phase, predictor, step, order or {}) for phase in schedule.phases]
+    phases = tuple(_phase(*each, charge) for each in zip(schedule.phases, ready, strict=True))
     ranks, machine = math.prod(schedule.mesh_sizes.values()), predictor.network.topology.name
     date = predictor.calibration.date if predictor.calibration else ""
+    source = f"calibrated {date}" if date else "costs of the topology file, not measured"
+    beside = "none: what the program computes is not included"
+    if any(each.seconds for each in ready):
+        beside = step.source if step is not None else f"assumed: {ASSUMED}"
     unknown, talks = tuple(charge.unknown), tuple(charge.talks)
-    return Simulation(schedule.plan, machine, schedule.backend, ranks, phases, unknown, date, talks)
+    return Prediction(
+        schedule.plan, machine, schedule.backend, ranks, phases, source, beside, unknown, date, talks
+    )
 
 
 class _Charge:
@@ -156,17 +185,19 @@ class _Charge:
         return known or 0.0, prediction
 
 
-def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
+def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
     nbytes = charge.entry | {value.id: value.nbytes for value in phase.values}
     charge.enter(phase)
     costs = [charge.of(op, nbytes) for op in phase.ops]
-    tasks = _tasks(phase.ops, costs, charge)
+    tasks = _tasks(phase.ops, costs, ready, charge)
     played = play(tasks)
     ops = tuple(
         _op_time(op, seconds, prediction, when)
         for op, (seconds, prediction), when in zip(phase.ops, costs, played, strict=True)
     )
-    end = max((when.end for when in played), default=0.0)
+    end = alone = max((when.end for when in played), default=0.0)
+    if ready.seconds:
+        alone = max((when.end for when in play([replace(task, release=0.0) for task in tasks])), default=0.0)
     spans = [(when.start, when.end) for when in played]
     moves = [prediction is not None for _, prediction in costs]
     moving, working = compress(spans, moves), compress(spans, map(not_, moves))
@@ -175,12 +206,16 @@ def _phase(phase: Phase, charge: _Charge) -> PhaseTime:
     for _, prediction in costs:
         for level, size in prediction.nbytes if prediction else ():
             total[level] += size
-    bound = min(end, _bound(phase.ops, costs, charge))
+    bound = min(alone, _bound(phase.ops, costs, charge))
     busy, nbytes_by_level = (_covered(moving), _covered(working)), tuple(total.items())
-    return PhaseTime(phase.name, end, bound, *busy, nbytes_by_level, _critical(ops, played), ops)
+    exposed = max(0.0, end - ready.seconds)
+    critical = _critical(ops, played)
+    return PhaseTime(
+        phase.name, alone, ready.seconds, exposed, bound, *busy, nbytes_by_level, critical, ops
+    )  # fmt: skip
 
 
-def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> list[Task]:
+def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], ready: Readiness, charge: _Charge) -> list[Task]:
     """One task for each op. A split collective leaves the device free, a blocking one under MPI does not."""
     maker: dict[str, int] = {}
     split = {index for index, op in enumerate(ops) if op.is_split}
@@ -193,13 +228,14 @@ def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> list[T
         lanes = (op.lane, DEVICE) if blocks else (op.lane,)
         begun = tuple(before for before in after if before in split)
         needs = (*reads, *(before for before in after if before not in split))
-        tasks.append(Task(lanes, needs, seconds, _use(seconds, prediction, charge), begun))
+        use = _use(seconds, prediction, charge)
+        tasks.append(Task(lanes, needs, seconds, use, begun, ready.release(op)))
         for ref in results(op):
             maker[ref] = index
     return tasks
 
 
-def _use(seconds: float, prediction: Prediction | None, charge: _Charge) -> tuple[float, ...]:
+def _use(seconds: float, prediction: CollectiveTime | None, charge: _Charge) -> tuple[float, ...]:
     """How busy the busiest link of each level is while the op runs alone."""
     if prediction is None or seconds <= 0:
         return ()
@@ -208,7 +244,7 @@ def _use(seconds: float, prediction: Prediction | None, charge: _Charge) -> tupl
     return tuple(min(1.0, size / bandwidth / seconds) for (_, size), bandwidth in pairs)
 
 
-def _op_time(op: Op, seconds: float, prediction: Prediction | None, when: TaskTiming) -> OpTime:
+def _op_time(op: Op, seconds: float, prediction: CollectiveTime | None, when: TaskTiming) -> OpTime:
     kind = type(op).__name__.lower()
     name = op.kind if isinstance(op, Collective) else op.fn if isinstance(op, Map) else kind
     name = f"elastic {op.mode}" if isinstance(op, Elastic) and op.mode != "sync" else name
@@ -246,8 +282,9 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _critical(ops: Sequence[OpTime], played: Sequence[TaskTiming]) -> tuple[Stretch, ...]:
-    stretches: list[Stretch] = []
-    for index in chain(played):
+    path = chain(played)
+    stretches = [Stretch(0, "computation", played[path[0]].start)] if path and played[path[0]].start else []
+    for index in path:
         op = ops[index]
         label = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
         if op.seconds <= 0:

@@ -1,0 +1,124 @@
+"""The computation that a phase runs beside: when the backward pass has made which gradient.
+
+Without a step, one is assumed (`ASSUMED`). It depends on the plan, its shapes and the machine alone, so that
+schedules of one plan are compared beside the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from commplan.cost.collective.bounds import busiest_bytes
+from commplan.cost.predictor import Predictor
+from commplan.ir import plan as graph
+from commplan.ir.plan import Ref, name_of
+from commplan.ir.schedule import Backend, Op, Pack, Phase, Schedule, Value, operands
+
+Order = Mapping[str, Sequence[str]]
+ASSUMED = (
+    "a backward pass as long as its reductions need at least on the busiest links, which makes leaves last "
+    "first, in proportion to their bytes"
+)
+
+
+class StepComputation(msgspec.Struct, frozen=True):
+    """A step without its communication.
+
+    seconds: of the computation. ready: name of an input, path of a leaf, and the seconds after which the
+    computation has made it, in that order; what is not listed is ready at the end. source: in words.
+    """
+
+    seconds: float
+    ready: tuple[tuple[str, str, float], ...]
+    source: str
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """When the leaves that a phase reads are ready. seconds: of the computation beside it, 0 without one.
+    leaves: of each value that the computation makes, for each of its leaves. assumed: whether the step is."""
+
+    seconds: float = 0.0
+    leaves: Mapping[Ref, tuple[float, ...]] = {}
+    assumed: bool = False
+
+    def release(self, op: Op) -> float:
+        """The seconds after which `op` may start, as far as it reads what the computation makes."""
+        if not self.leaves:
+            return 0.0
+        if isinstance(op, Pack):
+            known = (self.leaves[part.value][part.leaf] for part in op.parts if part.value in self.leaves)
+            return max(known, default=0.0)
+        read = (time for ref in operands(op) for time in self.leaves.get(ref, ()))
+        return max(read, default=0.0)
+
+
+def readiness(
+    schedule: Schedule, phase: Phase, predictor: Predictor, step: StepComputation | None, order: Order
+) -> Readiness:
+    """When the leaves that `phase` reads are ready, in the `step` that is given or in the assumed one.
+
+    order: name -> leaf paths in the order in which the backward pass makes them, for the assumed step.
+    """
+    return _assumed(schedule, phase, predictor, order) if step is None else _given(schedule, phase, step)
+
+
+def _given(schedule: Schedule, phase: Phase, step: StepComputation) -> Readiness:
+    times = {(name, path): seconds for name, path, seconds in step.ready}
+    named = {name for name, _ in times}
+    leaves = {
+        value.id: tuple(times.get((name_of(value.id), leaf.path), step.seconds) for leaf in value.leaves)
+        for value in schedule.entry
+        if value.id in phase.inputs and name_of(value.id) in named
+    }
+    return Readiness(step.seconds, leaves) if leaves else Readiness()
+
+
+def _assumed(schedule: Schedule, phase: Phase, predictor: Predictor, order: Order) -> Readiness:
+    """The step of `ASSUMED`, for gradients whose reductions may run under it."""
+    entry = {value.id: value for value in schedule.entry if value.id in phase.inputs}
+    network = predictor.network
+    busy = np.zeros(len(network.levels))
+    made: list[tuple[Value, int]] = []  # leaves in the order in which they are made
+    for stage in gradient_stages(schedule, phase.name):
+        value = entry.get(stage.operand)
+        if value is None or any(value is other for other, _ in made):
+            continue
+        wire = sum(leaf.size * stage.hints.wire_types(leaf.dtype)[0].nbytes for leaf in value.leaves)
+        layout = predictor.layout(stage.axes)
+        busy += busiest_bytes(str(stage.COLLECTIVE), wire, layout, network) / network.bandwidths
+        made += [(value, leaf) for leaf in _backwards(value, order)]
+    seconds, total = float(busy.max(initial=0.0)), sum(value.leaves[leaf].nbytes for value, leaf in made)
+    if not seconds or not total:
+        return Readiness()
+    times = {value.id: [0.0] * len(value.leaves) for value, _ in made}
+    done = 0
+    for value, leaf in made:
+        done += value.leaves[leaf].nbytes
+        times[value.id][leaf] = seconds * done / total
+    return Readiness(seconds, {ref: tuple(each) for ref, each in times.items()}, assumed=True)
+
+
+def gradient_stages(schedule: Schedule, phase: str) -> Iterator[graph.Reduce | graph.Scatter]:
+    """The reductions of `phase` that may run under the computation that makes their operands."""
+    plan = schedule.origin.plan if schedule.origin is not None else None
+    for stage in next((each.stages for each in plan.phases if each.name == phase), ()) if plan else ():
+        if isinstance(stage, graph.Reduce | graph.Scatter) and is_overlappable(stage, schedule.backend):
+            yield stage
+
+
+def is_overlappable(stage: graph.Reduce | graph.Scatter, backend: Backend) -> bool:
+    """Whether a reduction may run under computation: in JAX always, under MPI if the stage says so."""
+    return backend == "jax" or stage.hints.overlap is not None
+
+
+def _backwards(value: Value, order: Order) -> Sequence[int]:
+    """The leaves of a gradient in the order in which a backward pass makes them."""
+    listed = order.get(name_of(value.id))
+    if listed is None:
+        return range(len(value.leaves))[::-1]
+    place = {path: index for index, path in enumerate(listed)}
+    return sorted(range(len(value.leaves)), key=lambda leaf: place.get(value.leaves[leaf].path, math.inf))

@@ -1,0 +1,20 @@
+"""Predicted times in words: the same figures under the same names wherever they are printed."""
+
+from __future__ import annotations
+
+from commplan.cost.schedule.prediction import PhaseTime, Prediction
+from commplan.ir.types import timed
+
+
+def basis(prediction: Prediction) -> str:
+    """Where the figures come from, and the computation that they include."""
+    return f"{prediction.source}; computation {prediction.step}"
+
+
+def phase_times(phase: PhaseTime) -> list[str]:
+    """The times of a phase, one a line: exposed beside the computation if there is one, and alone."""
+    bound = f"; {phase.distance:.2f} times its lower bound, {timed(phase.bound)}" if phase.bound > 0 else ""
+    lines = [f"alone {timed(phase.alone)}{bound}"]
+    if phase.computation:
+        lines.insert(0, f"exposed {timed(phase.exposed)}, beside {timed(phase.computation)} of computation")
+    return lines

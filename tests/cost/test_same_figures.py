@@ -1,0 +1,61 @@
+"""Every tool prints what `predict` returns, to the last digit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.campaign import parameters
+from support.reports import document
+
+import commplan
+from bench.choice_cases import case
+from commplan.cli import main
+from commplan.cost import Predictor, predict
+from commplan.topology import load_topology
+
+Figures = dict[str, tuple[float, float, float]]  # alone, computation and exposed seconds of a phase
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main([*words, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def figures(phases: list[dict[str, Any]]) -> Figures:
+    return {each["name"]: (each["alone"], each["computation"], each["exposed"]) for each in phases}
+
+
+@pytest.mark.parametrize("seed", parameters(range(3), range(3, 200)))
+def test_all_tools_print_the_same_figures(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = case(seed)
+    plan, shapes, topology = tmp_path / "a.plan", tmp_path / "shapes.json", tmp_path / "machine.toml"
+    for file, text in ((plan, made.text()), (shapes, json.dumps(made.shapes)), (topology, made.topology)):
+        file.write_text(text)
+    words = ["--shapes", str(shapes), "--topology", str(topology), "--backend", made.backend]
+    compiled = commplan.load(plan).compile(
+        shapes=made.shapes, topology=topology, backend=made.backend
+    ).schedule  # fmt: skip
+    predicted = predict(compiled, Predictor(load_topology(topology), compiled.axes, backend=made.backend))
+    (phase,) = predicted.phases
+    expected = {phase.name: (phase.alone, phase.computation, phase.exposed)}
+
+    simulated = shown(capsys, "simulate", str(plan), *words)
+    assert figures(simulated["phases"]) == expected
+    explained = shown(capsys, "explain", str(plan), *words)
+    assert figures([{"name": each["name"], **each["times"]} for each in explained["phases"]]) == expected
+    pinned = tmp_path / "pinned.plan"
+    pinned.write_text(made.text(0, option="bucket = 1 MiB"))
+    changes = shown(capsys, "diff", str(plan), str(pinned), *words)["changes"]
+    before = {each["measure"]: each["before"] for each in changes if not each["subject"]}
+    assert (before["alone"], before["exposed"]) == (phase.alone, phase.exposed)
+    assert main(["report", str(plan), "-o", str(tmp_path / "r.html"), *words]) == 0
+    capsys.readouterr()
+    (reported,) = document(tmp_path / "r.html")["phases"]
+    assert figures([{**reported, "name": phase.name}]) == expected
+    texts = (simulated["phases"][0]["times"], explained["phases"][0]["times"]["text"], reported["times"])
+    assert texts[0] == texts[1] == texts[2]
