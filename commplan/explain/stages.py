@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from commplan.input.order import Order
 from commplan.ir.hints import NO_HINTS
 from commplan.ir.plan import Hints, Load, Phase, Stage, name_of, results
@@ -64,7 +62,7 @@ def hints_text(hints: Hints) -> str:
     """`{ bucket = 25 MiB, wire = bf16 }`, or nothing where there are none."""
     given = [
         f"{field} = {sized(value) if field in ('bucket', 'chunk') else value}"
-        for field in (info.name for info in msgspec.structs.fields(hints))
+        for field in Hints.__struct_fields__
         if (value := getattr(hints, field)) is not None
     ]
     return f"{{ {', '.join(given)} }}" if given else ""

@@ -68,6 +68,7 @@ def test_a_face_says_what_its_run_does():
         assert members == phases | ({"every"} if periods else set())
 
 
+@pytest.mark.campaign
 def test_mypy_knows_the_phases_of_a_plan(tmp_path: Path):
     """A right program has no errors, and each mistake is one: no comment that ignores one is unused."""
     faces = stubs([commplan.load(path).graph for path in EXAMPLES], "all_plans")

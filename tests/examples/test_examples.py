@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import interpreter, mpirun
+from support.campaign import parameters
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -59,14 +60,14 @@ def test_data_parallel_training_gives_the_weights_of_one_device():
     assert 0 < gap <= 1e-5
 
 
-@pytest.mark.parametrize("micro", [1, 8])
+@pytest.mark.parametrize("micro", parameters([8], [1]))
 def test_a_pipeline_gives_the_weights_of_one_device(micro: int):
     said = start("pipeline.py", "--steps", "6", "--micro", str(micro))
     assert "2 stages through the plan" in said
     assert 0 <= float(said.partition("between the weights: ")[2].split()[0]) <= 1e-5
 
 
-@pytest.mark.parametrize("room", [2, 8])
+@pytest.mark.parametrize("room", parameters([2], [8]))
 def test_a_mixture_of_experts_gives_the_weights_of_one_device(room: int):
     said = start("mixture_of_experts.py", "--steps", "6", "--room", str(room))
     assert "4 experts through the plan" in said

@@ -55,6 +55,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder / "ranks"
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("scenario", ["lists", "requests", "late", "order", "gone", "lists outlive"])
 def test_ranks_end_well(ranks: Path, scenario: str, monkeypatch: pytest.MonkeyPatch):
     scenario, *outlive = scenario.split()

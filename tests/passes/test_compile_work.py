@@ -21,7 +21,7 @@ from commplan.ir.serialization.text import parse_schedule, print_schedule
 ROOT = Path(__file__).resolve().parents[2]
 TOPOLOGY = ROOT / "examples" / "topologies" / "h100_64.toml"
 RACKS = ROOT / "examples" / "topologies" / "two_rack.toml"
-SMALL, LARGE, GROWTH = 75, 150, 2.1
+SMALL, LARGE, GROWTH = 40, 80, 2.1
 Case = Callable[[int], tuple[str, dict[str, Any]]]
 
 

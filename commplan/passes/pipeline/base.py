@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from commplan.cost.predictor import Predictor
     from commplan.topology import Topology
 
+_fields = functools.cache(msgspec.structs.fields)  # by class
 _UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
@@ -62,7 +64,7 @@ class Pass(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         changed = [
             f"{field.name}={written(getattr(self, field.name))}"
-            for field in msgspec.structs.fields(self)
+            for field in _fields(type(self))
             if getattr(self, field.name) != field.default
         ]
         return f"{self.name}{{{', '.join(changed)}}}" if changed else self.name
@@ -80,7 +82,7 @@ def parse_pass(text: str, known: Mapping[str, type[Pass]]) -> Pass:
     name, options = match[1], match[2]
     if name not in known:
         fail("CP0715", f"there is no pass `{name}`", _nearest(name, known))
-    fields = {field.name: field for field in msgspec.structs.fields(known[name])}
+    fields = {field.name: field for field in _fields(known[name])}
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in (options or "").split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))

@@ -80,9 +80,10 @@ def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int)
     known = prove_algorithm(algorithm, kind, ranks, root)
     if algorithm == NATIVE or known.wrong:
         return known
+    chunks = program(algorithm, kind, ranks, root=root).chunks * slices
+    if chunks * ranks > LARGEST:  # before they are laid out, which takes seconds
+        fail("CP0748", f"{str_of(known.tasks[0])} has {chunks} chunks on each: too many to be proved")
     sliced = program(algorithm, kind, ranks, root=root, slices=slices)
-    if sliced.chunks * ranks > LARGEST:
-        fail("CP0748", f"{str_of(known.tasks[0])} has {sliced.chunks} chunks on each: too many to be proved")
     wrong = tuple((str_of(known.tasks[0]), example) for example in prove(sliced))
     return Proof(known.tasks, (), count(sliced), wrong)
 
