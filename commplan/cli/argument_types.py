@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from commplan.diagnostics import fail
 
 MEASURES = ("slower", "bytes", "memory", "rounds")  # of `diff --fail-on`
+FACTORS = (Fraction(1, 10**6), Fraction(10**6))  # by which a bandwidth may be scaled
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -70,6 +73,16 @@ def duration(text: str) -> float:
     if not seconds:
         raise argparse.ArgumentTypeError(f"expected a time such as 12ms, found {text!r}")
     return seconds
+
+
+def scale(text: str) -> tuple[str, Fraction]:
+    """`node=1/4`, or `node=0.25`: a level and the factor of its bandwidth."""
+    name, _, value = text.partition("=")
+    written = re.fullmatch(r"[0-9]{1,9}(/0*[1-9][0-9]{0,8}|\.[0-9]{1,9})?", value)
+    factor = Fraction(value) if written else Fraction(0)
+    if not name or not FACTORS[0] <= factor <= FACTORS[1]:
+        raise argparse.ArgumentTypeError(f"expected LEVEL=FACTOR such as node=1/4, found {text!r}")
+    return name, factor
 
 
 def limit(text: str) -> tuple[str, float]:

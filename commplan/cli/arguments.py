@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from commplan import __version__
 from commplan.cli import argument_types
+from commplan.cli.usage import check_usage
 from commplan.diagnostics import near_note
 
 EMITS = ("schedule", "plan", "jaxpr", "hlo", "dot", "mermaid")
@@ -25,7 +26,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         root.print_help(sys.stderr)
         raise SystemExit(2)
     args = root.parse_args(argv)
-    _one_subject(root, args)
+    check_usage(root, args)
     return args
 
 
@@ -122,15 +123,18 @@ def _fmt(verb: Any) -> None:
     _switch(how, "--diff", "like --check, and print what would change")
 
 
-def _binding(verb: Any) -> None:
-    """What a plan is compiled for."""
+def _binding(verb: Any, topologies: str = "") -> None:
+    """What a plan is compiled for. topologies: what several of them are for; "" if the verb takes one."""
     group = verb.add_argument_group("what the plan is compiled for")
     shapes = (
         'shapes of trees: a JSON file, name -> nested objects with leaves {"shape": [..], "dtype": ".."};'
     )
     shapes += " or MODULE:FUNCTION (FILE.py:FUNCTION), which returns the dictionary that `compile` takes"
     _flag(group, "--shapes", "SHAPES", shapes)
-    _flag(group, "--topology", "T.toml", "the machine, as levels")
+    if topologies:
+        _repeatable(group, "--topology", "T.toml", f"the machine, as levels (repeatable: {topologies})", str)
+    else:
+        _flag(group, "--topology", "T.toml", "the machine, as levels")
     _repeatable(group, "--axis", "NAME=N", "the size of an axis (repeatable)", argument_types.size)
     level = "the level of the topology that an axis lies on (repeatable)"
     _repeatable(group, "--map", "AXIS=LEVEL", level, argument_types.pair)
@@ -179,47 +183,16 @@ def _verify(verb: Any) -> None:
     _binding(verb)
 
 
-def _one_subject(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """What argparse does not say: `verify` takes a file, or all of what names one algorithm; `trace` a file
-    to write, or `summarise`."""
-    if args.verb == "trace":
-        args.summarise = args.records[:1] == ["summarise"]
-        if args.summarise:
-            args.records = args.records[1:]
-        elif args.output is None:
-            root.error("trace: give -o OUT.json, or `trace summarise REC...`")
-    if args.verb == "feeds" and args.watch and args.format != "human":
-        root.error(f"feeds: --format {args.format} is one document, and --watch would write many")
-    if args.verb == "check":
-        _checked(root, args)
-    if args.verb != "verify":
-        return
-    named = (args.algorithm, args.collective, args.ranks)
-    if args.file is None and None in named:
-        root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
-    if args.file is not None and (*named, args.root) != (None,) * 4:
-        root.error("verify: give a file or --algorithm, not both")
-
-
-def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """What `check` cannot do together."""
-    if args.watch and "-" in args.files:
-        root.error("check: --watch looks at files, and - is none")
-    if args.watch and args.format not in ("human", "concise"):
-        root.error(f"check: --format {args.format} is one document, and --watch would write many")
-    if args.diff and args.format not in ("human", "concise"):
-        root.error(f"check: --diff is for people, and --format {args.format} has the repairs as `fix`")
-    if args.fix and "-" in args.files and args.format not in ("human", "json"):
-        root.error(f"check: --fix writes stdin to stdout, where --format {args.format} goes")
-
-
-def _simulated(verb: Any) -> None:
-    """What is simulated, and what is known of its costs."""
+def _simulated(verb: Any, topologies: str = "") -> None:
+    """What is simulated, and what is known of its costs. topologies: see `_binding`."""
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
-    _flag(verb, "--ranks", "N", "as many ranks: the first axis of the plan is resized", argument_types.count)
+    ranks = "resize the first axis of the plan to N ranks, and the outermost level if they do not fit"
+    _flag(verb, "--ranks", "N", ranks, argument_types.count)
     cost = "what one call of a function or one read of a source takes, such as decode=3ms (repeatable)"
     _repeatable(verb, "--cost", "NAME=TIME", cost, argument_types.named_seconds)
-    _binding(verb)
+    scale = "multiply the bandwidth of a level, such as node=1/4 or node=2.5 (repeatable)"
+    _repeatable(verb, "--scale", "LEVEL=FACTOR", scale, argument_types.scale)
+    _binding(verb, topologies)
 
 
 def _report(verb: Any) -> None:
@@ -233,7 +206,7 @@ def _report(verb: Any) -> None:
 
 
 def _simulate(verb: Any) -> None:
-    _simulated(verb)
+    _simulated(verb, "machines side by side")
     step = "what a training step takes without communication, such as 120ms: for elastic averaging's share"
     _flag(verb, "--step-seconds", "TIME", step, argument_types.duration)
     _flag(verb, "--trace", "OUT.json", "write a trace that Perfetto opens")
@@ -256,10 +229,11 @@ def _audit(verb: Any) -> None:
 
 def _diff(verb: Any) -> None:
     verb.add_argument("a", metavar="A", help="a .plan file or a saved schedule, or - for stdin")
-    verb.add_argument("b", metavar="B", help="what is compared with it")
+    second = "what is compared with it (default: A, on the second --topology)"
+    verb.add_argument("b", nargs="?", metavar="B", help=second)
     limit = "exit with 1 where B is worse by more: slower, bytes, memory or rounds (repeatable)"
     _repeatable(verb, "--fail-on", "MEASURE:N%", limit, argument_types.limit)
-    _binding(verb)
+    _binding(verb, "the second is that of B")
 
 
 def _calibrate(verb: Any) -> None:
@@ -383,7 +357,10 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     ),
     "simulate": (
         "say how long a plan takes on a topology, and why",
-        "The topology is that of --topology; FILE may also be a saved schedule.",
+        (
+            "FILE may also be a saved schedule. With several --topology, or with --scale, a table compares"
+            " the machines; a plan is compiled for each of them."
+        ),
         _JSON,
         _simulate,
     ),
@@ -395,7 +372,10 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     ),
     "diff": (
         "compare two plans or saved schedules",
-        "The flags hold for both; without --topology there are no times.",
+        (
+            "The flags hold for both; without --topology there are no times. One plan on two machines:"
+            " `commplan diff PLAN --topology A.toml --topology B.toml`."
+        ),
         _JSON,
         _diff,
     ),

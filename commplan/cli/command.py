@@ -29,8 +29,10 @@ def run(argv: Sequence[str] | None = None) -> int:
         code = leaving.code if isinstance(leaving.code, int) else FAILURE
         return _finished(lambda console: code, Console())
     verb = import_module(f"commplan.cli.verbs.{args.verb}")
-    flags = ("file", "shapes", "topology", "calibration", "plan", "recorded")
+    flags = ("file", "shapes", "calibration", "plan", "recorded")
     given = [getattr(args, flag, None) for flag in flags]
+    topology: str | list[str] | None = getattr(args, "topology", None)
+    given += [topology] if isinstance(topology, str) else topology or ()
     given += getattr(args, "records", None) or ()
     if getattr(args, "output", None):  # else files may be those that are rewritten
         given += getattr(args, "files", None) or ()

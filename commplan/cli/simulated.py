@@ -18,6 +18,7 @@ from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Schedule
 from commplan.topology import Topology, load_topology, place
+from commplan.what_if import scaled, scaled_calibration, with_room
 
 NO_COSTS: Mapping[str, float] = {}
 
@@ -37,14 +38,38 @@ class Simulated(NamedTuple):
     timed: Timed | None
 
 
-def simulated(args: Namespace, console: Console) -> Simulated:
+def machines(args: Namespace, console: Console) -> list[Namespace]:
+    """`args` for each machine: those of --topology, and behind each one what --scale makes of it.
+
+    Each has its `topology` as a value, large enough for --ranks, and a `calibration` to match. Raises CP0712
+    and CP0751 for their files, and CP0714 for a level that a topology does not have.
+    """
+    paths: list[str] = [args.topology] if isinstance(args.topology, str) else args.topology
+    factors = once(args.scale, "--scale")
+    on: list[Namespace] = []
+    for path in paths:
+        topology = load_topology(path)
+        if args.ranks:
+            topology = with_room(topology, args.ranks)
+        on.append(Namespace(**{**vars(args), "topology": topology}))
+        if not factors:
+            continue
+        changed = {**vars(args), "topology": scaled(topology, factors)}
+        if args.calibration:
+            changed["calibration"] = scaled_calibration(load_calibration(args.calibration), factors)
+            console.note("scaled links have no measured curves: the model predicts, by the scaled levels")
+        on.append(Namespace(**changed))
+    return on
+
+
+def simulated(args: Namespace, console: Console, first: Timed | None = None) -> Simulated:
     """The schedule of `args.file`, with what was measured and what --cost says, if the verb has it.
 
+    first: of the machine that it is compared with, which the computation is assumed for.
     Raises CP0753 for a calibration of another backend, CP1108 for costs of what the plan does not have, and
     what reading and compiling raise.
     """
-    calibration = load_calibration(args.calibration) if args.calibration else None
-    topology = load_topology(args.topology) if args.topology else None
+    topology = load_topology(args.topology) if isinstance(args.topology, str) else args.topology
     schedule, lines = _schedule(args, topology, console)
     if topology is None:
         return Simulated(schedule, lines, None)
@@ -54,23 +79,26 @@ def simulated(args: Namespace, console: Console) -> Simulated:
         if name not in names:
             message = f"--cost {name}: the plan has no function or source `{name}`"
             fail("CP1108", message, f"it declares: {', '.join(names) or 'none'}")
-    return Simulated(schedule, lines, timed_on(schedule, topology, calibration, args.calibration, costs))
+    return Simulated(schedule, lines, timed_on(schedule, topology, args.calibration, costs, first))
 
 
 def timed_on(
-    schedule: Schedule, topology: Topology, calibration: Calibration | None, file: str,
-    compute: Mapping[str, float] = NO_COSTS,
+    schedule: Schedule, topology: Topology, measured: Calibration | str | None,
+    compute: Mapping[str, float] = NO_COSTS, first: Timed | None = None,
 ) -> Timed:  # fmt: skip
-    """The times of `schedule` on `topology`.
+    """The times of `schedule` on `topology`, by what was `measured` there: a calibration or its file.
 
-    Raises CP0753 for a calibration, in `file`, of another backend.
+    first: of the machine that the computation is assumed for, if that is another.
+    Raises CP0751 for a file that cannot be read, and CP0753 for a calibration of another backend.
     """
+    calibration = load_calibration(measured) if isinstance(measured, str) else measured
     if calibration is not None:
-        calibration.check_backend(schedule.backend, file)
+        calibration.check_backend(schedule.backend, measured if isinstance(measured, str) else "")
     predictor = predictor_for(schedule.axes, topology, calibration, schedule.backend)
     assert predictor is not None
-    measured = calibration.input if calibration else None
-    return Timed(predictor, predict(schedule, predictor, compute=compute, measured=measured))
+    costs = calibration.input if calibration else None
+    on = first.predictor if first else None
+    return Timed(predictor, predict(schedule, predictor, compute=compute, measured=costs, assumed_on=on))
 
 
 def _schedule(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:

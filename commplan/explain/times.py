@@ -5,6 +5,8 @@ from __future__ import annotations
 from commplan.cost.schedule.prediction import PhaseTime, Prediction
 from commplan.ir.types import timed
 
+MEASURES = ("exposed", "computation", "alone", "bound")  # of `PhaseTime`, in seconds
+
 
 def basis(prediction: Prediction) -> str:
     """Where the figures come from, and the computation that they include."""

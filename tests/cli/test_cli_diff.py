@@ -167,3 +167,15 @@ def test_a_process_of_its_own(plans: dict[str, str], shapes: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert "worse than --fail-on allows" in done.stdout
+
+
+def test_one_plan_on_two_machines(capsys: Capture, plans: dict[str, str], shapes: list[str]) -> None:
+    other = str(ROOT / "examples" / "topologies" / "two_rack.toml")
+    machines = ["--topology", TOPOLOGY, "--topology", other]
+    code, found = document(capsys, plans["small"], *shapes, *machines)
+    assert (code, [each["topology"] for each in found["schedules"]]) == (0, [TOPOLOGY, other])
+    (alone,) = (each for each in found["changes"] if each["measure"] == "alone")
+    assert alone["after"] > alone["before"]
+    code, out, _ = run(capsys, plans["small"], *shapes, *machines)
+    assert (code, "small.plan on h100_64 -> " in out) == (0, True)
+    assert run(capsys, plans["small"], *shapes, "--topology", TOPOLOGY)[0] == 2

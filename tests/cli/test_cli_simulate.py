@@ -162,3 +162,41 @@ def test_ranks_of_mpi_are_known_by_their_environment() -> None:
 def test_calibrate_wants_sizes_and_an_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "calibrate")[0] == 2
     assert run(capsys, "calibrate", "-o", "x", "--largest", "3 bananas")[0] == 2
+
+
+def test_scaled_links_are_beside_the_links_as_given(
+    capsys: pytest.CaptureFixture[str], asked: list[object]
+) -> None:
+    given, slow = document(capsys, *asked, "--scale", "node=1/4")["machines"]
+    assert given == {key: value for key, value in document(capsys, *asked).items() if key in given}
+    assert (given["topology"], slow["topology"]) == ("h100_64", "h100_64, node x 1/4")
+    (before,), (after,) = given["phases"], slow["phases"]
+    assert after["computation"] == before["computation"]
+    assert after["alone"] > before["alone"]
+    code, out, _ = run(capsys, *asked, "--scale", "node=0.25")
+    assert (code, "h100_64, node x 1/4" in out, "exposed" in out) == (0, True, True)
+
+
+def test_several_machines_side_by_side(capsys: pytest.CaptureFixture[str], asked: list[object]) -> None:
+    pods = TOPOLOGIES / "h100_65536.toml"
+    code, out, _ = run(capsys, *asked, "--topology", pods)
+    assert code == 0
+    assert "two_level, 32 ranks, jax, compared with h100_64" in out
+    assert "h100_65536: costs of the topology file, not measured" in out
+
+
+def test_what_cannot_be_scaled_is_refused(capsys: pytest.CaptureFixture[str], asked: list[object]) -> None:
+    code, _, err = run(capsys, *asked, "--scale", "gpus=2")
+    assert (code, "did you mean `gpu`?" in err) == (1, True)
+    for wrong in ("node", "node=0", "node=-1", "node=1/0", "node=1/", "=2", "node=x", "node=1/2/3"):
+        code, _, err = run(capsys, *asked, "--scale", wrong)
+        assert (code, "expected LEVEL=FACTOR such as node=1/4" in err) == (2, True), wrong
+    assert run(capsys, "simulate", TWO_LEVEL, "--scale", "node=2")[0] == 2
+    assert run(capsys, *asked, "--scale", "node=2", "--trace", "-")[0] == 2
+
+
+def test_ranks_that_do_not_fit_make_the_machine_larger(
+    capsys: pytest.CaptureFixture[str], asked: list[object]
+) -> None:
+    found = document(capsys, *asked, "--ranks", 256)
+    assert (found["ranks"], found["topology"]) == (256, "h100_64, node = 32")

@@ -28,18 +28,30 @@ def run(args: Namespace, console: Console) -> int:
     limits = [Limit(_MEASURES[name], share) for name, share in args.fail_on]
     if not args.topology and any(limit.measure in TIMES for limit in limits):
         fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
-    given = (Namespace(**vars(args), file=path, ranks=None) for path in (args.a, args.b))
-    (a, _, first), (b, _, second) = (simulated(each, console) for each in given)
+    files = (args.a, args.b or args.a)
+    paths: list[str | None] = [*args.topology, *args.topology] if args.topology else [None, None]
+    on = [
+        Namespace(**{**vars(args), "file": file, "ranks": None, "topology": path})
+        for file, path in zip(files, paths, strict=False)
+    ]
+    a, _, first = simulated(on[0], console)
+    b, _, second = simulated(on[1], console, first if len(args.topology) > 1 else None)
     times = (first.prediction, second.prediction) if first and second else None
+    names = list(map(name_of, files))
+    if first and second and len(args.topology) > 1:
+        names = [
+            f"{name} on {each.prediction.topology}" for name, each in zip(names, (first, second), strict=True)
+        ]
     changes = diff(a, b, times)
     worse = [change for limit in limits for change in limit.broken(changes)]
     same = schedule_digest(a) == schedule_digest(b)
     if console.human:
-        console.show(lambda rich: _print(rich, changes, worse, same=same, names=(args.a, args.b)), 110)
+        console.show(lambda rich: _print(rich, changes, worse, same=same, names=names), 110)
     else:
         facts = [{**msgspec.to_builtins(change), "changed": change.changed} for change in changes]
         schedules = [
-            {"file": name_of(f), "digest": schedule_digest(s)} for f, s in ((args.a, a), (args.b, b))
+            {"file": name_of(file), "digest": schedule_digest(schedule), "topology": path}
+            for file, schedule, path in zip(files, (a, b), paths, strict=False)
         ]
         failed = msgspec.to_builtins(worse)
         console.document(schedules=schedules, same=same, changes=facts, failed=failed)
@@ -47,14 +59,15 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _print(
-    rich: Any, changes: Sequence[Change], worse: Sequence[Change], *, same: bool, names: tuple[str, str]
+    rich: Any, changes: Sequence[Change], worse: Sequence[Change], *, same: bool, names: Sequence[str]
 ) -> None:
-    a, b = map(name_of, names)
+    a, b = names
+    shown = [change for change in changes if change.changed]
     if same:
         rich.print(f"{a} and {b}: the same schedule", markup=False)
+    if same and not shown:
         return
-    shown = [change for change in changes if change.changed]
-    rich.print(f"{a} -> {b}: {len(shown)} of {len(changes)} figures differ", markup=False)
+    rich.print(f"{a} -> {b}: {len(shown)} of {len(changes)} figures differ", markup=False, soft_wrap=True)
     for phase, rows in groupby(shown, lambda change: change.phase):
         table = fold_table("", "before", "after", "change")
         for row in rows:

@@ -137,8 +137,6 @@ def _timed(args: Namespace, schedule: Schedule) -> Timed | None:
     if not args.topology:
         return None
     from commplan.cli.simulated import timed_on
-    from commplan.cost import load_calibration
     from commplan.topology import load_topology
 
-    calibration = load_calibration(args.calibration) if args.calibration else None
-    return timed_on(schedule, load_topology(args.topology), calibration, args.calibration)
+    return timed_on(schedule, load_topology(args.topology), args.calibration)

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commplan.cli.console import STDIN, Console
-from commplan.cli.simulated import Timed, simulated
+from commplan.cli.console import STDIN, Console, fold_table
+from commplan.cli.simulated import Simulated, Timed, machines, simulated
 from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
+from commplan.explain.machines import rows
 from commplan.explain.servers import every, held_line, mode_lines, one_mode, talk_lines, title
 from commplan.explain.times import basis, phase_times
 from commplan.ir.schedule import Elastic, Schedule
@@ -28,8 +29,12 @@ def run(args: Namespace, console: Console) -> int:
     """Simulate, print, and write the trace. Raises CP0752 without a topology, and what compiling raises."""
     if not args.topology:
         fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
-    schedule, lines, timed = simulated(args, console)
+    machine, *others = machines(args, console)
+    schedule, lines, timed = simulated(machine, console)
     assert timed is not None
+    if others:
+        more = [simulated(other, console, timed) for other in others]
+        return _side_by_side([Simulated(schedule, lines, timed), *more], args, console)
     prediction = timed.prediction
     if args.trace:
         from commplan.cost.schedule.trace import trace
@@ -43,6 +48,38 @@ def run(args: Namespace, console: Console) -> int:
     elif not console.human:
         console.document(**_data(prediction, schedule), modes=more.data())
     return 0
+
+
+def _side_by_side(on: Sequence[Simulated], args: Namespace, console: Console) -> int:
+    """Compare the machines: a table for people, the whole report of each for programs."""
+    schedules = [each.schedule for each in on]
+    every = [each.timed for each in on if each.timed is not None]
+    predictions = [timed.prediction for timed in every]
+    if console.human:
+        console.show(lambda rich: _compare(rich, predictions), 140)
+        return 0
+    pairs = zip(schedules, every, strict=True)
+    document = [
+        {**_data(timed.prediction, schedule), "modes": _Servers(schedule, timed, args.step_seconds).data()}
+        for schedule, timed in pairs
+    ]
+    console.document(plan=schedules[0].plan, machines=document)
+    return 0
+
+
+def _compare(rich: Any, predictions: Sequence[Prediction]) -> None:
+    first = predictions[0]
+    ranks = f"{first.ranks} rank{'s' * (first.ranks != 1)}"
+    rich.print(f"{first.plan}, {ranks}, {first.backend}, compared with {first.topology}", markup=False)
+    for phase in first.phases:
+        rich.print(f"\nphase {phase.name}", markup=False, style="bold")
+        table = fold_table("", *(prediction.topology for prediction in predictions))
+        for measure, values in rows(predictions, phase.name):
+            table.add_row(measure, *values)
+        rich.print(table, markup=False)
+    rich.print("")
+    for prediction in predictions:
+        rich.print(f"{prediction.topology}: {basis(prediction)}", markup=False, soft_wrap=True)
 
 
 def _data(prediction: Prediction, schedule: Schedule) -> dict[str, Any]:

@@ -117,27 +117,31 @@ def predict(
     compute: Mapping[str, float] | None = None,
     measured: InputCosts | None = None,
     order: Order | None = None,
+    assumed_on: Predictor | None = None,
 ) -> Prediction:
     """Run every phase of `schedule` once, on the network of `predictor`, beside `step`.
 
     step: the computation of a step; without one, that of `ASSUMED`. compute: seconds of one call of a
     function, or of one read of a source, by name; what is not in it takes no time and is named in `unknown`.
     measured: what reads and host functions were measured to cost, for those that are not in `compute`.
-    order: name -> leaf paths in the order in which the backward pass makes them. Ops of the compiler's own
-    (packing, sums) are charged for their bytes.
+    order: name -> leaf paths in the order in which the backward pass makes them. assumed_on: the machine that
+    the step is assumed for, to compare several beside one step; by default that of `predictor`. Ops of the
+    compiler's own (packing, sums) are charged for their bytes.
     """
     charge = _Charge(schedule, predictor, compute or {}, measured)
-    ready = [readiness(schedule, phase, predictor, step, order or {}) for phase in schedule.phases]
+    machine = assumed_on or predictor
+    ready = [readiness(schedule, phase, machine, step, order or {}) for phase in schedule.phases]
     phases = tuple(_phase(*each, charge) for each in zip(schedule.phases, ready, strict=True))
-    ranks, machine = math.prod(schedule.mesh_sizes.values()), predictor.network.topology.name
+    ranks, name = math.prod(schedule.mesh_sizes.values()), predictor.network.topology.name
     date = predictor.calibration.date if predictor.calibration else ""
     source = f"calibrated {date}" if date else "costs of the topology file, not measured"
-    beside = "none: what the program computes is not included"
+    computation = "none: what the program computes is not included"
     if any(each.seconds for each in ready):
-        beside = step.source if step is not None else f"assumed: {ASSUMED}"
+        on = f", on {assumed_on.network.topology.name}" if assumed_on is not None else ""
+        computation = step.source if step is not None else f"assumed: {ASSUMED}{on}"
     unknown, talks = tuple(charge.unknown), tuple(charge.talks)
     return Prediction(
-        schedule.plan, machine, schedule.backend, ranks, phases, source, beside, unknown, date, talks
+        schedule.plan, name, schedule.backend, ranks, phases, source, computation, unknown, date, talks
     )
 
 

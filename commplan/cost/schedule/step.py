@@ -82,21 +82,21 @@ def _assumed(schedule: Schedule, phase: Phase, predictor: Predictor, order: Orde
     entry = {value.id: value for value in schedule.entry if value.id in phase.inputs}
     network = predictor.network
     busy = np.zeros(len(network.levels))
-    made: list[tuple[Value, int]] = []  # leaves in the order in which they are made
+    ordered: list[tuple[Value, int]] = []  # leaves in the order in which they are made
     for stage in gradient_stages(schedule, phase.name):
         value = entry.get(stage.operand)
-        if value is None or any(value is other for other, _ in made):
+        if value is None or any(value is other for other, _ in ordered):
             continue
         wire = sum(leaf.size * stage.hints.wire_types(leaf.dtype)[0].nbytes for leaf in value.leaves)
         layout = predictor.layout(stage.axes)
         busy += busiest_bytes(str(stage.COLLECTIVE), wire, layout, network) / network.bandwidths
-        made += [(value, leaf) for leaf in _backwards(value, order)]
-    seconds, total = float(busy.max(initial=0.0)), sum(value.leaves[leaf].nbytes for value, leaf in made)
+        ordered += [(value, leaf) for leaf in _backwards(value, order)]
+    seconds, total = float(busy.max(initial=0.0)), sum(value.leaves[leaf].nbytes for value, leaf in ordered)
     if not seconds or not total:
         return Readiness()
-    times = {value.id: [0.0] * len(value.leaves) for value, _ in made}
+    times = {value.id: [0.0] * len(value.leaves) for value, _ in ordered}
     done = 0
-    for value, leaf in made:
+    for value, leaf in ordered:
         done += value.leaves[leaf].nbytes
         times[value.id][leaf] = seconds * done / total
     return Readiness(seconds, {ref: tuple(each) for ref, each in times.items()}, assumed=True)

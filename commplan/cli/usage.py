@@ -1,0 +1,50 @@
+"""Combinations of arguments that make no sense together, which argparse cannot express."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Exit with 2 for arguments that do not go together.
+
+    `verify` takes a file, or all of what names one algorithm; `trace` a file to write, or `summarise`; `diff`
+    two files or two machines.
+    """
+    if args.verb == "diff" and len(args.topology) > 2:
+        root.error("diff: two machines at most: --topology A.toml --topology B.toml")
+    if args.verb == "diff" and args.b is None and len(args.topology) < 2:
+        root.error("diff: give a second file, or a second --topology")
+    if args.verb == "simulate" and args.trace and len(args.topology) + len(args.scale) > 1:
+        root.error("simulate: --trace is of one machine: give one --topology and no --scale")
+    if getattr(args, "scale", None) and not args.topology:
+        root.error(f"{args.verb}: --scale changes a machine: give it with --topology FILE")
+    if args.verb == "trace":
+        args.summarise = args.records[:1] == ["summarise"]
+        if args.summarise:
+            args.records = args.records[1:]
+        elif args.output is None:
+            root.error("trace: give -o OUT.json, or `trace summarise REC...`")
+    if args.verb == "feeds" and args.watch and args.format != "human":
+        root.error(f"feeds: --format {args.format} is one document, and --watch would write many")
+    if args.verb == "check":
+        _checked(root, args)
+    if args.verb != "verify":
+        return
+    named = (args.algorithm, args.collective, args.ranks)
+    if args.file is None and None in named:
+        root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
+    if args.file is not None and (*named, args.root) != (None,) * 4:
+        root.error("verify: give a file or --algorithm, not both")
+
+
+def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """What `check` cannot do together."""
+    if args.watch and "-" in args.files:
+        root.error("check: --watch looks at files, and - is none")
+    if args.watch and args.format not in ("human", "concise"):
+        root.error(f"check: --format {args.format} is one document, and --watch would write many")
+    if args.diff and args.format not in ("human", "concise"):
+        root.error(f"check: --diff is for people, and --format {args.format} has the repairs as `fix`")
+    if args.fix and "-" in args.files and args.format not in ("human", "json"):
+        root.error(f"check: --fix writes stdin to stdout, where --format {args.format} goes")
