@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MIB = 1024**2
 TEXT = 64 * MIB  # plans, topologies, calibrations, shapes, profiles
-SCHEDULE = 1024 * MIB  # schedules, reproducers, recordings of servers
+SCHEDULE = 1024 * MIB  # schedules, reproducers, recordings of servers, latency profiles
 _MOST_INTEGER = 2**1000  # that a float can hold, and that can be printed
 _KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",

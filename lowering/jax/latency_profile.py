@@ -114,7 +114,7 @@ def _is_path(given: str | Path) -> bool:
 
 def _measured(given: str | Path) -> LatencyProfile:
     try:
-        data = io.read(given)
+        data = io.read(given, io.SCHEDULE)
     except OSError as error:
         fail("CP0859", f"{given} cannot be read: {error.strerror or error}", _FORMS)
     if b"costs {" not in data and not data.startswith(b"\n"):
