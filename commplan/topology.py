@@ -10,6 +10,7 @@ count     = 8             # places inside one place of the next level
 latency   = "3us"
 bandwidth = "450GB/s"     # per member of the level and per direction
 [backend]                 # may be left out, and each of its keys
+devices = "h100"          # GPUs joined by NVLink: collectives of the backend's own are NCCL's
 call  = "8us"             # a collective of the backend's own, an empty one
 round = "7us"             # a round of a chunk program, where each is an operation
 """
@@ -35,6 +36,7 @@ from commplan.ir.schedule import Axis, Spread
 from commplan.tracebacks import ends_at_caller
 
 HOSTS = ("host", "node", "server", "machine")  # what levels are called whose members are hosts
+DEVICES = ("a100", "h100", "h200")  # GPUs for which NCCL is modelled
 _BANDWIDTH = {"Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9}
 SHOWN = 9  # names of hosts in a message
 MOST = 2**31 - 1  # places: ranks are numbered in 32 bits, MPI's among them
@@ -60,7 +62,8 @@ class Topology(msgspec.Struct, frozen=True):
 
     hosts: the names of the hosts, in the order of their places, of which each has equally many; empty where
     the file does not list them. call, round: seconds of a call into the backend, and of a round of a chunk
-    program where each is an operation of its own; None where the file does not say.
+    program where each is an operation of its own; None where the file does not say. devices: the kind of GPU,
+    one of `DEVICES`; None for others and for CPUs.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Topology(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...] = ()
     call: float | None = None
     round: float | None = None
+    devices: str | None = None
 
     @property
     def digest(self) -> str:
@@ -164,15 +168,23 @@ class _Reader:
                 self.fail(f"{name!r} in `names` of [host] is no name of its own", "a text for each host")
         return cores, tuple(names)
 
-    def backend(self, content: dict[str, Any]) -> dict[str, float]:
-        """Seconds of a call into the backend and of a round, as far as they are said."""
+    def backend(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Seconds of a call into the backend and of a round, and the kind of GPU, each if the file has it."""
         if "backend" not in content:
             return {}
         if not isinstance(content["backend"], dict):
             self.fail("`backend` is no table", 'write [backend] with `call` and `round`, such as "8us"')
         table = cast("dict[str, Any]", content["backend"])
-        self.known_keys(table, ("call", "round"), "[backend]")
-        return {key: self.quantity(table, key, _TIME, "[backend]") for key in table}
+        self.known_keys(table, ("call", "round", "devices"), "[backend]")
+        result: dict[str, Any] = {
+            key: self.quantity(table, key, _TIME, "[backend]") for key in table if key != "devices"
+        }
+        if "devices" in table:
+            result["devices"] = self.want(table, "devices", str, "[backend]")
+            if result["devices"] not in DEVICES:
+                expected = f"expected one of {', '.join(DEVICES)}; leave it out for other devices"
+                self.fail(f"the devices of [backend] are {result['devices']!r}", expected)
+        return result
 
     def level(self, table: Any, index: int) -> Level:
         label = f"level {index + 1}"

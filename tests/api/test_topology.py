@@ -61,6 +61,12 @@ def test_what_calls_and_rounds_cost() -> None:
     )
 
 
+def test_the_devices_of_a_topology() -> None:
+    assert SMALL.devices is None
+    assert parse_topology(GOOD + '[backend]\ndevices = "h200"\n') == replace(SMALL, devices="h200")
+    assert {load_topology(path).devices for path in FILES if "h100" in path.stem} == {"h100"}
+
+
 def test_quantities_are_seconds_and_bytes() -> None:
     assert Topology("small", (Level("gpu", 4, 3e-6, 450e9), Level("node", 2, 1.5e-3, 12.5e6)), 4) == SMALL
     assert SMALL.places == 8
@@ -94,6 +100,8 @@ def test_quantities_are_seconds_and_bytes() -> None:
         ('name = "small"', 'name = "small"\nbackend = 1', "`backend` is no table"),
         ("[host]", '[backend]\nround = 7\n[host]', "`round` of [backend] must be of type str, not 7"),
         ("[host]", '[backend]\nrounds = "7us"\n[host]', "did you mean `round`?"),
+        ("[host]", '[backend]\ndevices = 3\n[host]', "`devices` of [backend] must be of type str, not 3"),
+        ("[host]", '[backend]\ndevices = "b200"\n[host]', "the devices of [backend] are 'b200'"),
         ("cores = 4", f"cores = {'9' * 4301}", "a number or a date that is out of range"),
         ("cores = 4", f"cores = 0x{'f' * 4301}", "an integer of more than 300 digits"),
     ],

@@ -70,8 +70,10 @@ def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int
     # What all members together must send, spread evenly over their links, is a bound as well.
     evenly = float(((spans - 1) * (spans > 1)).sum()) / max(1, np.count_nonzero(np.bincount(member[wide])))
     match kind:
-        case "all_reduce":
-            return max(2 * evenly, _most(member, wide))
+        case "all_reduce":  # a switch that adds takes each byte once, and gives it once
+            return (
+                _most(member, wide) if network.adds_in_switch(level) else max(2 * evenly, _most(member, wide))
+            )
         case "reduce_scatter" | "all_gather":
             return max(evenly, _most(member, others) * share)
         case "all_to_all" | "swap":

@@ -2,8 +2,9 @@
 
 Where a calibration measured the same collective on as many ranks that lie alike, its curve answers; where it
 was measured with messages of the usual size alone, the model says how another size compares. Else the model
-does: the rounds of the program on the links (`steps`), level by level for hierarchies. `native` stands for a
-library that takes the best flat algorithm in rank order.
+does: the rounds of the program on the links (`steps`), level by level for hierarchies. `native` is NCCL on
+GPUs for which it is modelled (`nccl`). Elsewhere it stands for a library that takes the best flat algorithm
+in rank order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from commplan.collectives import registry
 from commplan.collectives.layout import message
 from commplan.collectives.program import KINDS, Kind
 from commplan.cost.calibration import Calibration
-from commplan.cost.collective import step_model
+from commplan.cost.collective import nccl, step_model
 from commplan.cost.collective.bounds import busiest_bytes, lower_bound
 from commplan.cost.collective.stages import Stage, split, stages
 from commplan.cost.network import message_simulation
@@ -73,6 +74,7 @@ class _Query(NamedTuple):
     form: Way
     chunk: int | None
     root: int
+    backend: Backend
 
 
 _Modelled = tuple[float, Floats]  # seconds, and bytes on the busiest link of each level
@@ -101,7 +103,7 @@ def collective_time(
     if layout.ranks == 1:
         return CollectiveTime.of(0.0, np.zeros(len(network.levels)), 0.0, network, "model")
     form = form or USUAL_FORM[backend]
-    query = _Query(kind, layout, nbytes, network, form, chunk, root)
+    query = _Query(kind, layout, nbytes, network, form, chunk, root, backend)
     modelled = _modelled(algorithm, query)
     if modelled is None:
         return None
@@ -140,7 +142,7 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         return _of_library(query)
     kind, layout, network = query.kind, query.layout, query.network
     if algorithm.name == "native":
-        return min(_library(kind, query).values(), key=lambda each: each[0], default=None)
+        return _native(kind, query)
     if algorithm.name != "hierarchical":
         return _flat(algorithm.name, kind, query) if registry.supports(algorithm.name, kind) else None
     parts = split_of(algorithm, layout, network)
@@ -157,6 +159,14 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         return None
 
 
+def _native(kind: Kind, query: _Query) -> _Modelled | None:
+    gpus = query.backend == "jax" and nccl.choose(kind, query.nbytes, query.layout, query.network)
+    if gpus:
+        choice, load = gpus
+        return choice.seconds(query.nbytes), load
+    return min(_library(kind, query).values(), key=lambda each: each[0], default=None)
+
+
 def _library(kind: Kind, query: _Query) -> dict[str, _Modelled]:
     """What each algorithm that a library may take would cost."""
     library = query._replace(form="library", chunk=None)
@@ -164,9 +174,15 @@ def _library(kind: Kind, query: _Query) -> dict[str, _Modelled]:
 
 
 @lru_cache(maxsize=1024)
-def library_algorithm(kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0) -> str:
-    """The algorithm that `native` is priced as. nbytes: of the whole buffer, as in `collective_time`."""
-    priced = _library(kind, _Query(kind, layout, nbytes, network, "library", None, root))
+def library_algorithm(
+    kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0, backend: Backend = "jax"
+) -> str:
+    """The algorithm that `native` is priced as, `nccl ring` if it is NCCL's. nbytes: of the whole buffer, as
+    in `collective_time`."""
+    gpus = backend == "jax" and nccl.choose(kind, nbytes, layout, network)
+    if gpus:
+        return f"nccl {gpus[0].algorithm}"
+    priced = _library(kind, _Query(kind, layout, nbytes, network, "library", None, root, backend))
     return min(priced, key=lambda name: priced[name][0])
 
 

@@ -95,6 +95,11 @@ class Network:
     def places(self) -> int:
         return self.topology.places
 
+    def adds_in_switch(self, level: int) -> bool:
+        """Whether the switch that joins members of `level` can sum, as inside nodes of H100 and H200."""
+        topology = self.topology
+        return topology.devices in ("h100", "h200") and self.strides[level] < topology.host_places
+
     def units(self, places: Ints, level: int) -> Ints:
         """The member of `level` in which each place lies, counted over the whole machine."""
         return places // self.strides[level]

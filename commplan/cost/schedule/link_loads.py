@@ -15,6 +15,7 @@ import numpy as np
 
 from commplan.collectives import registry
 from commplan.collectives.program import Kind
+from commplan.cost.collective import nccl
 from commplan.cost.collective.cost import CostKind, library_algorithm, stages_of
 from commplan.cost.network.network import Floats, Layout, Network
 from commplan.cost.predictor import Predictor
@@ -79,15 +80,14 @@ def _flats(work: Work, predictor: Predictor) -> Iterator[_Flat]:
     layout = predictor.layout(work.axes, native=work.algorithm.name == "native")
     gathered = work.kind in ("all_gather", "gather")
     nbytes = work.nbytes * (layout.ranks if gathered else 1)
-    yield from _split(
-        work.algorithm, cast("CostKind", work.kind), layout, nbytes, predictor.network, work.root
-    )
+    yield from _split(work.algorithm, cast("CostKind", work.kind), layout, nbytes, predictor, work.root)
 
 
 def _split(
-    algorithm: Algorithm, kind: CostKind, layout: Layout, nbytes: float, network: Network, root: int
+    algorithm: Algorithm, kind: CostKind, layout: Layout, nbytes: float, predictor: Predictor, root: int
 ) -> Iterator[_Flat]:
     """The flat collectives that one is carried out as, a hierarchy's level by level."""
+    network = predictor.network
     if layout.ranks == 1:
         return
     if kind in ("all_to_all", "shift"):
@@ -95,9 +95,10 @@ def _split(
     elif algorithm.name == "hierarchical":
         for stage in stages_of(algorithm, kind, layout, network, root) or ():
             size = nbytes * stage.share
-            yield from _split(stage.algorithm, stage.kind, stage.layout, size, network, stage.root)
+            yield from _split(stage.algorithm, stage.kind, stage.layout, size, predictor, stage.root)
     elif algorithm.name == "native":
-        yield _Flat(library_algorithm(kind, layout, nbytes, network, root), kind, layout, nbytes, root)
+        name = library_algorithm(kind, layout, nbytes, network, root, predictor.backend)
+        yield _Flat(name, kind, layout, nbytes, root)
     else:
         yield _Flat(algorithm.name, kind, layout, nbytes, root)
 
@@ -105,6 +106,11 @@ def _split(
 def _loads(flat: _Flat, nbytes: float, network: Network) -> Iterator[Ways]:
     """What all groups of one collective put on the links of each level."""
     ranks = flat.layout.ranks
+    if flat.algorithm.startswith("nccl "):
+        of_nccl = flat.algorithm.removeprefix("nccl ")
+        for up, down in nccl.link_loads(flat.kind, of_nccl, flat.layout, network):
+            yield up * nbytes, down * nbytes
+        return
     if flat.kind == "all_to_all":
         shares = np.full((ranks, ranks), 1 / ranks)
     elif flat.kind == "shift":

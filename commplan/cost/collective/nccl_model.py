@@ -1,0 +1,220 @@
+"""NCCL's estimate of each way in which it can carry out a collective.
+
+A way is an algorithm (ring, tree, NVLS, NVLS tree, PAT) with a protocol (LL, LL128, Simple). NCCL estimates
+a latency and a bandwidth for each and takes the fastest. `choices` computes the same two figures.
+
+Sources: NVIDIA/nccl 2.30.7, `src/graph/tuning.cc` (latencies, bandwidths of channels, how both are put
+together, the correction of trees), `src/graph/search.cc` (speeds of channels) and `src/transport/nvls.cc`
+(chunks of NVLS).
+
+NCCL only has to rank the ways, and this model has to price them. So it differs:
+
+- Pipelines are filled before they run: NVLS by one chunk of each channel, trees by one for each further
+  level.
+- A broadcast and a reduce have the latency of a ring's steps.
+- The correction of trees is interpolated between sizes, so that no larger message is faster.
+
+CollNet (sums in the network) is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+PROTOCOLS = ("ll", "ll128", "simple")
+NVLS_EFFICIENCY = 0.85
+NVLS_CHUNK = 16 * 128 * 1024  # bytes for each head: 16 channels, chunks of 128 KiB
+TREE_CHUNK = 512 * 1024  # bytes of a channel
+
+# Microseconds, by protocol: to start, of a hop over NVLink, of a hop over the network.
+_START = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4)}
+_NVLINK_HOP = {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4)}
+_NETWORK_HOP = {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0)}
+_NVLS_HOP, _NVLS_NETWORK_HOP = 25.0, 20.9
+_PAT_START, _PAT_RANK, _PAT_HOPS = 8.0, 2.8, 3.5
+_POST = (1.0, 1.0, 3.0)  # posting to the network card, in each step of a ring between nodes
+_PLATEAU = 1.4  # of the latency of rings that send whole chunks between nodes
+_LL_BETWEEN = (39.0, 39.0, 20.4)  # GB/s that LL reaches on 1, 2 and more nodes
+
+# The part of its bandwidth that a tree reaches, from 64 bytes in powers of two.
+_TREE = {
+    "ll": "1 1 1 1 .9 .8 .7 .7 .7 .7 .6 .5 .4 .4 .5 .6 .7 .8 .9 1 1 1 1 1",
+    "ll128": "1 1 1 1 1 .9 .8 .8 .8 .7 .6 .6 .6 .6 .6 .6 .8 .9 .9 .9 .9 1 1 1",
+    "simple": ".9 .9 .9 .9 .9 .9 .9 .8 .7 .6 .6 .5 .5 .5 .5 .6 .7 .8 .7 .7 .8 .9 .9 1",
+}
+_TREE_CORRECTION = {name: tuple(map(float, row.split())) for name, row in _TREE.items()}
+_SIZES = tuple(range(24))
+
+
+class Gpu(NamedTuple):
+    """A kind of GPU, in GB/s.
+
+    ll: what LL reaches inside a node. ring_ll128, tree, tree_ll128, nvls_tree: what a channel reaches on 1, 2
+    and more nodes. nvls: speeds of a head of NVLS, empty for GPUs without it.
+    """
+
+    ll: float
+    ring_ll128: tuple[float, float, float]
+    tree: tuple[float, float, float]
+    tree_ll128: tuple[float, float, float]
+    nvls_tree: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    nvls: tuple[float, ...] = ()
+
+
+_HOPPER = Gpu(
+    141.0, (36.7, 36.7, 36.7), (38.7, 41.4, 36.0), (36.7, 36.7, 29.0), (0.0, 57.7, 45.5),
+    (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 12.0, 11.0, 6.0, 3.0),
+)  # fmt: skip
+_AMPERE = Gpu(87.7, (20.0, 20.0, 20.0), (24.0, 23.6, 17.8), (20.0, 20.0, 20.0))
+GPUS = {"a100": _AMPERE, "h100": _HOPPER, "h200": _HOPPER}
+
+
+class Group(NamedTuple):
+    """Ranks of a collective, equally many on each node.
+
+    inside: GB/s of a rank over NVLink. between: GB/s of the ranks of a node over the network. delay:
+    microseconds that a message between nodes takes longer than over InfiniBand.
+    """
+
+    gpu: Gpu
+    ranks: int
+    nodes: int
+    inside: float
+    between: float
+    delay: float
+
+    @property
+    def per_node(self) -> int:
+        return self.ranks // self.nodes
+
+    @property
+    def column(self) -> int:
+        """Of constants for 1, 2 and more nodes."""
+        return min(self.nodes, 3) - 1
+
+    @property
+    def channels(self) -> int:
+        """Of rings and trees: twelve in a node, one for each network card between nodes."""
+        return 12 if self.nodes == 1 else max(2, self.per_node)
+
+    @property
+    def ring(self) -> float:
+        """GB/s of all channels of rings."""
+        return self.inside if self.nodes == 1 else min(self.inside, self.between)
+
+    def hop(self, latency: float, protocol: str) -> float:
+        """Microseconds between nodes; Simple also waits for a flag."""
+        return latency + self.delay * (2 if protocol == "simple" else 1)
+
+
+class Choice(NamedTuple):
+    """One way, for one size.
+
+    latency: seconds. bandwidth: bytes of the whole buffer a second. fill: bytes that fill the pipeline first.
+    """
+
+    algorithm: str
+    protocol: str
+    latency: float
+    bandwidth: float
+    fill: float
+
+    def seconds(self, nbytes: float) -> float:
+        return self.latency + (nbytes + self.fill) / self.bandwidth
+
+
+def choices(kind: str, nbytes: float, group: Group) -> Iterator[Choice]:
+    """Each way in which NCCL can carry out `kind` for a buffer of `nbytes`."""
+    for index, protocol in enumerate(PROTOCOLS):
+        yield _ring(kind, nbytes, group, protocol, index)
+        if kind == "all_reduce":
+            yield _tree(nbytes, group, protocol, index)
+    scattered = kind in ("all_gather", "reduce_scatter")
+    if scattered and group.per_node == 1:
+        yield _pat(group)
+    if group.gpu.nvls and group.per_node > 1:
+        if group.nodes == 1 and (scattered or kind == "all_reduce"):
+            yield _nvls(kind, nbytes, group)
+        elif kind == "all_reduce":
+            yield _nvls_tree(nbytes, group)
+
+
+def _choice(algorithm: str, protocol: str, latency: float, rate: float, fill: float = 0.0) -> Choice:
+    """latency: microseconds. rate: GB/s of the whole buffer."""
+    return Choice(algorithm, protocol, latency * 1e-6, rate * 1e9, fill)
+
+
+def _ring(kind: str, nbytes: float, group: Group, protocol: str, index: int) -> Choice:
+    ranks, nodes, bus = group.ranks, group.nodes, group.ring
+    if protocol == "ll":
+        bus = min(group.gpu.ll if nodes == 1 else _LL_BETWEEN[group.column], bus / 2)
+    elif protocol == "ll128":
+        bus = min(0.92 * bus, group.channels * group.gpu.ring_ll128[group.column])
+    passes = 2 if kind == "all_reduce" else 1
+    steps, crossing = passes * (ranks - 1), passes * (nodes - 1)
+    inside = _NVLINK_HOP["ring"][index] if nodes == 1 else max(_NVLINK_HOP["ring"][index], _POST[index])
+    # With one rank on each node nothing hides the latency of the network.
+    between = _NETWORK_HOP["tree" if group.per_node == 1 else "ring"][index]
+    latency = _START["ring"][index] + (steps - crossing) * inside + crossing * group.hop(between, protocol)
+    whole = nbytes >= 64 * 2 * group.channels * ranks
+    if protocol == "simple" and kind == "all_reduce" and nodes > 1 and whole:
+        latency *= _PLATEAU
+    share = 1.0 if kind in ("broadcast", "reduce") else steps / ranks
+    return _choice("ring", protocol, latency, bus / share)
+
+
+def _tree(nbytes: float, group: Group, protocol: str, index: int) -> Choice:
+    """A chain inside each node and two trees between nodes, each for half of the buffer."""
+    nodes, gpu, column = group.nodes, group.gpu, group.column
+    # On two nodes a byte crosses the network once and NVLink twice.
+    bus = min(group.inside, 2 * group.between) if nodes == 2 else group.ring
+    bus = min(0.92 * bus, group.channels * gpu.tree[column])
+    if protocol == "ll":
+        bus = min(bus / 3.8, gpu.ll if nodes == 1 else _LL_BETWEEN[column])
+    elif protocol == "ll128":
+        bus = min(bus * (7 / 9 if nodes == 1 else 120 / 128), group.channels * gpu.tree_ll128[column])
+    levels = int(math.log2(nodes))
+    between = levels * group.hop(_NETWORK_HOP["tree"][index], protocol)
+    latency = _START["tree"][index] + 2 * ((group.per_node - 1) * _NVLINK_HOP["tree"][index] + between)
+    size = math.log2(max(nbytes, 1.0) / 64)
+    rate = bus / 2 * float(np.interp(size, _SIZES, _TREE_CORRECTION[protocol]))
+    fill = max(0, levels - 1) * min(nbytes, 2 * group.channels * TREE_CHUNK)
+    return _choice("tree", protocol, latency, rate, fill)
+
+
+def _pat(group: Group) -> Choice:
+    """Parallel aggregated trees of one rank on each node."""
+    hops = int(math.log2(group.nodes)) * group.hop(_NETWORK_HOP["tree"][2], "simple") / _PAT_HOPS
+    return _choice("pat", "simple", _PAT_START + hops + _PAT_RANK * group.ranks, 0.75 * group.ring)
+
+
+def _nvls(kind: str, nbytes: float, group: Group) -> Choice:
+    """The switch of the node adds and multicasts."""
+    ranks = group.ranks
+    share = ranks / (ranks - 1) if kind == "all_reduce" else (ranks - 1) / ranks
+    return _choice("nvls", "simple", _NVLS_HOP, ranks * _head(group) * share, _nvls_fill(nbytes, group))
+
+
+def _nvls_tree(nbytes: float, group: Group) -> Choice:
+    """The switch of each node adds, and two trees join the nodes."""
+    nodes, heads, ranks = group.nodes, group.per_node, group.ranks
+    network = group.between / heads * (2 if nodes == 2 else 1)
+    bus = heads * min(2 * _head(group), network, group.gpu.nvls_tree[group.column])
+    latency = _NVLS_HOP + 2 * int(math.log2(nodes)) * group.hop(_NVLS_NETWORK_HOP, "simple")
+    return _choice("nvls_tree", "simple", latency, bus * ranks / (2 * (ranks - 1)), _nvls_fill(nbytes, group))
+
+
+def _head(group: Group) -> float:
+    """GB/s of one head: a rank that gets its part of the sums of its node."""
+    heads = group.per_node
+    speeds = group.gpu.nvls
+    speed = next((speed for speed in speeds if speed * heads <= group.inside), group.inside / heads)
+    return speed * NVLS_EFFICIENCY * (heads - 1) / heads
+
+
+def _nvls_fill(nbytes: float, group: Group) -> float:
+    return min(nbytes, group.per_node * NVLS_CHUNK)
