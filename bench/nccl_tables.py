@@ -57,34 +57,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", action="store_true", help="every size")
     options = parser.parse_args(arguments)
     tables = read()
-    print(
-        table(
-            [
-                ("table", "rows", "largest published", "predicted", "median error", "worst"),
-                *map(_line, tables),
-            ]
-        )
-    )
+    heads = ("table", "rows", "largest published", "predicted", "median error", "worst")
+    print(table([heads, *map(_line, tables)]))
     for title, some in (
         ("all", tables),
         ("those without a fitted latency", [each for each in tables if not each.fitted]),
     ):
-        found = errors(some)
-        median, most = statistics.median(found), ninth(found)
-        print(f"{title}: {len(found)} rows, median error {median:.1%}, nine of ten up to {most:.1%}")
+        wrong = errors(some)
+        median, most = statistics.median(wrong), ninth(wrong)
+        print(f"{title}: {len(wrong)} rows, median error {median:.1%}, nine of ten up to {most:.1%}")
     if options.rows:
         for each in tables:
             print(f"\n{each.name}: {each.hardware}\n{each.source}")
-            lines = [
-                (
-                    size_text(row.nbytes),
-                    f"{row.published:.2f}",
-                    f"{row.predicted:.2f}",
-                    f"{row.error:.0%}",
-                    row.way,
-                )
+            lines = (
+                (size_text(size), f"{published:.2f}", f"{predicted:.2f}", f"{row.error:.0%}", way)
                 for row in each.rows
-            ]
+                for size, published, predicted, way in (row,)
+            )
             print(table([("size", "published", "predicted", "error", "way"), *lines]))
     return 0
 
@@ -120,9 +109,9 @@ def _table(content: dict[str, Any]) -> Table:
 
     def row(nbytes: int, rate: float) -> Row:
         layout = one_group(range(ranks))
-        found = collective_time(Algorithm("native"), kind, layout, nbytes, network)
-        assert found is not None
-        predicted = share * nbytes / found.seconds / 1e9
+        native = collective_time(Algorithm("native"), kind, layout, nbytes, network)
+        assert native is not None
+        predicted = share * nbytes / native.seconds / 1e9
         return Row(nbytes, rate, predicted, library_algorithm(kind, layout, nbytes, network))
 
     rows = tuple(row(*each) for each in published[fitted:])
@@ -130,9 +119,9 @@ def _table(content: dict[str, Any]) -> Table:
 
 
 def _line(each: Table) -> tuple[str, ...]:
-    largest, found = each.rows[-1], [row.error for row in each.rows]
+    largest, wrong = each.rows[-1], [row.error for row in each.rows]
     rates = (f"{largest.published:.1f} GB/s", f"{largest.predicted:.1f} GB/s")
-    return each.name, str(len(found)), *rates, f"{statistics.median(found):.1%}", f"{max(found):.1%}"
+    return each.name, str(len(wrong)), *rates, f"{statistics.median(wrong):.1%}", f"{max(wrong):.1%}"
 
 
 if __name__ == "__main__":

@@ -102,11 +102,12 @@ class Predictor:
         """Where a predicted time comes from: a model is one of a topology, measured or not."""
         if source != "model":
             return source
-        name = self.network.topology.name
+        topology = self.network.topology
         if self.calibration is None:
-            guess = "" if self.network.topology.round is None else "a guess until calibrated: "
-            return f"{guess}model of topology `{name}`, nothing measured"
-        return f"model of topology `{name}`, its levels measured {self.calibration.date}"
+            gpus = topology.round is not None or topology.devices is not None
+            guess = "a guess until calibrated: " if gpus else ""
+            return f"{guess}model of topology `{topology.name}`, nothing measured"
+        return f"model of topology `{topology.name}`, its levels measured {self.calibration.date}"
 
     def least_bytes(self, op: Collective) -> Floats:
         """What a collective puts on the busiest link of each level at least [levels]."""

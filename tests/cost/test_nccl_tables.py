@@ -220,6 +220,12 @@ def test_a_measured_curve_goes_first() -> None:
     assert sources == ["model", "measured 2026-11-26"]
 
 
+def test_what_is_not_measured_is_called_a_guess() -> None:
+    topology = cluster("h100", 1)
+    axes = place((Axis("data", AxisKind.REPLICA, 8),), topology, {})
+    assert Predictor(topology, axes).in_words("model").startswith("a guess until calibrated")
+
+
 def test_slower_measured_links_make_it_slower() -> None:
     topology, layout = cluster("h100", 2), one_group(range(16))
     given = Calibration(
