@@ -210,14 +210,14 @@ def test_by_public_figures_no_program_is_taken_and_its_time_is_called_a_guess(si
     assert "native" in choice.what
     assert "a guess until calibrated" in choice.source
     assert any(other.what == "recursive_doubling" for other in choice.alternatives)
-    silent = by_the_model(replace(public, round=None), size)
+    silent = by_the_model(replace(public, round=None, devices=None), size)
     assert "a guess" not in silent.source
     assert not any(other.what == "recursive_doubling" for other in silent.alternatives)
 
 
-@pytest.mark.parametrize(("call", "levels"), [(8e-6, True), (1e-4, False)])
+@pytest.mark.parametrize(("call", "levels"), [(8e-6, True), (5e-5, False)])
 def test_a_guessed_hierarchy_of_programs_must_save_a_fifth(call: float, levels: bool) -> None:
-    """With rounds that cost nothing it saves 21% of 78 us, and with calls of 100 us 10% of 170 us."""
+    """With rounds that cost nothing it saves 51% of the 128 us of NCCL, and with calls of 50 us 18%."""
     choice = by_the_model(replace(load_topology(PUBLIC), call=call, round=0.0), 1 << 18)
     assert choice.what.startswith("hierarchical(" if levels else "native")
     assert "a guess until calibrated" in choice.source
