@@ -3,6 +3,7 @@
     sudo python -m bench.fused                             # four hosts on one switch
     sudo python -m bench.fused --hosts 4 --racks 2         # two racks behind 4:1 uplinks
     sudo python -m bench.fused --sets small --quick
+    sudo python -m bench.fused --sets forty --algorithms all        # every algorithm of commplan's
 
 Sets: `forty` (256 B to 256 KiB, 2 MB in all), `resnet50` (its 161 gradient tensors, 102 MB) and `small` (200
 of 1 KiB). commplan is a plan of one line over the whole tree. `each` is one call for each tensor, `fused` one
@@ -16,7 +17,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench.collectives import PEERS, SYSTEMS, lab_flags, names
+from bench.collectives import PEERS, SYSTEMS, lab_flags, names, ways
 from bench.harness.figures import Results, heading, table, time_text, write
 from bench.harness.stage import Entry, Figure, Stage
 from bench.harness.work import ITEM, Work
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     shape = Shape(options.hosts, options.racks, options.rate, options.uplink, options.interleave)
     rounds = options.rounds or (3 if options.quick else 6)
+    asked = ways("all_reduce", shape) if options.algorithms == "all" else options.algorithms.split(",")
     figures: list[Figure] = []
     try:
         with Stage(
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ) as stage:
             print(heading(stage.surroundings), flush=True)
             for name in options.sets:
-                compared = stage.compare(entries(name, options.systems))
+                compared = stage.compare(entries(name, options.systems, asked))
                 print(f"\n{name}: {len(SETS[name])} tensors, {ITEM * sum(SETS[name]) / 1e6:.2f} MB")
                 print(table(rows(compared)), flush=True)
                 figures += compared
@@ -80,11 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def entries(name: str, systems: Sequence[str]) -> list[Entry]:
+def entries(name: str, systems: Sequence[str], algorithms: Sequence[str] = ()) -> list[Entry]:
+    """A line for each way of each system. algorithms: of commplan, beside its choice."""
+    asked = {**WAYS, "commplan": ("", *filter(None, algorithms))}
     return [
         Entry(f"{system} {how}".strip(), system, Work("all_reduce", SETS[name], how))
         for system in systems
-        for how in WAYS[system]
+        for how in asked[system]
     ]
 
 
@@ -113,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     lab_flags(parser)
     parser.add_argument("--systems", type=names(SYSTEMS), default=SYSTEMS, help="comma-separated (all)")
     parser.add_argument("--sets", type=names(tuple(SETS)), default=tuple(SETS), help="comma-separated (all)")
+    parser.add_argument("--algorithms", default="", help="of commplan: all, or such as 'via ring,via native'")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     return parser
 

@@ -1,16 +1,21 @@
-"""Simulated against measured time, over what a bench wrote.
+"""Predicted against measured time, from the results of other benches.
 
-    sudo python -m bench.collectives --algorithms all --calibration lab.calibration.toml --out four.json
-    python -m bench.prediction four.json [racks.json ...] --calibration lab.calibration.toml
+    sudo python -m bench.collectives --algorithms all --calibration lab.toml --out four.json
+    sudo python -m bench.fused --sets forty --algorithms all --calibration lab.toml --out forty.json
+    python -m bench.prediction four.json forty.json --calibration lab.toml
 
-Every figure of commplan's is compiled once more for the lab it was measured in and simulated; nothing runs.
-The error is |simulated - measured| / measured. Printed are the median and the worst, of each collective, of
-each range of sizes, and of each way, with the calibration and (`--model`) without its measured curves.
+Compiles each of commplan's figures again for the lab that it was measured in and predicts it; nothing runs.
+The error is |predicted - measured| / measured. Prints its median, 90th percentile and maximum by collective,
+by range of sizes and by way, with the calibration and (`--model`) without its measured curves. For each
+work that was measured in several ways it prints how often the way predicted to be fastest is the fastest
+measured one, and how much slower than that it is. With `--of 5` only the five ways with the shortest
+predicted times take part.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -52,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no figure of commplan's in these files", file=sys.stderr)
         return 1
     print(table(summary(pairs)))
+    print(table(picks(pairs, options.of)))
     print(table(worst(pairs, options.show)))
     return 0
 
@@ -89,13 +95,34 @@ def seconds(
 
 
 def summary(pairs: Sequence[Pair]) -> list[list[str]]:
-    """Median and worst error of all, of each collective, range of sizes and way."""
-    rows = [["", "figures", "median error", "worst"], _row("all", pairs)]
+    """Median, 90th percentile and worst error of all, of each collective, range of sizes and way."""
+    rows = [["", "figures", "median error", "90th percentile", "worst"], _row("all", pairs)]
     groups: tuple[Callable[[Pair], str], ...] = (_kind, _range, _way)
     for group in groups:
         for name in dict.fromkeys(map(group, pairs)):
             rows.append(_row(name, [pair for pair in pairs if group(pair) == name]))
     return rows
+
+
+def picks(pairs: Sequence[Pair], count: int) -> list[list[str]]:
+    """How good the way with the shortest predicted time is, of the `count` shortest for each work.
+
+    Times of ways are measured within a few percent: a way is as good as the fastest within 5% of it.
+    """
+    works: dict[tuple[str, tuple[int, ...]], list[Pair]] = {}
+    for pair in pairs:
+        if pair.figure.work.how:
+            works.setdefault((pair.figure.work.kind, pair.figure.work.counts), []).append(pair)
+    losses: list[float] = []
+    for ways in works.values():
+        nearest = sorted(ways, key=lambda pair: pair.simulated)[:count]
+        if len(nearest) > 1:
+            losses.append(nearest[0].figure.time / min(pair.figure.time for pair in nearest) - 1)
+    if not losses:
+        return [["no work was measured in several ways"]]
+    row = [f"{sum(loss <= margin for loss in losses)} of {len(losses)}" for margin in (0.0, 0.05)]
+    head = [f"predicted best of {count}", "is the measured best", "within 5% of it", "median loss", "worst"]
+    return [head, ["", *row, f"{statistics.median(losses):.1%}", f"{max(losses):.0%}"]]
 
 
 def worst(pairs: Sequence[Pair], count: int) -> list[list[str]]:
@@ -110,8 +137,9 @@ def worst(pairs: Sequence[Pair], count: int) -> list[list[str]]:
 
 
 def _row(name: str, pairs: Sequence[Pair]) -> list[str]:
-    errors = [pair.error for pair in pairs]
-    return [name, str(len(pairs)), f"{statistics.median(errors):.1%}", f"{max(errors):.0%}"]
+    errors = sorted(pair.error for pair in pairs)
+    high = errors[math.ceil(0.9 * len(errors)) - 1]
+    return [name, str(len(pairs)), f"{statistics.median(errors):.1%}", f"{high:.1%}", f"{errors[-1]:.0%}"]
 
 
 def _kind(pair: Pair) -> str:
@@ -134,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("results", type=Path, nargs="+", help="what the other benches wrote with --out")
     parser.add_argument("--calibration", type=Path, default=None, help="what it was measured with")
     parser.add_argument("--model", action="store_true", help="leave out the measured curves of collectives")
+    parser.add_argument("--of", type=int, default=5, help="ways of a work that are compared (5)")
     parser.add_argument("--show", type=int, default=10, help="how many of the worst to show (10)")
     return parser
 
