@@ -29,16 +29,19 @@ def compiled(text: str, topology: Topology, backend: str = "mpi") -> Schedule:
     return compile_plan(plan, {}, shapes, topology=topology, oversubscribe=True, backend=backend)
 
 
-@pytest.mark.parametrize("backend", ["jax", "mpi"])
+@pytest.mark.parametrize(
+    ("machine", "backend"), [("two_rack", "jax"), ("two_rack", "mpi"), ("h100_64", "jax")]
+)
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples" / "plans").glob("*.plan")), ids=lambda path: path.stem
 )
-def test_the_busiest_link_is_the_simulators(path: Path, backend: str) -> None:
+def test_the_busiest_link_is_the_simulators(path: Path, machine: str, backend: str) -> None:
+    topology = load_topology(TOPOLOGIES / f"{machine}.toml")
     try:
-        schedule = compiled(path.read_text(encoding="utf-8"), RACKS, backend)
+        schedule = compiled(path.read_text(encoding="utf-8"), topology, backend)
     except CommplanError as error:
         pytest.skip(f"needs other shapes: {error.diagnostics[0].code}")
-    predictor = Predictor(RACKS, schedule.axes, backend=schedule.backend)
+    predictor = Predictor(topology, schedule.axes, backend=schedule.backend)
     for phase, timed in zip(schedule.phases, predict(schedule, predictor).phases, strict=True):
         loads = link_loads(schedule, phase, predictor)
         assert loads is not None
