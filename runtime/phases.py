@@ -13,6 +13,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, _jit, check
 from commplan.lowering.jax.functions import RngContext, short_seed
+from commplan.lowering.jax.gradient_times import mark
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.primitives import terms
@@ -200,6 +201,7 @@ class PhaseCall:
         arguments, entry = self.lowered.arguments, self.context.entry
         trees = {n: check.types(n, arguments[n], tree, backend, span) for n, tree in trees.items()}
         states = {n: check.types(n, entry(n), tree, backend, span) for n, tree in states.items()}
+        trees = mark(trees, arguments)
         results, updates, calls = self._run(trees, states, state.get(CALLS))
         outputs = Outputs({name: tree.build() for name, tree in results.items()})
         new = state | {name: tree.build() for name, tree in updates.items()}

@@ -66,9 +66,11 @@ def _code(code: str, console: Console) -> int:
 
 
 def _plan(args: Namespace, console: Console) -> int:
+    from commplan.cli.user_step import with_step
     from commplan.cli.verbs.check import unknown_sources
     from commplan.explain.report import explain_plan, line_text
 
+    args = with_step(args, args.what, console)
     plan, schedule = _subject(args, console)
     records = once(args.records, "--records")
     fail_if(unknown_sources(plan, records))
@@ -139,4 +141,4 @@ def _timed(args: Namespace, schedule: Schedule) -> Timed | None:
     from commplan.cli.simulated import timed_on
     from commplan.topology import load_topology
 
-    return timed_on(schedule, load_topology(args.topology), args.calibration)
+    return timed_on(schedule, load_topology(args.topology), args)

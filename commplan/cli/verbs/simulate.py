@@ -11,6 +11,7 @@ import msgspec
 
 from commplan.cli.console import STDIN, Console, fold_table
 from commplan.cli.simulated import Simulated, Timed, machines, simulated
+from commplan.cli.user_step import with_step
 from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
@@ -29,6 +30,7 @@ def run(args: Namespace, console: Console) -> int:
     """Simulate, print, and write the trace. Raises CP0752 without a topology, and what compiling raises."""
     if not args.topology:
         fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
+    args = with_step(args, args.file, console)
     machine, *others = machines(args, console)
     schedule, lines, timed = simulated(machine, console)
     assert timed is not None
