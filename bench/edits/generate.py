@@ -77,7 +77,7 @@ class Generator:
     """Edits of the schedules in `schedules`; values for a field are those that any of them has there."""
 
     def __init__(self, schedules: Sequence[Schedule], seed: int) -> None:
-        self.random = random.Random(seed)
+        self.seed, self.random = seed, random.Random(seed)
         seen: dict[str, dict[Any, None]] = defaultdict(dict)
         self.fields: list[dict[str, list[Spot]]] = []
         for schedule in schedules:
@@ -89,8 +89,8 @@ class Generator:
         self.pool = {label: list(values) for label, values in seen.items()}
 
     def edits(self, schedule: Schedule, number: int) -> Iterator[Edit]:
-        """Edits of the schedule of this number, without end."""
-        fields = self.fields[number]
+        """Edits of the schedule of this number, without end; they depend on the seed and the number alone."""
+        fields, self.random = self.fields[number], random.Random(f"{self.seed} {number}")
         while True:
             try:
                 edit = self._edit(schedule, fields)

@@ -184,7 +184,8 @@ at start {{
 each step {{
     w, m = exchange g into w, m with momentum over {names} by {how} {options}
     output w
-}}"""
+}}
+phase look {{ output w, m }}"""
 ELASTIC = """axis worker = 4
 {server}
 input p : tree per worker
@@ -194,7 +195,8 @@ at start {{ c = broadcast p over worker from 1 }}
 every 2 steps {{
     pull, c = elastic p with c over worker by {mode}(eta = {eta}, rho = 0.3) {options}
     output pull
-}}"""
+}}
+phase look {{ output c }}"""
 LEVELS_OF_8 = (("near", 4), ("far", 2))
 LARGE = {"w": leaf(40, 50)}
 INTEGERS = """axis a = 3
@@ -435,12 +437,14 @@ class Base:
     """A compiled schedule, which is edited."""
 
     name: str
-    program: Any
+    schedule: Any
     functions: Mapping[str, Callable[..., Any]]
 
-    @property
-    def schedule(self) -> Any:
-        return self.program.schedule
+
+def base_of(name: str, schedule: Any) -> Base:
+    """A schedule with the functions that its plan names."""
+    functions = {fn.name: FUNCTIONS[fn.name] for fn in schedule.fns if fn.name in FUNCTIONS}
+    return Base(name, schedule, functions)
 
 
 def _named(plan: Plan) -> dict[str, Tree]:
@@ -463,7 +467,4 @@ def bases(plans: tuple[Plan, ...] = PLANS) -> Iterator[Base]:
                 program = commplan.loads(text, f"{plan.name}.plan").compile(
                     shapes=_named(plan), passes=passes, backend=backend, topology=machine
                 )
-                functions = {
-                    fn.name: FUNCTIONS[fn.name] for fn in program.schedule.fns if fn.name in FUNCTIONS
-                }
-                yield Base(f"{plan.name}/{backend}/{passes}", program, functions)
+                yield base_of(f"{plan.name}/{backend}/{passes}", program.schedule)
