@@ -60,9 +60,11 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
         print(f"{words}\n    {difference}", flush=True)
 
     for number, base in enumerate(known):
-        if number % parts != part - 1:
+        if number < options.first or number % parts != part - 1:
             continue
-        judge = Judge(base)
+        judge, before = Judge(base), (count, Counter(decided), findings.total())
+        if judge.served and not options.ranks:
+            continue
         for edit in itertools.islice(generator.edits(base.schedule, number), -(-options.edits // len(known))):
             count += 1
             words, label = f"{base.name}: {edit.words}", " ".join(sorted(set(edit.labels)))
@@ -80,8 +82,6 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
             if difference:
                 found(label, words, f"{way}: {difference}")
             for_mpi = base.schedule.backend == "mpi" and way not in ("fields", "origin", "bind")
-            if judge.served and options.ranks == 0:
-                found(label, words, "undecided: plans with servers run on ranks only")
             if options.ranks and (way == "ranks" or (for_mpi and on_ranks[label] < options.ranks)):
                 on_ranks[label] += way != "ranks"
                 batch.add(base, loaded, words)
@@ -90,14 +90,18 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
         if not judge.served and judge.by_jax.failed:
             found("unedited", base.name, f"does not run unedited: {judge.by_jax.failed}")
         if options.verbose:
-            seconds = time.monotonic() - start
-            print(f"# {number + 1}/{len(known)} {base.name}, {count} edits, {seconds:.0f} s", file=sys.stderr)
+            print(
+                f"# {number} of {len(known)}, {base.name}: {count - before[0]} edits, accepted:"
+                f" {dict(decided - before[1])}, {findings.total() - before[2]} different;"
+                f" {time.monotonic() - start:.0f} s",
+                flush=True,
+            )  # fmt: skip
     for place, difference in batch.judged():
         if difference:
             found(labels_on_ranks[place], batch.words[place], f"ranks: {difference}")
         if options.verbose:
             seconds = time.monotonic() - start
-            print(f"# {place + 1}/{len(batch.words)} on ranks, {seconds:.0f} s", file=sys.stderr)
+            print(f"# {place + 1} of {len(batch.words)} on ranks; {seconds:.0f} s", flush=True)
     for label, times in fields.most_common(options.show):
         print(f"{times:6} accepted: {label}")
     for (label, kind), times in findings.most_common():
@@ -118,12 +122,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the edits (0)")
     parser.add_argument("--plans", default="", help="names of plans, separated by commas (all)")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first schedule (0)")
     parser.add_argument("--part", default="1/1", help="K/N: the K-th schedule of every N (1/1)")
     parser.add_argument(
         "--ranks",
         type=int,
         default=1,
-        help="edits of each set of fields that run on ranks, of schedules for MPI; 0 for none (1)",
+        help="edits of each set of fields that run on ranks, of schedules for MPI; 0 for none and without the"
+        " plans with servers (1)",
     )
     parser.add_argument("--show", type=int, default=40, help="how many fields to list (40)")
     parser.add_argument("--verbose", action="store_true", help="report progress after each schedule")
