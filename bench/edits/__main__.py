@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/compiled") == f"{folder}/compiled":
             os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
             os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-        return _campaign(options, Path(folder))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # JAX warns of f64 values, which it makes f32
+            return _campaign(options, Path(folder))
 
 
 def _campaign(options: argparse.Namespace, folder: Path) -> int:

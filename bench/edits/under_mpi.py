@@ -29,13 +29,11 @@ from bench.servers.mpirun import command, environment
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Elastic, Exchange, Schedule, Value
-from commplan.ir.serialization.canonical_json import encode
+from commplan.ir.serialization.canonical_json import decode, encode
 from commplan.pytree import flatten
-from commplan.verify import load_schedule
 from tests.support.oracle.layout import Grid, spread
 
 ROOT = Path(__file__).resolve().parents[2]
-RANKS = 8  # of a job: no plan needs more
 TIMEOUT_S = 90.0  # for one edit, and for the start of a job
 TURNS = 2
 UNDEFINED = -32766  # of Open MPI
@@ -47,12 +45,14 @@ class Batch:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.words: list[str] = []
+        self.ranks = 1
         self._bases: dict[str, str] = {}
 
     def add(self, base: Base, schedule: Schedule, words: str) -> None:
         if base.name not in self._bases:
             self._bases[base.name] = f"base{len(self._bases)}.json"
             (self.folder / self._bases[base.name]).write_bytes(encode(base.schedule))
+            self.ranks = max(self.ranks, ranks_of(base.schedule))
         number = len(self.words)
         (self.folder / f"{number}.json").write_bytes(encode(schedule))
         (self.folder / f"{number}.of").write_text(self._bases[base.name])
@@ -62,11 +62,12 @@ class Batch:
         """The number of each edit, and its difference from the unedited schedule ("" for none)."""
         first = 0
         while first < len(self.words):
-            job = subprocess.Popen(
-                command(RANKS, "bench.edits.under_mpi", self.folder, first),
-                env={**environment(), "PYTHONPATH": str(ROOT)}, cwd=ROOT, start_new_session=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
+            with self._log.open("wb") as log:
+                job = subprocess.Popen(
+                    command(self.ranks, "bench.edits.under_mpi", self.folder, first),
+                    env={**environment(), "PYTHONPATH": str(ROOT)}, cwd=ROOT, start_new_session=True,
+                    stdout=log, stderr=subprocess.STDOUT,
+                )  # fmt: skip
             try:
                 for number in range(first, len(self.words)):
                     first = number + 1
@@ -77,20 +78,23 @@ class Batch:
             finally:
                 _end(job)
 
-    def _result(self, job: subprocess.Popen[str], number: int) -> str:
+    @property
+    def _log(self) -> Path:
+        return self.folder / "job.log"
+
+    def _result(self, job: subprocess.Popen[bytes], number: int) -> str:
         result = self.folder / f"{number}.result"
         end = time.monotonic() + TIMEOUT_S
         while not result.exists():
             if job.poll() is not None and not result.exists():
-                output = job.stdout.read() if job.stdout is not None else ""
-                return f"ends the job: {output[-1500:]}"
+                return f"ends the job: {self._log.read_text(errors='replace')[-1500:]}"
             if time.monotonic() > end:
                 return f"ends never: no result within {TIMEOUT_S:.0f} s"
             time.sleep(0.02)
         return result.read_text()
 
 
-def _end(job: subprocess.Popen[str]) -> None:
+def _end(job: subprocess.Popen[bytes]) -> None:
     """End a job and all its ranks."""
     try:
         job.wait(5)
@@ -195,15 +199,12 @@ def main(folder: Path, first: int) -> None:
         base_name = (folder / f"{first}.of").read_text()
         try:
             if base_name != name:
-                schedule = load_schedule((folder / base_name).read_bytes())
+                schedule = decode((folder / base_name).read_bytes())
                 name, judge = base_name, _OnRanks(base_of(schedule.plan, schedule), world)
             assert judge is not None
             text = ""
             if judge.takes_part:
-                expected, found = (
-                    judge.expected,
-                    judge.run(load_schedule((folder / f"{first}.json").read_bytes())),
-                )
+                expected, found = (judge.expected, judge.run(decode((folder / f"{first}.json").read_bytes())))
                 assert expected is not None
                 refused = found.failed.startswith("CommplanError")
                 text = "" if refused and not expected.failed else expected.difference(found)
@@ -214,7 +215,7 @@ def main(folder: Path, first: int) -> None:
             world.Abort(1)
             return
         _wait(world)
-        texts = world.gather(text)
+        texts: list[str] = world.gather(text) or []
         if world.rank == 0:
             difference = next(filter(None, texts), "")
             partial = folder / f"{first}.partial"
