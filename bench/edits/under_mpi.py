@@ -204,10 +204,10 @@ def main(folder: Path, first: int) -> None:
             assert judge is not None
             text = ""
             if judge.takes_part:
-                expected, found = (judge.expected, judge.run(decode((folder / f"{first}.json").read_bytes())))
+                expected, edited = judge.expected, judge.run(decode((folder / f"{first}.json").read_bytes()))
                 assert expected is not None
-                refused = found.failed.startswith("CommplanError")
-                text = "" if refused and not expected.failed else expected.difference(found)
+                refused = edited.failed.startswith("CommplanError")
+                text = "" if refused and not expected.failed else expected.difference(edited)
         except Exception:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
             print(f"rank {world.rank}", flush=True)
             traceback.print_exc(file=sys.stdout)
