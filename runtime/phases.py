@@ -110,8 +110,17 @@ class PhaseCall:
         outputs = ", ".join(binding.name for binding in self.lowered.outputs)
         return f"<phase {self.name}(state{inputs}) -> ({outputs or 'nothing'}), state>"
 
-    def __call__(self, state: Any, /, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
+    def __call__(
+        self, state: Any = None, /, *positional: Any, **inputs: Any
+    ) -> tuple[Outputs, dict[str, Any]]:
         arguments = self.lowered.arguments
+        if positional:
+            names = [name for name in arguments if name not in inputs] or ["name"]
+            by_name = ", ".join(f"{name}=.." for name in names)
+            message = (
+                f"phase `{self.name}` takes its inputs by name, and was passed {1 + len(positional)} values"
+            )
+            self._fail("CP0804", message, f"write (state, {by_name})")
         self._check_names(arguments, inputs)
         checked = check_state(
             self.context, state, f"phase `{self.name}` was given", self._needed, self._phase.span

@@ -181,12 +181,18 @@ def function_at(flag: str, where: str) -> Callable[..., Any]:
         fail("CP1109", f"{flag}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
     try:
         target: Any = _file(place) if place.endswith(".py") else _module(place)
+        missing: tuple[str, ...] = ()
         for part in attribute.split("."):
+            if not hasattr(target, part):
+                missing = (f"{flag}: {place} has no `{part}`", *near_note(part, dir(target)))
+                break
             target = getattr(target, part)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  importing runs the user's own code
         fail("CP1109", f"{flag}: {text_of(error)}")
+    if missing:
+        fail("CP1109", *missing)
     if not callable(target):
         fail("CP1109", f"{flag} is a {type(target).__name__}, which cannot be called")
     return target
