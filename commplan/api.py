@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest,
 from commplan.mesh_kind import is_communicator, shares_memory
 from commplan.passes.pipeline.manager import Observer
 from commplan.passes.pipeline.registry import default
-from commplan.topology import Topology, announce, assumed_hosts, load_topology, places_of_hosts
+from commplan.topology import Topology, announce, assumed_hosts, declared_in, places_of_hosts, topology_of
 from commplan.tracebacks import ends_at_caller, public_face
 from commplan.verify import load_schedule
 from commplan.wait import TIMEOUT_S, check_seconds
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from commplan.cost.calibration import Calibration
-    from commplan.cost.schedule.step import StepComputation
     from commplan.lowering.audit import Audit, Machine
     from commplan.runtime.run import Run, TypedRun
 
@@ -69,7 +69,6 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         oversubscribe: bool = False,
         backend: Backend | None = None,
         calibration: Calibration | str | Path | None = None,
-        step: StepComputation | str | Path | None = None,
         observer: Observer | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Program[RunT]:
@@ -79,7 +78,9 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         `mpi4py` communicator, one rank for each combination of the plan's axes, the last one innermost.
         shapes: name -> pytree of arrays, `jax.ShapeDtypeStruct` or `{"shape", "dtype"}`, for inputs,
         states and map results of type tree; `per` dimensions omitted, split ones uncut.
-        topology: a path to a topology file, or a `commplan.topology.Topology`.
+        topology: a path to a topology file, or a `commplan.topology.Topology`. Default: the file that the
+        plan declares with `topology "FILE"`. Without either, a mesh of GPUs or of several processes is taken
+        for machines with the links of such devices' data sheets; the first process logs what it assumes.
         mapping: axis -> level of the topology, where names and order do not say it. With a communicator the
         hosts that its ranks run on say it, and all ranks compile together: hosts take the places of the
         topology in the order that it lists them, else in the natural order of their names, which rank 0 logs.
@@ -91,13 +92,12 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         (tensor parallelism beside it), or if it has CPU devices of one process only and no topology is given.
         backend: `jax` or `mpi`, where there is no mesh to tell.
         calibration: what `commplan calibrate` measured on the topology, or the file with it.
-        step: the computation beside which phases run, or the profile that `commplan calibrate --step` wrote:
-        gradients are sent in the order in which it makes them.
         timeout: seconds to wait for the other ranks of a communicator, where their hosts are asked for.
         Raises CommplanError (CP07xx), CP084x for a communicator that does not fit, or a rank that stays away.
         """
         _check_kinds(axes, order, passes, timeout)
         kind = _backend(mesh, backend)
+        undescribed = topology is None and self.graph.topology is None
         sizes = dict(axes or {})
         if is_communicator(mesh):
             from commplan.runtime.machines.ranks import sizes_of  # noqa: PLC0415  MPI is loaded already
@@ -111,31 +111,40 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             sizes |= {name: size for name, size in mesh_axes.items() if name in named}
             has_others = any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - named)
             if passes is None:
-                passes = default(pinned=has_others, in_process=topology is None and shares_memory(mesh))
+                passes = default(pinned=has_others, in_process=undescribed and shares_memory(mesh))
         if shapes is not None and not hasattr(shapes, "items"):
             kind = type(shapes).__name__
             message = f"shapes is a {kind}: names and their trees were expected"
             fail("CP0720", message, 'shapes={"grads": tree}')
         given = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in given.items()}
-        machine = load_topology(topology) if isinstance(topology, str | Path) else topology
+        machine = topology_of(self.graph, topology)
         places, assumed = None, ()
+        if undescribed and hasattr(mesh, "devices") and not shares_memory(mesh):
+            from commplan.lowering.device_topology import is_first_process, topology_of_mesh  # noqa: PLC0415  only if devices are far apart
+
+            ranked = [axis.name for axis in self.graph.axes if axis.kind is not graph.AxisKind.SERVER]
+            if (derived := topology_of_mesh(mesh, ranked)) is not None:
+                topology, assumed = derived.topology, (derived.assumed,)
+                places = derived.places if mapping is None else None
+                if is_first_process(mesh):
+                    announce(self.name, assumed)
         if machine is not None and mapping is None and mesh is not None and is_communicator(mesh):
             from commplan.runtime.machines.ranks import deaths, host_names  # noqa: PLC0415  as above
 
             with deaths(mesh, self.graph.file):
                 hosts = host_names(mesh, self.name, timeout)
-            places, assumed = places_of_hosts(machine, hosts), assumed_hosts(machine, hosts)
+            with declared_in(self.graph) if topology is None else contextlib.nullcontext():
+                places, assumed = places_of_hosts(machine, hosts), assumed_hosts(machine, hosts)
             if mesh.Get_rank() == 0:
                 announce(self.name, assumed)
         schedule = compiler.compile_plan(
             self.graph,
             sizes,
             leaves,
-            topology=machine,
+            topology=topology,
             mapping=mapping,
             order=order,
-            step=_step(step),
             pipeline=passes,
             observer=observer,
             oversubscribe=oversubscribe,
@@ -351,13 +360,6 @@ def _check_kinds(axes: object, order: object, passes: object, timeout: object) -
         wanted = "a pipeline as text was"
         fail("CP0717", wrong.format("passes", type(passes).__name__, wanted), 'passes="share,bucket,overlap"')
     check_seconds("CP0803", "timeout", timeout, "timeout=600")
-
-
-def _step(given: StepComputation | str | Path | None) -> StepComputation | None:
-    """The computation of a step, from its profile. Raises CP0772."""
-    from commplan.cost.step_profile import load_step  # noqa: PLC0415  only where one is given
-
-    return load_step(given) if isinstance(given, str | Path) else given
 
 
 def _backend(mesh: object, given: Backend | None) -> Backend:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,20 +13,18 @@ from msgspec.structs import replace
 
 from commplan.cost.network.rank_placement import spread_as
 from commplan.cost.predictor import predictor_for
-from commplan.cost.schedule.step import StepComputation
-from commplan.cost.step_profile import check_step
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail, fail_if
 from commplan.frontend.bind_axes import bind_axes
 from commplan.frontend.infer_shapes import infer
 from commplan.frontend.lower.stages import lower
 from commplan.frontend.shape_errors import check_leaves, check_sizes
 from commplan.ir.plan import Plan
-from commplan.ir.schedule import Backend, CompiledTopology, Leaf, Schedule
+from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import Context
 from commplan.passes.pipeline.manager import Observer, Pipeline, Record
 from commplan.protocol.build_sites import sites
-from commplan.topology import Topology, load_topology, place
+from commplan.topology import Topology, declared_in, place, topology_of
 from commplan.verify.equivalence import Reference
 from commplan.verify.structural import verify
 
@@ -45,7 +44,6 @@ def compile_plan(
     places: tuple[int, ...] | None = None,
     assumed: tuple[str, ...] = (),
     order: Mapping[str, Sequence[str]] | None = None,
-    step: StepComputation | None = None,
     pipeline: str | Pipeline | None = None,
     observer: Observer | None = None,
     oversubscribe: bool = False,
@@ -56,42 +54,41 @@ def compile_plan(
     sizes: ranks along each axis; needed for those declared `?`, must agree with the others.
     shapes: leaves by name, for inputs, states and map results of type tree; `per` dimensions
     omitted, split ones uncut, records without their batch.
-    topology, mapping: where axes lie (axis -> level); without a topology nothing is placed.
+    topology, mapping: where axes lie (axis -> level). Without one, here or in the plan, nothing is placed.
     calibration: what was measured on the machine, or the file with it; needs a topology.
     backend: `jax` or `mpi`: whose collectives there are, and what they cost.
     places: the place on the topology of each rank, row-major over the axes, where it is known that they lie
     otherwise than the axes say (MPI ranks on hosts).
     assumed: what the caller assumed of the topology, a sentence each, which the schedule records.
-    order: name -> leaf paths in the order in which the backward pass makes them (default: that of `step`,
-    else last first).
-    step: the computation beside which phases run.
+    order: name -> leaf paths in the order in which the backward pass makes them (default: last first).
     pipeline: passes as text (default: all of them); empty for none. `wire` runs in any case.
     observer: called with a `Record` after `lower` and after each pass.
-    Raises CommplanError with CP07xx, CP0772 for a step with other gradients among them, and CP0606 where
-    leaves are wider than what `native` adds in.
+    Raises CommplanError with CP07xx, and CP0606 where leaves are wider than what `native` adds in.
     """
     passes = (pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)).completed
     axes = bind_axes(plan, sizes)
-    known = load_topology(topology) if isinstance(topology, str | Path) else topology
+    known = topology_of(plan, topology)
     if known is not None:
-        axes = place(axes, known, mapping or {}, oversubscribe=oversubscribe)
+        with declared_in(plan) if topology is None else nullcontext():
+            axes = place(axes, known, mapping or {}, oversubscribe=oversubscribe)
         actual = spread_as(axes, known, places) if places is not None else None
         axes, places = (axes, places) if actual is None else (actual, None)
     elif mapping:
-        fail("CP0714", "axes are mapped to levels, but no topology is given", "give --topology FILE")
+        fail(
+            "CP0714",
+            "axes are mapped to levels, but no topology is given",
+            'give --topology FILE, or write `topology "FILE"` in the plan',
+        )
     measured = _measured(calibration, known, backend)
     start = time.perf_counter()
     values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
     fail_if(check_sizes(plan, values, math.prod(axis.size for axis in axes)))
     fail_if(check_leaves(plan, values, {axis.name: axis.size for axis in axes}))
     _check_order(plan, order or {})
-    order = order or (step.order if step is not None else {})
     hosts = known.hosts if known is not None else ()
     schedule = lower(plan, axes, values, backend, hosts)
-    if step is not None:
-        check_step(step, schedule)
     if known is not None:
-        schedule = replace(schedule, topology=CompiledTopology(known.name, known.digest, assumed))
+        schedule = replace(schedule, topology=known.compiled(assumed))
     seconds = time.perf_counter() - start
     sites(schedule)  # what servers cannot do is a mistake of the plan, not one of lowering
     assert schedule.origin is not None
@@ -104,9 +101,9 @@ def compile_plan(
         raise CommplanError(Diagnostic("CP0718", message, problems[0].span, tuple(notes), file=plan.file))
     if observer is not None:
         observer(Record("lower", "lower", seconds, None, schedule))
-    given = {name: tuple(paths) for name, paths in order.items()}
+    given = {name: tuple(paths) for name, paths in (order or {}).items()}
     costs = predictor_for(axes, known, measured, backend, places)
-    context = Context(given, known, measured, places, costs, step=step)
+    context = Context(given, known, measured, places, costs)
     return passes.run(schedule, context, observer, reproducers, reference)
 
 

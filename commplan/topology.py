@@ -17,22 +17,24 @@ round = "7us"             # a round of a chunk program, where each is an operati
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import json
 import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import msgspec
 
 from commplan import io
-from commplan.diagnostics import did_you_mean, fail
-from commplan.ir.plan import AxisKind
-from commplan.ir.schedule import Axis, Spread
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, did_you_mean, fail, near_note
+from commplan.ir.plan import AxisKind, Plan
+from commplan.ir.schedule import Axis, CompiledTopology, Spread
 from commplan.tracebacks import ends_at_caller
 
 HOSTS = ("host", "node", "server", "machine")  # what levels are called whose members are hosts
@@ -74,6 +76,10 @@ class Topology(msgspec.Struct, frozen=True):
     round: float | None = None
     devices: str | None = None
 
+    def compiled(self, assumed: tuple[str, ...] = ()) -> CompiledTopology:
+        """What a schedule records of this topology."""
+        return CompiledTopology(self.name, self.digest, assumed)
+
     @property
     def digest(self) -> str:
         """sha256, in hex, of all that the topology says."""
@@ -112,9 +118,76 @@ def load_topology(path: str | Path) -> Topology:
     return parse_topology(text, str(place))
 
 
+def topology_of(plan: Plan, topology: Topology | str | Path | None = None) -> Topology | None:
+    """The machine that `plan` is compiled for: `topology`, or the file of that name, else the one that the
+    plan declares, if any.
+
+    Raises CP0712 if the file cannot be read or is malformed, at the line of the plan if that names it.
+    """
+    if topology is not None:
+        return load_topology(topology) if isinstance(topology, str | Path) else topology
+    if plan.topology is None:
+        return None
+    path = Path(plan.file).parent / plan.topology.path
+    with declared_in(plan):
+        try:
+            return load_topology(path)
+        except CommplanError as error:
+            if path.exists():
+                raise
+            names = [other.name for other in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+            notes = [Note(note) for note in near_note(path.name, names)]
+            first = error.diagnostics[0]
+            raise CommplanError(msgspec.structs.replace(first, notes=(*first.notes, *notes))) from None
+
+
+@contextlib.contextmanager
+def declared_in(plan: Plan) -> Generator[None]:
+    """Around what uses the topology that `plan` declares: errors that have no place are at its line."""
+    try:
+        yield
+    except CommplanError as error:
+        if plan.topology is None:
+            raise
+        raise CommplanError(
+            *(_declared(each, plan, plan.topology.span) for each in error.diagnostics)
+        ) from None
+
+
+def _declared(diagnostic: Diagnostic, plan: Plan, span: Span) -> Diagnostic:
+    """`diagnostic` at the line of `plan`, with a note that names the topology's file unless it does."""
+    if diagnostic.span is not None:
+        return diagnostic
+    file = diagnostic.file
+    notes = (Note(f"in {file}"),) if file and file not in diagnostic.message else ()
+    return msgspec.structs.replace(diagnostic, span=span, file=plan.file, notes=(*diagnostic.notes, *notes))
+
+
 def parse_topology(text: str, file: str = "<topology>") -> Topology:
     """The topology that `text` (TOML) describes; CP0712 names what is wrong."""
     return _Reader(file).topology(text)
+
+
+def topology_text(topology: Topology) -> str:
+    """`topology` as TOML that `parse_topology` reads, its numbers rounded."""
+    host = [f"cores = {topology.cores}"] if topology.cores is not None else []
+    host += [f"names = [{', '.join(map(json.dumps, topology.hosts))}]"] if topology.hosts else []
+    times = {"call": topology.call, "round": topology.round}
+    backend = [f"devices = {json.dumps(topology.devices)}"] if topology.devices else []
+    backend += [f'{key} = "{seconds * 1e6:.2f}us"' for key, seconds in times.items() if seconds is not None]
+    lines = [f"name = {json.dumps(topology.name)}"]
+    lines += ["", "[host]", *host] if host else []
+    for level in topology.levels:
+        lines += [
+            "",
+            "[[level]]",
+            f"name = {json.dumps(level.name)}",
+            f"count = {level.count}",
+            f'latency = "{level.latency * 1e6:.2f}us"',
+            f'bandwidth = "{level.bandwidth * 8 / 1e6:.2f}Mbit/s"',
+        ]
+    lines += ["", "[backend]", *backend] if backend else []
+    return "\n".join(lines) + "\n"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,6 +88,12 @@ class StateDecl(Node, frozen=True):
     server: Name | None = None
 
 
+class TopologyDecl(Node, frozen=True):
+    """`topology "FILE"`; `path` is the text between the quotes."""
+
+    path: str
+
+
 class Call(Node, frozen=True):
     """`hierarchical(gpu = native, node)`, `sync(eta = eta, rho = 0.1)`, `ring`, `mean(weight = n)`.
 
@@ -212,7 +218,7 @@ class PhaseDecl(Node, frozen=True):
     name: Name | None = None
 
 
-Decl = AxisDecl | SourceDecl | FnDecl | InputDecl | StateDecl | PhaseDecl | BadStmt
+Decl = AxisDecl | SourceDecl | FnDecl | InputDecl | StateDecl | TopologyDecl | PhaseDecl | BadStmt
 
 
 class File(Node, frozen=True):

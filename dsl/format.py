@@ -22,11 +22,12 @@ from commplan.dsl.statements import PhaseOpen, Statement, split
 
 WIDTH = 110
 
-Kind = Literal["comment", "plan", "size", "type", "fn", "stage", "output", "open", "close"]
+Kind = Literal["comment", "plan", "size", "type", "fn", "topology", "stage", "output", "open", "close"]
 
 _DECLARED: dict[str, Kind] = {
     "PLAN": "plan", "AXIS": "size", "ENSEMBLE": "size", "SERVER": "size",
-    "SOURCE": "type", "INPUT": "type", "STATE": "type", "FN": "fn", "OUTPUT": "output",
+    "SOURCE": "type", "INPUT": "type", "STATE": "type", "FN": "fn",
+    "TOPOLOGY": "topology", "OUTPUT": "output",
 }  # fmt: skip
 _MARKS: dict[Kind, str] = {"size": "EQUAL", "type": "COLON", "stage": "EQUAL"}
 

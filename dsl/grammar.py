@@ -248,6 +248,7 @@ _CLAUSES = ("home", "member", "only_over", "split", "per", "visit", "tail", "see
 _BUILD: dict[str, Callable[[_Children], Any]] = {
     "header": lambda children: name_of(children[1]),
     "fn": _fn,
+    "topology": lambda children: ast.TopologyDecl(span=ast.span_of(children), path=children[1].text[1:-1]),
     "phase": _phase,
     "type": partial(_bracketed, ast.TypeExpr, "dims", ast.Number),
     "types": lambda children: _List(ast.span_of(children), _all(ast.TypeExpr, children)),

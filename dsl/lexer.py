@@ -16,7 +16,7 @@ from commplan.diagnostics import Span
 from commplan.ir import stages
 
 # The words of the grammar: those that begin a declaration, a phase or a stage, and those that go on with one.
-DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE"})
+DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE", "TOPOLOGY"})
 HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})
 VERBS = frozenset(verb.upper() for verb in stages.VERBS)
 CLAUSES = frozenset(
@@ -44,6 +44,7 @@ _TOKEN = re.compile(
       (?P<blank>[ \t\f]+)
     | (?P<newline>\r\n|\r|\n+)
     | (?P<comment>\#[^\r\n]*)
+    | (?P<text>"[^"\r\n]*")
     | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
     | (?P<number>(?P<digits>-?\d[\d_]*(?:\.[\d_]*)?(?:[eE][+-]?\d+)?)
                  (?:[ \t]*(?P<unit>{_UNIT})(?![\w/])|(?!(?:{_KEYWORD})(?!\w))(?P<tail>[\w./%]+))?)
@@ -57,7 +58,7 @@ _LONGEST_NUMBER = 40
 
 
 class Token(NamedTuple):
-    """A token. `type` is NAME, INT, FLOAT, QUANTITY (a number with a unit), BAD, a name of
+    """A token. `type` is NAME, INT, FLOAT, QUANTITY (a number with a unit), TEXT (in quotes), BAD, a name of
     `PUNCTUATION` or a word of the grammar in capitals; `leads` where it is the first on its line."""
 
     type: str
@@ -106,6 +107,8 @@ def tokenize(text: str) -> Iterator[Token]:
             kind = PUNCTUATION[lexeme]
         elif group == "comment":
             kind = "COMMENT"
+        elif group == "text":
+            kind = "TEXT"
         elif group == "junk":
             kind = "BAD"
         else:

@@ -19,7 +19,14 @@ from commplan.dsl import ast
 from commplan.dsl.grammar import PhaseHeader, Piece, Start, Unexpected, name_of, parse_statement
 from commplan.dsl.lexer import DECLARES, HEADS, VERBS, Token, end_of, tokenize
 from commplan.dsl.statements import GiveUp, PhaseClose, PhaseOpen, Statement, begins_assignment, split
-from commplan.dsl.syntax_errors import PHASES, bad_token, is_declaration_like, unexpected, unknown_statement
+from commplan.dsl.syntax_errors import (
+    PHASES,
+    bad_token,
+    is_declaration_like,
+    unexpected,
+    unknown_statement,
+    unquoted,
+)
 
 MOST_ERRORS = 1000
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")
@@ -217,7 +224,7 @@ class _Parser:
         """Report the first of `tokens` that is none of the language."""
         bad = next((token for token in tokens if token.type == "BAD"), None)
         if bad:
-            self._report(bad_token(bad))
+            self._report(unquoted(tokens) if tokens[0].type == "TOPOLOGY" else bad_token(bad))
         return bad is not None
 
 

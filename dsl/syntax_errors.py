@@ -12,7 +12,7 @@ from commplan.ir import stages
 
 _KINDS = {
     "NAME": "a name", "INT": "a whole number", "FLOAT": "a number", "QUANTITY": "a number with a unit",
-    "$END": "the end of the line",
+    "TEXT": "a text in quotes", "$END": "the end of the line",
 } | {name: f"`{text}`" for text, name in PUNCTUATION.items()}  # fmt: skip
 
 # How each statement is written, by its first word or its stage's.
@@ -25,6 +25,7 @@ FORMS = {
     "FN": "fn NAME(TYPES) -> TYPES on host|device [elementwise] [linear] [random]",
     "INPUT": "input NAME : TYPE [per AXES] [partial AXES] [split AXES]",
     "STATE": "state NAME : TYPE [per AXES] [split AXES] [on SERVER]",
+    "TOPOLOGY": 'topology "FILE"',
     "AT": "at start { ... }",
     "EACH": "each step { ... }",
     "EVERY": "every N steps { ... }",
@@ -44,10 +45,25 @@ def bad_token(token: Token) -> Diagnostic:
     if token.text[0].isalpha():
         notes = (Note("names are made of the letters A to Z and a to z, digits and `_`"),)
     elif token.text[0] in "\"'":
-        notes = (Note("a plan has no strings; names are written bare"),)
+        notes = (Note('names are written bare; only `topology "FILE"` takes a text, in double quotes'),)
     elif token.text.startswith(("//", "/*", ";")):
         notes = (Note("comments start with `#`, and a newline ends a statement"),)
     return Diagnostic("CP0003", message, token.span, notes)
+
+
+def unquoted(tokens: Sequence[Token]) -> Diagnostic:
+    """A topology whose path is not in double quotes, which may be any characters of one line."""
+    path = [token for token in tokens[1:] if token.line == tokens[0].line]
+    text, end = "", path[0].column
+    for token in path:
+        text += " " * (token.column - end) + token.text
+        end = token.end_column
+    bare = text.strip("'\"")
+    meant = f'"{bare}"'
+    span = path[0].span.to(path[-1].span)
+    message = f"expected a text in quotes, found `{_short(text)}`"
+    notes = (Note(f"it is written: {FORMS['TOPOLOGY']}"),)
+    return Diagnostic("CP0009", message, span, notes, Fix(f"write `{meant}`", span, meant))
 
 
 def bad_unit(number: Token, unit: Token) -> Diagnostic:
@@ -78,7 +94,7 @@ def _guessing(code: str, message: str, span: Span, meant: str | None, *notes: No
 
 PHASES = "phases are `at start { }`, `each step { }`, `every N steps { }`, `phase NAME { }`"
 _KNOWN_OUTSIDE = (
-    "outside a phase stand axis, ensemble, server, source, fn, input, state and the phases: "
+    "outside a phase stand axis, ensemble, server, source, fn, input, state, topology and the phases: "
     "at start, each step, every N steps, phase NAME"
 )
 _KNOWN_INSIDE = f"the stages are {', '.join(stages.VERBS)}"
@@ -89,6 +105,8 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
     index, accepted = error.index, error.accepted
     token = tokens[index] if index < len(tokens) else None
     span = token.span if token else _end(tokens)
+    if token and token.type == "TEXT":
+        return bad_token(token)
     word = _keyword_as_name(start, tokens, error)
     if word:
         message = f"`{word.text}` is a word of the language: it cannot be a name"

@@ -25,7 +25,7 @@ from bench.netlab import Lab, Shape, counters, line_rate
 from commplan.cost.collective.bounds import busiest_bytes
 from commplan.cost.network.network import Network, one_group
 from commplan.diagnostics import fail
-from commplan.topology import parse_topology, places_of_hosts
+from commplan.topology import Level, Topology, parse_topology, places_of_hosts, topology_text
 
 # Under mpirun or started one by one. torch and XLA find their peers through the environment.
 UNDER_MPI = {"commplan": True, "openmpi": True, "mpi4jax": True, "xla": False, "torch": False}
@@ -264,15 +264,10 @@ def _surroundings(lab: Lab) -> Surroundings:
 
 def topology(lab: Lab, rates: Mapping[str, float]) -> str:
     """The lab as a topology file, with its measured rates (bytes a second)."""
-    levels = [("host", lab.shape.hosts, "60us", rates["host"])]
+    levels = [Level("host", lab.shape.hosts, 60e-6, rates["host"])]
     if lab.shape.racks > 1:
-        levels.append(("rack", lab.shape.racks, "120us", rates["uplink"]))
-    names = ", ".join(f'"{host.name}"' for host in lab.hosts)
-    lines = ['name = "lab"', "[host]", f"names = [{names}]"]
-    for name, count, latency, rate in levels:
-        lines += ["[[level]]", f'name = "{name}"', f"count = {count}", f'latency = "{latency}"',
-                  f'bandwidth = "{rate * 8 / 1e6:.2f}Mbit/s"']  # fmt: skip
-    return "\n".join(lines) + "\n"
+        levels.append(Level("rack", lab.shape.racks, 120e-6, rates["uplink"]))
+    return topology_text(Topology("lab", tuple(levels), None, tuple(host.name for host in lab.hosts)))
 
 
 def _version(name: str) -> str:

@@ -61,9 +61,8 @@ def compiled(
     names = ("topology", "oversubscribe", "backend", "calibration")
     flags = {name: getattr(args, name) for name in names}
     schedule = compile_plan(
-        plan, sizes, leaves, mapping=mapping, pipeline=args.passes, observer=observer,
-        step=getattr(args, "computation", None), **flags,
-    )  # fmt: skip
+        plan, sizes, leaves, mapping=mapping, pipeline=args.passes, observer=observer, **flags
+    )
     note_levels(schedule, console)
     return Compiled(plan, schedule, shapes)
 

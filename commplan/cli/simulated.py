@@ -10,25 +10,17 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from commplan.cli.argument_types import once
-from commplan.cli.binding import compiled, note_levels
+from commplan.cli.binding import checked, compiled, note_levels
 from commplan.cli.console import Console, name_of
 from commplan.cli.saved import is_saved, read_saved
-from commplan.cost import (
-    Calibration,
-    Prediction,
-    Predictor,
-    StepComputation,
-    check_step,
-    load_calibration,
-    predict,
-    predictor_for,
-)
+from commplan.cost import Calibration, Prediction, Predictor, load_calibration, predict, predictor_for
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Plan
-from commplan.ir.schedule import Schedule
-from commplan.topology import Topology, load_topology, place
+from commplan.ir.schedule import Schedule, topologies_text
+from commplan.topology import Topology, load_topology, place, topology_of
 from commplan.what_if import scaled, scaled_calibration, with_room
 
+NAME_ONE = 'give one with --topology FILE, or write `topology "FILE"` in the plan'
 NO_COSTS: Mapping[str, float] = {}
 
 
@@ -48,18 +40,25 @@ class Simulated(NamedTuple):
 
 
 def machines(args: Namespace, console: Console) -> list[Namespace]:
-    """`args` for each machine: those of --topology, and behind each one what --scale makes of it.
+    """`args` for each machine: those of --topology, else that of the plan, and behind each one what --scale
+    makes of it.
 
-    Each has its `topology` as a value, large enough for --ranks, and a `calibration` to match. Raises CP0712
-    and CP0751 for their files, and CP0714 for a level that a topology does not have.
+    Each has its `topology` as a value, large enough for --ranks, and a `calibration` to match. None stands
+    for that of the plan as it is. Raises CP0712 and CP0751 for their files, CP0714 for a level that a
+    topology does not have, and CP0752 for --scale without a topology.
     """
-    paths: list[str] = [args.topology] if isinstance(args.topology, str) else args.topology
+    paths: list[str] = [args.topology] if isinstance(args.topology, str) else args.topology or []
     factors = once(args.scale, "--scale")
+    named = [load_topology(path) for path in paths]
+    if not named and (factors or args.ranks):
+        named = [topology] if (topology := _declared(args, console)) is not None else []
+        if factors and not named:
+            fail("CP0752", "there is no topology whose links could be scaled", NAME_ONE)
+    if not named:  # compiled for the plan's own, if it names one
+        return [Namespace(**{**vars(args), "topology": None})]
     on: list[Namespace] = []
-    for path in paths:
-        topology = load_topology(path)
-        if args.ranks:
-            topology = with_room(topology, args.ranks)
+    for machine in named:
+        topology = with_room(machine, args.ranks) if args.ranks else machine
         on.append(Namespace(**{**vars(args), "topology": topology}))
         if not factors:
             continue
@@ -71,6 +70,13 @@ def machines(args: Namespace, console: Console) -> list[Namespace]:
     return on
 
 
+def _declared(args: Namespace, console: Console) -> Topology | None:
+    """The topology of the plan in `args.file`; None for a saved schedule."""
+    if is_saved(args.file, console.read(args.file)):
+        return None
+    return topology_of(checked(args.file, console))
+
+
 def simulated(args: Namespace, console: Console, first: Timed | None = None) -> Simulated:
     """The schedule of `args.file`, with what was measured and what --cost says, if the verb has it.
 
@@ -78,8 +84,7 @@ def simulated(args: Namespace, console: Console, first: Timed | None = None) -> 
     Raises CP0753 for a calibration of another backend, CP1108 for costs of what the plan does not have, and
     what reading and compiling raise.
     """
-    topology = load_topology(args.topology) if isinstance(args.topology, str) else args.topology
-    schedule, lines = _schedule(args, topology, console)
+    schedule, lines, topology = _schedule(args, console)
     if topology is None:
         return Simulated(schedule, lines, None)
     costs = once(getattr(args, "cost", ()), "--cost")
@@ -88,23 +93,18 @@ def simulated(args: Namespace, console: Console, first: Timed | None = None) -> 
         if name not in names:
             message = f"--cost {name}: the plan has no function or source `{name}`"
             fail("CP1108", message, f"it declares: {', '.join(names) or 'none'}")
-    return Simulated(schedule, lines, timed_on(schedule, topology, args, costs, first))
+    return Simulated(schedule, lines, timed_on(schedule, topology, args.calibration, costs, first))
 
 
 def timed_on(
-    schedule: Schedule, topology: Topology, args: Namespace,
+    schedule: Schedule, topology: Topology, measured: Calibration | str | None,
     compute: Mapping[str, float] = NO_COSTS, first: Timed | None = None,
 ) -> Timed:  # fmt: skip
-    """The times of `schedule` on `topology`, by the `calibration` and beside the `computation` of `args`.
+    """The times of `schedule` on `topology`, by what was `measured` there: a calibration or its file.
 
     first: of the machine that the computation is assumed for, if that is another.
-    Raises CP0751 for a file that cannot be read, CP0753 for a calibration of another backend, and CP0772 for
-    a computation that makes other gradients.
+    Raises CP0751 for a file that cannot be read, and CP0753 for a calibration of another backend.
     """
-    measured: Calibration | str | None = args.calibration
-    step: StepComputation | None = getattr(args, "computation", None)
-    if step is not None:
-        check_step(step, schedule)
     calibration = load_calibration(measured) if isinstance(measured, str) else measured
     if calibration is not None:
         calibration.check_backend(schedule.backend, measured if isinstance(measured, str) else "")
@@ -112,24 +112,24 @@ def timed_on(
     assert predictor is not None
     costs = calibration.input if calibration else None
     on = first.predictor if first else None
-    return Timed(
-        predictor, predict(schedule, predictor, step, compute=compute, measured=costs, assumed_on=on)
-    )
+    return Timed(predictor, predict(schedule, predictor, compute=compute, measured=costs, assumed_on=on))
 
 
-def _schedule(args: Namespace, topology: Topology | None, console: Console) -> tuple[Schedule, list[str]]:
+def _schedule(args: Namespace, console: Console) -> tuple[Schedule, list[str], Topology | None]:
+    """The schedule, the lines of its plan, and the topology of --topology or of the plan."""
     text = console.read(args.file)
     name = name_of(args.file)
     if is_saved(args.file, text):
         if args.ranks:
             fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
-        return placed(text, name, args, topology, console), []
+        topology = load_topology(args.topology) if isinstance(args.topology, str) else args.topology
+        return placed(text, name, args, topology, console), [], topology
 
     def adapt(plan: Plan) -> Plan:
         return _scaled(plan, args.ranks, args.axis) if args.ranks else plan
 
     done = compiled(args.file, args, console, adapt=adapt)
-    return done.schedule, text.splitlines()
+    return done.schedule, text.splitlines(), topology_of(done.plan, args.topology)
 
 
 def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
@@ -157,6 +157,9 @@ def placed(text: str, name: str, args: Namespace, topology: Topology | None, con
 
     schedule = read_saved(text, name, verify)
     if topology is not None:
+        names = topologies_text(schedule.topology, topology.compiled())
+        if names is not None:
+            console.note(f"{name} was compiled for {names[0]}; times are those of {names[1]}")
         mapping = dict(args.map)
         levels = {level.name for level in topology.levels}
         known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)

@@ -36,6 +36,7 @@ class Category(enum.StrEnum):
     OPTION = "option"  # a key in braces or parentheses
     NUMBER = "number"
     UNIT = "unit"
+    TEXT = "text"  # in quotes
     MARK = "mark"  # `=`, `->`, `?`
     PUNCTUATION = "punctuation"
     NAME = "name"
@@ -47,6 +48,7 @@ OPTION_WORDS = tuple(dict.fromkeys(word for rule in OPTIONS.values() for word in
 # Types of tokens that are the same everywhere.
 _PLAIN = {
     "BAD": Category.BAD,
+    "TEXT": Category.TEXT,
     **dict.fromkeys(DECLARES, Category.DECLARATION),
     **dict.fromkeys(HEADS, Category.PHASE),
     **dict.fromkeys(VERBS, Category.VERB),

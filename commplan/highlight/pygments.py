@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pygments.lexer import Lexer
-from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Punctuation, Text
+from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Punctuation, String, Text
 
 from commplan.dsl.lexer import split_number
 from commplan.highlight.categories import Category, categorise
@@ -25,6 +25,7 @@ _TYPES: dict[Category, Any] = {
     Category.OPERATOR: Name.Builtin,
     Category.OPTION: Name.Attribute,
     Category.NUMBER: Number,
+    Category.TEXT: String,
     Category.UNIT: Number.Unit,
     Category.MARK: Operator,
     Category.PUNCTUATION: Punctuation,

@@ -35,7 +35,7 @@ from commplan.ir.stages import Slice as Slice
 from commplan.ir.stages import Stage as Stage
 from commplan.ir.stages import operands as operands
 from commplan.ir.stages import results as results
-from commplan.ir.types import ArrayType, BytesType, Name, Placement, TreeType, Type
+from commplan.ir.types import ArrayType, BytesType, Name, Placement, Printed, TreeType, Type
 from commplan.ir.types import AxisKind as AxisKind
 
 
@@ -104,6 +104,16 @@ class Phase(msgspec.Struct, frozen=True):
     updates: Meaning[tuple[Binding, ...]] = ()  # states bound in this phase, and their value at its end
 
 
+class DeclaredTopology(msgspec.Struct, frozen=True):
+    """`topology "FILE"`: the machine that a plan is compiled for by default.
+
+    path: relative to the folder of the plan's file.
+    """
+
+    path: Presentation[Printed]
+    span: Presentation[Span]
+
+
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """A checked plan."""
 
@@ -116,6 +126,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     values: Meaning[tuple[Value, ...]]
     phases: Meaning[tuple[Phase, ...]]
     file: Presentation[str] = ""
+    topology: Presentation[DeclaredTopology | None] = None
 
     def value(self, ref: Ref) -> Value:
         return self._values[ref]

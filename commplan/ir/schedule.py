@@ -154,6 +154,22 @@ class CompiledTopology(msgspec.Struct, frozen=True):
     assumed: Presentation[tuple[Printed, ...]] = ()
 
 
+def topologies_text(
+    first: CompiledTopology | None, second: CompiledTopology | None
+) -> tuple[str, str] | None:
+    """Both topologies in words, with their digests if they have one name; None if they are the same."""
+    if (first.digest if first else None) == (second.digest if second else None):
+        return None
+    has_one_name = first is not None and second is not None and first.name == second.name
+
+    def text(topology: CompiledTopology | None) -> str:
+        if topology is None:
+            return "no topology"
+        return f"topology `{topology.name}`" + (f" ({topology.digest[:8]})" if has_one_name else "")
+
+    return text(first), text(second)
+
+
 class Ownership(msgspec.Struct, frozen=True):
     """Who keeps the parts of a value that is the same along `axes`: each rank along them, first major, its
     row; or `owners` alone, counted over all axes, one row each, and what other ranks hold is undefined."""

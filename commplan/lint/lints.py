@@ -8,7 +8,7 @@ from commplan.diagnostics import Diagnostic
 from commplan.dsl import Analysis, place
 from commplan.lint import cost, input, usage
 from commplan.lint.ignores import ABOUT_COMMENTS, ignores, without_ignored
-from commplan.lint.subject import NOTHING, Given, Subject
+from commplan.lint.subject import NOTHING, Given, Subject, with_declared
 
 Lint = Callable[[Subject], Iterable[Diagnostic]]
 
@@ -34,7 +34,7 @@ def lint(analysis: Analysis, given: Given = NOTHING) -> tuple[Diagnostic, ...]:
     """The warnings of a plan, by place; none of one with errors.
 
     analysis: of `commplan.dsl.analyse`; given: what is known beside it. Raises CommplanError where
-    the plan does not compile for what is given.
+    the plan does not compile for what is given, or its topology cannot be read or is too small.
 
     >>> from commplan import dsl
     >>> text = "plan p\\naxis data = 2\\ninput x : f32 per data\\n"
@@ -44,6 +44,8 @@ def lint(analysis: Analysis, given: Given = NOTHING) -> tuple[Diagnostic, ...]:
     """
     if analysis.plan is None:
         return ()
+    if analysis.plan.topology is not None and given.topology is None:
+        given = with_declared(analysis.plan, given)
     subject = Subject(analysis.plan, analysis.tree, given)
     if given.is_bound and subject.schedule is None:
         subject.compiled()  # what does not fit is an error, and no warning

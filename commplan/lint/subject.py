@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -101,6 +102,26 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         """A warning of this plan."""
         remarks = tuple(Note(note) if isinstance(note, str) else note for note in notes)
         return Diagnostic(code, message, span, remarks, fix, Severity.WARNING, self.plan.file)
+
+
+def with_declared(plan: Plan, given: Given) -> Given:
+    """`given` with the topology that `plan` declares, if it is to be compiled.
+
+    Raises CP0712 if that cannot be read, and CP0713 if the axes, whose sizes are known, do not fit there. A
+    plan that is in no file is not checked until it is compiled.
+    """
+    from commplan.frontend.bind_axes import bind_axes
+    from commplan.topology import declared_in, place, topology_of
+
+    if not given.is_bound and not Path(plan.file).is_file():
+        return given  # a text without a folder
+    topology = topology_of(plan)
+    assert topology is not None
+    sizes = {axis.name: axis.size for axis in plan.axes if axis.size is not None} | dict(given.sizes)
+    if len(sizes) == len(plan.axes) and not given.is_bound:
+        with declared_in(plan):
+            place(bind_axes(plan, given.sizes), topology, {})
+    return replace(given, topology=topology) if given.is_bound else given
 
 
 def with_stage(plan: Plan, stage: Stage, other: Stage) -> Plan:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from commplan.lsp.document import Document
 
@@ -45,7 +46,8 @@ class Explainer:
         if document.analysis.plan is None:
             return {}
         # -P: what stands in the folder that the server was started in is no part of the command.
-        command = [sys.executable, "-P", "-m", "commplan", "explain", "-", "--format", "json", *self.flags]
+        flags = [*_machine(document), *self.flags]
+        command = [sys.executable, "-P", "-m", "commplan", "explain", "-", "--format", "json", *flags]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
@@ -59,6 +61,13 @@ class Explainer:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
         return stages(out) if process.returncode == 0 else {}
+
+
+def _machine(document: Document) -> list[str]:
+    """The topology that the plan declares, as a flag: the command reads the text without its place."""
+    plan = document.analysis.plan
+    declared = plan.topology if plan is not None else None
+    return ["--topology", str(Path(document.file).parent / declared.path)] if declared is not None else []
 
 
 def stages(document: bytes) -> Stages:

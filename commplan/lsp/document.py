@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from commplan import dsl
-from commplan.diagnostics import Diagnostic, Span
+from commplan.diagnostics import CommplanError, Diagnostic, Span
 from commplan.dsl import ast
 from commplan.dsl.lexer import Token, tokenize
 from commplan.lint import lint
@@ -32,7 +32,10 @@ class Document:
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """All errors, or of a plan without any its warnings."""
-        return self.analysis.diagnostics or lint(self.analysis)
+        try:
+            return self.analysis.diagnostics or lint(self.analysis)
+        except CommplanError as error:  # of the topology that the plan declares
+            return error.diagnostics
 
     @cached_property
     def symbols(self) -> Symbols:

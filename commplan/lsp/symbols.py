@@ -86,7 +86,7 @@ class Symbols:
         kinds: dict[type[ast.Node], Kind] = {
             ast.SourceDecl: "source", ast.FnDecl: "fn", ast.InputDecl: "input", ast.StateDecl: "state",
         }  # fmt: skip
-        if isinstance(item, ast.PhaseDecl | ast.BadStmt):
+        if isinstance(item, ast.PhaseDecl | ast.TopologyDecl | ast.BadStmt):
             return
         kind = item.kind if isinstance(item, ast.AxisDecl) else kinds[type(item)]
         symbol = self.declared.get(item.name.text)

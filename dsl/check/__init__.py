@@ -42,4 +42,5 @@ def check_all(tree: ast.File) -> tuple[Plan | None, tuple[Value, ...], tuple[Dia
     inputs, states = (tuple(v.id for v in known.values()) for known in (ctx.inputs, ctx.states))
     axes, sources, fns = tuple(ctx.axes.values()), tuple(ctx.sources.values()), tuple(ctx.fns.values())
     values, name = tuple(ctx.values.values()), tree.name.text
-    return Plan(name, axes, sources, fns, inputs, states, values, phases, tree.file), values, ()
+    plan = Plan(name, axes, sources, fns, inputs, states, values, phases, tree.file, ctx.topology)
+    return plan, values, ()

@@ -9,7 +9,7 @@ from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed, near_name
 from commplan.dsl import ast
 from commplan.dsl.check.recovery_bindings import RecoveryBindings
 from commplan.dsl.statements import GiveUp
-from commplan.ir.plan import Axis, AxisKind, Fn, Ref, Source, Value
+from commplan.ir.plan import Axis, AxisKind, DeclaredTopology, Fn, Ref, Source, Value
 from commplan.ir.stages.rules import Violation
 from commplan.ir.types import Placement, Type
 
@@ -41,6 +41,7 @@ class Context:
         self.unknown: set[str] = set()
         self.axes: dict[str, Axis] = {}
         self.sources: dict[str, Source] = {}
+        self.topology: DeclaredTopology | None = None
         self.fns: dict[str, Fn] = {}
         self.inputs: dict[str, Value] = {}
         self.states: dict[str, Value] = {}

@@ -8,7 +8,7 @@ from commplan.dsl.check.context import KIND_WORDS, Context, T
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.placements import declared_placement
 from commplan.dsl.check.types import declare_fn, element_type
-from commplan.ir.plan import Axis, AxisKind, Source
+from commplan.ir.plan import Axis, AxisKind, DeclaredTopology, Source
 from commplan.ir.types import BytesType, Placement, Type
 
 _KINDS = {"axis": AxisKind.REPLICA, "ensemble": AxisKind.ENSEMBLE, "server": AxisKind.SERVER}
@@ -35,12 +35,14 @@ def declare_all(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
                 _declare(ctx, item.name, ctx.fns, declare_fn(ctx, item))
             case ast.InputDecl() | ast.StateDecl():
                 _declare_value(ctx, item)
+            case ast.TopologyDecl():
+                _declare_topology(ctx, item)
             case _:
                 pass
 
 
 def _declare_name(ctx: Context, item: ast.Decl) -> None:
-    if isinstance(item, ast.PhaseDecl):
+    if isinstance(item, ast.PhaseDecl | ast.TopologyDecl):
         return
     if isinstance(item, ast.BadStmt):
         names = ctx.unread.declared(item)
@@ -56,6 +58,19 @@ def _declare_name(ctx: Context, item: ast.Decl) -> None:
     message = f"`{name.text}` is declared twice"
     ctx.error("CP0101", message, name.span, Note(f"`{name.text}` is already {first}, declared here", span))
     ctx.unknown.add(name.text)
+
+
+def _declare_topology(ctx: Context, decl: ast.TopologyDecl) -> None:
+    if ctx.topology is not None:
+        note = Note("the topology is already declared here", ctx.topology.span)
+        ctx.error("CP0101", "`topology` is declared twice", decl.span, note)
+        return
+    if not decl.path.strip() or not decl.path.isprintable():
+        ctx.error(
+            "CP0712", f"{decl.path!r} is no path of a topology", decl.span, 'write `topology "cluster.toml"`'
+        )
+        return
+    ctx.topology = DeclaredTopology(decl.path, decl.span)
 
 
 def _declare_axis(ctx: Context, decl: ast.AxisDecl) -> None:

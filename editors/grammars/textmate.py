@@ -37,6 +37,7 @@ SCOPES: Mapping[Category, str] = {
     Category.OPTION: "variable.parameter.option.plan",
     Category.NUMBER: "constant.numeric.plan",
     Category.UNIT: "keyword.other.unit.plan",
+    Category.TEXT: "string.quoted.double.plan",
     Category.MARK: "keyword.operator.plan",
     Category.PUNCTUATION: "punctuation.separator.plan",
     Category.NAME: "variable.other.plan",
@@ -53,7 +54,7 @@ def grammar() -> str:
         "name": "commplan plan",
         "scopeName": "source.plan",
         "fileTypes": ["plan"],
-        "patterns": _included("comment", *_STATEMENTS, "words"),
+        "patterns": _included("texts", "comment", *_STATEMENTS, "words"),
         "repository": {name: {"patterns": rules} for name, rules in _repository().items()},
     }
     return json.dumps(document, indent=2) + "\n"
@@ -70,7 +71,8 @@ def _repository() -> dict[str, list[Rule]]:
         "numbers": [_match(number, Category.NUMBER, Category.UNIT)],
         "marks": [_match("(->|[=?])", Category.MARK), _match(r"([:,()\[\]{}])", Category.PUNCTUATION)],
         "names": [name],
-        "rest": [*_included("comment", "numbers", "marks", "names")],
+        "texts": [_match('("[^"]*")', Category.TEXT)],
+        "rest": [*_included("texts", "comment", "numbers", "marks", "names")],
         "words": [
             _match(rf"\b({_lower(VERBS)})\b", Category.VERB),
             _match(rf"\b({_lower(DECLARES)})\b", Category.DECLARATION),

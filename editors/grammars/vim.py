@@ -28,6 +28,7 @@ _LINKS = {
     "planOption": "Identifier",
     "planNumber": "Number",
     "planUnit": "Type",
+    "planText": "String",
     "planMark": "Operator",
 }
 
@@ -70,6 +71,7 @@ def syntax() -> str:
         rf'syntax match planOperator "\v<({_any((*OPS, *MODES))})>" contained',
         rf'syntax match planOption "\v<({_any((*OPTIONS, *ARGUMENTS))})>\ze\s*\="',
         rf'syntax match planConstant "\v(\=\s*)@<=({_any((*OPTION_WORDS, *FLOATS))})>"',
+        r"""syntax match planText /"[^"]*"/""",
         'syntax match planComment "#.*$" contains=@Spell',
         "",
         *(f"highlight default link {group} {target}" for group, target in _LINKS.items()),

@@ -26,6 +26,8 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from commplan.diagnostics import plural
+from commplan.ir.schedule import Schedule, topologies_text
+from commplan.ir.serialization.canonical_json import schedule_digest
 from commplan.lowering.audit.compare import Difference, Report, changed, same_ranks
 from commplan.lowering.audit.expect import Expected
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Origin
@@ -40,10 +42,8 @@ _PRIMITIVES = frozenset(
 _FIELDS = {"dtype": "retyped", "groups": "regrouped"}
 _FOLDED = "the step asks for it, and XLA removed it: nothing uses the result, or it is known without it"
 _COPIED = "the step asks for it once, and XLA issues it again: it unrolled or peeled a loop"
-_RECOMPILED = (
-    "the step asks for others here: its program was compiled from another plan or for other shapes, such as"
-    " those of one layer under `run.tap`"
-)
+_RECOMPILED = "the step asks for others here: its program was compiled {}"
+_SHAPES = "for other shapes, such as those of one layer under `run.tap`"
 _AUTODIFF = (
     "summed by autodiff: {}: what is differentiated is the same on all ranks, so its gradient is a sum over"
     " them; differentiate with respect to `run.varying(params)`"
@@ -52,10 +52,16 @@ _PARTITIONER = "inserted by XLA's partitioner for {}: its operands are sharded o
 
 
 class Causes:
-    """Explains the differences of one step. traced: the same step as JAX hands it to XLA."""
+    """Explains the differences of one step.
 
-    def __init__(self, report: Report, traced: CompiledStep) -> None:
+    traced: the same step as JAX hands it to XLA. compiled: how the step's program was compiled otherwise than
+    the schedule, such as "for topology `a`", if that is known.
+    """
+
+    def __init__(self, report: Report, traced: CompiledStep, compiled: str | None = None) -> None:
         self.report = report
+        unknown = f"from another plan, for another topology, or {_SHAPES}"
+        self.recompiled = _RECOMPILED.format(compiled or unknown)
         self.wanted = Counter(item.scope for item in report.expected)
         self.traced = defaultdict[tuple[str, int], list[CompiledCollective]](list)
         for collective in traced.collectives:
@@ -98,7 +104,7 @@ class Causes:
             call = f"the step does not ask for it: phase `{expected.phase}` is not called"
             return "absent", f"{call}, or nothing uses what it puts out"
         otherwise = traced < self.wanted[expected.scope] or not self._asks_for(expected)
-        return ("recompiled", _RECOMPILED) if otherwise else ("folded", _FOLDED)
+        return ("recompiled", self.recompiled) if otherwise else ("folded", _FOLDED)
 
     def _asks_for(self, expected: Expected) -> bool:
         """Whether the step has a collective of that size at the plan line."""
@@ -111,7 +117,7 @@ class Causes:
                 return "copied", _COPIED
             if self.wanted[phase, line]:
                 return "repeated", f"the step asks for it more than once: it calls phase `{phase}` again"
-            return "recompiled", _RECOMPILED
+            return "recompiled", self.recompiled
         origins = [o for o in actual.origins if o.op_name] or self._unnamed(actual, actual.count)
         if not origins:
             return "unknown", "XLA gives it no name"
@@ -132,7 +138,7 @@ class Causes:
         asked = ((t.kind, t.dtypes, t.count, t.groups) for t in self.traced[expected.scope])
         same = (actual.kind, actual.dtypes, actual.count, actual.groups) in asked
         if same or (self.traced[expected.scope] and not self._asks_for(expected)):
-            return "recompiled", _RECOMPILED
+            return "recompiled", self.recompiled
         fields = {name: after for name, _, after in changed(expected, actual)}
         name = next((name for name in ("dtype", "groups") if name in fields), "")
         words = {
@@ -174,6 +180,26 @@ class Causes:
         where = "into a loop" if inside else "out of the loop that the step has it in"
         text = f"{expected} was moved {where} ({actual.name})"
         return Difference("moved", text, (expected,), (actual,), "loop", f"XLA moved it {where}")
+
+
+def compiled_otherwise(schedule: Schedule, programs: Iterable[Schedule]) -> str | None:
+    """How the first of `programs` was compiled otherwise than `schedule`; None if one of them is the same, or
+    if the reason is unknown. programs: the schedules that a step traces."""
+    rivals = [program for program in programs if program.plan == schedule.plan]
+    digest = schedule_digest(schedule)
+    if not rivals or any(schedule_digest(program) == digest for program in rivals):
+        return None
+    program = rivals[0]
+    topologies = topologies_text(program.topology, schedule.topology)
+    if program.plan_digest != schedule.plan_digest:
+        return f"from another plan called `{schedule.plan}`"
+    if [value.leaves for value in program.entry] != [value.leaves for value in schedule.entry]:
+        return _SHAPES
+    if topologies is not None:
+        return f"for {topologies[0]}, and the schedule of this audit for {topologies[1]}"
+    if program.pipeline != schedule.pipeline:
+        return f"by the passes {program.pipeline}, and the schedule of this audit by {schedule.pipeline}"
+    return None
 
 
 def _is_transposed(origin: Origin) -> bool:

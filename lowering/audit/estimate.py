@@ -46,8 +46,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 class Estimate(msgspec.Struct, frozen=True):
     """Seconds: of the step; of its computation and its communication alone; of waiting, in all, for the
-    last collective that anything waits for, and for each of them; and how long each level is busy.
-    after: of the computation behind the start of the last collective of a plan."""
+    last collective that anything waits for, and for each of them; and how long each level is busy."""
 
     total: float
     computation: float
@@ -56,7 +55,6 @@ class Estimate(msgspec.Struct, frozen=True):
     last: float
     waits: tuple[Wait, ...] = ()
     busy: Mapping[Level, float] = {}
-    after: float = 0.0
 
 
 def estimate(step: CompiledStep, machine: Machine) -> Estimate:
@@ -66,9 +64,7 @@ def estimate(step: CompiledStep, machine: Machine) -> Estimate:
     total = max(clock.now, *clock.free.values(), 0.0)
     waits = tuple(Wait(name, seconds, clock.waited[name]) for name, seconds in clock.took.items())
     exposed = total - clock.computing
-    after = clock.computing - clock.planned if clock.planned else 0.0
-    busy = dict(clock.busy)
-    return Estimate(total, clock.computing, clock.communicating, exposed, clock.last, waits, busy, after)
+    return Estimate(total, clock.computing, clock.communicating, exposed, clock.last, waits, dict(clock.busy))
 
 
 def seconds_of(collective: CompiledCollective, machine: Machine) -> float:
@@ -128,7 +124,7 @@ class _Clock:
 
     def __init__(self, step: CompiledStep, machine: Machine) -> None:
         self.step, self.machine = step, machine
-        self.now = self.computing = self.communicating = self.last = self.planned = 0.0
+        self.now = self.computing = self.communicating = self.last = 0.0
         self.free, self.busy = defaultdict[Level, float](float), defaultdict[Level, float](float)
         self.took, self.waited = defaultdict[str, float](float), defaultdict[str, float](float)
 
@@ -164,7 +160,6 @@ class _Clock:
             self.free[level] = end
             self.busy[level] += seconds
         self.communicating += took
-        self.planned = self.computing if collective.scopes else self.planned
         self.took[collective.name] += took
         return end
 

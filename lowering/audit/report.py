@@ -13,7 +13,7 @@ import msgspec
 from commplan.diagnostics import fail, plural
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import timed
-from commplan.lowering.audit.causes import Causes
+from commplan.lowering.audit.causes import Causes, compiled_otherwise
 from commplan.lowering.audit.compare import Difference, Report, match
 from commplan.lowering.audit.estimate import Estimate, Machine, estimate
 from commplan.lowering.audit.expect import Expected, expected
@@ -159,6 +159,7 @@ def audit(
     memory: Memory | None = None,
     layers: Sequence[Schedule] = (),
     pgle: bool | None = None,
+    programs: Sequence[Schedule] = (),
     *,
     mesh: Mapping[str, int] | None = None,
     phases: Sequence[str] = (),
@@ -170,7 +171,8 @@ def audit(
     are counted; by default as `traced` says, else as the plan does. phases: those to look for; by default
     those that the step calls, and `each step`. machine: to estimate with. profiled: the step compiled with a
     profile of what its instructions take on `machine`. memory: what the step takes of one device's. layers:
-    schedules that `run.layers` may carry out in the step. pgle: see `Audit`.
+    schedules that `run.layers` may carry out in the step. pgle: see `Audit`. programs: schedules that JAX
+    traced in the step: one that was compiled otherwise is a cause of differences.
 
     Raises CP1151 for a phase that the plan does not have.
     """
@@ -196,7 +198,7 @@ def audit(
         for collective in step.collectives
         if id(collective) not in planned and not any(phase in ignored for phase, _ in collective.scopes)
     ]
-    differences = Causes(report, asked).all(unplanned)
+    differences = Causes(report, asked, compiled_otherwise(schedule, programs)).all(unplanned)
     costs = estimate(step, machine) if machine else None
     rows = _rows(report, differences, costs)
     skipped = tuple(name for name in known if name not in wanted and not phases)
@@ -205,7 +207,13 @@ def audit(
     )
     if profiled is None or costs is None:
         return result
-    same: dict[str, Any] = {"layers": layers, "mesh": mesh, "phases": phases, "machine": machine}
+    same: dict[str, Any] = {
+        "layers": layers,
+        "programs": programs,
+        "mesh": mesh,
+        "phases": phases,
+        "machine": machine,
+    }
     other = audit(schedule, profiled, traced, platform, **same)
     moved = shifts(step, audit_text(profiled), (costs, other.estimate or costs))
     return msgspec.structs.replace(result, profiled=Profiled(other, moved))

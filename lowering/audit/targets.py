@@ -14,6 +14,7 @@ import msgspec
 
 from commplan.diagnostics import fail
 from commplan.lowering.audit.estimate import Machine
+from commplan.topology import DEVICES, Level, Topology
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -49,19 +50,53 @@ class _Gpu(msgspec.Struct, frozen=True):
     memory: int
     clock_ghz: float
     tflops: float  # dense, of 16-bit floats
+    nvlink: float  # bytes per second of a device in each direction, by the data sheet
     bus: float  # bytes per second that collectives reach in a host, as nccl-tests count them
     network: float  # bytes per second of a device's own link between hosts
 
 
 _GPUS = {
     "a100": _Gpu(
-        (8, 0), 108, 167936, 166912, 2_039_000_000_000, 41_943_040, 85_899_345_920, 1.41, 312, 200e9, 25e9
+        (8, 0),
+        108,
+        167936,
+        166912,
+        2_039_000_000_000,
+        41_943_040,
+        85_899_345_920,
+        1.41,
+        312,
+        300e9,
+        200e9,
+        25e9,
     ),
     "h100": _Gpu(
-        (9, 0), 132, 233472, 232448, 3_350_000_000_000, 52_428_800, 85_899_345_920, 1.98, 989, 300e9, 50e9
+        (9, 0),
+        132,
+        233472,
+        232448,
+        3_350_000_000_000,
+        52_428_800,
+        85_899_345_920,
+        1.98,
+        989,
+        450e9,
+        300e9,
+        50e9,
     ),
     "h200": _Gpu(
-        (9, 0), 132, 233472, 232448, 4_800_000_000_000, 52_428_800, 151_397_597_184, 1.98, 989, 300e9, 50e9
+        (9, 0),
+        132,
+        233472,
+        232448,
+        4_800_000_000_000,
+        52_428_800,
+        151_397_597_184,
+        1.98,
+        989,
+        450e9,
+        300e9,
+        50e9,
     ),
     "b200": _Gpu(
         (10, 0),
@@ -73,12 +108,15 @@ _GPUS = {
         193_273_528_320,
         1.965,
         2250,
+        900e9,
         600e9,
         50e9,
     ),
 }
 _FLOPS_REACHED = 0.6  # shares of the peaks that training reaches
 _MEMORY_REACHED = 0.75
+# Latencies as in `examples/topologies/h100_64.toml`; NCCL's own model starts a ring with 6.6 to 14 us.
+_NVLINK_S, _NETWORK_S, _CALL_S = 3e-6, 6e-6, 8e-6
 
 _CONFIG = """\
 gpu_device_info {{
@@ -126,12 +164,26 @@ def _rates(gpu: _Gpu, hosts: int, per_host: int) -> Machine:
     return Machine(*rates, network=gpu.network if hosts > 1 else 0, per_host=per_host)
 
 
+def name_of_kind(device_kind: str) -> str | None:
+    """`h100` for devices that call themselves `NVIDIA H100 80GB HBM3`, say; None if there is no target."""
+    words = re.split(r"[\W_]+", device_kind.lower())
+    return next((name for name in _GPUS if name in words), None)
+
+
 def rates_of_kind(device_kind: str, hosts: int, per_host: int) -> Machine | None:
     """The rates of devices that call themselves `NVIDIA H100 80GB HBM3`, say; None for those without a
     target."""
-    words = re.split(r"[\W_]+", device_kind.lower())
-    gpu = next((gpu for name, gpu in _GPUS.items() if name in words), None)
-    return None if gpu is None else _rates(gpu, hosts, per_host)
+    name = name_of_kind(device_kind)
+    return None if name is None else _rates(_GPUS[name], hosts, per_host)
+
+
+def machine_topology(name: str, hosts: int, per_host: int) -> Topology:
+    """The levels of `hosts` machines with `per_host` devices of target `name` each, by their data sheets."""
+    gpu = _GPUS[name]
+    levels = [Level("gpu", per_host, _NVLINK_S, gpu.nvlink)] if per_host > 1 or hosts == 1 else []
+    levels += [Level("node", hosts, _NETWORK_S, per_host * gpu.network)] if hosts > 1 else []
+    devices = name if name in DEVICES else None
+    return Topology(f"{name}_{hosts}x{per_host}", tuple(levels), call=_CALL_S, devices=devices)
 
 
 def rates(machine: Machine | str | None) -> Machine | None:

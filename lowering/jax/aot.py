@@ -24,8 +24,10 @@ from commplan.lowering.audit.estimate import Machine
 from commplan.lowering.audit.profile import profile
 from commplan.lowering.audit.step import Memory
 from commplan.lowering.audit.targets import Target
+from commplan.lowering.device_topology import name_devices
 from commplan.lowering.jax._jit import has_profile
 from commplan.lowering.jax.layers.exchange import schedules_in_use
+from commplan.lowering.jax.phase import traced_schedules
 from commplan.lowering.jax.typing_shim import jax
 
 Devices = Any  # numpy object array of jax devices
@@ -45,6 +47,7 @@ def devices(target: Target) -> Devices:
     describe = cast("Callable[..., Any]", topologies.get_topology_desc)  # pyright: ignore[reportUnknownMemberType]
     how = {"platform": target.platform, "topology": target.topology, "target_config": target.config}
     topology = describe(target.name, **how)
+    name_devices(topology.devices, target.name)
     return np.array(topology.devices).reshape(target.hosts, target.per_host)
 
 
@@ -69,7 +72,8 @@ class StepText(NamedTuple):
 
     profiled: as XLA compiled it with a profile; None where it was given none. memory: of the step without
     one; None where XLA does not say. layers: the schedules of `run.layers` that the step may have. pgle: of
-    `run.jit(.., pgle=..)`, whether what it compiled has a profile; None for another step.
+    `run.jit(.., pgle=..)`, whether what it compiled has a profile; None for another step. programs: the
+    schedules whose phases JAX traced in the step, none if it had traced the step before.
     """
 
     compiled: str
@@ -79,6 +83,7 @@ class StepText(NamedTuple):
     memory: Memory | None = None
     layers: tuple[Schedule, ...] = ()
     pgle: bool | None = None
+    programs: tuple[Schedule, ...] = ()
 
 
 def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | None = None) -> StepText:
@@ -89,14 +94,17 @@ def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | N
     Raises `CommplanError` CP1156 where a profile is asked for a step of CPU devices.
     """
     jitted: Any = step if hasattr(step, "lower") else jax.jit(step)
-    lowered = jitted.lower(*args)
+    with traced_schedules() as programs:
+        lowered = jitted.lower(*args)
     traced = lowered.compiler_ir(dialect="hlo").as_hlo_module().to_string()
     compiled = lowered.compile()
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for sharding in shardings for device in sharding.device_set}
     platform = "cpu" if (platforms or {jax.default_backend()}) == {"cpu"} else "gpu"
     counts, own = _memory(compiled), has_profile(lowered)
-    text = StepText(compiled.as_text(), traced, platform, None, counts, schedules_in_use(), own)
+    layers = schedules_in_use()
+    others = tuple(each for each in programs if not any(each is layer for layer in layers))
+    text = StepText(compiled.as_text(), traced, platform, None, counts, layers, own, others)
     if profiled_for is None:
         return text
     if text.platform == "cpu":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, cast
@@ -30,6 +31,18 @@ _DERIVATIVE_OF_GATHER = (
     " of what is the same on all ranks. run.layers gathers weights and scatters their gradient"
 )
 Env = dict[str, Tree]
+_watchers: list[list[ir.Schedule]] = []  # of `traced_schedules`
+
+
+@contextlib.contextmanager
+def traced_schedules() -> Generator[list[ir.Schedule]]:
+    """The schedules of which phases are traced within this context, filled in as they are."""
+    schedules: list[ir.Schedule] = []
+    _watchers.append(schedules)
+    try:
+        yield schedules
+    finally:
+        _watchers[:] = [watcher for watcher in _watchers if watcher is not schedules]
 
 
 def origin(phase: ir.Phase, op: ir.Unpack) -> str | None:
@@ -107,6 +120,8 @@ class Lowered:
 
         `rng`: where random functions get their keys; None where nothing is random.
         """
+        for watcher in _watchers:
+            watcher.append(self.schedule)
         env: Env = {ref: inputs[name_of(ref)] for ref in self.phase.inputs}
         env |= {ref: state[name_of(ref)] for ref in self.phase.states if ref not in self.elsewhere}
         env |= {binding.value: inputs[binding.name] for binding in self.phase.takes}

@@ -107,10 +107,10 @@ def calibrate(
     places = places_of_hosts(known, fabric.hosts)
     end = time.perf_counter() + seconds
     call = _typical(fabric, fabric.empty(), 50)
-    spans = _pairs_of(known, places)
+    spans = pairs_of_levels(known, places)
     small = fabric.burst(spans[0][1][0], BURST)
     overhead = small / BURST if small is not None else 0.0
-    levels = tuple(_level(fabric, name, pairs, width, overhead, call) for name, pairs, width in spans)
+    levels = tuple(measured_level(fabric, name, pairs, width, overhead, call) for name, pairs, width in spans)
     gamma = fabric.gamma()
     round_ = _round(fabric, levels, overhead, call)
     curves = _curves(fabric, known, places, end, largest)
@@ -140,7 +140,7 @@ def discovered(hosts: Sequence[str]) -> Topology:
     return Topology("measured", tuple(levels), None, names if len(names) > 1 else ())
 
 
-def _pairs_of(topology: Topology, places: Sequence[int]) -> list[tuple[str, Pairs, int]]:
+def pairs_of_levels(topology: Topology, places: Sequence[int]) -> list[tuple[str, Pairs, int]]:
     """For each level that the ranks span: pairs that cross it, and how many of them share each link.
 
     On the innermost level each rank is in one pair at most. Further out, every rank in one member of the
@@ -169,7 +169,7 @@ def _pairs_of(topology: Topology, places: Sequence[int]) -> list[tuple[str, Pair
     return candidates[::-1]
 
 
-def _level(
+def measured_level(
     fabric: Fabric, name: str, pairs: Pairs, width: int, overhead: float, call: float
 ) -> MeasuredLevel:
     """Latency from messages of one word between one pair, bandwidth from long ones between all; the best of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import Any
@@ -63,6 +64,18 @@ class MpiFabric:
                 self._comm.Sendrecv(give, partner, recvbuf=take, source=partner)
 
         return call
+
+    def timed(self, pairs: Pairs, nbytes: int, runs: int) -> list[float]:
+        """See `discover.PairFabric`."""
+        call, best = self.exchange(pairs, nbytes, 1), math.inf
+        call()  # connects
+        for _ in range(runs):
+            self.barrier()
+            start = time.perf_counter()
+            call()
+            best = min(best, time.perf_counter() - start)
+        seconds: list[float] = self._comm.allgather(best)
+        return [max(seconds[a], seconds[b]) for a, b in pairs]
 
     def burst(self, pair: tuple[int, int], count: int) -> float | None:
         took: list[float] = []

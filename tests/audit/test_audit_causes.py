@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import pytest
 import steps
 from jax.sharding import AxisType
+from msgspec.structs import replace
 
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
 from commplan.lowering.audit import Audit, Machine, audit, target
+from commplan.lowering.audit.causes import compiled_otherwise
 from commplan.lowering.jax import aot
 from commplan.lowering.jax.typing_shim import jax
+from commplan.topology import Level, Topology
 
 HERE = "tests/audit/steps.py"
 
@@ -83,6 +87,62 @@ def test_a_phase_called_twice(mesh: Any) -> None:
 
 def test_a_step_of_another_program(mesh: Any) -> None:
     assert {cause for _, cause in causes(audited(mesh, {"passes": "overlap"}))} == {"recompiled"}
+
+
+SLOW, FAST = (
+    Topology(name, (Level("gpu", 8, 1e-5, rate),)) for name, rate in (("slow", 1e8), ("fast", 1e11))
+)
+
+
+@pytest.mark.parametrize(
+    ("compiling", "audited", "reason"),
+    [
+        ({"passes": "overlap"}, {}, "by the passes"),
+        (
+            {"passes": "overlap", "topology": SLOW},
+            {"topology": FAST},
+            "for topology `slow`, and the schedule of this audit for topology `fast`",
+        ),
+        (
+            {"passes": "overlap", "topology": SLOW},
+            {},
+            "for topology `slow`, and the schedule of this audit for no topology",
+        ),
+    ],
+)
+def test_how_the_program_of_the_step_was_compiled_otherwise(
+    mesh: Any, compiling: dict[str, Any], audited: dict[str, Any], reason: str
+) -> None:
+    step, arguments = steps.stepped(steps.bound(mesh, **compiling), mesh)
+    report = steps.bound(mesh, **audited).program.audit(step, *arguments)
+    assert {cause for _, cause in causes(report)} == {"recompiled"}
+    assert {f"was compiled {reason}" in each.reason for each in report.differences} == {True}
+    again = steps.bound(mesh, **audited).program.audit(step, *arguments)  # JAX does not trace the step again
+    assert "from another plan, for another topology, or for other shapes" in again.differences[0].reason
+
+
+def test_the_first_reason_is_named() -> None:
+    def compiled(plan: str = steps.PLAN, width: int = 32, **more: Any) -> Schedule:
+        return (
+            commplan.loads(plan)
+            .compile(axes={"data": 8}, shapes={"grads": steps.shapes(width)}, **more)
+            .schedule
+        )
+
+    ours = compiled(topology=FAST)
+    other = compiled(steps.PLAN.replace("by mean", "by sum"), topology=SLOW)
+    wide, slow = compiled(width=64, topology=SLOW), compiled(topology=SLOW, passes="overlap")
+    renamed = compiled(steps.PLAN.replace("audited", "elsewhere"))
+    twin = compiled(topology=replace(FAST, cores=3), passes="overlap")
+    assert compiled_otherwise(ours, []) is None
+    assert compiled_otherwise(ours, [renamed]) is None
+    assert compiled_otherwise(ours, [slow, ours]) is None, "the step's program may be this one"
+    assert compiled_otherwise(ours, [renamed, other]) == "from another plan called `audited`"
+    assert "for other shapes" in (compiled_otherwise(ours, [wide]) or "")
+    text = compiled_otherwise(ours, [twin]) or ""
+    assert re.fullmatch(
+        r"for topology `fast` \(\w{8}\), and the schedule .* for topology `fast` \(\w{8}\)", text
+    )
 
 
 def test_a_phase_that_the_step_does_not_call(mesh: Any) -> None:

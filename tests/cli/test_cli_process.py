@@ -99,12 +99,10 @@ def test_check_and_fmt_load_neither_jax_nor_the_compiler() -> None:
         "import sys; from commplan.cli import main; code = main(sys.argv[1:]);"
         f"heavy = {HEAVY} & set(sys.modules); assert not heavy, heavy; sys.exit(code)"
     )
+    plans = [str(path) for path in PLANS if path.stem != "cluster"]  # whose axes are placed on its topology
     for verb in (["check"], ["fmt", "--check"]):
         done = subprocess.run(
-            [sys.executable, "-c", script, *verb, *map(str, PLANS)],
-            capture_output=True,
-            text=True,
-            check=False,
+            [sys.executable, "-c", script, *verb, *plans], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
 

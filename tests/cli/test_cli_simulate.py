@@ -191,7 +191,7 @@ def test_what_cannot_be_scaled_is_refused(capsys: pytest.CaptureFixture[str], as
     for wrong in ("node", "node=0", "node=-1", "node=1/0", "node=1/", "=2", "node=x", "node=1/2/3"):
         code, _, err = run(capsys, *asked, "--scale", wrong)
         assert (code, "expected LEVEL=FACTOR such as node=1/4" in err) == (2, True), wrong
-    assert run(capsys, "simulate", TWO_LEVEL, "--scale", "node=2")[0] == 2
+    assert "CP0752" in run(capsys, "simulate", TWO_LEVEL, "--scale", "node=2")[2]
     assert run(capsys, *asked, "--scale", "node=2", "--trace", "-")[0] == 2
 
 
@@ -200,3 +200,15 @@ def test_ranks_that_do_not_fit_make_the_machine_larger(
 ) -> None:
     found = document(capsys, *asked, "--ranks", 256)
     assert (found["ranks"], found["topology"]) == (256, "h100_64, node = 32")
+
+
+def test_a_schedule_of_another_topology_is_noted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shapes: Path
+) -> None:
+    saved = tmp_path / "two_level.schedule.json"
+    own, other = TOPOLOGIES / "h100_64.toml", TOPOLOGIES / "h100_65536.toml"
+    assert run(capsys, "compile", TWO_LEVEL, "--shapes", shapes, "--topology", own, "-o", saved)[0] == 0
+    note = "was compiled for topology `h100_64`; times are those of topology `h100_65536`"
+    for verb in ("simulate", "explain"):
+        assert "was compiled for" not in run(capsys, verb, saved, "--topology", own)[2]
+        assert note in run(capsys, verb, saved, "--topology", other)[2]

@@ -30,6 +30,7 @@ GROUPS = {
     "planClause": "clause", "planType": "type", "planConstant": "constant", "planPlace": "constant",
     "planFunction": "function", "planAlgorithm": "algorithm", "planOperator": "operator",
     "planOption": "option", "planNumber": "number", "planMark": "mark",
+    "planText": "text",
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Axis, Backend, Collective, Form
 from commplan.runtime.calibrate.calibrate import Pairs, calibrate, discovered
 from commplan.runtime.calibrate.jax import device_gamma
-from commplan.topology import Level, Topology
+from commplan.topology import Level, Topology, parse_topology
 
 Call = Callable[[], None]
 
@@ -157,10 +157,21 @@ def test_devices_of_jax_are_measured(tmp_path: Path) -> None:
 
 def test_ranks_of_mpi_are_measured(tmp_path: Path) -> None:
     file = tmp_path / "mpi.calibration.toml"
-    program = (
-        f"from commplan.cli import main; raise SystemExit(main({['calibrate', '-o', str(file), *QUICK]!r}))"
-    )
-    mpirun.run(2, program)
+    racks = tmp_path / "racks.toml"
+    lines = [
+        "from commplan.cli import main",
+        "from commplan.runtime.calibrate.mpi import MpiFabric",
+        f"assert main({['calibrate', '-o', str(file), *QUICK]!r}) == 0",
+        f"words = {['calibrate', '--discover', '-o', str(racks)]!r}",
+        "assert main(words) == 1  # one host",
+        "two = property(lambda self: ('b', 'a'), lambda self, hosts: None)",
+        "MpiFabric.hosts, MpiFabric.longest = two, 2**18",
+        "assert main(words) == 0",
+    ]
+    mpirun.run(2, "\n".join(lines))
+    machine = parse_topology(racks.read_text())
+    assert (machine.name, machine.hosts) == ("racks", ("a", "b"))
+    assert [level.name for level in machine.levels] == ["host"]
     found = parse_calibration(file.read_text())
     assert (found.backend, len(found.hosts)) == ("mpi", 2)
     assert found.overhead > 0

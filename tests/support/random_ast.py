@@ -105,7 +105,7 @@ class Trees:
         return ast.Options(span=NOWHERE, items=items)
 
     def declaration(self) -> Any:
-        match self.rng.randrange(5):
+        match self.rng.randrange(6):
             case 0:
                 kind = self.rng.choice(["axis", "ensemble", "server"])
                 return ast.AxisDecl(span=NOWHERE, kind=kind, name=self.name(), size=self.maybe(self.whole))
@@ -122,6 +122,9 @@ class Trees:
                 return ast.InputDecl(
                     span=NOWHERE, name=self.name(), type=self.type(), placement=self.placement()
                 )
+            case 4:
+                path = self.rng.choice(["cluster.toml", "../a b/c#d.toml", "x = {y}", ""])
+                return ast.TopologyDecl(span=NOWHERE, path=path)
             case _:
                 return ast.StateDecl(
                     span=NOWHERE, name=self.name(), type=self.type(), placement=self.placement(),
@@ -288,6 +291,8 @@ def _declaration(node: Any) -> list[str]:
     match node:
         case ast.AxisDecl():
             return [node.kind, node.name.text, "=", node.size.text if node.size else "?"]
+        case ast.TopologyDecl():
+            return ["topology", f'"{node.path}"']
         case ast.SourceDecl():
             return ["source", node.name.text, ":", *_type(node.type)]
         case ast.FnDecl():

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from commplan.cli.binding import compiled
+from commplan.cli.binding import checked, compiled
 from commplan.cli.console import Console, name_of
-from commplan.cli.jax_side import bind, choose_devices, device_mesh, user_code
+from commplan.cli.jax_side import bind, choose_devices, device_mesh, function_at, raised_at, user_code
 from commplan.cli.saved import is_saved
-from commplan.cli.user_step import naming_step, step_at
-from commplan.diagnostics import fail, plural
+from commplan.diagnostics import CommplanError, fail, plural, text_of
 from commplan.ir.schedule import Schedule
-from commplan.lowering.audit.targets import Target, target
+from commplan.lowering.audit.targets import Target, machine_topology, target
 
 if TYPE_CHECKING:
     from commplan.lowering.audit import Audit
@@ -32,8 +32,8 @@ def run(args: Namespace, console: Console) -> int:
             "--pgle needs GPUs to compile for",
             "name them, they need not be there: --target h100:4x8",
         )
-    schedule, shapes = _compiled(args, console)
-    with user_code(), naming_step(args.step):
+    schedule, shapes = _compiled(args, console, machine)
+    with user_code(), _named(args.step):
         mesh = _mesh(schedule, machine)
         audits = _audits(schedule, shapes, args, mesh, machine)
     devices = str(machine) if machine else plural(mesh.size, "CPU device")
@@ -51,8 +51,10 @@ def run(args: Namespace, console: Console) -> int:
     return int(bool(wrong))
 
 
-def _compiled(args: Namespace, console: Console) -> tuple[Schedule, dict[str, Any]]:
+def _compiled(args: Namespace, console: Console, machine: Target | None) -> tuple[Schedule, dict[str, Any]]:
     """A saved schedule, or the plan compiled as the flags say, and its shapes.
+
+    Without a topology the plan is compiled for `machine`, as `compile` does with a mesh of its devices.
 
     Raises CP0841 for one of the MPI backend.
     """
@@ -62,6 +64,11 @@ def _compiled(args: Namespace, console: Console) -> tuple[Schedule, dict[str, An
 
         schedule = placed(text, name_of(args.file), args, None, console)
     else:
+        undescribed = args.topology is None and checked(args.file, console).topology is None
+        if undescribed and machine is not None and machine.hosts * machine.per_host > 1:
+            topology = machine_topology(machine.name, machine.hosts, machine.per_host)
+            console.note(f"no topology is given; assumed: {machine} with the links of data sheets")
+            args = Namespace(**{**vars(args), "topology": topology, "oversubscribe": True})
         _, schedule, shapes = compiled(args.file, args, console)
     if schedule.backend != "jax":
         message = "the plan is compiled for the backend `mpi`, whose collectives are none of XLA's"
@@ -71,7 +78,7 @@ def _compiled(args: Namespace, console: Console) -> tuple[Schedule, dict[str, An
 
 def _mesh(schedule: Schedule, machine: Target | None) -> Any:
     if machine is None:
-        return device_mesh(schedule.mesh_sizes)
+        return device_mesh(schedule)
     choose_devices(1)
     from commplan.lowering.jax.aot import mesh_on
 
@@ -89,7 +96,7 @@ def _audits(
     rates = machine.machine if machine else None
     profiled_for = rates if args.pgle else None
     if args.step:
-        step, arguments = step_at(args.step, mesh)
+        step, arguments = _step(args.step, mesh)
         text = compile_step(step, *arguments, profiled_for=profiled_for)
         return {args.step: audit(schedule, *text, phases=args.phase, machine=rates)}
     from commplan.runtime.rehearse.rehearse import phase_steps
@@ -100,3 +107,28 @@ def _audits(
         text = compile_step(function, *values, profiled_for=profiled_for)
         audits[f"phase {name}"] = audit(schedule, *text, phases=[name], machine=rates)
     return audits
+
+
+def _step(where: str, mesh: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The step and its arguments, as the user's function gives them. Raises CP1153 where it gives others."""
+    given: Any = function_at(f"--step {where}", where)(mesh)
+    parts: list[Any] = [*given] if isinstance(given, tuple) else [given]
+    if [callable(part) for part in parts[:1]] + [type(part) for part in parts[1:]] != [True, tuple]:
+        names = ", ".join(type(part).__name__ for part in parts)
+        message = f"--step {where} gave {names}: a step and a tuple of its arguments were expected"
+        fail("CP1153", message, "return train, (state, params, batch)")
+    return parts[0], parts[1]
+
+
+@contextmanager
+def _named(step: str | None) -> Generator[None]:
+    """Around what runs the user's step: an error of its own is one of what was given (CP1154)."""
+    try:
+        yield
+    except (CommplanError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        if step is None:
+            raise
+        reason = text_of(error).partition("\n")[0]
+        fail("CP1154", f"--step {step} cannot be compiled: {reason}", *raised_at(error))

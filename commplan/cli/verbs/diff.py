@@ -26,8 +26,6 @@ def run(args: Namespace, console: Console) -> int:
     Raises CP1155 for `slower` without a topology, and what reading and compiling raise.
     """
     limits = [Limit(_MEASURES[name], share) for name, share in args.fail_on]
-    if not args.topology and any(limit.measure in TIMES for limit in limits):
-        fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
     files = (args.a, args.b or args.a)
     paths: list[str | None] = [*args.topology, *args.topology] if args.topology else [None, None]
     on = [
@@ -37,6 +35,8 @@ def run(args: Namespace, console: Console) -> int:
     a, _, first = simulated(on[0], console)
     b, _, second = simulated(on[1], console, first if len(args.topology) > 1 else None)
     times = (first.prediction, second.prediction) if first and second else None
+    if times is None and any(limit.measure in TIMES for limit in limits):
+        fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
     names = list(map(name_of, files))
     if first and second and len(args.topology) > 1:
         names = [

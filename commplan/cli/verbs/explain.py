@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from commplan.ir.plan import Plan
     from commplan.ir.schedule import Schedule
     from commplan.lowering.compiler_options import CompilerOption
+    from commplan.topology import Topology
 
 
 def run(args: Namespace, console: Console) -> int:
@@ -66,15 +67,13 @@ def _code(code: str, console: Console) -> int:
 
 
 def _plan(args: Namespace, console: Console) -> int:
-    from commplan.cli.user_step import with_step
     from commplan.cli.verbs.check import unknown_sources
     from commplan.explain.report import explain_plan, line_text
 
-    args = with_step(args, args.what, console)
-    plan, schedule = _subject(args, console)
+    plan, schedule, topology = _subject(args, console)
     records = once(args.records, "--records")
     fail_if(unknown_sources(plan, records))
-    predictor, prediction = _timed(args, schedule) or (None, None)
+    predictor, prediction = _timed(args, schedule, topology) or (None, None)
     explanation = explain_plan(plan, schedule, predictor, records, prediction)
     options = _options(args, schedule)
     if not console.human:
@@ -91,22 +90,22 @@ def _plan(args: Namespace, console: Console) -> int:
     return 0
 
 
-def _subject(args: Namespace, console: Console) -> tuple[Plan, Schedule]:
-    """A plan, compiled as the flags say, or that of a saved schedule."""
+def _subject(args: Namespace, console: Console) -> tuple[Plan, Schedule, Topology | None]:
+    """A plan, compiled as the flags say, or that of a saved schedule; and the topology of its times."""
     from commplan.cli.binding import compiled
     from commplan.cli.saved import is_saved
+    from commplan.topology import load_topology, topology_of
 
     text = console.read(args.what)
     if not is_saved(args.what, text):
         done = compiled(args.what, args, console)
-        return done.plan, done.schedule
+        return done.plan, done.schedule, topology_of(done.plan, args.topology)
     from commplan.cli.simulated import placed
-    from commplan.topology import load_topology
 
     topology = load_topology(args.topology) if args.topology else None
     schedule = placed(text, name_of(args.what), args, topology, console)
     assert schedule.origin is not None  # files without it are refused
-    return schedule.origin.plan, schedule
+    return schedule.origin.plan, schedule, topology
 
 
 def _options(args: Namespace, schedule: Schedule) -> tuple[CompilerOption, ...] | None:
@@ -134,11 +133,10 @@ def _option_lines(target: str, options: Sequence[CompilerOption]) -> Iterator[st
         yield from (f"  {option}" for option in unknown)
 
 
-def _timed(args: Namespace, schedule: Schedule) -> Timed | None:
-    """The times on the topology that is given, with what was measured there."""
-    if not args.topology:
+def _timed(args: Namespace, schedule: Schedule, topology: Topology | None) -> Timed | None:
+    """The times on `topology`, with what was measured there."""
+    if topology is None:
         return None
     from commplan.cli.simulated import timed_on
-    from commplan.topology import load_topology
 
-    return timed_on(schedule, load_topology(args.topology), args)
+    return timed_on(schedule, topology, args.calibration)

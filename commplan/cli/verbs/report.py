@@ -7,7 +7,6 @@ from argparse import Namespace
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.records import run_in, totals
 from commplan.cli.simulated import machines, simulated
-from commplan.cli.user_step import with_step
 from commplan.cli.verbs.verify import Facts, show_lines
 from commplan.cli.verbs.verify.servers import Served
 from commplan.ir.schedule import Schedule
@@ -21,9 +20,7 @@ from commplan.report.trace import read_trace
 def run(args: Namespace, console: Console) -> int:
     """Gather, and write the page. Raises what compiling, simulating and verifying raise, CP1113, CP1114."""
     trace = read_trace(console.read(args.recorded), name_of(args.recorded)) if args.recorded else None
-    args = with_step(args, args.file, console)
-    machine = machines(args, console)[-1] if args.topology else args
-    schedule, lines, times = simulated(machine, console)
+    schedule, lines, times = simulated(machines(args, console)[-1], console)
     if not lines:
         show_lines(schedule, console)
     timed = Timed(*times) if times else None

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from commplan.cli.console import STDIN, Console, fold_table
-from commplan.cli.simulated import Simulated, Timed, machines, simulated
-from commplan.cli.user_step import with_step
+from commplan.cli.simulated import NAME_ONE, Simulated, Timed, machines, simulated
 from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
@@ -28,12 +27,10 @@ SHOWN = 40  # rows of a table; the rest is summed
 
 def run(args: Namespace, console: Console) -> int:
     """Simulate, print, and write the trace. Raises CP0752 without a topology, and what compiling raises."""
-    if not args.topology:
-        fail("CP0752", "there is no topology to simulate on", "give one with --topology FILE")
-    args = with_step(args, args.file, console)
     machine, *others = machines(args, console)
     schedule, lines, timed = simulated(machine, console)
-    assert timed is not None
+    if timed is None:
+        fail("CP0752", "there is no topology to simulate on", NAME_ONE)
     if others:
         more = [simulated(other, console, timed) for other in others]
         return _side_by_side([Simulated(schedule, lines, timed), *more], args, console)

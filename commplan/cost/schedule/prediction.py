@@ -63,7 +63,6 @@ class PhaseTime(msgspec.Struct, frozen=True):
     bound: what the phase's collectives take at least on this topology, overlapping perfectly, and its own
     computation. network, compute: in which some collective, some other op ran. nbytes: of each level, what
     its busiest link carries in one direction, all collectives together. critical, ops: beside the step.
-    after: of the step's computation that waits for the phase, where the step says so.
     """
 
     name: str
@@ -76,12 +75,11 @@ class PhaseTime(msgspec.Struct, frozen=True):
     nbytes: tuple[tuple[str, float], ...]
     critical: tuple[Stretch, ...]
     ops: tuple[OpTime, ...]
-    after: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Of the step and the phase together."""
-        return self.computation + self.exposed + self.after
+        return self.computation + self.exposed
 
     @property
     def distance(self) -> float:
@@ -217,7 +215,7 @@ def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
     exposed = max(0.0, end - ready.seconds)
     critical = _critical(ops, played)
     return PhaseTime(
-        phase.name, alone, ready.seconds, exposed, bound, *busy, nbytes_by_level, critical, ops, ready.after
+        phase.name, alone, ready.seconds, exposed, bound, *busy, nbytes_by_level, critical, ops
     )  # fmt: skip
 
 

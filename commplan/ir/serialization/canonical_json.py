@@ -19,12 +19,13 @@ from commplan.ir.plan import Plan
 from commplan.ir.schedule import SCHEMA_VERSION, Schedule
 
 FORMAT = "commplan-schedule"
-# Where something was written is no part of what it is: members `span` and `file`, each with one comma, which
-# most have behind them. In a JSON text a quote inside a string has a backslash before it, so that `"span":`
-# is always a key. Every pattern begins with literal text, which makes it fast.
+# Where something was written, and the topology that it was compiled for, are no part of what it is: members
+# `span`, `file` and `topology`, which is flat once its `span` is gone. Each goes with one comma, which most
+# have behind them. In a JSON text a quote inside a string has a backslash before it, so that `"span":` is
+# always a key. Every pattern begins with literal text, which makes it fast.
 _PLACES = [
     re.compile(rb'%b"%b":(?:\{[^{}]*\}|null|"(?:[^"\\]|\\.)*")%b' % (before, key, behind))
-    for key in (b"span", b"file")
+    for key in (b"span", b"file", b"topology")
     for before, behind in ((b"", b","), (b",", b""), (b"", b""))
 ]
 
@@ -39,12 +40,12 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan_digest(plan: Plan) -> str:
-    """sha256, in hex, of what `plan` says; places in the text and the file's name are no part of it."""
+    """sha256, in hex, of what `plan` says, without its topology, places in the text and the file's name."""
     return _digest(plan)
 
 
 def schedule_digest(schedule: Schedule) -> str:
-    """sha256, in hex, of `schedule`; places in the text and the file's name are no part of it."""
+    """sha256, in hex, of `schedule`, without its topology, places in the text and the file's name."""
     return _digest(schedule)
 
 

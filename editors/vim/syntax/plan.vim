@@ -8,7 +8,7 @@ syntax iskeyword @,48-57,_
 syntax match planNumber "\v<\d[0-9_]*(\.[0-9_]*)?([eE][+-]?\d+)?" nextgroup=planUnit skipwhite
 syntax match planUnit "\v(Gbit/s|Mbit/s|GB/s|GiB|KiB|MiB|ms|us|s)>" contained
 syntax match planMark "->\|[=?]"
-syntax keyword planDeclaration axis ensemble input plan server source state
+syntax keyword planDeclaration axis ensemble input plan server source state topology
 syntax keyword planDeclaration fn nextgroup=planFunction skipwhite
 syntax keyword planPhase at each every phase
 syntax match planPhase "\v(<at\s+)@<=start>|(<each\s+)@<=step>|(<every\s+\d+\s+)@<=steps>"
@@ -31,6 +31,7 @@ syntax match planAlgorithm "\v(\=\s*)@<=(recursive_doubling|halving_doubling|par
 syntax match planOperator "\v<(round_robin|hogwild|async|mean|sync|max|min|sum)>" contained
 syntax match planOption "\v<(device_prefetch|accumulate|on_failure|staleness|integers|on_error|prefetch|overlap|readers|bucket|owners|weight|within|chunk|cores|wire|eta|rho)>\ze\s*\="
 syntax match planConstant "\v(\=\s*)@<=(backward|continue|first|bf16|skip|stop|f16|f32|f64|max)>"
+syntax match planText /"[^"]*"/
 syntax match planComment "#.*$" contains=@Spell
 
 highlight default link planComment Comment
@@ -47,6 +48,7 @@ highlight default link planOperator Special
 highlight default link planOption Identifier
 highlight default link planNumber Number
 highlight default link planUnit Type
+highlight default link planText String
 highlight default link planMark Operator
 
 let b:current_syntax = "plan"

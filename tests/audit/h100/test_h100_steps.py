@@ -251,7 +251,8 @@ axis node = 4
 axis gpu = 8
 input grads : tree partial node, gpu
 each step {
-    grads = reduce grads over node, gpu by mean via hierarchical(gpu = native, node = ring)
+    grads = reduce grads over node, gpu by mean
+            via hierarchical(gpu = native, node = ring) { bucket = 25 MiB }
     output grads
 }
 """

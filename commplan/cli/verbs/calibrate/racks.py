@@ -1,0 +1,47 @@
+"""`commplan calibrate --discover`: racks from the bandwidth between pairs of hosts, as a topology file."""
+
+from __future__ import annotations
+
+import functools
+import os
+from argparse import Namespace
+from pathlib import Path
+
+import msgspec
+
+from commplan.cli.console import STDIN, Console
+from commplan.cli.jax_side import need, under_mpi
+from commplan.diagnostics import fail
+from commplan.topology import topology_text
+
+
+def write(args: Namespace, console: Console) -> int:
+    """Measure with all ranks; the first one prints the table and writes the topology.
+
+    Raises CP0759 without MPI or several hosts with equally many ranks, CP0849 and CP1111.
+    """
+    if args.topology or not under_mpi(os.environ) or args.backend == "jax":
+        fail(
+            "CP0759",
+            "racks are found between hosts by ranks of MPI, and no topology is given for them",
+            "mpirun --map-by ppr:1:node commplan calibrate --discover -o cluster.toml",
+        )
+    need("jax", "'commplan[mpi]'")
+    need("mpi4py", "'commplan[mpi]'")
+    from commplan.runtime.calibrate.discover import discover
+    from commplan.runtime.calibrate.mpi import MpiFabric
+
+    fabric = MpiFabric()
+    if fabric.rank == 0:
+        console.note(f"measuring pairs of {len(set(fabric.hosts))} hosts")
+    name = "cluster" if args.output == STDIN else Path(args.output).stem
+    discovery = fabric.meet(functools.partial(discover, fabric, name))
+    if fabric.rank != 0:
+        return 0
+    console.write(args.output, topology_text(discovery.topology).encode())
+    if not console.human:
+        console.document(output=args.output, topology=msgspec.to_builtins(discovery.topology))
+    elif args.output != STDIN:
+        for line in (*discovery.lines(), f"wrote {args.output}"):
+            console.note(line)
+    return 0

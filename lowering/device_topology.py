@@ -1,0 +1,105 @@
+"""The topology of a mesh whose program and plan name none: levels from its devices, costs by assumption."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from commplan.diagnostics import plural
+from commplan.lowering.audit.targets import machine_topology, name_of_kind
+from commplan.topology import Level, Topology, places_of_hosts
+
+# Of CPU devices: the memory of a process, and a usual Ethernet between processes.
+_MEMORY, _MEMORY_S = 10e9, 1e-6
+_ETHERNET, _ETHERNET_S = 1.25e9, 5e-5
+_DOMAIN = 8  # GPUs that NVLink joins at most, unless `slice_index` tells domains apart
+_targets: dict[
+    int, tuple[Any, str]
+] = {}  # of `name_devices`: the name by the `id` of a client, which lives on
+FIX = 'name the machine with topology=.. or with `topology "FILE"` in the plan'
+
+
+class AssumedTopology(NamedTuple):
+    """A topology with the place of each rank, row-major over the axes. assumed: a sentence for people."""
+
+    topology: Topology
+    places: tuple[int, ...]
+    assumed: str
+
+
+def topology_of_mesh(mesh: Any, axes: Sequence[str]) -> AssumedTopology | None:
+    """The levels that ranks along `axes` span, from the devices of `mesh`.
+
+    Devices are grouped into machines by `slice_index`, which under CUDA is the NVLink domain, or by
+    `process_index` if they are CPUs or more than fit into one domain. Costs are those of a known GPU's data
+    sheet, or of memory and 10 Gbit/s for CPUs. Of axes that are not among `axes` the first index counts.
+    Returns None for less than two devices, for CPU devices of one process, for unknown kinds of devices, and
+    if machines have unequally many of them.
+    """
+    devices = _devices(mesh, axes)
+    hosts = [f"host{machine}" for machine in _machines_of(devices)]
+    counts = set(Counter(hosts).values())
+    if len(devices) < 2 or len(counts) != 1:
+        return None
+    (per_host,), count = counts, len(set(hosts))
+    platforms = {str(device.platform) for device in devices}
+    names = {_target_of(device) for device in devices}
+    if platforms == {"cpu"} and count > 1:
+        topology = _of_processes(count, per_host)
+        each = plural(per_host, "CPU device")
+        described = f"{count} processes with {each} each, joined by 10 Gbit/s with a latency of 50 us"
+    elif len(names) == 1 and (name := names.pop()) is not None:
+        topology = machine_topology(name, count, per_host)
+        links = ", ".join(f"{level.name} {level.bandwidth / 1e9:g} GB/s" for level in topology.levels)
+        described = f"{count} x {per_host} {name.upper()} with the links of data sheets ({links})"
+    else:
+        return None
+    text = f"no topology is given; assumed from the mesh: {described}, not measured; {FIX}"
+    return AssumedTopology(topology, places_of_hosts(topology, hosts), text)
+
+
+def is_first_process(mesh: Any) -> bool:
+    """Whether this is the first process of `mesh`; also for devices that are not there."""
+    client = getattr(next(iter(mesh.devices.flat)), "client", None)
+    return client is None or client.process_index() == min(d.process_index for d in mesh.devices.flat)
+
+
+def _devices(mesh: Any, axes: Sequence[str]) -> list[Any]:
+    """The device of each rank along `axes`; none if the mesh lacks devices or one of the axes."""
+    grid, names = getattr(mesh, "devices", None), tuple(getattr(mesh, "axis_names", ()))
+    if grid is None or not axes or not set(axes) <= set(names):
+        return []
+    order = [names.index(axis) for axis in axes]
+    others = [index for index in range(len(names)) if index not in order]
+    ranks = grid.transpose(*order, *others)
+    return list(ranks[(..., *(0 for _ in others))].flat)
+
+
+def _machines_of(devices: Sequence[Any]) -> list[int]:
+    """The index of the machine of each device."""
+    processes = [int(device.process_index) for device in devices]
+    if any(device.platform == "cpu" for device in devices):
+        return processes
+    domains = [getattr(device, "slice_index", None) for device in devices]
+    if None in domains or (len(set(domains)) == 1 and len(devices) > _DOMAIN):
+        return processes
+    return [int(domain) for domain in domains if domain is not None]
+
+
+def _target_of(device: Any) -> str | None:
+    client = getattr(device, "client", None)
+    known, name = _targets.get(id(client), (None, None))
+    return name if client is not None and known is client else name_of_kind(str(device.device_kind))
+
+
+def name_devices(devices: Sequence[Any], name: str) -> None:
+    """Say that `devices`, which need not be there and have no kind, are of target `name`."""
+    client = devices[0].client
+    _targets[id(client)] = (client, name)
+
+
+def _of_processes(count: int, per_process: int) -> Topology:
+    levels = [Level("device", per_process, _MEMORY_S, _MEMORY)] if per_process > 1 else []
+    levels.append(Level("host", count, _ETHERNET_S, _ETHERNET))
+    return Topology(f"cpu_{count}x{per_process}", tuple(levels))

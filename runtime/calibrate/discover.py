@@ -1,0 +1,193 @@
+"""Finding racks: which hosts share a link, from the bandwidth between pairs of them.
+
+Each pair of hosts is measured twice: alone, and while all other hosts exchange in pairs too. The pairs are
+those of round-robin tournaments, so a host is in one pair at a time and pairs share no host's link. Two pairs
+that cross the same uplink share it, and each gets less than a pair within a rack.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from msgspec.structs import replace
+
+from commplan.diagnostics import fail
+from commplan.runtime.calibrate.calibrate import Fabric, Pairs, measured_level, pairs_of_levels
+from commplan.topology import Level, Topology, natural_order, places_of_hosts
+
+TOURNAMENTS = 3  # each in another order of hosts, so that no pair always crosses an uplink alone
+PASSES = 5  # over all hosts, each of which joins the rack that most of its fast links are in
+ALONE = 16  # hosts: of more not every pair is measured alone
+SHARED = 1.4  # times the bandwidth across racks is the least that a pair within a rack has
+LONG_S = 0.05  # an exchange of this length hides latencies
+LEAST, RUNS = 2**16, 2  # bytes; exchanges of each pair, of which the best counts
+
+HostPairs = Sequence[tuple[int, int]]
+
+
+class PairFabric(Fabric, Protocol):
+    """A fabric that times pairs one by one."""
+
+    def timed(self, pairs: Pairs, nbytes: int, runs: int) -> list[float]:
+        """The shortest of `runs` exchanges of each pair in seconds, all pairs at once."""
+        ...
+
+
+class Discovery(NamedTuple):
+    """What was measured between hosts, and the machine that explains it.
+
+    alone, shared: bytes a second in each direction between two hosts, [host, host], nan if not measured;
+    alone, and the least of what the pair gets beside other pairs. racks: indices of hosts.
+    """
+
+    hosts: tuple[str, ...]
+    alone: np.ndarray
+    shared: np.ndarray
+    racks: tuple[tuple[int, ...], ...]
+    topology: Topology
+
+    def lines(self) -> list[str]:
+        """The table of pairs, and the racks."""
+        lines = ["MB/s between two hosts, alone / while all hosts exchange in pairs"]
+        order = [host for rack in self.racks for host in rack]
+        width = max(9, *(len(name) for name in self.hosts)) + 2
+        if len(order) <= ALONE:
+            lines.append("".join(f"{name:>{width}}" for name in ("", *(self.hosts[host] for host in order))))
+            for host in order:
+                cells = [self._cell(host, other) for other in order]
+                lines.append("".join(f"{cell:>{width}}" for cell in (self.hosts[host], *cells)))
+        for number, rack in enumerate(self.racks, 1):
+            label = f"rack {number}" if len(self.racks) > 1 else "one rack"
+            lines.append(f"{label}: {', '.join(self.hosts[host] for host in rack)}")
+        for level in self.topology.levels:
+            rate, latency = level.bandwidth / 1e6, level.latency * 1e6
+            lines.append(f"level {level.name}: {level.count} x {rate:.1f} MB/s, {latency:.1f} us")
+        return lines
+
+    def _cell(self, host: int, other: int) -> str:
+        if host == other:
+            return "-"
+        rates = (self.alone[host, other], self.shared[host, other])
+        return "/".join("." if np.isnan(rate) else f"{rate / 1e6:.1f}" for rate in rates)
+
+
+def discover(fabric: PairFabric, name: str) -> Discovery:
+    """Measure the pairs of hosts, find racks, and measure the levels of the machine, called `name`.
+
+    Every process calls it alike. Raises CP0759 for one host, and for hosts with unequally many ranks.
+    """
+    hosts = tuple(sorted(set(fabric.hosts), key=natural_order))
+    ranks = {host: [rank for rank, own in enumerate(fabric.hosts) if own == host] for host in hosts}
+    if len(hosts) < 2 or len({len(own) for own in ranks.values()}) > 1:
+        counts = ", ".join(f"{host} {len(own)}" for host, own in ranks.items())
+        fail(
+            "CP0759",
+            f"racks are found between hosts with equally many ranks, and the ranks are: {counts}",
+            "start one rank on each host: mpirun --map-by ppr:1:node commplan calibrate --discover -o OUT",
+        )
+    meter = _Meter(fabric, [ranks[host] for host in hosts])
+    alone = np.full((len(hosts),) * 2, np.nan)
+    shared = np.full((len(hosts),) * 2, np.nan)
+    for pairs in tournament(range(len(hosts))):
+        for pair in pairs if len(hosts) <= ALONE else pairs[:1]:
+            _note(alone, [pair], meter.rates([pair]))
+    for seed in range(TOURNAMENTS):
+        order = list(range(len(hosts)))
+        random.Random(seed).shuffle(order)
+        for pairs in tournament(order):
+            _note(shared, pairs, meter.rates(pairs))
+    racks = racks_of(shared)
+    return Discovery(hosts, alone, shared, racks, _topology(fabric, name, hosts, racks, meter.width))
+
+
+def tournament(hosts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Rounds of pairs in which every host meets every other one once, by the circle method."""
+    circle: list[int | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    half = len(circle) // 2
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
+        yield [(a, b) for a, b in pairs if a is not None and b is not None]
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+
+
+def racks_of(rates: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """Groups of hosts with fast links between most of their members; one group if all pairs are about alike.
+
+    rates: [host, host]. Fast are the pairs above the widest gap between rates, if that is a factor of
+    `SHARED` or more.
+    """
+    count = len(rates)
+    known = np.sort(rates[np.triu_indices(count, 1)])
+    gaps = known[1:] / known[:-1]
+    if not len(gaps) or gaps.max() < SHARED:
+        return (tuple(range(count)),)
+    fast = rates >= known[int(gaps.argmax()) + 1]
+    rack = np.arange(count)
+    for _ in range(PASSES):
+        before = rack.copy()
+        for host in range(count):
+            groups = [
+                np.flatnonzero((rack == number) & (np.arange(count) != host)) for number in set(rack.tolist())
+            ]
+            shares = [(float(fast[host, group].mean()), -int(group[0])) for group in groups if len(group)]
+            share, first = max(shares)
+            if share > 0.5:
+                rack[host] = rack[-first]
+        if np.array_equal(rack, before):
+            break
+    return tuple(tuple(np.flatnonzero(rack == number).tolist()) for number in dict.fromkeys(rack.tolist()))
+
+
+class _Meter:
+    """Exchanges between hosts. ranks: of each host, which exchange with those of the other at once."""
+
+    def __init__(self, fabric: PairFabric, ranks: Sequence[Sequence[int]]) -> None:
+        self.fabric, self.ranks = fabric, ranks
+        self.width = len(ranks[0])
+        self.nbytes = LEAST
+        while self.nbytes < fabric.longest:
+            seconds = fabric.slowest(max(self._times([(0, 1)])))
+            if seconds >= LONG_S:
+                break
+            self.nbytes *= 4 if seconds < LONG_S / 4 else 2
+
+    def rates(self, pairs: HostPairs) -> list[float]:
+        """Bytes a second in each direction between the hosts of each pair, all pairs at once."""
+        return [self.width * self.nbytes / max(seconds, 1e-9) for seconds in self._times(pairs)]
+
+    def _times(self, pairs: HostPairs) -> list[float]:
+        between = [both for a, b in pairs for both in zip(self.ranks[a], self.ranks[b], strict=True)]
+        times = self.fabric.timed(between, self.nbytes, RUNS)
+        return [max(times[at : at + self.width]) for at in range(0, len(times), self.width)]
+
+
+def _note(rates: np.ndarray, pairs: HostPairs, measured: Sequence[float]) -> None:
+    """Keep the least rate of each pair."""
+    for (a, b), rate in zip(pairs, measured, strict=True):
+        rates[a, b] = rates[b, a] = np.fmin(rates[a, b], rate)
+
+
+def _topology(
+    fabric: PairFabric, name: str, hosts: Sequence[str], racks: Sequence[Sequence[int]], width: int
+) -> Topology:
+    """The levels, measured as `calibrate` does. Smaller racks are filled with places that no host has."""
+    most = max(map(len, racks))
+    names: list[str] = []
+    for number, rack in enumerate(racks, 1):
+        names += [hosts[host] for host in rack]
+        names += [f"none-{number}-{place}" for place in range(len(rack) + 1, most + 1)]
+    counts = {"process": width, "host": most, "rack": len(racks)}
+    levels = tuple(Level(level, count, 1e-6, 1e9) for level, count in counts.items() if count > 1)
+    known = Topology(name, levels, None, tuple(names))
+    spans = pairs_of_levels(known, places_of_hosts(known, fabric.hosts))
+    costs = {level: measured_level(fabric, level, pairs, count, 0.0, 0.0) for level, pairs, count in spans}
+    return replace(
+        known,
+        levels=tuple(
+            replace(level, latency=costs[level.name].latency, bandwidth=costs[level.name].bandwidth)
+            for level in levels
+        ),
+    )
