@@ -22,6 +22,8 @@ MIB = 1024**2
 TEXT = 64 * MIB  # plans, topologies, calibrations, shapes, profiles
 SCHEDULE = 1024 * MIB  # schedules, reproducers, recordings of servers, latency profiles
 _MOST_INTEGER = 2**1000  # that a float can hold, and that can be printed
+_DOTTED = r"""[\w"'-]++(?:[ \t]*+\.[ \t]*+[\w"'-]++)*+"""  # keys, and other words
+_MOST_PARTS = 100  # of a dotted key
 _KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -136,8 +138,11 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any:
 
 def decode_toml(text: str) -> dict[str, Any]:
     """The table in `text`. Raises ValueError for other texts, with the reason."""
-    import tomllib  # noqa: PLC0415  sidecars start without it
+    import re  # noqa: PLC0415  sidecars start without it
+    import tomllib  # noqa: PLC0415  as above
 
+    if any(match[0].count(".") >= _MOST_PARTS for match in re.finditer(_DOTTED, text)):
+        raise ValueError(f"it has a key of more than {_MOST_PARTS} parts")  # for which tomllib takes long
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError:

@@ -23,7 +23,7 @@ DECODING = {"tomllib", "gzip", "bz2", "lzma", "zipfile", "tarfile", "shelve", "d
 ELSEWHERE = {
     ("commplan.cli.command", "_print_anything"): "/dev/null",
     ("commplan.cli.console", "silence"): "/dev/null",
-    ("commplan.cli.console", "write"): "an output that a user names, which may be a pipe",
+    ("commplan.cli.console", "_write_anything"): "an output that a user names, which may be a pipe",
     ("commplan.errors", "page"): "a file of this package",
     ("commplan.lowering.mpi.prebuilt", "levels"): "/proc",
     ("commplan.lowering.mpi.prebuilt.wheel", "compiled_wheel"): "a folder that it has just made",
@@ -151,10 +151,13 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
         f"a = {'[' * 5000}",
         "a = 2026-02-31",
         "a = ",
+        f"{'a.' * 20_000}a = 1",
+        f"[{'b . ' * 20_000}'b']",
+        f"x = {{ {'a.' * 200}a = 1 }}",
     ],
 )
 def test_texts_that_are_no_toml(text: str) -> None:
-    with pytest.raises(ValueError, match=r"out of range|300 digits|too deep|Invalid"):
+    with pytest.raises(ValueError, match=r"out of range|300 digits|too deep|100 parts|Invalid"):
         io.decode_toml(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from commplan.cli.arguments import parse, parser
 from commplan.cli.console import Console, silence
-from commplan.diagnostics import CommplanError, text_of
+from commplan.diagnostics import CommplanError, Diagnostic, text_of
 
 CLEAN, PROBLEMS, FAILURE = 0, 1, 2
 BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -49,6 +50,11 @@ def _finished(work: Callable[[Console], int], console: Console) -> int:
         return _refused(error, console)
     except BrokenPipeError:
         return _reader_gone()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # which `Path.exists` and others raise
+            return _internal(error, console)
+        message = f"cannot open {error.filename}: {error.strerror}"
+        return _refused(CommplanError(Diagnostic("CP0001", message, None)), console)
     except Exception as error:  # noqa: BLE001  the last line of defence: say it, never show a user a traceback
         return _internal(error, console)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -134,12 +135,23 @@ class Console:
             if place.is_file() and any(map(place.samefile, inputs)):
                 fail("CP1101", f"cannot write {path}: it is one of the files that are read", file=path)
             if not place.is_file():
-                place.write_bytes(data)
+                _write_anything(place, data)
                 return
             os.close(io.open_file(place, os.O_RDWR))  # one that may not be written is not replaced
             io.write(place.resolve(), data)  # a full disk leaves the old one
         except (OSError, ValueError) as error:
-            fail("CP1101", f"cannot write {path}: {getattr(error, 'strerror', None) or error}", file=path)
+            reason = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, OSError) and error.errno == errno.ENXIO:
+                reason = "it is a pipe that no process reads"
+            fail("CP1101", f"cannot write {path}: {reason}", file=path)
+
+
+def _write_anything(place: Path, data: bytes) -> None:
+    """Write a new file, a pipe or a device. Raises OSError, ENXIO for a pipe that no process reads."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+    with open(os.open(place, flags, 0o666), "wb") as file:
+        os.set_blocking(file.fileno(), True)
+        file.write(data)
 
 
 def _to_stderr(text: str) -> None:

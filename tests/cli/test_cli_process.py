@@ -131,3 +131,24 @@ def test_a_terminal_gets_colour(bad: str) -> None:
     text = os.read(ours, 10_000)
     os.close(ours)
     assert done.returncode == 1 and b"\x1b[1;31m" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("compile", "PLAN", "--shapes", "SHAPES", "-o", "PIPE"), "it is a pipe that no process reads"),
+        (("blame", "n" * 300), "File name too long"),
+        (("new", "data_parallel", "--into", "n" * 300), "File name too long"),
+    ],
+)
+def test_places_that_cannot_be_opened(tmp_path: Path, words: tuple[str, ...], reason: str) -> None:
+    """No traceback, and no wait for a process that reads."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "shapes.json").write_text('{"grads": {"w": {"shape": [4], "dtype": "f32"}}}')
+    places = {"PLAN": str(ROOT / "examples" / "plans" / "two_level.plan"), "PIPE": str(tmp_path / "pipe")}
+    places["SHAPES"] = str(tmp_path / "shapes.json")
+    command = [places.get(word, word) for word in words]
+    done = subprocess.run(
+        [*COMMAND, *command], capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 1 and reason in done.stderr, done.stderr

@@ -18,7 +18,7 @@ def run(args: Namespace, console: Console) -> int:
     if output in (None, STDIN):
         console.put(text)
     else:
-        console.write(output, text.encode())
+        console.write(output, text.encode(errors="backslashreplace"))  # of a file name that is no text
         console.note(f"wrote {output}")
     if not console.human:
         console.document([], file=output)
