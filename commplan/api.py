@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from commplan.cost.calibration import Calibration
+    from commplan.cost.schedule.step import StepComputation
     from commplan.lowering.audit import Audit, Machine
     from commplan.runtime.run import Run, TypedRun
 
@@ -69,6 +70,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         oversubscribe: bool = False,
         backend: Backend | None = None,
         calibration: Calibration | str | Path | None = None,
+        step: StepComputation | str | Path | None = None,
         observer: Observer | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Program[RunT]:
@@ -92,6 +94,8 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         (tensor parallelism beside it), or if it has CPU devices of one process only and no topology is given.
         backend: `jax` or `mpi`, where there is no mesh to tell.
         calibration: what `commplan calibrate` measured on the topology, or the file with it.
+        step: the computation beside which phases run, or the profile that `commplan calibrate --step` wrote:
+        gradients are sent in the order in which it makes them.
         timeout: seconds to wait for the other ranks of a communicator, where their hosts are asked for.
         Raises CommplanError (CP07xx), CP084x for a communicator that does not fit, or a rank that stays away.
         """
@@ -145,6 +149,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             topology=topology,
             mapping=mapping,
             order=order,
+            step=_step(step),
             pipeline=passes,
             observer=observer,
             oversubscribe=oversubscribe,
@@ -360,6 +365,13 @@ def _check_kinds(axes: object, order: object, passes: object, timeout: object) -
         wanted = "a pipeline as text was"
         fail("CP0717", wrong.format("passes", type(passes).__name__, wanted), 'passes="share,bucket,overlap"')
     check_seconds("CP0803", "timeout", timeout, "timeout=600")
+
+
+def _step(given: StepComputation | str | Path | None) -> StepComputation | None:
+    """The computation of a step, from its profile. Raises CP0772."""
+    from commplan.cost.step_profile import load_step  # noqa: PLC0415  only where one is given
+
+    return load_step(given) if isinstance(given, str | Path) else given
 
 
 def _backend(mesh: object, given: Backend | None) -> Backend:

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from commplan.cost.network.rank_placement import spread_as
 from commplan.cost.predictor import predictor_for
+from commplan.cost.schedule.step import StepComputation
+from commplan.cost.step_profile import check_step
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail, fail_if
 from commplan.frontend.bind_axes import bind_axes
 from commplan.frontend.infer_shapes import infer
@@ -44,6 +46,7 @@ def compile_plan(
     places: tuple[int, ...] | None = None,
     assumed: tuple[str, ...] = (),
     order: Mapping[str, Sequence[str]] | None = None,
+    step: StepComputation | None = None,
     pipeline: str | Pipeline | None = None,
     observer: Observer | None = None,
     oversubscribe: bool = False,
@@ -60,10 +63,13 @@ def compile_plan(
     places: the place on the topology of each rank, row-major over the axes, where it is known that they lie
     otherwise than the axes say (MPI ranks on hosts).
     assumed: what the caller assumed of the topology, a sentence each, which the schedule records.
-    order: name -> leaf paths in the order in which the backward pass makes them (default: last first).
+    order: name -> leaf paths in the order in which the backward pass makes them (default: that of `step`,
+    else last first).
+    step: the computation beside which phases run.
     pipeline: passes as text (default: all of them); empty for none. `wire` runs in any case.
     observer: called with a `Record` after `lower` and after each pass.
-    Raises CommplanError with CP07xx, and CP0606 where leaves are wider than what `native` adds in.
+    Raises CommplanError with CP07xx, CP0772 for a step with other gradients among them, and CP0606 where
+    leaves are wider than what `native` adds in.
     """
     passes = (pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)).completed
     axes = bind_axes(plan, sizes)
@@ -85,8 +91,11 @@ def compile_plan(
     fail_if(check_sizes(plan, values, math.prod(axis.size for axis in axes)))
     fail_if(check_leaves(plan, values, {axis.name: axis.size for axis in axes}))
     _check_order(plan, order or {})
+    order = order or (step.order if step is not None else {})
     hosts = known.hosts if known is not None else ()
     schedule = lower(plan, axes, values, backend, hosts)
+    if step is not None:
+        check_step(step, schedule)
     if known is not None:
         schedule = replace(schedule, topology=known.compiled(assumed))
     seconds = time.perf_counter() - start
@@ -101,9 +110,9 @@ def compile_plan(
         raise CommplanError(Diagnostic("CP0718", message, problems[0].span, tuple(notes), file=plan.file))
     if observer is not None:
         observer(Record("lower", "lower", seconds, None, schedule))
-    given = {name: tuple(paths) for name, paths in (order or {}).items()}
+    given = {name: tuple(paths) for name, paths in order.items()}
     costs = predictor_for(axes, known, measured, backend, places)
-    context = Context(given, known, measured, places, costs)
+    context = Context(given, known, measured, places, costs, step=step)
     return passes.run(schedule, context, observer, reproducers, reference)
 
 

@@ -122,7 +122,8 @@ def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
     else:
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or dtype is None:
-        message = f"leaf `{path}` is a {_kind(leaf)}, which has no shape and dtype"
+        where = f"leaf `{path}`" if path else "the value"
+        message = f"{where} is a {_kind(leaf)}, which has no shape and dtype"
         note = 'leaves are arrays, jax.ShapeDtypeStruct, numbers or objects `{"shape": [..], "dtype": ".."}`'
         fail("CP0720", message, note)
     if not isinstance(shape, list | tuple) or not all(_is_dim(d) for d in cast("list[Any]", shape)):

@@ -13,6 +13,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, _jit, check
 from commplan.lowering.jax.functions import RngContext, short_seed
+from commplan.lowering.jax.gradient_times import mark
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.primitives import terms
@@ -109,8 +110,17 @@ class PhaseCall:
         outputs = ", ".join(binding.name for binding in self.lowered.outputs)
         return f"<phase {self.name}(state{inputs}) -> ({outputs or 'nothing'}), state>"
 
-    def __call__(self, state: Any, /, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
+    def __call__(
+        self, state: Any = None, /, *positional: Any, **inputs: Any
+    ) -> tuple[Outputs, dict[str, Any]]:
         arguments = self.lowered.arguments
+        if positional:
+            names = [name for name in arguments if name not in inputs] or ["name"]
+            by_name = ", ".join(f"{name}=.." for name in names)
+            message = (
+                f"phase `{self.name}` takes its inputs by name, and was passed {1 + len(positional)} values"
+            )
+            self._fail("CP0804", message, f"write (state, {by_name})")
         self._check_names(arguments, inputs)
         checked = check_state(
             self.context, state, f"phase `{self.name}` was given", self._needed, self._phase.span
@@ -200,6 +210,7 @@ class PhaseCall:
         arguments, entry = self.lowered.arguments, self.context.entry
         trees = {n: check.types(n, arguments[n], tree, backend, span) for n, tree in trees.items()}
         states = {n: check.types(n, entry(n), tree, backend, span) for n, tree in states.items()}
+        trees = mark(trees, arguments)
         results, updates, calls = self._run(trees, states, state.get(CALLS))
         outputs = Outputs({name: tree.build() for name, tree in results.items()})
         new = state | {name: tree.build() for name, tree in updates.items()}

@@ -102,6 +102,7 @@ def placement_of(context: Context, text: str, subject: str, arguments: Collectio
         context.fail(
             "CP0811",
             f"{subject}: the plan has no output, state or input `{text}`",
+            *_near_words(context, text),
             *near_note(text, (*context.schedule.named, *arguments)),
             f"it has {listed(context.schedule.named)}",
             *also,
@@ -123,6 +124,17 @@ def _result(
     if text in placements and text not in context.schedule.named:
         return placements[text]
     return placement_of(context, text, subject, names)
+
+
+def _near_words(context: Context, text: str) -> list[str]:
+    """Notes on the words of a written placement that are no axes of the plan."""
+    words = re.findall(r"\w+", text)
+    if not words or words[0] not in _WORDS:
+        return []
+    unknown = [word for word in words if word not in _WORDS and word not in context.sizes]
+    return [
+        "; ".join((f"the plan has no axis `{word}`", *near_note(word, context.sizes))) for word in unknown
+    ]
 
 
 def parse(context: Context, text: str) -> Placement | None:
@@ -164,7 +176,9 @@ def _parameters(
         for p in others
         if p.name not in placements and p.default is p.empty
     ]
-    wrong += [f"`{name}` has no parameter `{p}`" for p in placements if p not in order]
+    for argument in (argument for argument in placements if argument not in order):
+        near = near_note(argument, (p.name for p in others))
+        wrong.append("; ".join((f"`{name}` has no parameter `{argument}`", *near)))
     if wrong:
         context.fail("CP0811", f"run.spmd and the parameters of `{name}` do not agree", *wrong)
     return parameters[0].name, order

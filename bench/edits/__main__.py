@@ -1,10 +1,12 @@
 """Edits of schedule files, and whether the accepted ones compute the same.
 
-    python -m bench.edits --edits 60000 --seed 0           # all plans
-    python -m bench.edits --edits 200 --plans loads,random # some
+    python -m bench.edits --edits 60000 --seed 0            # all plans
+    python -m bench.edits --edits 200 --plans loads,moves   # some
+    python -m bench.edits --edits 60000 --part 1/3          # every third schedule
 
-Schedules of plans with every verb and option are changed in one or two fields, saved and loaded. Those
-that are accepted are compared with the unedited schedule: by fields, by the oracle, under JAX (see `judge`).
+Schedules of plans with every verb and option are changed in one or two fields, saved and loaded. Accepted
+edits are compared with the unedited schedule (`judge`). On ranks under MPI (`under_mpi`) run all edits of
+plans with servers, and of the others for MPI `--ranks` of each set of edited fields.
 Ends with a table of accepted edits by field; exit 1 if one of them gives another result.
 """
 
@@ -14,67 +16,104 @@ import argparse
 import itertools
 import os
 import sys
+import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    # Read by JAX when it is first imported.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    with tempfile.TemporaryDirectory(prefix="edits-") as folder:
+        # Read by JAX when it is first imported. Edits often compile to the same program: a cache keeps it.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+        if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/compiled") == f"{folder}/compiled":
+            os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+            os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # JAX warns of f64 values, which it makes f32
+            return _campaign(options, Path(folder))
+
+
+def _campaign(options: argparse.Namespace, folder: Path) -> int:
     from bench.edits.generate import Generator  # noqa: PLC0415 - after the settings that JAX reads
     from bench.edits.judge import Judge  # noqa: PLC0415 - as above
     from bench.edits.plans import PLANS, bases  # noqa: PLC0415 - as above
+    from bench.edits.under_mpi import Batch  # noqa: PLC0415 - as above
     from commplan.diagnostics import CommplanError  # noqa: PLC0415 - as above
     from commplan.ir.serialization.canonical_json import encode  # noqa: PLC0415 - as above
     from commplan.verify import load_schedule  # noqa: PLC0415 - as above
 
     names = options.plans.split(",") if options.plans else [plan.name for plan in PLANS]
     known = list(bases(tuple(plan for plan in PLANS if plan.name in names)))
-    generator = Generator([base.schedule for base in known], options.seed)
-    share = -(-options.edits // len(known))
-    refused: Counter[str] = Counter()
-    decided: Counter[str] = Counter()
-    fields: Counter[str] = Counter()
+    generator, batch = Generator([base.schedule for base in known], options.seed), Batch(folder)
+    part, parts = map(int, options.part.split("/"))
+    refused, decided, fields, on_ranks = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     findings: Counter[tuple[str, str]] = Counter()
-    count = 0
+    labels_on_ranks: list[str] = []
+    count = programs = 0
     start = time.monotonic()
+
+    def found(label: str, words: str, difference: str) -> None:
+        findings[label, difference.partition(":")[0].partition(" ")[2][:40]] += 1
+        print(f"{words}\n    {difference}", flush=True)
+
     for number, base in enumerate(known):
-        judge = Judge(base, options.runs)
-        for edit in itertools.islice(generator.edits(base.schedule, number), share):
+        if number < options.first or number % parts != part - 1:
+            continue
+        judge, before = Judge(base), (count, Counter(decided), findings.total())
+        if judge.served and not options.ranks:
+            continue
+        for edit in itertools.islice(generator.edits(base.schedule, number), -(-options.edits // len(known))):
             count += 1
+            words, label = f"{base.name}: {edit.words}", " ".join(sorted(set(edit.labels)))
             try:
                 loaded = load_schedule(encode(edit.schedule))
             except CommplanError as error:
                 refused[error.diagnostics[0].code] += 1
                 continue
             except Exception as error:  # noqa: BLE001 - a file must not do that
-                findings[" ".join(edit.labels), f"loading: {type(error).__name__}"] += 1
-                print(f"{base.name}: {edit.words}\n    {type(error).__name__}: {error}", flush=True)
+                found(label, words, f"loading fails: {type(error).__name__}: {error}")
                 continue
-            way, difference = judge(loaded, edit.labels)
+            way, difference = judge(loaded)
             decided[way] += 1
-            fields[" ".join(sorted(set(edit.labels)))] += 1
+            fields[label] += 1
             if difference:
-                findings[" ".join(edit.labels), difference.partition(":")[0].partition(" ")[2][:40]] += 1
-                print(f"{base.name}: {edit.words}\n    {way}: {difference}", flush=True)
-        failed = judge.by_jax.failed if base.schedule.backend == "jax" and options.runs else ""
-        if failed:
-            print(f"{base.name} does not run unedited: {failed}", flush=True)
+                found(label, words, f"{way}: {difference}")
+            for_mpi = base.schedule.backend == "mpi" and way not in ("fields", "origin", "bind")
+            if options.ranks and (way == "ranks" or (for_mpi and on_ranks[label] < options.ranks)):
+                on_ranks[label] += way != "ranks"
+                batch.add(base, loaded, words)
+                labels_on_ranks.append(label)
+        programs += judge.programs
+        if not judge.served and judge.by_jax.failed:
+            found("unedited", base.name, f"does not run unedited: {judge.by_jax.failed}")
+        if options.verbose:
+            print(
+                f"# {number} of {len(known)}, {base.name}: {count - before[0]} edits, accepted:"
+                f" {dict(decided - before[1])}, {findings.total() - before[2]} different;"
+                f" {time.monotonic() - start:.0f} s",
+                flush=True,
+            )  # fmt: skip
+    for place, difference in batch.judged():
+        if difference:
+            found(labels_on_ranks[place], batch.words[place], f"ranks: {difference}")
         if options.verbose:
             seconds = time.monotonic() - start
-            print(f"# {number + 1}/{len(known)} {base.name}, {count} edits, {seconds:.0f} s", file=sys.stderr)
+            print(f"# {place + 1} of {len(batch.words)} on ranks; {seconds:.0f} s", flush=True)
     for label, times in fields.most_common(options.show):
         print(f"{times:6} accepted: {label}")
     for (label, kind), times in findings.most_common():
         print(f"{times:6} DIFFERENT: {label}: {kind}")
     print(
         f"edits: {count} of {len(known)} schedules, {sum(refused.values())} refused ({dict(refused)}),"
-        f" {sum(decided.values())} accepted (decided by {dict(decided)}), {sum(findings.values())} different,"
-        f" seed {options.seed}"
+        f" {sum(decided.values())} accepted (decided by {dict(decided)}; {programs} different programs under"
+        f" JAX; {len(batch.words)} of them ran on ranks), {sum(findings.values())} different,"
+        f" seed {options.seed}, part {options.part}"
     )
     return 1 if findings else 0
 
@@ -86,11 +125,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the edits (0)")
     parser.add_argument("--plans", default="", help="names of plans, separated by commas (all)")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first schedule (0)")
+    parser.add_argument("--part", default="1/1", help="K/N: the K-th schedule of every N (1/1)")
     parser.add_argument(
-        "--runs", type=int, default=2, help="different programs run under JAX for each schedule and field (2)"
+        "--ranks",
+        type=int,
+        default=1,
+        help="edits of each set of fields that run on ranks, of schedules for MPI; 0 for none and without the"
+        " plans with servers (1)",
     )
     parser.add_argument("--show", type=int, default=40, help="how many fields to list (40)")
-    parser.add_argument("--verbose", action="store_true", help="say after each schedule how far it is")
+    parser.add_argument("--verbose", action="store_true", help="report progress after each schedule")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Edits of schedules: one or two changes of fields, chosen by what the fields hold and by nothing else."""
+"""Edits of schedules: one or two changed fields, with new values of the type of the old ones."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Path = tuple[str | int, ...]
 
 
 class Spot(NamedTuple):
-    """A place in a schedule. owner, name: the struct that holds it and its field; an item of a tuple has the
-    field of the tuple."""
+    """A field of a schedule, or an item of a tuple in a field. owner, name: the struct and the field. silent:
+    its role is cost or presentation."""
 
     path: Path
     owner: str
@@ -44,8 +44,8 @@ class Edit(NamedTuple):
 
 
 def spots(node: Any, path: Path = (), *, silent: bool = False) -> Iterator[Spot]:
-    """Every field of every struct in `node`, and every item of every tuple; not of the plan, whose digest the
-    file carries."""
+    """Every field of every struct in `node`, and every item of every tuple; none of the plan, of which the
+    file has a digest."""
     kind = cast("type[msgspec.Struct]", type(node))
     for field in roles.fields(kind):
         value, place = getattr(node, field.name), (*path, field.name)
@@ -74,10 +74,10 @@ def put(node: Any, path: Path, value: Any) -> Any:
 
 
 class Generator:
-    """Edits of the schedules in `schedules`; values for a field are those that any of them has there."""
+    """Edits the schedules in `schedules`. New values of a field are also taken from the other schedules."""
 
     def __init__(self, schedules: Sequence[Schedule], seed: int) -> None:
-        self.random = random.Random(seed)
+        self.seed, self.random = seed, random.Random(seed)
         seen: dict[str, dict[Any, None]] = defaultdict(dict)
         self.fields: list[dict[str, list[Spot]]] = []
         for schedule in schedules:
@@ -89,13 +89,13 @@ class Generator:
         self.pool = {label: list(values) for label, values in seen.items()}
 
     def edits(self, schedule: Schedule, number: int) -> Iterator[Edit]:
-        """Edits of the schedule of this number, without end."""
-        fields = self.fields[number]
+        """Edits of the schedule of this number, without end; they depend on the seed and the number alone."""
+        fields, self.random = self.fields[number], random.Random(f"{self.seed} {number}")
         while True:
             try:
                 edit = self._edit(schedule, fields)
             except (ValueError, TypeError, ZeroDivisionError, OverflowError, IndexError, AttributeError):
-                continue  # nothing of the kind is there
+                continue  # the schedule has no such field, or no other value for it
             if edit is not None and edit.schedule != schedule:
                 yield edit
 
@@ -108,10 +108,10 @@ class Generator:
         return way(schedule, fields)
 
     def _spot(self, fields: Mapping[str, list[Spot]]) -> Spot:
-        """A field first, so that rare ones are as frequent as others."""
+        """A random spot. The field is drawn first, so that rare fields are drawn as often as others."""
         labels = list(fields)
         label = self.random.choice(labels)
-        if fields[label][0].silent and self.random.random() < 0.8:  # costs and words for people less often
+        if fields[label][0].silent and self.random.random() < 0.8:  # drawn less often
             label = self.random.choice([label for label in labels if not fields[label][0].silent])
         return self.random.choice(fields[label])
 
@@ -131,7 +131,7 @@ class Generator:
         )
 
     def _exchanged(self, schedule: Schedule, fields: Mapping[str, list[Spot]]) -> Edit | None:
-        """Two siblings exchange what they hold."""
+        """Exchange the values of two spots of one field."""
         label = self.random.choice(list(fields))
         left, right = self.random.sample(fields[label], 2)
         if left.path == right.path[: len(left.path)] or right.path == left.path[: len(right.path)]:
@@ -140,7 +140,7 @@ class Generator:
         return Edit(changed, (label,), f"exchanged {_shown(left.path)} and {_shown(right.path)}")
 
     def _cancelling(self, schedule: Schedule, fields: Mapping[str, list[Spot]]) -> Edit | None:
-        """Two numbers changed so that their product, or their sum, stays."""
+        """Change two numbers so that their product, or their sum, stays the same."""
         numbers = [s for spots in fields.values() for s in spots if _is_number(s.value) and not s.silent]
         left = self.random.choice(numbers)
         near = [s for s in numbers if s.path != left.path and s.path[:4] == left.path[:4]]
@@ -155,7 +155,7 @@ class Generator:
         return Edit(changed, (left.label, right.label), words)
 
     def _renamed(self, schedule: Schedule, fields: Mapping[str, list[Spot]]) -> Edit | None:
-        """A text replaced wherever it stands, or two of them exchanged."""
+        """Replace a text in all fields, or exchange two texts."""
         texts = sorted(
             {s.value for spots in fields.values() for s in spots if type(s.value) is str and s.value}
         )
@@ -172,14 +172,14 @@ class Generator:
         return Edit(changed, labels, f"renamed {old} to {new}{' and back' if both else ''}")
 
     def _everywhere(self, schedule: Schedule, fields: Mapping[str, list[Spot]]) -> Edit | None:
-        """All that hold the same value in one field, in one phase or value, hold another one."""
+        """Replace one value of a field everywhere, or within one phase or value."""
         spot = self._spot(fields)
         value = self._other(spot, fields)
         depth = self.random.choice([2, 4, 99])
         same = [
             s for s in fields[spot.label] if s.value == spot.value and s.path[:depth] == spot.path[:depth]
         ]
-        if self.random.random() < 0.5:  # other structs have a field of this name too
+        if self.random.random() < 0.5:  # fields of this name of other structs as well
             named = [s for spots in fields.values() for s in spots if s.name == spot.name]
             same = [s for s in named if s.value == spot.value and s.path[:depth] == spot.path[:depth]]
         changed: Any = schedule
@@ -189,7 +189,7 @@ class Generator:
         return Edit(changed, labels, f"{len(same)} x {_shown(spot.path)}: {value!r:.120}")
 
     def _ops(self, schedule: Schedule, _: Mapping[str, list[Spot]]) -> Edit | None:
-        """An op is left out and its readers read its operand, made twice, or two ops change places."""
+        """Leave an op out (its readers read its operand), repeat it, exchange it with another, or move it."""
         place = self.random.randrange(len(schedule.phases))
         phase = schedule.phases[place]
         ops = list(phase.ops)
@@ -223,14 +223,14 @@ class Generator:
             key: tuple(_substituted(binding, names) for binding in getattr(phase, key))
             for key in ("outputs", "updates", "takes")
         }
-        if self.random.random() < 0.5:  # values stand in the order in which they are made
+        if self.random.random() < 0.5:  # list the values in the order of the ops that make them
             order = {ref: number for number, op in enumerate(ops) for ref in results(op)}
             values.sort(key=lambda value: order.get(value.id, 0))
         changed = msgspec.structs.replace(phase, ops=tuple(ops), values=tuple(values), **bindings)
         return Edit(put(schedule, ("phases", place), changed), ("Phase.ops",), f"{phase.name}: {words}")
 
     def _cast(self, schedule: Schedule, _: Mapping[str, list[Spot]]) -> Edit | None:
-        """An operand is converted to another type and back before it is read."""
+        """Convert an operand of an op to another type and back."""
         place = self.random.randrange(len(schedule.phases))
         phase = schedule.phases[place]
         at = self.random.randrange(len(phase.ops))
@@ -256,7 +256,7 @@ class Generator:
         return Edit(put(schedule, ("phases", place), changed), ("Cast",), words)
 
     def _other(self, spot: Spot, fields: Mapping[str, list[Spot]]) -> Any:
-        """Another value for a field, of the kind that it holds."""
+        """Another value for a spot, of the type that its field has."""
         pick, value = self.random, spot.value
         near = [s.value for s in fields[spot.label]]
         if pick.random() < 0.3:
@@ -320,7 +320,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _refs(op: Op) -> list[str]:
-    """Every text of an op that has the form of a reference."""
+    """The texts of an op that look like references to values."""
     return [s.value for s in spots(op) if type(s.value) is str and "." in s.value]
 
 

@@ -1,8 +1,9 @@
-"""Whether an accepted edit can be told apart from the schedule that it was made of.
+"""Compare an accepted edit with the schedule that it was made of.
 
-In this order: by the fields that say anything (`obeyed`), by the oracle, by a run under JAX on CPU devices:
-batches, the traced program of every phase, and its results if the program is another one. Inputs are numbers
-that are rounded; records include broken ones.
+In this order: by the fields that a run reads (`obeyed`), by the oracle, by a run under JAX on CPU devices:
+batches, the traced program of every phase, and its results if no edit had the same program. Schedules for MPI
+run under JAX too; plans with servers run on ranks (`under_mpi`). Inputs are numbers that are rounded; some
+records are broken.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import functools
 import importlib
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from commplan.ir import roles
+from commplan.ir.plan import AxisKind
 from commplan.ir.refs import name_of
 from commplan.ir.roles import Role
 from commplan.ir.schedule import Map, Read, Schedule, Value
@@ -37,7 +38,7 @@ SILENT = (Role.PRESENTATION, Role.COST)
 
 
 def obeyed(node: Any) -> Any:
-    """`node` without its costs and its words for people."""
+    """`node` without its fields of cost and presentation, which no runtime reads."""
     if isinstance(node, tuple):
         return tuple(map(obeyed, cast("tuple[Any, ...]", node)))
     if not isinstance(node, msgspec.Struct):
@@ -47,13 +48,13 @@ def obeyed(node: Any) -> Any:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a schedule does, comparable. failed: it could not be run, and why."""
+    """The results of a schedule, by name. failed: the error that ended the run, "" for none."""
 
     values: Mapping[str, Any]
     failed: str = ""
 
     def difference(self, other: Outcome) -> str:
-        """The first thing that differs, and by how much; "" if nothing does."""
+        """The first value that differs, and by how much; "" for none."""
         if self.failed != other.failed:
             return f"fails: {other.failed or 'no longer'}"
         if self.values.keys() != other.values.keys():
@@ -83,34 +84,44 @@ def _difference(left: Any, right: Any) -> str:
 class Judge:
     """Compares edits of one base."""
 
-    def __init__(self, base: Base, runs: int) -> None:
-        self.base, self.schedule, self.runs = base, base.schedule, runs
+    def __init__(self, base: Base) -> None:
+        self.base, self.schedule = base, base.schedule
         self.obeyed = obeyed(self.schedule)
         phases = self.schedule.phases
         self.loads = any(isinstance(op, Read) for phase in phases for op in phase.ops)
         self.random = any(isinstance(op, Map) and op.random for phase in phases for op in phase.ops)
         self._under_jax: dict[str, Outcome] = {}
-        self._runs: Counter[tuple[str, ...]] = Counter()
-        self.compiled = 0
+        self._answers: dict[Any, tuple[str, str]] = {}
+        self.served = any(axis.kind is AxisKind.SERVER for axis in self.schedule.axes)
 
-    def __call__(self, schedule: Schedule, labels: tuple[str, ...] = ()) -> tuple[str, str]:
-        """Which comparison decided, and the difference that it found ("" for none).
+    @property
+    def programs(self) -> int:
+        """How many different traced programs have run."""
+        return len(self._under_jax)
 
-        If the oracle can tell, at most `runs` programs are run for edits of the same fields (`labels`).
+    def __call__(self, schedule: Schedule) -> tuple[str, str]:
+        """Which comparisons decided, and the difference that one of them found ("" for none).
+
+        Edits with the same fields that a run reads have the same answer, unless random streams could differ.
         """
+        key = obeyed(schedule)
+        if self.random or key not in self._answers:
+            self._answers[key] = self._compared(schedule, silent=key == self.obeyed)
+        return self._answers[key]
+
+    def _compared(self, schedule: Schedule, *, silent: bool) -> tuple[str, str]:
         if obeyed(schedule.origin) != obeyed(self.schedule.origin):
-            return "origin", ""  # it says that it was compiled for other leaves, and does what it says
-        silent = obeyed(schedule) == self.obeyed
+            return "origin", ""  # the same plan compiled for other leaves: another program
         if silent and not self.random:
             return "fields", ""
-        judged = False
+        if self.served:
+            return "ranks", ""
+        ways = ["JAX"]
         with contextlib.suppress(NotImplementedError):
             difference = self.oracle.difference(self.by_oracle(schedule))
             if difference:
                 return "oracle", difference
-            judged = True
-        if self.schedule.backend != "jax":
-            return "oracle" if judged else "nothing", ""
+            ways.insert(0, "oracle")
         runner = self._runner(schedule)
         if isinstance(runner, str):  # a coded error when it is bound is a refusal, too
             return "bind", "" if runner.startswith("CommplanError") else f"fails: {runner}"
@@ -118,12 +129,8 @@ class Judge:
             difference = self.batches.difference(self.by_batches(schedule))
             if difference:
                 return "batches", difference
-        if judged and self._runs[labels] >= self.runs:
-            return "oracle", ""
-        wanted, before = self.by_jax, self.compiled
-        difference = wanted.difference(self._run(runner))
-        self._runs[labels] += self.compiled - before
-        return "JAX", difference
+            ways.append("batches")
+        return " and ".join(ways), self.by_jax.difference(self._run(runner))
 
     @functools.cached_property
     def oracle(self) -> Outcome:
@@ -174,7 +181,7 @@ class Judge:
                 for phase in schedule.phases:
                     outputs, state = oracle.phase(phase.name, state, self.inputs(schedule, phase.name))
                     kept: dict[str, Tree] = {} if schedule.state_shards else dict(state)
-                    _flat(f"{turn} {phase.name}", {**outputs, **kept}, values)
+                    flat(f"{turn} {phase.name}", {**outputs, **kept}, values)
         except Exception as error:
             if "CP0808" in str(error):
                 raise NotImplementedError from error
@@ -191,7 +198,7 @@ class Judge:
                 with self._bound(schedule).batches(phase.name) as batches:
                     first: list[Any] = list(itertools.islice(batches, BATCHES))
                     for number, batch in enumerate(first):
-                        _flat(f"{phase.name} {number}", dict(batch), values)
+                        flat(f"{phase.name} {number}", dict(batch), values)
             except Exception as error:  # noqa: BLE001 - whatever it raises is the result
                 values[phase.name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         return Outcome(values)
@@ -209,6 +216,8 @@ class Judge:
     def _bound(self, schedule: Schedule) -> Any:
         from commplan.api import Program  # noqa: PLC0415 - as above
 
+        if (schedule.backend, self.schedule.backend) == ("mpi", "mpi"):
+            schedule = msgspec.structs.replace(schedule, backend="jax")
         sources = {source.name: RECORDS for source in schedule.sources}
         return Program(schedule).bind(self.mesh, sources=sources or None, functions=self.base.functions)
 
@@ -245,19 +254,19 @@ class Judge:
             known = self._under_jax.get(text)
             if known is not None:
                 return known
-            self.compiled += 1
             for turn in range(2):
                 for phase in schedule.phases:
                     outputs, state = under.phase(phase.name, state, inputs[phase.name])
                     kept: dict[str, Tree] = {} if schedule.state_shards else dict(state)
-                    _flat(f"{turn} {phase.name}", {**outputs, **kept}, values)
+                    flat(f"{turn} {phase.name}", {**outputs, **kept}, values)
         except Exception as error:  # noqa: BLE001 - whatever it raises is the result
             return Outcome({}, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
         self._under_jax[text] = Outcome(values)
         return self._under_jax[text]
 
 
-def _flat(prefix: str, trees: Mapping[str, Tree], into: dict[str, Any]) -> None:
+def flat(prefix: str, trees: Mapping[str, Tree], into: dict[str, Any]) -> None:
+    """Put every leaf of `trees` into `into`, by its name and path."""
     for name, tree in trees.items():
         for path, array in flatten(tree)[0]:
             into[f"{prefix} {name} {path}"] = np.asarray(array)

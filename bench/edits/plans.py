@@ -1,7 +1,7 @@
 """The plans whose schedules are edited: every verb and every option, for both backends.
 
-Functions are written with operators alone, so that the oracle calls them on NumPy arrays and a run on JAX's.
-Host functions get bytes or NumPy records; `random` ones get a generator, or a key under JAX.
+Functions of devices use operators only: the oracle calls them with NumPy arrays, a run with those of JAX.
+Functions of hosts take bytes or NumPy records. `random` ones take a generator, or a key under JAX.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 import commplan
-from commplan.pytree import flatten
 from commplan.topology import Level, Topology
+from tests.support.case_functions import each
 
 Tree = Any
 Spec = Mapping[str, Any]
@@ -32,7 +32,7 @@ HALF = {"a": leaf(6, dtype="f16"), "b": leaf(2, dtype="f16")}
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A plan without its first line. backends: those that carry it out. machine: levels of a topology."""
+    """A plan without its first line. backends: those that run it. machine: levels of a topology."""
 
     name: str
     body: str
@@ -40,17 +40,6 @@ class Plan:
     backends: tuple[Literal["jax", "mpi"], ...] = ("jax", "mpi")
     passes: tuple[str | None, ...] = (None, "bucket{max=16},overlap")
     machine: tuple[tuple[str, int], ...] = ()
-
-
-def _each(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function on trees from one on leaves."""
-
-    def on_trees(*trees: Tree) -> Tree:
-        flat = [flatten(tree) for tree in trees]
-        columns = zip(*([leaf for _, leaf in pairs] for pairs, _ in flat), strict=True)
-        return flat[0][1]([function(*column) for column in columns])
-
-    return on_trees
 
 
 def _keep(x: Any) -> Any:
@@ -74,8 +63,8 @@ def _less(w: Any, g: Any) -> Any:
 
 
 def _momentum(weights: Tree, moment: Tree, gradient: Tree) -> tuple[Tree, Tree]:
-    moment = _each(operator.add)(moment, gradient)
-    return _each(operator.sub)(weights, moment), moment
+    moment = each(operator.add)(moment, gradient)
+    return each(operator.sub)(weights, moment), moment
 
 
 def _rate(x: Any) -> float:
@@ -103,7 +92,7 @@ def _sure(record: bytes) -> tuple[Any, Any]:
 
 
 def _decode(record: bytes) -> tuple[Any, Any]:
-    """The same, but some records are broken."""
+    """As `_sure`, but it raises ValueError for some records."""
     if record[0] % 7 == 6:
         raise ValueError("a broken record")
     return _sure(record)
@@ -118,11 +107,11 @@ def _flip(x: Any, rng: Any) -> Any:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "keep": _each(_keep),
-    "zeros": _each(_zero),
-    "twice": _each(_twice),
-    "add": _each(operator.add),
-    "step": _each(_less),
+    "keep": each(_keep),
+    "zeros": each(_zero),
+    "twice": each(_twice),
+    "add": each(operator.add),
+    "step": each(_less),
     "momentum": _momentum,
     "first": _more,
     "rate": _rate,
@@ -184,7 +173,8 @@ at start {{
 each step {{
     w, m = exchange g into w, m with momentum over {names} by {how} {options}
     output w
-}}"""
+}}
+phase look {{ output w, m }}"""
 ELASTIC = """axis worker = 4
 {server}
 input p : tree per worker
@@ -194,7 +184,8 @@ at start {{ c = broadcast p over worker from 1 }}
 every 2 steps {{
     pull, c = elastic p with c over worker by {mode}(eta = {eta}, rho = 0.3) {options}
     output pull
-}}"""
+}}
+phase look {{ output c }}"""
 LEVELS_OF_8 = (("near", 4), ("far", 2))
 LARGE = {"w": leaf(40, 50)}
 INTEGERS = """axis a = 3
@@ -435,12 +426,14 @@ class Base:
     """A compiled schedule, which is edited."""
 
     name: str
-    program: Any
+    schedule: Any
     functions: Mapping[str, Callable[..., Any]]
 
-    @property
-    def schedule(self) -> Any:
-        return self.program.schedule
+
+def base_of(name: str, schedule: Any) -> Base:
+    """A schedule with the functions that its plan names."""
+    functions = {fn.name: FUNCTIONS[fn.name] for fn in schedule.fns if fn.name in FUNCTIONS}
+    return Base(name, schedule, functions)
 
 
 def _named(plan: Plan) -> dict[str, Tree]:
@@ -449,7 +442,7 @@ def _named(plan: Plan) -> dict[str, Tree]:
 
 
 def bases(plans: tuple[Plan, ...] = PLANS) -> Iterator[Base]:
-    """Every plan, for every backend and pipeline that it names."""
+    """The schedule of every plan, for each of its backends and pipelines."""
     for plan in plans:
         machine = None
         if plan.machine:
@@ -463,7 +456,4 @@ def bases(plans: tuple[Plan, ...] = PLANS) -> Iterator[Base]:
                 program = commplan.loads(text, f"{plan.name}.plan").compile(
                     shapes=_named(plan), passes=passes, backend=backend, topology=machine
                 )
-                functions = {
-                    fn.name: FUNCTIONS[fn.name] for fn in program.schedule.fns if fn.name in FUNCTIONS
-                }
-                yield Base(f"{plan.name}/{backend}/{passes}", program, functions)
+                yield base_of(f"{plan.name}/{backend}/{passes}", program.schedule)

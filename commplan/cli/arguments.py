@@ -169,6 +169,7 @@ def _explain(verb: Any) -> None:
     _binding(verb)
     looks = "gpu, or one such as h100:4x8: also what XLA is told to compile for it as planned"
     _flag(verb, "--target", "T", looks)
+    _step(verb)
     _lengths(verb, "the rows that only fill a batch")
 
 
@@ -192,7 +193,18 @@ def _simulated(verb: Any, topologies: str = "") -> None:
     _repeatable(verb, "--cost", "NAME=TIME", cost, argument_types.named_seconds)
     scale = "multiply the bandwidth of a level, such as node=1/4 or node=2.5 (repeatable)"
     _repeatable(verb, "--scale", "LEVEL=FACTOR", scale, argument_types.scale)
+    _step(verb)
+    _flag(verb, "--target", "NAME:HOSTSxDEVICES", "GPUs that --step is estimated for, such as h100:4x8")
     _binding(verb, topologies)
+
+
+def _step(verb: Any) -> None:
+    """The computation beside which a plan runs."""
+    known = verb.add_mutually_exclusive_group()
+    step = "of a mesh: it gives a training step and a tuple of its arguments; estimated for --target"
+    _flag(known, "--step", "MODULE:FUNCTION", step)
+    profile = "what `commplan calibrate --step` measured: predicted times are those beside it"
+    _flag(known, "--step-profile", "S.toml", profile)
 
 
 def _report(verb: Any) -> None:
@@ -237,8 +249,11 @@ def _diff(verb: Any) -> None:
 
 
 def _calibrate(verb: Any) -> None:
-    verb.add_argument("file", nargs="?", metavar="FILE", help="the plan whose input is measured")
-    verb.add_argument("-o", "--output", metavar="OUT", required=True, help="write NAME.calibration.toml here")
+    verb.add_argument("file", nargs="?", metavar="FILE", help="the plan whose input or step is measured")
+    output = "write here: NAME.calibration.toml, or with --step NAME.step.toml"
+    verb.add_argument("-o", "--output", metavar="OUT", required=True, help=output)
+    step = "measure this instead: of a mesh, it gives a training step of the plan and a tuple of arguments"
+    _flag(verb, "--step", "MODULE:FUNCTION", step)
     _flag(verb, "--topology", "T.toml", "the machine, as levels (default: hosts and ranks)")
     racks = "under mpirun: find racks from the bandwidth between hosts, and write a topology to OUT instead"
     _switch(verb, "--discover", racks)
@@ -249,7 +264,7 @@ def _calibrate(verb: Any) -> None:
         verb,
         "--seconds",
         "N",
-        "about how long to measure (default: 120, and 20 for the input)",
+        "about how long to measure (default: 120, 20 for the input, 10 for a step)",
         argument_types.count,
     )
     given = verb.add_argument_group("the input of a plan")
@@ -388,10 +403,11 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         _audit,
     ),
     "calibrate": (
-        "measure what messages and collectives, or the input of a plan, cost on this machine",
+        "measure what messages and collectives, or the input or a step of a plan, cost on this machine",
         (
             "Start it like the training: under mpirun, or in every process of a JAX job. With a plan and its"
             " sources the input is measured instead, in one process. What OUT holds of the other kind stays."
+            " With --step one device computes until the gradients are made; OUT is then a step profile."
         ),
         _JSON,
         _calibrate,

@@ -61,8 +61,9 @@ def compiled(
     names = ("topology", "oversubscribe", "backend", "calibration")
     flags = {name: getattr(args, name) for name in names}
     schedule = compile_plan(
-        plan, sizes, leaves, mapping=mapping, pipeline=args.passes, observer=observer, **flags
-    )
+        plan, sizes, leaves, mapping=mapping, pipeline=args.passes, observer=observer,
+        step=getattr(args, "computation", None), **flags,
+    )  # fmt: skip
     note_levels(schedule, console)
     return Compiled(plan, schedule, shapes)
 

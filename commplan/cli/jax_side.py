@@ -86,7 +86,7 @@ def bind(
         mesh = world.comm
     from commplan.api import Program
 
-    mesh = mesh or device_mesh(schedule, getattr(args, "device", "cpu"))
+    mesh = mesh or device_mesh(schedule.mesh_sizes, getattr(args, "device", "cpu"))
     program = Program(schedule, shapes)
     return program.bind(mesh, sources=data, functions=functions, seed=getattr(args, "seed", 0))
 
@@ -101,19 +101,19 @@ def program_text(done: Compiled, args: Namespace, console: Console) -> str:
     return rehearse.program_text(run, args.emit)
 
 
-def device_mesh(schedule: ir.Schedule, device: str | None = "cpu") -> Any:
-    """A mesh of devices, one for each rank.
+def device_mesh(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
+    """A mesh of devices with axes of `sizes`, one device for each rank.
 
     device: see `choose_devices`. Raises CP1107 for too many ranks, too few devices, or no JAX.
     """
-    ranks = math.prod(schedule.mesh_sizes.values())
+    ranks = math.prod(sizes.values())
     if ranks > MOST_RANKS:
         message = f"the plan has {ranks} ranks: one machine plays at most {MOST_RANKS}"
         fail("CP1107", message, "declare an axis `?` and give it a smaller size here with --axis NAME=N")
     choose_devices(ranks, device)
     from commplan.runtime.rehearse.rehearse import mesh_for
 
-    return mesh_for(schedule, device)
+    return mesh_for(sizes, device)
 
 
 def choose_devices(devices: int, device: str | None = "cpu") -> None:
@@ -181,12 +181,18 @@ def function_at(flag: str, where: str) -> Callable[..., Any]:
         fail("CP1109", f"{flag}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
     try:
         target: Any = _file(place) if place.endswith(".py") else _module(place)
+        missing: tuple[str, ...] = ()
         for part in attribute.split("."):
+            if not hasattr(target, part):
+                missing = (f"{flag}: {place} has no `{part}`", *near_note(part, dir(target)))
+                break
             target = getattr(target, part)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  importing runs the user's own code
         fail("CP1109", f"{flag}: {text_of(error)}")
+    if missing:
+        fail("CP1109", *missing)
     if not callable(target):
         fail("CP1109", f"{flag} is a {type(target).__name__}, which cannot be called")
     return target

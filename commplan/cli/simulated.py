@@ -13,7 +13,16 @@ from commplan.cli.argument_types import once
 from commplan.cli.binding import checked, compiled, note_levels
 from commplan.cli.console import Console, name_of
 from commplan.cli.saved import is_saved, read_saved
-from commplan.cost import Calibration, Prediction, Predictor, load_calibration, predict, predictor_for
+from commplan.cost import (
+    Calibration,
+    Prediction,
+    Predictor,
+    StepComputation,
+    check_step,
+    load_calibration,
+    predict,
+    predictor_for,
+)
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Schedule, topologies_text
@@ -93,18 +102,23 @@ def simulated(args: Namespace, console: Console, first: Timed | None = None) -> 
         if name not in names:
             message = f"--cost {name}: the plan has no function or source `{name}`"
             fail("CP1108", message, f"it declares: {', '.join(names) or 'none'}")
-    return Simulated(schedule, lines, timed_on(schedule, topology, args.calibration, costs, first))
+    return Simulated(schedule, lines, timed_on(schedule, topology, args, costs, first))
 
 
 def timed_on(
-    schedule: Schedule, topology: Topology, measured: Calibration | str | None,
+    schedule: Schedule, topology: Topology, args: Namespace,
     compute: Mapping[str, float] = NO_COSTS, first: Timed | None = None,
 ) -> Timed:  # fmt: skip
-    """The times of `schedule` on `topology`, by what was `measured` there: a calibration or its file.
+    """The times of `schedule` on `topology`, by the `calibration` and beside the `computation` of `args`.
 
     first: of the machine that the computation is assumed for, if that is another.
-    Raises CP0751 for a file that cannot be read, and CP0753 for a calibration of another backend.
+    Raises CP0751 for a file that cannot be read, CP0753 for a calibration of another backend, and CP0772 for
+    a computation that makes other gradients.
     """
+    measured: Calibration | str | None = args.calibration
+    step: StepComputation | None = getattr(args, "computation", None)
+    if step is not None:
+        check_step(step, schedule)
     calibration = load_calibration(measured) if isinstance(measured, str) else measured
     if calibration is not None:
         calibration.check_backend(schedule.backend, measured if isinstance(measured, str) else "")
@@ -112,7 +126,9 @@ def timed_on(
     assert predictor is not None
     costs = calibration.input if calibration else None
     on = first.predictor if first else None
-    return Timed(predictor, predict(schedule, predictor, compute=compute, measured=costs, assumed_on=on))
+    return Timed(
+        predictor, predict(schedule, predictor, step, compute=compute, measured=costs, assumed_on=on)
+    )
 
 
 def _schedule(args: Namespace, console: Console) -> tuple[Schedule, list[str], Topology | None]:

@@ -17,6 +17,10 @@ def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None
         root.error("diff: give a second file, or a second --topology")
     if args.verb == "simulate" and args.trace and len(args.topology) + len(args.scale) > 1:
         root.error("simulate: --trace is of one machine: give one --topology and no --scale")
+    if args.verb == "calibrate" and args.step and args.file is None:
+        root.error("calibrate: --step is a step of a plan: give FILE, the plan")
+    if args.verb in ("explain", "simulate", "report"):
+        _stepped(root, args)
     if args.verb == "trace":
         args.summarise = args.records[:1] == ["summarise"]
         if args.summarise:
@@ -46,3 +50,12 @@ def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         root.error(f"check: --diff is for people, and --format {args.format} has the repairs as `fix`")
     if args.fix and "-" in args.files and args.format not in ("human", "json"):
         root.error(f"check: --fix writes stdin to stdout, where --format {args.format} goes")
+
+
+def _stepped(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """What --step needs."""
+    if args.step and not args.target:
+        root.error(
+            f"{args.verb}: --step is estimated for --target NAME:HOSTSxDEVICES; or measure it with"
+            " `commplan calibrate --step` and give --step-profile"
+        )

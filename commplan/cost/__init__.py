@@ -10,3 +10,5 @@ from commplan.cost.predictor import predictor_for as predictor_for
 from commplan.cost.schedule.prediction import Prediction as Prediction
 from commplan.cost.schedule.prediction import predict as predict
 from commplan.cost.schedule.step import StepComputation as StepComputation
+from commplan.cost.step_profile import check_step as check_step
+from commplan.cost.step_profile import load_step as load_step

@@ -195,20 +195,20 @@ def write_calibration(calibration: Calibration) -> str:
     head = {"version": content.pop("version"), **content}
     if calibration.links is None:
         head = {key: value for key, value in head.items() if key not in _LINKS}
-    lines = _pairs(head)
+    lines = toml_pairs(head)
     for name, rows in tables.items():
         for row in rows:
-            lines += ["", f"[[{name}]]", *_pairs(row)]
+            lines += ["", f"[[{name}]]", *toml_pairs(row)]
     if measured is not None:
         rows = {name: measured.pop(name) for name in ("source", "fn", "consumer")}
-        lines += ["", "[input]", *_pairs(measured)]
+        lines += ["", "[input]", *toml_pairs(measured)]
         for name, listed in rows.items():
             for row in listed:
-                lines += ["", f"[[input.{name}]]", *_pairs(row)]
+                lines += ["", f"[[input.{name}]]", *toml_pairs(row)]
     return "\n".join(lines) + "\n"
 
 
-def _pairs(table: dict[str, Any]) -> list[str]:
+def toml_pairs(table: dict[str, Any]) -> list[str]:
     """Lines of TOML, which has no word for None."""
     return [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
 

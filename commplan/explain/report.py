@@ -21,6 +21,7 @@ from commplan.cost.schedule.prediction import PhaseTime
 from commplan.diagnostics import Span
 from commplan.explain.servers import Said, ServerText, server_lines
 from commplan.explain.stages import filler_lines, levels_text, phase_title, stage_text, table_lines
+from commplan.explain.step_cost import StepCost, step_costs
 from commplan.explain.times import basis, phase_times
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
@@ -123,6 +124,7 @@ class Explanation(msgspec.Struct, frozen=True):
     servers: tuple[str, ...] = ()
     claims: Claims | None = None
     times: str = ""  # where predicted times come from, and what they include
+    steps: tuple[StepCost, ...] = ()  # of phases `each step`, with predicted times
 
     def text(self) -> str:
         """The explanation in plain text, ops of one kind on one line."""
@@ -136,6 +138,8 @@ class Explanation(msgspec.Struct, frozen=True):
         lines.append(f"  passes: {self.pipeline or 'none'}")
         lines += [f"  times: {self.times}"] if self.times else []
         lines += [f"  {text}" for choice in self.choices for text in _choice(choice)]
+        for cost in self.steps:
+            lines += ["", "cost of a step", *(f"  {text}" for text in cost.lines())]
         for phase in self.phases:
             lines += ["", phase.title]
             lines += [f"  {text}" for text in phase.times.text] if phase.times else []
@@ -197,6 +201,7 @@ def explain_plan(
         servers=tuple(axis.name for axis in schedule.axes if axis.kind is graph.AxisKind.SERVER),
         claims=claims(schedule),
         times=basis(prediction) if prediction is not None else "",
+        steps=step_costs(plan, schedule, prediction) if prediction is not None else (),
     )
 
 

@@ -46,7 +46,8 @@ class Wait(msgspec.Struct, frozen=True):
 
 class Estimate(msgspec.Struct, frozen=True):
     """Seconds: of the step; of its computation and its communication alone; of waiting, in all, for the
-    last collective that anything waits for, and for each of them; and how long each level is busy."""
+    last collective that anything waits for, and for each of them; and how long each level is busy.
+    after: of the computation behind the start of the last collective of a plan."""
 
     total: float
     computation: float
@@ -55,6 +56,7 @@ class Estimate(msgspec.Struct, frozen=True):
     last: float
     waits: tuple[Wait, ...] = ()
     busy: Mapping[Level, float] = {}
+    after: float = 0.0
 
 
 def estimate(step: CompiledStep, machine: Machine) -> Estimate:
@@ -64,7 +66,9 @@ def estimate(step: CompiledStep, machine: Machine) -> Estimate:
     total = max(clock.now, *clock.free.values(), 0.0)
     waits = tuple(Wait(name, seconds, clock.waited[name]) for name, seconds in clock.took.items())
     exposed = total - clock.computing
-    return Estimate(total, clock.computing, clock.communicating, exposed, clock.last, waits, dict(clock.busy))
+    after = clock.computing - clock.planned if clock.planned else 0.0
+    busy = dict(clock.busy)
+    return Estimate(total, clock.computing, clock.communicating, exposed, clock.last, waits, busy, after)
 
 
 def seconds_of(collective: CompiledCollective, machine: Machine) -> float:
@@ -124,7 +128,7 @@ class _Clock:
 
     def __init__(self, step: CompiledStep, machine: Machine) -> None:
         self.step, self.machine = step, machine
-        self.now = self.computing = self.communicating = self.last = 0.0
+        self.now = self.computing = self.communicating = self.last = self.planned = 0.0
         self.free, self.busy = defaultdict[Level, float](float), defaultdict[Level, float](float)
         self.took, self.waited = defaultdict[str, float](float), defaultdict[str, float](float)
 
@@ -160,6 +164,7 @@ class _Clock:
             self.free[level] = end
             self.busy[level] += seconds
         self.communicating += took
+        self.planned = self.computing if collective.scopes else self.planned
         self.took[collective.name] += took
         return end
 

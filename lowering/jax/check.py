@@ -77,7 +77,7 @@ class Check:
             dtype = jax.dtypes.canonicalize_dtype(dtype)
             array = array if array.dtype == dtype else np.asarray(array, dtype)
         if str(dtype) != leaf.dtype.numpy_name:
-            note = f"cast it: {leaf.path or 'x'}.astype('{leaf.dtype.numpy_name}')"
+            note = f"cast it with .astype('{leaf.dtype.numpy_name}')"
             if leaf.dtype in (DType.F64, DType.I64):
                 note = "64-bit types need jax.config.update('jax_enable_x64', True)"
             self._fail(f"{role} has the dtype {dtype}, expected {leaf.dtype.numpy_name}", note)

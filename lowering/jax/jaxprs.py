@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.typing_shim import jax
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any
 Jaxpr = Any
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_")
+_TYPES_ONLY = ("pvary", "pcast")
+_BETWEEN_RANKS = (
+    "psum",
+    "pmax",
+    "pmin",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "ppermute",
+    "axis_index",
+)
 
 
 @dataclass(frozen=True)
@@ -55,3 +68,82 @@ def called_by(equation: Any) -> Iterator[tuple[Jaxpr, tuple[Array, ...]]]:
             jaxpr, consts = _compat.jaxpr_and_constants(entry)
             if hasattr(jaxpr, "eqns"):
                 yield jaxpr, consts
+
+
+def inlined(equation: Any) -> tuple[Jaxpr, tuple[Array, ...]] | None:
+    """The function that `equation` calls once with its operands, and its constants; None for others, such as
+    loops."""
+    called = next(called_by(equation), None)
+    fits = called is not None and len(called[0].invars) == len(equation.invars)
+    return called if fits and equation.primitive.name.startswith(_CALLS) else None
+
+
+def evaluate_alone(jaxpr: Jaxpr, consts: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
+    """Evaluate the body of a shard_map as if its rank had no peers, outside of any mesh.
+
+    A collective gives its operand, or zeros where its result has another shape; `axis_index` gives 0.
+    """
+    known: dict[Any, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
+
+    def read(variable: Any) -> Array:
+        return variable.val if hasattr(variable, "val") else known[variable]
+
+    for equation in jaxpr.eqns:
+        results = _alone(equation, [read(variable) for variable in equation.invars])
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(variable) for variable in jaxpr.outvars]
+
+
+def _alone(equation: Any, operands: list[Array]) -> Sequence[Array]:
+    name, params = equation.primitive.name, equation.params
+    called = inlined(equation)
+    if called is not None:
+        return evaluate_alone(*called, operands)
+    if name.startswith(_TYPES_ONLY):
+        return operands
+    if name.lstrip("_").startswith(_BETWEEN_RANKS):
+        pairs = zip(equation.outvars, operands or [None] * len(equation.outvars), strict=True)
+        return [_in_place_of(variable.aval, operand) for variable, operand in pairs]
+    if name == "scan":
+        return _scan_alone(params, operands)
+    if name == "cond":
+        bodies = [partial(evaluate_alone, *_compat.jaxpr_and_constants(each)) for each in params["branches"]]
+        return lax.switch(operands[0], bodies, operands[1:])
+    if name == "while":
+        return _while_alone(params, operands)
+    results = equation.primitive.bind(*operands, **params)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _in_place_of(aval: Any, operand: Array | None) -> Array:
+    """A result of a collective."""
+    if operand is not None and operand.shape == aval.shape:
+        return operand
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _scan_alone(params: dict[str, Any], operands: list[Array]) -> list[Array]:
+    body, consts = _compat.jaxpr_and_constants(params["jaxpr"])
+    fixed, count = _compat.scan_operands(params)
+    carried = fixed + count
+
+    def step(carry: list[Array], slices: list[Array]) -> tuple[list[Array], list[Array]]:
+        results = evaluate_alone(body, consts, [*operands[:fixed], *carry, *slices])
+        return results[:count], results[count:]
+
+    how = {name: params[name] for name in ("length", "reverse", "unroll")}
+    last, stacked = lax.scan(step, operands[fixed:carried], operands[carried:], **how)
+    return [*last, *stacked]
+
+
+def _while_alone(params: dict[str, Any], operands: list[Array]) -> list[Array]:
+    condition, body = (_compat.jaxpr_and_constants(params[f"{part}_jaxpr"]) for part in ("cond", "body"))
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+
+    def goes_on(state: list[Array]) -> Array:
+        return evaluate_alone(*condition, [*operands[:first], *state])[0]
+
+    def once(state: list[Array]) -> list[Array]:
+        return evaluate_alone(*body, [*operands[first:second], *state])
+
+    return lax.while_loop(goes_on, once, operands[second:])

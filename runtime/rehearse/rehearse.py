@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -77,12 +77,11 @@ class Part(msgspec.Struct, frozen=True):
     device: str = "cpu"
 
 
-def mesh_for(schedule: ir.Schedule, device: str | None = "cpu") -> Any:
-    """A mesh of this process's devices, one for each rank. Raises CP1107 if there are too few.
+def mesh_for(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
+    """A mesh of this process's devices, with axes of `sizes`. Raises CP1107 if there are too few.
 
     device: `cpu`, `gpu`, or None: those that JAX finds by itself if there are enough, else CPU devices.
     """
-    sizes = schedule.mesh_sizes
     ranks = math.prod(sizes.values())
     devices = _devices(ranks, device)
     if len(devices) < ranks:

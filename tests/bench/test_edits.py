@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.mpirun import needs_mpi
 
+from bench.edits import under_mpi
 from bench.edits.__main__ import main
 from bench.edits.generate import Generator, put, spots
 from bench.edits.judge import Judge
@@ -39,7 +43,7 @@ def place(schedule: Schedule, phase: int, struct: str, /, **fields: Any) -> int:
 
 def test_the_oracle_tells_a_wrong_root():
     known = base("sums")
-    judge, at = Judge(known, 0), place(known.schedule, 0, "Collective", kind="broadcast")
+    judge, at = Judge(known), place(known.schedule, 0, "Collective", kind="broadcast")
     assert judge(known.schedule) == ("fields", "")
     way, difference = judge(edited(known.schedule, 0, at, root=3))
     assert way == "oracle" and "output" not in difference and "off by" in difference
@@ -48,14 +52,14 @@ def test_the_oracle_tells_a_wrong_root():
 def test_batches_tell_records_that_are_left_out():
     known = base("loads")
     at = place(known.schedule, 2, "Map", fn="decode")
-    way, difference = Judge(known, 0)(edited(known.schedule, 2, at, hints__on_error="skip"))
+    way, difference = Judge(known)(edited(known.schedule, 2, at, hints__on_error="skip"))
     assert way == "batches" and difference.startswith("only one of them gives stops")
 
 
 def test_a_run_tells_what_a_weak_type_becomes():
     known = base("calls")
     at = place(known.schedule, 3, "Map", fn="times")
-    _, difference = Judge(known, 0)(edited(known.schedule, 3, at, operands=("x.0", "x.0")))
+    _, difference = Judge(known)(edited(known.schedule, 3, at, operands=("x.0", "x.0")))
     assert difference
 
 
@@ -69,5 +73,35 @@ def test_edits_reach_every_kind_of_field():
 
 def test_accepted_edits_of_cuts_and_moves_compute_the_same(capsys: pytest.CaptureFixture[str]):
     """A slice of the campaign."""
-    assert main(["--edits", "64", "--plans", "cuts,moves", "--runs", "0", "--seed", "5"]) == 0
+    assert main(["--edits", "64", "--plans", "cuts,moves", "--seed", "5", "--ranks", "0"]) == 0
     assert "edits: 64 of 8 schedules" in capsys.readouterr().out
+
+
+def test_a_job_that_ends_or_hangs_gives_its_edit_that_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The next job goes on with the edit behind it."""
+    known = base("cuts")
+    batch = under_mpi.Batch(tmp_path)
+    for number in range(4):
+        batch.add(known, known.schedule, f"edit {number}")
+    program = "import sys, time, pathlib as p; folder, first = p.Path(sys.argv[1]), int(sys.argv[2])\n"
+    program += "(folder / f'{first}.result').write_text('') if first in (0, 3) else None\n"
+    program += "time.sleep(60) if first == 2 else None"
+    monkeypatch.setattr(
+        under_mpi, "command", lambda _, module, *words: [sys.executable, "-c", program, *map(str, words)]
+    )
+    monkeypatch.setattr(under_mpi, "TIMEOUT_S", 1.0)
+    texts = [(number, text.partition(":")[0]) for number, text in batch.judged()]
+    assert texts == [(0, ""), (1, "ends the job"), (2, "ends never"), (3, "")]
+
+
+@pytest.mark.campaign
+def test_a_wrong_edit_is_found_on_ranks(tmp_path: Path):
+    """A plan with servers: the workers send to, and receive from, a server in between."""
+    needs_mpi()
+    known = next(bases(tuple(plan for plan in PLANS if plan.name == "elastic_async_05")))
+    (at,) = (n for n, op in enumerate(known.schedule.phases[1].ops) if type(op).__name__ == "Elastic")
+    batch = under_mpi.Batch(tmp_path)
+    batch.add(known, known.schedule, "unedited")
+    batch.add(known, edited(known.schedule, 1, at, rho=0.31), "another rho")
+    (_, right), (_, wrong) = batch.judged()
+    assert right == "" and "off by" in wrong

@@ -20,7 +20,7 @@ from commplan.cost.collective.nccl_model import GPUS
 from commplan.cost.network.network import Layout, shape_of
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis
-from commplan.topology import DEVICES, Topology, place
+from commplan.topology import DEVICES, Level, Topology, place
 
 NATIVE = Algorithm("native")
 KINDS: tuple[CostKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
@@ -166,6 +166,19 @@ def test_groups_that_share_links_share_their_rate() -> None:
     assert seconds("all_reduce", size, alone, topology) > 4 * seconds(
         "all_reduce", size, one_group(range(16)), topology
     )
+
+
+def test_nodes_of_one_gpu() -> None:
+    topology = Topology("single", (Level("node", 4, 6e-6, 50e9),), devices="h100")
+    layout = one_group(range(4))
+    for kind in KINDS:
+        assert seconds(kind, 1024 * MIB, layout, topology) >= 1024 * MIB / 50e9 * 0.75
+    assert way(1024, topology, "all_gather") == "nccl ring"
+    unnamed = Topology(
+        "unnamed", (Level("gpu", 8, 3e-6, 450e9), Level("rack", 2, 6e-6, 400e9)), devices="h100"
+    )
+    for kind in KINDS:
+        assert seconds(kind, 1024 * MIB, one_group(range(16)), unnamed) > 0
 
 
 # Elsewhere

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.byhand import compiled, reduce_plan, tree
 
+import commplan
 from commplan.compiler import compile_plan
 from commplan.cost.calibration import Calibration, MeasuredLevel
 from commplan.diagnostics import CommplanError
-from commplan.ir.schedule import Schedule
+from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.serialization.text import parse_schedule
 from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.overlap import OverlapPass
@@ -173,8 +175,30 @@ def test_a_broken_invariant_names_the_pass(tmp_path: Path) -> None:
     assert "before `breaks`:\nschedule\n" in notes
     assert "after `breaks`:\nschedule\n" in notes
     assert "grads.1/sum/b0/pack = pack" in notes
-    path = tmp_path / "made-breaks.reproducer.json"
+    (path,) = tmp_path.glob("made-breaks-*.reproducer.json")
     assert str(path) in notes
+
+
+class Rewires(OverlapPass, frozen=True):
+    """`overlap` by a name that has that of another pass in it."""
+
+    name: ClassVar[str] = "rewires"
+
+
+def test_only_the_pass_wire_writes_means_out() -> None:
+    text = """plan whole
+axis a = 3
+input g : tree partial a
+each step {
+    s = reduce g over a by mean { integers = max }
+    output s
+}
+"""
+    records: list[Record] = []
+    shapes = {"g": {"n": {"shape": [2], "dtype": "i32"}, "w": {"shape": [3], "dtype": "f32"}}}
+    commplan.loads(text).compile(shapes=shapes, passes="", observer=records.append)
+    after = Pipeline((Rewires(),)).run(records[0].after)
+    assert [op.hints.integers for op in after.phases[0].ops if isinstance(op, Collective)] == ["max"]
 
 
 def test_a_large_schedule_is_shown_in_part(own_temporary: Path) -> None:
@@ -194,10 +218,11 @@ def test_failures_share_one_folder_of_the_user(own_temporary: Path) -> None:
         compiled(reduce_plan(), "", **GIVEN),
         own_temporary / f"commplan-reproducers-{os.getuid()}",
     )
-    for _ in range(2):
-        path = write_reproducer(schedule, "bucket", Context(), "said so")
-        assert path == place / "made-bucket.reproducer.json"
-    assert [*own_temporary.iterdir()] == [place] and [*place.iterdir()] == [path]
+    first, path = (write_reproducer(schedule, "bucket", Context(), "said so") for _ in range(2))
+    assert first == path and re.fullmatch(r"made-bucket-[0-9a-f]{8}\.reproducer\.json", path.name)
+    other = write_reproducer(compiled(reduce_plan("max"), "", **GIVEN), "bucket", Context(), "said so")
+    assert [*own_temporary.iterdir()] == [place] and {*place.iterdir()} == {path, other} != {path}
+    other.unlink()
     place.chmod(0o777)  # others may change what is in it
     assert write_reproducer(schedule, "bucket", Context(), "said so").parent != place
     path.unlink()
@@ -226,10 +251,11 @@ def test_a_failing_pass_leaves_a_reproducer(tmp_path: Path) -> None:
     assert (problem.code, problem.message) == (
         "CP0719", "pass `fails{depth=3}` failed: ZeroDivisionError: at depth 3",
     )  # fmt: skip
-    content = msgspec.json.decode((tmp_path / "made-fails.reproducer.json").read_bytes())
+    (path,) = tmp_path.glob("made-fails-*.reproducer.json")
+    content = msgspec.json.decode(path.read_bytes())
     assert content["pipeline"] == "fails{depth=3},overlap"
     assert content["error"] == "ZeroDivisionError: at depth 3"
-    assert content["run"] == "python -m commplan.passes.pipeline.reproducer made-fails.reproducer.json"
+    assert content["run"] == f"python -m commplan.passes.pipeline.reproducer {path.name}"
 
 
 def test_a_reproducer_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

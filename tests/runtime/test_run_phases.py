@@ -171,6 +171,9 @@ def test_inputs_are_checked_by_name():
     assert (code, "needs `params`" in text) == ("CP0804", True)
     code, text = refused(lambda: run.start(run.init(), params=workers(), eta=0.1))
     assert (code, "does not take `eta`" in text) == ("CP0804", True)
+    code, text = refused(lambda: run.start(run.init(), workers()))
+    assert (code, "takes its inputs by name" in text, "(state, params=..)" in text) == ("CP0804", True, True)
+    assert refused(lambda: run.start(params=workers()))[0] == "CP0812"
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_spmd_is_not_nested():
 def test_names_and_parameters_agree():
     run = bound()
     assert refused(lambda: run.spmd(params="parms"))[0] == "CP0811"
-    assert refused(lambda: run.spmd(params="per nothing"))[0] == "CP0811"
+    assert "the plan has no axis `nothing`" in refused(lambda: run.spmd(params="per nothing"))[1]
     assert refused(lambda: run.spmd(params="per"))[0] == "CP0811"
     assert refused(lambda: run.spmd(params="params", returns=("parms",)))[0] == "CP0811"
 
@@ -210,6 +210,8 @@ def test_names_and_parameters_agree():
     assert code == "CP0811"
     assert "does not say where `x` lies" in text
     assert "no parameter `y`" in text
+    code, text = refused(lambda: run.spmd(parms="params", x="params")(train))
+    assert "no parameter `parms`; did you mean `params`?" in text
     assert refused(lambda: run.spmd()(lambda: None))[0] == "CP0811"
 
 

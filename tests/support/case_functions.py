@@ -21,8 +21,8 @@ def storage(dtype: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16)
 
 
-def _each(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function on trees from one on leaves; the leaves are NumPy's or JAX's."""
+def each(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply `function`, which takes leaves of NumPy or JAX, to every leaf of trees."""
 
     def on_trees(*trees: Tree) -> Tree:
         flat = [flatten(tree) for tree in trees]
@@ -45,5 +45,5 @@ def _blend(x: Any, y: Any) -> Any:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "keep": _each(lambda x: x), "bump": _each(_bump), "double": _each(_double), "blend": _each(_blend),
+    "keep": each(lambda x: x), "bump": each(_bump), "double": each(_double), "blend": each(_blend),
 }  # fmt: skip

@@ -55,20 +55,22 @@ axis a = 2
 axis b = 2
 server hub = {servers}
 input p : tree per a, b
+input q : tree per a, b
 input g : tree partial a, b
 input n : f32 per a, b
 state w : tree
 state m : tree on hub
 state c : tree on hub
 fn sgd(tree, tree) -> tree on device elementwise
+fn other(tree, tree) -> tree on device elementwise
 at start {{
     w = broadcast p over a, b from {root}
-    m = broadcast p over a, b from {root}
+    m = broadcast q over a, b from 0
     c = broadcast p over a, b from 0
 }}
 each step {{
     w = exchange g into w with sgd over a, b by {op} via parameter_server(owners = {owners}{within})
-    m = exchange g into m with sgd over a, b by {op} {{ chunk = 64, staleness = {late} }}
+    m = exchange g into m with other over a, b by {second} {{ chunk = 64, staleness = {late} }}
     output w
 }}
 every 2 steps {{
@@ -211,9 +213,10 @@ def extra_base(number: int) -> Base | None:
         spread=rng.choice(("scatter_gather", "scatter_gather", "hierarchical(b, a)", "native")),
     )  # fmt: skip
     if number % 3 == 0:
+        ops = ("sum", "mean", "mean(weight = n)")
         text = SERVED.format(
             servers=rng.choice((1, 2)), root=rng.randrange(4), owners=rng.choice((1, 2, 3, 4)),
-            op=rng.choice(("sum", "mean", "mean(weight = n)")), late=rng.choice((0, 1)),
+            op=rng.choice(ops), second=rng.choice(ops), late=rng.choice((0, 1)),
             within=rng.choice(("", ", within = a", ", within = b")),
             mode=rng.choice(("round_robin", "async", "hogwild")),
         )  # fmt: skip

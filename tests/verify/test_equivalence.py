@@ -20,7 +20,7 @@ from commplan.ir.hints import Hints
 from commplan.ir.serialization.canonical_json import encode
 from commplan.ir.symbolic.compare import Comparison
 from commplan.ir.symbolic.rounding import accepts, allowed, cast
-from commplan.ir.symbolic.terms import Algebra, Argument
+from commplan.ir.symbolic.terms import Algebra, Argument, rank
 from commplan.ir.types import DType
 from commplan.verify import load_schedule, verify
 
@@ -445,3 +445,14 @@ def test_terms_are_compared_and_summed_however_deep_they_are() -> None:
     exact, sent, planned = terms
     assert [part.sums for part in planned.parts] == [("w",)]
     assert (compare(sent, planned), compare(sent, exact), compare(exact, exact)) == (True, False, True)
+
+
+@pytest.mark.parametrize(("added", "accepted"), [(DType.F32, True), (DType.BF16, False)])
+def test_rounded_elements_of_one_rank_are_summed_as_the_plan_says(added: DType, accepted: bool) -> None:
+    """Sums over the axis of that rank add zeros and round nothing; those over other axes are listed."""
+    algebra = Algebra({"a": 2, "b": 4})
+    own, event = algebra.value("own", ["a", "b"]), allowed(("b",), DType.F32, Hints(wire=DType.BF16))
+    planned = algebra.total(algebra.only(algebra.total(own, ["b"], event), [(rank("a"), 1)]), ["a"])
+    sent = algebra.cast(algebra.cast(own, DType.F32, DType.BF16), DType.BF16, added)
+    total = algebra.total(algebra.only(sent, [(rank("a"), 1)]), ["a", "b"])
+    assert Comparison(algebra)(algebra.cast(total, added, DType.F32), planned) == accepted

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import msgspec
 import pytest
 from msgspec.structs import replace
+from support.schedule_bases import SERVED
 from support.schedule_mutation import Around, changes, in_phase, phase_edits, with_op
 
 import commplan
@@ -91,36 +92,9 @@ each step {
     output d, m, x, t
 }
 """,
-    "servers": """plan served
-axis a = 2
-axis b = 2
-server hub = 2
-input p : tree per a, b
-input q : tree per a, b
-input g : tree partial a, b
-input n : f32 per a, b
-state w : tree
-state m : tree on hub
-state c : tree on hub
-fn sgd(tree, tree) -> tree on device elementwise
-fn other(tree, tree) -> tree on device elementwise
-at start {
-    w = broadcast p over a, b from 1
-    m = broadcast q over a, b from 0
-    c = broadcast p over a, b from 0
-}
-each step {
-    w = exchange g into w with sgd over a, b by mean via parameter_server(owners = 2)
-    m = exchange g into m with other over a, b by mean(weight = n) { staleness = 1 }
-}
-every 2 steps {
-    d, c = elastic p with c over a, b by async(eta = 0.25, rho = 0.5)
-    output d
-}
-phase look {
-    output m, c
-}
-""",
+    "servers": SERVED.format(
+        servers=2, root=1, op="mean", owners=2, within="", second="mean(weight = n)", late=1, mode="async"
+    ),
     "elastic": """plan elastic_sync
 axis worker = 4
 input own : tree per worker

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from commplan.cli.binding import checked, compiled
 from commplan.cli.console import Console, name_of
-from commplan.cli.jax_side import bind, choose_devices, device_mesh, function_at, raised_at, user_code
+from commplan.cli.jax_side import bind, choose_devices, device_mesh, user_code
 from commplan.cli.saved import is_saved
-from commplan.diagnostics import CommplanError, fail, plural, text_of
+from commplan.cli.user_step import naming_step, step_at
+from commplan.diagnostics import fail, plural
 from commplan.ir.schedule import Schedule
 from commplan.lowering.audit.targets import Target, machine_topology, target
 
@@ -33,7 +33,7 @@ def run(args: Namespace, console: Console) -> int:
             "name them, they need not be there: --target h100:4x8",
         )
     schedule, shapes = _compiled(args, console, machine)
-    with user_code(), _named(args.step):
+    with user_code(), naming_step(args.step):
         mesh = _mesh(schedule, machine)
         audits = _audits(schedule, shapes, args, mesh, machine)
     devices = str(machine) if machine else plural(mesh.size, "CPU device")
@@ -78,7 +78,7 @@ def _compiled(args: Namespace, console: Console, machine: Target | None) -> tupl
 
 def _mesh(schedule: Schedule, machine: Target | None) -> Any:
     if machine is None:
-        return device_mesh(schedule)
+        return device_mesh(schedule.mesh_sizes)
     choose_devices(1)
     from commplan.lowering.jax.aot import mesh_on
 
@@ -96,7 +96,7 @@ def _audits(
     rates = machine.machine if machine else None
     profiled_for = rates if args.pgle else None
     if args.step:
-        step, arguments = _step(args.step, mesh)
+        step, arguments = step_at(args.step, mesh)
         text = compile_step(step, *arguments, profiled_for=profiled_for)
         return {args.step: audit(schedule, *text, phases=args.phase, machine=rates)}
     from commplan.runtime.rehearse.rehearse import phase_steps
@@ -107,28 +107,3 @@ def _audits(
         text = compile_step(function, *values, profiled_for=profiled_for)
         audits[f"phase {name}"] = audit(schedule, *text, phases=[name], machine=rates)
     return audits
-
-
-def _step(where: str, mesh: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The step and its arguments, as the user's function gives them. Raises CP1153 where it gives others."""
-    given: Any = function_at(f"--step {where}", where)(mesh)
-    parts: list[Any] = [*given] if isinstance(given, tuple) else [given]
-    if [callable(part) for part in parts[:1]] + [type(part) for part in parts[1:]] != [True, tuple]:
-        names = ", ".join(type(part).__name__ for part in parts)
-        message = f"--step {where} gave {names}: a step and a tuple of its arguments were expected"
-        fail("CP1153", message, "return train, (state, params, batch)")
-    return parts[0], parts[1]
-
-
-@contextmanager
-def _named(step: str | None) -> Generator[None]:
-    """Around what runs the user's step: an error of its own is one of what was given (CP1154)."""
-    try:
-        yield
-    except (CommplanError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        if step is None:
-            raise
-        reason = text_of(error).partition("\n")[0]
-        fail("CP1154", f"--step {step} cannot be compiled: {reason}", *raised_at(error))

@@ -67,9 +67,11 @@ def _code(code: str, console: Console) -> int:
 
 
 def _plan(args: Namespace, console: Console) -> int:
+    from commplan.cli.user_step import with_step
     from commplan.cli.verbs.check import unknown_sources
     from commplan.explain.report import explain_plan, line_text
 
+    args = with_step(args, args.what, console)
     plan, schedule, topology = _subject(args, console)
     records = once(args.records, "--records")
     fail_if(unknown_sources(plan, records))
@@ -136,7 +138,10 @@ def _option_lines(target: str, options: Sequence[CompilerOption]) -> Iterator[st
 def _timed(args: Namespace, schedule: Schedule, topology: Topology | None) -> Timed | None:
     """The times on `topology`, with what was measured there."""
     if topology is None:
+        from commplan.cli.user_step import need_machine
+
+        need_machine(args)
         return None
     from commplan.cli.simulated import timed_on
 
-    return timed_on(schedule, topology, args.calibration)
+    return timed_on(schedule, topology, args)

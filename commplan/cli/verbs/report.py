@@ -7,6 +7,7 @@ from argparse import Namespace
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.records import run_in, totals
 from commplan.cli.simulated import machines, simulated
+from commplan.cli.user_step import need_machine, with_step
 from commplan.cli.verbs.verify import Facts, show_lines
 from commplan.cli.verbs.verify.servers import Served
 from commplan.ir.schedule import Schedule
@@ -20,7 +21,10 @@ from commplan.report.trace import read_trace
 def run(args: Namespace, console: Console) -> int:
     """Gather, and write the page. Raises what compiling, simulating and verifying raise, CP1113, CP1114."""
     trace = read_trace(console.read(args.recorded), name_of(args.recorded)) if args.recorded else None
+    args = with_step(args, args.file, console)
     schedule, lines, times = simulated(machines(args, console)[-1], console)
+    if times is None:
+        need_machine(args)
     if not lines:
         show_lines(schedule, console)
     timed = Timed(*times) if times else None

@@ -11,6 +11,7 @@ import msgspec
 
 from commplan.cli.console import STDIN, Console, fold_table
 from commplan.cli.simulated import NAME_ONE, Simulated, Timed, machines, simulated
+from commplan.cli.user_step import with_step
 from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
@@ -27,6 +28,7 @@ SHOWN = 40  # rows of a table; the rest is summed
 
 def run(args: Namespace, console: Console) -> int:
     """Simulate, print, and write the trace. Raises CP0752 without a topology, and what compiling raises."""
+    args = with_step(args, args.file, console)
     machine, *others = machines(args, console)
     schedule, lines, timed = simulated(machine, console)
     if timed is None:

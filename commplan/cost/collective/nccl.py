@@ -77,7 +77,7 @@ def _group(layout: Layout, network: Network) -> Group | None:
         gpu,
         layout.ranks,
         nodes,
-        inside=float(rates[inner].min()) * reached[0],
+        inside=float(rates[inner].min(initial=math.inf)) * reached[0],
         between=float(rates[outer].min(initial=math.inf)) * reached[1],
         delay=max(0.0, latency - NETWORK_LATENCY) * 1e6,
     )

@@ -63,6 +63,7 @@ class PhaseTime(msgspec.Struct, frozen=True):
     bound: what the phase's collectives take at least on this topology, overlapping perfectly, and its own
     computation. network, compute: in which some collective, some other op ran. nbytes: of each level, what
     its busiest link carries in one direction, all collectives together. critical, ops: beside the step.
+    after: of the step's computation that waits for the phase, where the step says so.
     """
 
     name: str
@@ -75,11 +76,12 @@ class PhaseTime(msgspec.Struct, frozen=True):
     nbytes: tuple[tuple[str, float], ...]
     critical: tuple[Stretch, ...]
     ops: tuple[OpTime, ...]
+    after: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Of the step and the phase together."""
-        return self.computation + self.exposed
+        return self.computation + self.exposed + self.after
 
     @property
     def distance(self) -> float:
@@ -215,7 +217,7 @@ def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
     exposed = max(0.0, end - ready.seconds)
     critical = _critical(ops, played)
     return PhaseTime(
-        phase.name, alone, ready.seconds, exposed, bound, *busy, nbytes_by_level, critical, ops
+        phase.name, alone, ready.seconds, exposed, bound, *busy, nbytes_by_level, critical, ops, ready.after
     )  # fmt: skip
 
 

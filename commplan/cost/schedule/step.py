@@ -28,22 +28,34 @@ ASSUMED = (
 class StepComputation(msgspec.Struct, frozen=True):
     """A step without its communication.
 
-    seconds: of the computation. ready: name of an input, path of a leaf, and the seconds after which the
-    computation has made it, in that order; what is not listed is ready at the end. source: in words.
+    seconds: of the computation until all gradients are made. ready: name of an input, path of a leaf, and the
+    seconds after which the computation has made it, in that order; what is not listed is ready at the end.
+    source: in words. after: seconds of the computation that waits for the results of the plan.
     """
 
     seconds: float
     ready: tuple[tuple[str, str, float], ...]
     source: str
+    after: float = 0.0
+
+    @property
+    def order(self) -> dict[str, tuple[str, ...]]:
+        """The leaves of each input in the order in which they are made."""
+        paths: dict[str, list[str]] = {}
+        for name, path, _ in sorted(self.ready, key=lambda leaf: leaf[2]):
+            paths.setdefault(name, []).append(path)
+        return {name: tuple(each) for name, each in paths.items()}
 
 
 class Readiness(msgspec.Struct, frozen=True):
     """When the leaves that a phase reads are ready. seconds: of the computation beside it, 0 without one.
-    leaves: of each value that the computation makes, for each of its leaves. assumed: whether the step is."""
+    leaves: of each value that the computation makes, for each of its leaves. assumed: whether the step is.
+    after: of the computation that waits for the phase."""
 
     seconds: float = 0.0
     leaves: Mapping[Ref, tuple[float, ...]] = {}
     assumed: bool = False
+    after: float = 0.0
 
     def release(self, op: Op) -> float:
         """The seconds after which `op` may start, as far as it reads what the computation makes."""
@@ -74,7 +86,7 @@ def _given(schedule: Schedule, phase: Phase, step: StepComputation) -> Readiness
         for value in schedule.entry
         if value.id in phase.inputs and name_of(value.id) in named
     }
-    return Readiness(step.seconds, leaves) if leaves else Readiness()
+    return Readiness(step.seconds, leaves, after=step.after) if leaves else Readiness()
 
 
 def _assumed(schedule: Schedule, phase: Phase, predictor: Predictor, order: Order) -> Readiness:

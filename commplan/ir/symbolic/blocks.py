@@ -28,7 +28,7 @@ from commplan.ir.symbolic.terms import (
     Term,
     UnsayableError,
     at,
-    free_in,
+    free_of,
     row,
     substituted,
 )
@@ -255,6 +255,11 @@ def inner(block: Block) -> Iterator[Block]:
     for frozen in {id(run.leaf): run.leaf for run in block.runs if isinstance(run.leaf, Frozen)}.values():
         yield frozen.block
         yield from inner(frozen.block)
+
+
+def free_in(chain: Chain) -> frozenset[Symbol]:
+    """The symbols in `chain` that represent ranks and rows."""
+    return free_of(symbol for cut in chain for _, symbol in cut.digits)
 
 
 def _depends_on_row(block: Block) -> bool:

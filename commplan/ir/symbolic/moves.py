@@ -14,23 +14,13 @@ from commplan.ir.symbolic.blocks import (
     Slot,
     collapsed,
     combined,
+    free_in,
     inner,
     leading,
     renamed,
     with_terms,
 )
-from commplan.ir.symbolic.terms import (
-    Algebra,
-    Chain,
-    Cut,
-    Symbol,
-    Term,
-    UnsayableError,
-    at,
-    free_in,
-    rank,
-    row,
-)
+from commplan.ir.symbolic.terms import Algebra, Chain, Cut, Symbol, Term, UnsayableError, at, rank, row
 
 
 def scattered(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:

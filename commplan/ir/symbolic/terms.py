@@ -39,6 +39,7 @@ from commplan.ir.types import DType
 
 Symbol = tuple[Any, ...]
 Symbols = Mapping[Symbol, Symbol]
+UNSHARED: Symbol = ("shared", ())
 
 
 def rank(axis: str) -> Symbol:
@@ -51,9 +52,6 @@ def row(digit: int) -> Symbol:
 
 def at(index: int) -> Symbol:
     return ("at", index)
-
-
-UNSHARED: Symbol = ("shared", ())
 
 
 class UnsayableError(Exception):
@@ -98,9 +96,9 @@ class Contribution(NamedTuple):
 
     @property
     def is_rounded(self) -> bool:
-        """Whether it, or what it is an extreme of, was rounded."""
-        inside = self.atom.kind == "extreme" and any(part.is_rounded for part in self.atom.content[2].parts)
-        return inside or is_rounded(self.trace)
+        """Whether it, or a term within its atom, was rounded."""
+        inner = self.atom.content[-1].parts if self.atom.kind in ("extreme", "only") else ()
+        return is_rounded(self.trace) or any(part.is_rounded for part in inner)
 
     @property
     def rounded_members(self) -> list[Contribution]:
@@ -200,14 +198,14 @@ class Algebra:
         content = atom.content
         match atom.kind:
             case "value":
-                atom.free = _free(symbol for _, symbol in content[1])
+                atom.free = free_of(symbol for _, symbol in content[1])
             case "call":
                 name, arguments = content
                 atom.exact = all(argument.term.exact for argument in arguments)
                 atom.defined = all(argument.term.defined for argument in arguments)
                 free = [argument.term.free for argument in arguments]
                 symbols = (s for argument in arguments for cut in argument.chain for _, s in cut.digits)
-                atom.free = frozenset().union(*free, _free(symbols))
+                atom.free = frozenset().union(*free, free_of(symbols))
                 if not atom.exact:
                     atom.skeleton = self.atom("call", name, _merged(arguments))
             case "extreme":
@@ -217,7 +215,7 @@ class Algebra:
             case "only":
                 conditions, term = content
                 atom.exact, atom.defined = term.exact, term.defined
-                atom.free = term.free | _free(symbol for symbol, _ in conditions)
+                atom.free = term.free | free_of(symbol for symbol, _ in conditions)
                 atom.skeleton = atom if term.exact else self.atom("only", conditions, term.skeleton)
             case _:
                 pass
@@ -279,10 +277,13 @@ class Algebra:
     def total(self, term: Term, axes: Sequence[str], allowed: Event | None = None) -> Term:
         """The sum over `axes`: a contribution that does not vary on one counts once for each of its ranks.
         `allowed`: the event that says how it may be rounded, where that is more than not at all."""
-        several = tuple(sorted(axis for axis in axes if self.sizes.get(axis, 1) > 1))
+        several = sorted(axis for axis in axes if self.sizes.get(axis, 1) > 1)
         parts: list[Contribution] = []
         for part in term.parts:
-            event = allowed or (("sum", several) if part.is_rounded and several else None)
+            # Along the axes of an `only` all other ranks add zeros, which rounds nothing.
+            zero = [symbol for symbol, _ in part.atom.content[0]] if part.atom.kind == "only" else []
+            added = tuple(axis for axis in several if rank(axis) not in zero)
+            event = allowed or (("sum", added) if part.is_rounded and added else None)
             parts += self._total(part.traced(event), axes)
         return self.term(parts)
 
@@ -462,18 +463,13 @@ def substituted(chain: Chain, symbols: Symbols) -> Chain | None:
     return None if any(symbol == ("at", -1) for cut in cuts for _, symbol in cut.digits) else cuts
 
 
-def free_in(chain: Chain) -> frozenset[Symbol]:
-    """The symbols in `chain` that stand for ranks and rows."""
-    return _free(symbol for cut in chain for _, symbol in cut.digits)
-
-
-def _free(symbols: Iterable[Symbol]) -> frozenset[Symbol]:
+def free_of(symbols: Iterable[Symbol]) -> frozenset[Symbol]:
     free: set[Symbol] = set()
     for symbol in symbols:
         if symbol[0] == "before":
-            free |= _free(symbol[1:2])
+            free |= free_of(symbol[1:2])
         elif symbol[0] == "owner":
-            free |= _free(inner for _, _, inner in symbol[1])
+            free |= free_of(inner for _, _, inner in symbol[1])
         elif symbol[0] in ("rank", "row", "shared"):
             free.add(symbol)
     return frozenset(free)

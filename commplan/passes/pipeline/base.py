@@ -17,6 +17,7 @@ from commplan.ir.schedule import Phase, Schedule
 if TYPE_CHECKING:
     from commplan.cost.calibration import Calibration
     from commplan.cost.predictor import Predictor
+    from commplan.cost.schedule.step import StepComputation
     from commplan.topology import Topology
 
 _fields = functools.cache(msgspec.structs.fields)  # by class
@@ -28,7 +29,8 @@ class Context(msgspec.Struct, frozen=True):
 
     order: name -> leaf paths in the order in which the backward pass makes them. topology: the machine.
     calibration: what was measured on it. places: the place of each rank, where ranks are known to lie
-    otherwise than the axes say. costs: predicts times; None without a topology.
+    otherwise than the axes say. costs: predicts times; None without a topology. step: the computation beside
+    which phases run; None if it is not known.
     """
 
     order: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict[str, Sequence[str]])
@@ -36,6 +38,7 @@ class Context(msgspec.Struct, frozen=True):
     calibration: Calibration | None = None
     places: tuple[int, ...] | None = None
     costs: Predictor | None = None
+    step: StepComputation | None = None
 
 
 class Pass(msgspec.Struct, frozen=True):

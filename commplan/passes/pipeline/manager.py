@@ -8,6 +8,7 @@ and `dump_to`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import re
@@ -24,6 +25,7 @@ from commplan import io
 from commplan.cost.calibration import Calibration
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
+from commplan.ir.serialization.canonical_json import encode
 from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import Context, Pass, parse_pass
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
@@ -130,7 +132,8 @@ class Pipeline(msgspec.Struct, frozen=True):
             seconds = time.perf_counter() - start
             text = f"{schedule.pipeline},{pass_}" if schedule.pipeline else str(pass_)
             after = replace(after, pipeline=text)
-            problems = verify(after, sound, reference, written_out=WirePass.name in text)
+            names = {part.partition("{")[0] for part in text.split(",")}
+            problems = verify(after, sound, reference, written_out=WirePass.name in names)
             if problems:
                 raise _broken(pass_, schedule, after, problems, keep(problems[0].message))
             sound = after
@@ -191,14 +194,16 @@ def both(*observers: Observer | None) -> Observer:
 def write_reproducer(
     schedule: Schedule, pipeline: str, context: Context, error: str, directory: Path | None = None
 ) -> Path:
-    """Write `schedule`, the `pipeline` that is still to run, and `context`; gives back the file's path.
+    """Write `schedule`, the `pipeline` that is still to run, and `context`; returns the file's path.
 
-    The file replaces an earlier one of the same plan and pass. It is in `directory`, else in the one folder
-    that each user has for such files in the temporary directory.
+    The name of the file ends with a digest of the schedule and the pipeline: other failures of the same plan
+    and pass have files of their own. It is in `directory`, else in the one folder that each user has for such
+    files in the temporary directory.
     """
     place = directory or _own_folder()
     first = re.match(r"[a-z_]+", pipeline)
-    name = f"{schedule.plan}-{first[0] if first else 'lower'}.reproducer.json"
+    digest = hashlib.sha256(encode(schedule) + pipeline.encode()).hexdigest()[:8]
+    name = f"{schedule.plan}-{first[0] if first else 'lower'}-{digest}.reproducer.json"
     path = place / name
     order = {key: tuple(paths) for key, paths in context.order.items()}
     content = Reproducer(

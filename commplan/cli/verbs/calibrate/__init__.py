@@ -1,4 +1,4 @@
-"""`commplan calibrate`: measure this machine, or the input of a plan, for later compilations."""
+"""`commplan calibrate`: measure this machine, the input of a plan, or a training step."""
 
 from __future__ import annotations
 
@@ -29,10 +29,14 @@ SECONDS = 120  # about how long links and collectives are measured
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Measure with all ranks, or with a plan its input; the first rank writes the file.
+    """Measure with all ranks, or with a plan its input or a step of it; the first rank writes the file.
 
-    Raises CP0755, CP0756, CP0759, CP0849 and CP1111, and what `input_costs.measure` does.
+    Raises CP0755, CP0756, CP0759, CP0849, CP1111, and what `input_costs.measure` and `step_profile.run` do.
     """
+    if args.step:
+        from commplan.cli.verbs.calibrate import step_profile
+
+        return step_profile.run(args, console)
     if args.file is not None or args.source or args.fn:
         from commplan.cli.verbs.calibrate import input_costs
 

@@ -1,0 +1,132 @@
+"""What a training step costs with its plan, and which line to change first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from commplan.cost import Prediction
+from commplan.cost.schedule.prediction import PhaseTime
+from commplan.explain.stages import stage_text
+from commplan.ir import plan as graph
+from commplan.ir import schedule as ir
+from commplan.ir.remark import Alternative, Choice
+from commplan.ir.types import DType, sized, timed
+from commplan.verify.memory import memory
+
+NEAR_BOUND = 1.1  # times the lower bound: below, no other algorithm gains more than a tenth
+
+
+class LineCost(msgspec.Struct, frozen=True):
+    """The line that exposes most, in seconds, and what would change that, a sentence each."""
+
+    line: int
+    stage: str
+    exposed: float
+    advice: tuple[str, ...]
+
+
+class StepCost(msgspec.Struct, frozen=True):
+    """One run of a phase `each step` beside the computation, in seconds.
+
+    computation: of the step, `after` included, which waits for the phase. communication: in which some
+    collective runs. exposed: as in `PhaseTime`. seconds: computation and what is exposed. memory: bytes of a
+    rank, as the plan needs them at most. first: the line to change first; None if nothing is exposed.
+    """
+
+    phase: str
+    computation: float
+    after: float
+    communication: float
+    exposed: float
+    seconds: float
+    memory: int
+    source: str
+    first: LineCost | None = None
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        after = f", {timed(self.after)} of it after the phase" if self.after else ""
+        share = f", {self.exposed / self.seconds:.0%} of it exposed" if self.seconds else ""
+        source = "assumed as said above" if self.source.startswith("assumed") else self.source
+        texts = [
+            f"computation {timed(self.computation)}{after}, {source}",
+            f"communication {timed(self.communication)}, exposed {timed(self.exposed)}",
+            f"in all {timed(self.seconds)}{share}; memory of a rank {sized(self.memory)}",
+        ]
+        if self.first is not None:
+            first = self.first
+            texts.append(f"change first: line {first.line}, {timed(first.exposed)} exposed: {first.stage}")
+            texts += [f"  {text}" for text in first.advice]
+        return texts
+
+
+def step_costs(plan: graph.Plan, schedule: ir.Schedule, prediction: Prediction) -> tuple[StepCost, ...]:
+    """The cost of each phase `each step` of `plan` that communicates."""
+    nbytes = {each.phase: each.nbytes for each in memory(schedule)}
+    costs: list[StepCost] = []
+    for phase in (phase for phase in plan.phases if phase.kind == "step"):
+        time = prediction.phase(phase.name)
+        if not time.network:
+            continue
+        computation = time.computation + time.after
+        cost = StepCost(
+            phase.name, computation, time.after, time.network, time.exposed, time.seconds,
+            nbytes[phase.name], prediction.step, _first(phase, schedule, time),
+        )  # fmt: skip
+        costs.append(cost)
+    return tuple(costs)
+
+
+def exposed_by_line(time: PhaseTime) -> dict[int, float]:
+    """The exposed seconds of a phase by plan line: the end of its critical path belongs to the last lines."""
+    left, lines = time.exposed, defaultdict[int, float](float)
+    for stretch in reversed(time.critical):
+        if stretch.line:
+            lines[stretch.line] += min(left, stretch.seconds)
+            left -= min(left, stretch.seconds)
+    return dict(lines)
+
+
+def _first(phase: graph.Phase, schedule: ir.Schedule, time: PhaseTime) -> LineCost | None:
+    lines = exposed_by_line(time)
+    stages = {stage.span.line: stage for stage in phase.stages}
+    exposed = {line: seconds for line, seconds in lines.items() if line in stages and seconds > 0}
+    if not exposed:
+        return None
+    line = max(exposed, key=lambda each: exposed[each])
+    stage = stages[line]
+    return LineCost(line, stage_text(stage), exposed[line], tuple(_advice(stage, schedule, time)))
+
+
+def _advice(stage: graph.Stage, schedule: ir.Schedule, time: PhaseTime) -> Iterator[str]:
+    """What is known to change the time of `stage`."""
+    best = _best([choice for choice in schedule.choices if choice.span == stage.span])
+    if best is not None:
+        alternative, taken = best
+        share = abs(alternative.seconds / taken - 1) if alternative.seconds else 0.0
+        change = "longer" if (alternative.seconds or 0.0) >= taken else "less"
+        yield f"the best alternative that was tried: {alternative.what}, {share:.0%} {change}"
+    if time.distance <= NEAR_BOUND:
+        yield (
+            f"alone it takes {time.distance:.2f} times its lower bound: fewer bytes or faster links help,"
+            " other algorithms hardly"
+        )
+    ops = [op for op in schedule.phase(time.name).ops if op.span == stage.span]
+    wide = any(isinstance(op, ir.Collective) and op.dtype in (DType.F32, DType.F64) for op in ops)
+    if wide and isinstance(stage, graph.Reduce | graph.Scatter) and stage.hints.wire is None:
+        yield "{ wire = bf16 } sends fewer bytes, and rounds each value"
+
+
+def _best(choices: Sequence[Choice]) -> tuple[Alternative, float] | None:
+    """The best alternative, in relation to what was taken, and the predicted time of what was taken."""
+    known = [
+        (alternative, choice.seconds)
+        for choice in choices
+        if choice.seconds
+        for alternative in choice.alternatives
+        if alternative.seconds is not None
+    ]
+    return min(known, key=lambda pair: (pair[0].seconds or 0.0) / pair[1], default=None)

@@ -1,0 +1,49 @@
+"""How long one rank of a training step computes until its gradients are made, measured on one device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from datetime import date
+from typing import Any
+
+from commplan.cost.step_profile import GradientTime, StepProfile
+from commplan.lowering.jax.gradient_times import GradientTimes
+from commplan.lowering.jax.typing_shim import jax, jnp
+
+FEWEST_RUNS = 3
+
+
+def measure_step(times: GradientTimes, *, seconds: float) -> StepProfile:
+    """The profile of a step on JAX's default device.
+
+    One rank runs without its peers, from its arguments to the gradients: collectives, the optimiser and all
+    else that no gradient depends on are left out. Arguments are small random numbers.
+
+    Args:
+        times: the step, with the shares of its products.
+        seconds: about how long to measure, after compilation.
+    """
+    arguments = [_argument(aval, number) for number, aval in enumerate(times.arguments)]
+    step = jax.jit(times.alone)
+    jax.block_until_ready(step(*arguments))
+    durations: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(durations) < FEWEST_RUNS or time.perf_counter() < end:
+        begun = time.perf_counter()
+        jax.block_until_ready(step(*arguments))
+        durations.append(time.perf_counter() - begun)
+    median = statistics.median(durations)
+    leaves = tuple(GradientTime(name, path, share * median) for name, path, share in times.shares)
+    method = f"median of {len(durations)} runs of one rank alone on one device, without collectives and "
+    method += "optimiser; gradients in proportion to the operations of the products before them"
+    device = jax.devices()[0].device_kind
+    return StepProfile(date.today().isoformat(), device, median, 0.0, method, leaves)
+
+
+def _argument(aval: Any, number: int) -> Any:
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(number), aval.shape) if aval.shape else jax.random.key(number)
+    if jnp.issubdtype(aval.dtype, jnp.floating):
+        return 0.02 * jax.random.normal(jax.random.key(number), aval.shape, aval.dtype)
+    return jnp.zeros(aval.shape, aval.dtype)
