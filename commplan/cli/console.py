@@ -149,7 +149,7 @@ class Console:
 def _write_anything(place: Path, data: bytes) -> None:
     """Write a new file, a pipe or a device. Raises OSError, ENXIO for a pipe that no process reads."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-    with open(os.open(place, flags, 0o666), "wb") as file:
+    with os.fdopen(os.open(place, flags, 0o666), "wb") as file:
         os.set_blocking(file.fileno(), True)
         file.write(data)
 
