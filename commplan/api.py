@@ -19,7 +19,15 @@ from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest,
 from commplan.mesh_kind import is_communicator, shares_memory
 from commplan.passes.pipeline.manager import Observer
 from commplan.passes.pipeline.registry import default
-from commplan.topology import Topology, announce, assumed_hosts, declared_in, places_of_hosts, topology_of
+from commplan.topology import (
+    Topology,
+    announce,
+    assumed_hosts,
+    declared_in,
+    load_topology,
+    places_of_hosts,
+    topology_of,
+)
 from commplan.tracebacks import ends_at_caller, public_face
 from commplan.verify import load_schedule
 from commplan.wait import TIMEOUT_S, check_seconds
@@ -298,6 +306,7 @@ class Program(Generic[RunT]):
         mesh: Any = None,
         phases: Sequence[str] = (),
         machine: Machine | str | None = None,
+        topology: Topology | str | Path | None = None,
         pgle: bool = False,
     ) -> Audit:
         """Compile `step`, which runs phases of this program, and compare its collectives with the schedule.
@@ -305,7 +314,8 @@ class Program(Generic[RunT]):
         step: jitted or not; args: arrays, or `jax.ShapeDtypeStruct` with shardings. Nothing runs.
         mesh: that of the step, by default the one that it names. phases: those to look for, by default those
         that the step calls and `each step`. machine: `"h100:4x8"`, or the rates to estimate exposed
-        communication with, a `commplan.lowering.audit.Machine`. pgle: compile the step once more, with a
+        communication with, a `commplan.lowering.audit.Machine`. topology: has the links to price collectives
+        by, instead of those of `machine`. pgle: compile the step once more, with a
         profile of what its instructions take on `machine`, and say which collectives XLA then moves.
 
         Raises CP1150 for no such machine, CP1151 for a phase that the plan does not have, CP1156 where `pgle`
@@ -317,6 +327,11 @@ class Program(Generic[RunT]):
 
         sizes = mesh_sizes(mesh) if mesh is not None else None
         estimated = rates(machine)
+        if topology is not None and estimated is not None:
+            from commplan.explain.links import links_of  # noqa: PLC0415
+
+            network = load_topology(topology) if isinstance(topology, str | Path) else topology
+            estimated = msgspec.structs.replace(estimated, links=links_of(self._schedule, network))
         if pgle and estimated is None:
             fail("CP1156", "pgle=True needs a machine to estimate a profile for", GPUS_ONLY)
         text = compile_step(step, *args, profiled_for=estimated if pgle else None)

@@ -228,6 +228,7 @@ def _audit(verb: Any) -> None:
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
     step = "of a mesh: it gives a training step and a tuple of its arguments (default: each phase alone)"
     _flag(verb, "--step", "MODULE:FUNCTION", step)
+    _flag(verb, "--step-profile", "S.toml", "the profile that the plan is compiled for")
     target = "GPUs to compile for, which need not be there, such as h100:4x8 (default: this machine's CPUs)"
     _flag(verb, "--target", "NAME:HOSTSxDEVICES", target)
     _switch(

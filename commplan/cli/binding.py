@@ -62,7 +62,7 @@ def compiled(
     flags = {name: getattr(args, name) for name in names}
     schedule = compile_plan(
         plan, sizes, leaves, mapping=mapping, pipeline=args.passes, observer=observer,
-        step=getattr(args, "computation", None), **flags,
+        step=args.computation if getattr(args, "step_profile", None) else None, **flags,
     )  # fmt: skip
     note_levels(schedule, console)
     return Compiled(plan, schedule, shapes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commplan.cli.argument_types import once
 from commplan.cli.binding import checked
@@ -19,16 +19,23 @@ from commplan.diagnostics import CommplanError, fail, text_of
 from commplan.frontend.bind_axes import bind_axes
 from commplan.ir.plan import AxisKind
 
+if TYPE_CHECKING:
+    from commplan.lowering.audit.estimate import Estimate
+    from commplan.lowering.audit.targets import Target
+    from commplan.lowering.jax.gradient_times import GradientTimes
 
-def with_step(args: Namespace, path: str, console: Console) -> Namespace:
+
+def with_step(args: Namespace, path: str, console: Console, *, estimate: bool = True) -> Namespace:
     """`args` with `computation`: what --step-profile holds, or --step is estimated to take on --target.
 
-    path: of the plan or the saved schedule. Raises CP0772 for the profile, and what `estimated` raises.
+    Plans are compiled for a profile, as by `Plan.compile(step=..)`, and not for an estimate, which programs
+    do not have. path: of the plan or the saved schedule. estimate: False to leave --step alone.
+    Raises CP0772 for the profile, and what `estimated` raises.
     """
     computation: StepComputation | None = None
     if args.step_profile:
         computation = load_step(args.step_profile)
-    elif args.step:
+    elif args.step and estimate:
         computation = estimated(args, mesh_sizes_of(path, args, console))
     return Namespace(**{**vars(args), "computation": computation})
 
@@ -66,14 +73,19 @@ def estimated(args: Namespace, sizes: Mapping[str, int]) -> StepComputation:
 
     with user_code(), naming_step(args.step):
         step, arguments = step_at(args.step, mesh_on(machine, sizes))
-        shares = shares_of(args.step, step, arguments).shares
+        times = shares_of(args.step, step, arguments)
         costs = estimate(audit_text(compile_step(step, *arguments).compiled), machine.machine)
+    return computation_of(costs, times, machine)
+
+
+def computation_of(costs: Estimate, times: GradientTimes, machine: Target) -> StepComputation:
+    """The computation of a compiled step, estimated for `machine`; its gradients by the shares of `times`."""
     until = costs.computation - costs.after
-    ready = tuple((name, path, share * until) for name, path, share in shares)
+    ready = tuple((name, path, share * until) for name, path, share in times.shares)
     return StepComputation(until, ready, f"estimated for {machine} from the compiled step", costs.after)
 
 
-def shares_of(where: str, step: Any, arguments: tuple[Any, ...]) -> Any:
+def shares_of(where: str, step: Any, arguments: tuple[Any, ...]) -> GradientTimes:
     """The gradients of a step, with the shares of its products. Raises CP1157 if no phase gets any."""
     from commplan.lowering.jax.gradient_times import gradient_times
 

@@ -17,11 +17,11 @@ Row = tuple[str, tuple[str, ...]]
 def rows(predictions: Sequence[Prediction], phase: str) -> Iterator[Row]:
     """The figures of one phase, under the names of `PhaseTime`, with one value for each machine."""
     times = [prediction.phase(phase) for prediction in predictions]
-    for measure in MEASURES:
-        seconds = [getattr(time, measure) for time in times]
+    for title, measure in MEASURES.items():
+        seconds: list[float] = [getattr(time, measure) for time in times]
         if any(seconds):
             first = seconds[0]
-            yield measure, tuple(timed(each) + _compared(each, first) for each in seconds)
+            yield title, tuple(timed(each) + _compared(each, first) for each in seconds)
     for level in dict.fromkeys(level for time in times for level, nbytes in time.nbytes if nbytes):
         moved = (dict(time.nbytes).get(level, 0) for time in times)
         yield f"link of {level}", tuple(sized(nbytes) if nbytes else "-" for nbytes in moved)

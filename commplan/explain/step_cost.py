@@ -31,9 +31,9 @@ class LineCost(msgspec.Struct, frozen=True):
 class StepCost(msgspec.Struct, frozen=True):
     """One run of a phase `each step` beside the computation, in seconds.
 
-    computation: of the step, `after` included, which waits for the phase. communication: in which some
-    collective runs. exposed: as in `PhaseTime`. seconds: computation and what is exposed. memory: bytes of a
-    rank, as the plan needs them at most. first: the line to change first; None if nothing is exposed.
+    computation, after, exposed, seconds: as in `PhaseTime`. communication: in which some collective runs.
+    memory: bytes of a rank, as the plan needs them at most. source: of the computation. first: the line to
+    change first; None if nothing is exposed.
     """
 
     phase: str
@@ -48,7 +48,7 @@ class StepCost(msgspec.Struct, frozen=True):
 
     def lines(self) -> list[str]:
         """The same in words."""
-        after = f", {timed(self.after)} of it after the phase" if self.after else ""
+        after = f", and {timed(self.after)} after the phase" if self.after else ""
         share = f", {self.exposed / self.seconds:.0%} of it exposed" if self.seconds else ""
         source = "assumed as said above" if self.source.startswith("assumed") else self.source
         texts = [
@@ -71,9 +71,8 @@ def step_costs(plan: graph.Plan, schedule: ir.Schedule, prediction: Prediction) 
         time = prediction.phase(phase.name)
         if not time.network:
             continue
-        computation = time.computation + time.after
         cost = StepCost(
-            phase.name, computation, time.after, time.network, time.exposed, time.seconds,
+            phase.name, time.computation, time.after, time.network, time.exposed, time.seconds,
             nbytes[phase.name], prediction.step, _first(phase, schedule, time),
         )  # fmt: skip
         costs.append(cost)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from commplan.cost.schedule.prediction import PhaseTime, Prediction
 from commplan.ir.types import timed
 
-MEASURES = ("exposed", "computation", "alone", "bound")  # of `PhaseTime`, in seconds
+MEASURES = {  # of `PhaseTime`, in seconds, by their titles
+    "exposed": "exposed", "computation": "computation", "after": "after", "in all": "seconds",
+    "alone": "alone", "bound": "bound",
+}  # fmt: skip
 
 
 def basis(prediction: Prediction) -> str:
@@ -18,5 +21,9 @@ def phase_times(phase: PhaseTime) -> list[str]:
     bound = f"; {phase.distance:.2f} times its lower bound, {timed(phase.bound)}" if phase.bound > 0 else ""
     lines = [f"alone {timed(phase.alone)}{bound}"]
     if phase.computation:
-        lines.insert(0, f"exposed {timed(phase.exposed)}, beside {timed(phase.computation)} of computation")
+        after = f" and {timed(phase.after)} after it" if phase.after else ""
+        computation = (
+            f"exposed {timed(phase.exposed)}, beside {timed(phase.computation)} of computation{after}"
+        )
+        lines.insert(0, computation)
     return lines

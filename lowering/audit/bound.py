@@ -29,8 +29,7 @@ def least_exposed(hlo_text: str, machine: Machine) -> float:
     Of the levels of the network the one for which most is left counts. Raises `HloError` as `audit_text`.
     """
     graph = _Graph(read_module(hlo_text), audit_text(hlo_text), machine)
-    levels: list[Level] = ["bus", "network"]
-    return max(graph.exposed(graph.step.entry, level) for level in levels)
+    return max(graph.exposed(graph.step.entry, level) for level in machine.levels)
 
 
 @dataclass

@@ -4,28 +4,43 @@ One stream computes, in the order of the HLO schedule, and each level of the net
 a time: collectives on different levels that the schedule lets fly together run at once. A product takes its
 operations over the peak, or its bytes over the memory's bandwidth if that is more; anything else its bytes; a
 collective what the best algorithm must move over the slowest level that it crosses (the convention of
-nccl-tests), after a fixed start. Asynchronous copies and slices count as if the one stream made them where
-they start. It tells schedules of one step apart, no more.
+nccl-tests), after a fixed start, or what `Machine.links` says. Asynchronous copies and slices count as if the
+one stream made them where they start. It tells schedules of one step apart, no more.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Literal
+from typing import Protocol
 
 import msgspec
 
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Loop, Move, Product
 
-Level = Literal["bus", "network"]
+Level = str
+
+
+class Links(Protocol):
+    """What prices collectives by links that the machine does not have built in.
+
+    levels: their names. source: where their rates come from, in words.
+    """
+
+    levels: tuple[Level, ...]
+    source: str
+
+    def seconds(self, collective: CompiledCollective) -> tuple[float, dict[Level, float]]:
+        """Seconds of one collective alone, and for how much of that each level is busy."""
+        ...
 
 
 class Machine(msgspec.Struct, frozen=True):
     """Rates that are reached, not the vendor's peaks: operations and bytes per second, seconds.
 
     bus: of a rank within its host. network: of a rank's own link between hosts of `per_host` ranks each,
-    counted in the mesh's row-major order; 0 where all ranks are on one bus.
+    counted in the mesh's row-major order; 0 where all ranks are on one bus. links: price collectives instead
+    of `bus`, `network` and `start`, if given.
     """
 
     flops: float
@@ -34,6 +49,25 @@ class Machine(msgspec.Struct, frozen=True):
     start: float = 20e-6
     network: float = 0
     per_host: int = 0
+    links: Links | None = None
+
+    def __str__(self) -> str:
+        rates = f"{self.flops / 1e12:.0f} Tflop/s, {self.memory / 1e12:.2g} TB/s of memory"
+        if self.links is not None:
+            return f"{rates}, {self.links.source}"
+        rates += f", {self.bus / 1e9:.0f} GB/s on the bus"
+        rates += f", {self.network / 1e9:.0f} GB/s a rank between hosts" if self.network else ""
+        return f"{rates}, built in: --topology has the links of a cluster"
+
+    def data(self) -> dict[str, object]:
+        """The rates for JSON; of `links` what they say of themselves."""
+        plain: dict[str, object] = {name: getattr(self, name) for name in self.__struct_fields__}
+        return plain | {"links": self.links.source if self.links is not None else None}
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The levels of the network."""
+        return ("bus", "network") if self.links is None else self.links.levels
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -73,6 +107,8 @@ def estimate(step: CompiledStep, machine: Machine) -> Estimate:
 
 def seconds_of(collective: CompiledCollective, machine: Machine) -> float:
     """Of one collective alone: a start, and what its slowest level takes."""
+    if machine.links is not None:
+        return machine.links.seconds(collective)[0]
     return machine.start + max(seconds_by_level(collective, machine).values(), default=0.0)
 
 
@@ -83,6 +119,8 @@ def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[L
     between hosts a ring for each rank of a host that takes part, each with its part of the bytes. All others
     send each rank's bytes straight to where they belong.
     """
+    if machine.links is not None:
+        return machine.links.seconds(collective)[1]
     if collective.kind == "permute":
         pairs = [(_host(a, machine), _host(b, machine)) for a, b in collective.groups if a != b]
         inside, across = any(a == b for a, b in pairs), any(a != b for a, b in pairs)

@@ -85,7 +85,7 @@ class Audit(msgspec.Struct, frozen=True):
             "phases": list(self.phases), "skipped": list(self.skipped), "ok": self.ok,
             "rows": msgspec.to_builtins(self.rows),
             "differences": [_data_of(difference) for difference in self.differences],
-            "estimate": msgspec.to_builtins(self.estimate), "machine": msgspec.to_builtins(self.machine),
+            "estimate": msgspec.to_builtins(self.estimate), "machine": self.machine and self.machine.data(),
             "profiled": self.profiled and self.profiled.data(), "memory": msgspec.to_builtins(self.memory),
             "pgle": self.pgle,
         }  # fmt: skip
@@ -93,7 +93,7 @@ class Audit(msgspec.Struct, frozen=True):
     def _table(self) -> list[str]:
         if not self.rows:
             return [f"  no collectives in {', '.join(self.phases) or 'the step'}"]
-        cells = [("phase", "line", "plan", "compiled", "takes", "exposed"), *map(_cells, self.rows)]
+        cells = [("phase", "line", "plan", "compiled", "takes", "waits"), *map(_cells, self.rows)]
         return _aligned([row if self.estimate else row[:4] for row in cells])
 
     def _memory(self) -> list[str]:
@@ -103,11 +103,11 @@ class Audit(msgspec.Struct, frozen=True):
         if self.estimate is None or self.machine is None:
             return []
         machine, seconds = self.machine, self.estimate
-        rates = f"{machine.flops / 1e12:.0f} Tflop/s, {machine.memory / 1e12:.2g} TB/s of memory"
-        rates += f", {machine.bus / 1e9:.0f} GB/s on the bus"
-        rates += f", {machine.network / 1e9:.0f} GB/s a rank between hosts" if machine.network else ""
-        waits = f"{timed(seconds.exposed)} of {timed(seconds.communication)} of communication exposed"
-        return ["", f"{waits}, in a step of {timed(seconds.total)}; estimated for {rates}"]
+        waits = f"the compiled order waits {timed(seconds.exposed)} for {timed(seconds.communication)}"
+        until = seconds.computation - seconds.after
+        after = f" and {timed(seconds.after)} after it" if seconds.after else ""
+        waits += f" of communication, beside {timed(until)} of computation{after}"
+        return ["", f"{waits}: a step of {timed(seconds.total)}", f"estimated for {machine}"]
 
     def _profiled(self) -> list[str]:
         if self.profiled is None or self.estimate is None or self.profiled.audit.estimate is None:
@@ -116,12 +116,12 @@ class Audit(msgspec.Struct, frozen=True):
         times = "these times"
         if any(shift.kind == "all_to_all" for shift in self.profiled.shifts):
             times += f", {EXCHANGE_WEIGHT:g} times as long for an exchange"
-        text = f"with a profile of {times} (PGLE) {timed(after.exposed)} exposed instead of "
+        text = f"with a profile of {times} (PGLE) it waits {timed(after.exposed)} instead of "
         text += f"{timed(before.exposed)}, in a step of {timed(after.total)} instead of {timed(before.total)}"
         moved = [shift for shift in self.profiled.shifts if shift.moved]
         count = plural(len(self.profiled.shifts), "collective")
         lines = ["", text + f"; {len(moved) or 'none'} of {count} moved"]
-        heads = ("phase", "line", "collective", "starts after", "awaited after", "exposed")
+        heads = ("phase", "line", "collective", "starts after", "awaited after", "waits")
         lines += _aligned([heads, *map(_shifted, moved)]) if moved else []
         new = [
             d for d in self.profiled.audit.differences if d.text not in {old.text for old in self.differences}

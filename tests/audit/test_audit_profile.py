@@ -99,7 +99,7 @@ def test_an_audit_shows_both_and_holds_both_to_the_plan() -> None:
     result = audit(schedule, before, before, "gpu", after, machine=MACHINE)
     assert result.ok and result.profiled is not None
     assert (
-        "with a profile of these times (PGLE) 5 s exposed instead of 7 s, in a step of 7.8 s "
+        "with a profile of these times (PGLE) it waits 5 s instead of 7 s, in a step of 7.8 s "
         "instead of 9.8 s; 1 of 1 collective moved"
     ) in str(result)
     assert re.search(

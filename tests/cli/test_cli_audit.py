@@ -87,7 +87,7 @@ def test_a_saved_schedule_will_do(capsys: Capture, plan: list[str], tmp_path: Pa
     ("words", "code", "message"),
     [
         (["--step", "steps"], "CP1109", "--step steps: expected MODULE:FUNCTION"),
-        (["--step", f"{STEPS}:absent"], "CP1109", "has no attribute 'absent'"),
+        (["--step", f"{STEPS}:absent"], "CP1109", "steps.py has no `absent`"),
         (["--step", f"{STEPS}:nothing"], "CP1153", "a step and a tuple of its arguments were expected"),
         (["--step", f"{STEPS}:broken"], "CP1154", "cannot be compiled: RuntimeError: no data here"),
         (["--step", f"{STEPS}:silent"], "CP1154", "cannot be compiled: _Silent"),
@@ -131,3 +131,14 @@ def test_a_process_of_its_own_makes_its_devices(plan: list[str]) -> None:
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "plan audited: 2 collectives as planned, 1 difference" in done.stdout
+
+
+def test_the_plan_is_predicted_as_explain_predicts_it(capsys: Capture, plan: list[str]) -> None:
+    topology = ["--topology", str(ROOT / "examples" / "topologies" / "h100_64.toml")]
+    code, out, _ = run(capsys, *plan, "--phase", "step", *topology)
+    assert code == 0
+    planned = out.partition("as planned on h100_64; ")[2]
+    _, explained, _ = run(capsys, "explain", *plan[1:], *topology)
+    lines = [line.strip() for line in explained.partition("\neach step\n")[2].splitlines()[:2]]
+    assert lines[0].startswith("exposed ")
+    assert [line.strip() for line in planned.splitlines()[2:4]] == lines

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from commplan.cli.binding import checked, compiled
 from commplan.cli.console import Console, name_of
 from commplan.cli.jax_side import bind, choose_devices, device_mesh, user_code
 from commplan.cli.saved import is_saved
-from commplan.cli.user_step import naming_step, step_at
+from commplan.cli.user_step import computation_of, naming_step, step_at, with_step
+from commplan.cost import Prediction, StepComputation, load_calibration
 from commplan.diagnostics import fail, plural
+from commplan.explain.times import basis, phase_times
 from commplan.ir.schedule import Schedule
 from commplan.lowering.audit.targets import Target, machine_topology, target
+from commplan.topology import Topology, load_topology, topology_of
 
 if TYPE_CHECKING:
     from commplan.lowering.audit import Audit
@@ -32,27 +37,37 @@ def run(args: Namespace, console: Console) -> int:
             "--pgle needs GPUs to compile for",
             "name them, they need not be there: --target h100:4x8",
         )
-    schedule, shapes = _compiled(args, console, machine)
+    args = with_step(args, args.file, console, estimate=False)
+    schedule, shapes, topology = _compiled(args, console, machine)
     with user_code(), naming_step(args.step):
         mesh = _mesh(schedule, machine)
-        audits = _audits(schedule, shapes, args, mesh, machine)
+        audits, computation = _audits(schedule, shapes, args, mesh, machine, topology)
+    planned = _planned(schedule, topology, args, computation)
     devices = str(machine) if machine else plural(mesh.size, "CPU device")
     every = [part for audit in audits.values() for part in (audit, audit.profiled and audit.profiled.audit)]
     wrong = [d for part in every if part for d in part.differences if not (args.allow_extra and d.beside)]
     if console.human:
         if not audits:
             console.note(f"plan `{schedule.plan}` has no phase that computes something: nothing was compiled")
-        console.put("\n".join(f"{name} on {devices}: {audit}\n" for name, audit in audits.items()))
+        texts = (f"{name} on {devices}: {audit}\n" for name, audit in audits.items())
+        phases = dict.fromkeys(phase for audit in audits.values() for phase in audit.phases)
+        planning = "".join(_planned_text(planned, [*phases]))
+        console.put("\n".join([*texts, *([planning] if planning else [])]))
         if machine is None and audits:
             console.note("what is exposed is estimated for a machine: --target h100:HOSTSxDEVICES")
     else:
         steps = [{"name": name, **audit.data()} for name, audit in audits.items()]
-        console.document(plan=schedule.plan, devices=devices, ok=not wrong, steps=steps)
+        fields = ("name", "alone", "computation", "exposed", "after")
+        times = planned and [{field: getattr(phase, field) for field in fields} for phase in planned.phases]
+        console.document(plan=schedule.plan, devices=devices, ok=not wrong, steps=steps, planned=times)
     return int(bool(wrong))
 
 
-def _compiled(args: Namespace, console: Console, machine: Target | None) -> tuple[Schedule, dict[str, Any]]:
-    """A saved schedule, or the plan compiled as the flags say, and its shapes.
+def _compiled(
+    args: Namespace, console: Console, machine: Target | None
+) -> tuple[Schedule, dict[str, Any], Topology | None]:
+    """A saved schedule, or the plan compiled as the flags say, its shapes, and the topology that is given or
+    that the plan names.
 
     Without a topology the plan is compiled for `machine`, as `compile` does with a mesh of its devices.
 
@@ -62,18 +77,19 @@ def _compiled(args: Namespace, console: Console, machine: Target | None) -> tupl
     if is_saved(args.file, text):
         from commplan.cli.simulated import placed
 
-        schedule = placed(text, name_of(args.file), args, None, console)
+        topology = load_topology(args.topology) if args.topology else None
+        schedule = placed(text, name_of(args.file), args, topology, console)
     else:
-        undescribed = args.topology is None and checked(args.file, console).topology is None
-        if undescribed and machine is not None and machine.hosts * machine.per_host > 1:
-            topology = machine_topology(machine.name, machine.hosts, machine.per_host)
+        topology = topology_of(checked(args.file, console), args.topology)
+        if topology is None and machine is not None and machine.hosts * machine.per_host > 1:
+            assumed = machine_topology(machine.name, machine.hosts, machine.per_host)
             console.note(f"no topology is given; assumed: {machine} with the links of data sheets")
-            args = Namespace(**{**vars(args), "topology": topology, "oversubscribe": True})
+            args = Namespace(**{**vars(args), "topology": assumed, "oversubscribe": True})
         _, schedule, shapes = compiled(args.file, args, console)
     if schedule.backend != "jax":
         message = "the plan is compiled for the backend `mpi`, whose collectives are none of XLA's"
         fail("CP0841", message, "leave --backend out", file=schedule.file)
-    return schedule, shapes
+    return schedule, shapes, topology
 
 
 def _mesh(schedule: Schedule, machine: Target | None) -> Any:
@@ -86,19 +102,33 @@ def _mesh(schedule: Schedule, machine: Target | None) -> Any:
 
 
 def _audits(
-    schedule: Schedule, shapes: dict[str, Any], args: Namespace, mesh: Any, machine: Target | None
-) -> Mapping[str, Audit]:
-    """The audit of the step, or one of each phase alone, by name."""
+    schedule: Schedule, shapes: dict[str, Any], args: Namespace, mesh: Any, machine: Target | None,
+    topology: Topology | None,
+) -> tuple[Mapping[str, Audit], StepComputation | None]:  # fmt: skip
+    """The audit of the step, or one of each phase alone, by name; and the computation of the step, if it is
+    known: estimated for `machine`, unless there is a profile."""
     from commplan.lowering.audit.report import audit, check_phases
     from commplan.lowering.jax.aot import compile_step
 
     check_phases(schedule, args.phase)
     rates = machine.machine if machine else None
+    if rates is not None and topology is not None:
+        from commplan.explain.links import links_of
+
+        calibration = load_calibration(args.calibration) if args.calibration else None
+        rates = replace(rates, links=links_of(schedule, topology, calibration))
     profiled_for = rates if args.pgle else None
     if args.step:
+        from commplan.lowering.jax.gradient_times import gradient_times
+
         step, arguments = step_at(args.step, mesh)
+        times = gradient_times(step, arguments)
         text = compile_step(step, *arguments, profiled_for=profiled_for)
-        return {args.step: audit(schedule, *text, phases=args.phase, machine=rates)}
+        result = audit(schedule, *text, phases=args.phase, machine=rates)
+        computation = args.computation
+        if machine is not None and times is not None and result.estimate is not None:
+            computation = computation or computation_of(result.estimate, times, machine)
+        return {args.step: result}, computation
     from commplan.runtime.rehearse.rehearse import phase_steps
 
     bound = bind(schedule, shapes, args, sources=False, mesh=mesh)
@@ -106,4 +136,26 @@ def _audits(
     for name, function, values in phase_steps(bound, args.phase):
         text = compile_step(function, *values, profiled_for=profiled_for)
         audits[f"phase {name}"] = audit(schedule, *text, phases=[name], machine=rates)
-    return audits
+    return audits, args.computation
+
+
+def _planned(
+    schedule: Schedule, topology: Topology | None, args: Namespace, computation: StepComputation | None
+) -> Prediction | None:
+    """The predicted times of the schedule on `topology`, beside the step."""
+    if topology is None:
+        return None
+    from commplan.cli.simulated import timed_on
+
+    known = Namespace(**{**vars(args), "computation": computation})
+    return timed_on(schedule, topology, known).prediction
+
+
+def _planned_text(prediction: Prediction | None, phases: Sequence[str]) -> Iterator[str]:
+    """What was planned for the phases that were looked at, as `explain` and `simulate` say it."""
+    if prediction is None:
+        return
+    yield f"as planned on {prediction.topology}; {basis(prediction)}\n"
+    for phase in (phase for phase in prediction.phases if phase.name in phases):
+        yield f"  phase {phase.name}\n"
+        yield from (f"    {line}\n" for line in phase_times(phase))

@@ -111,3 +111,28 @@ def test_phases_alone(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (document["devices"], document["ok"]) == (name, True)
     assert [step["name"] for step in document["steps"]] == ["phase step", "phase every_2"]
     assert document["steps"][0]["estimate"]["exposed"] > 0
+
+
+def test_explain_simulate_and_audit_say_the_same_of_a_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, shapes = tmp_path / "audited.plan", tmp_path / "shapes.json"
+    plan.write_text(steps.PLAN)
+    leaves = {name: {"shape": list(leaf.shape), "dtype": "f32"} for name, leaf in steps.shapes().items()}
+    shapes.write_text(json.dumps({"grads": leaves}))
+    topology = Path(__file__).parents[3] / "examples" / "topologies" / "h100_64.toml"
+    words = [str(plan), "--shapes", str(shapes), "--topology", str(topology), "--format", "json"]
+    words += ["--step", f"{Path(__file__).parents[1] / 'steps.py'}:planned", "--target", "h100:1x8"]
+    documents: dict[str, dict[str, Any]] = {}
+    for verb in ("explain", "simulate", "audit"):
+        assert main([verb, *words]) == 0
+        documents[verb] = json.loads(capsys.readouterr().out)
+    planned, simulated = documents["audit"]["planned"][0], documents["simulate"]["phases"][0]
+    (cost,), explained = documents["explain"]["steps"], documents["explain"]["phases"][0]["times"]
+    for name in ("alone", "computation", "exposed"):
+        assert planned[name] == simulated[name] == explained[name]
+    (step,) = documents["audit"]["steps"]
+    assert step["estimate"]["computation"] - cost["after"] == cost["computation"] == planned["computation"]
+    assert step["machine"]["links"].startswith("links of topology `h100_64`")
+    took = {op["alone"] for op in simulated["ops"] if op["algorithm"]}
+    assert {row["seconds"] / row["count"] for row in step["rows"]} == took

@@ -1,0 +1,83 @@
+"""Times of compiled collectives by the links of a topology, from the cost model that prices schedules."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commplan.collectives.program import Ints
+from commplan.cost import Calibration, Predictor, collective_time, predictor_for
+from commplan.cost.collective.cost import CostKind
+from commplan.cost.network.network import Layout
+from commplan.ir.plan import Algorithm
+from commplan.ir.schedule import Schedule
+from commplan.ir.types import sized
+from commplan.lowering.audit.step import CompiledCollective
+from commplan.topology import Topology, place
+
+_KINDS: dict[str, CostKind] = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "broadcast": "broadcast",
+}
+_NATIVE = Algorithm("native")
+
+
+class TopologyLinks:
+    """The links of a `Predictor`, for `commplan.lowering.audit.estimate`."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor, self._network = predictor, predictor.network
+        self.levels = tuple(level.name for level in self._network.levels)
+        date = predictor.calibration.date if predictor.calibration else ""
+        rates = ", ".join(f"{level.name} {sized(level.bandwidth)}/s" for level in self._network.levels)
+        how = f"calibrated {date}" if date else "not measured"
+        self.source = f"links of topology `{self._network.topology.name}`, {how}: {rates}"
+
+    def seconds(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
+        """Seconds of one collective alone, and for how much of that each level is busy."""
+        ranks = np.asarray(collective.groups, np.int64)
+        workers = self._predictor.workers
+        places: Ints = workers[ranks] if ranks.max() < len(workers) else ranks % self._network.places
+        if collective.kind not in _KINDS:
+            return self._sent(places, collective.nbytes)
+        nbytes = collective.nbytes * (places.shape[1] if collective.kind == "all_gather" else 1)
+        predicted = collective_time(
+            _NATIVE, _KINDS[collective.kind], Layout(places), nbytes, self._network,
+            calibration=self._predictor.calibration, backend=self._predictor.backend,
+        )  # fmt: skip
+        assert predicted is not None  # the backend has all kinds
+        return predicted.seconds, self._busy(np.array([moved for _, moved in predicted.nbytes]))
+
+    def _sent(self, pairs: Ints, nbytes: int) -> tuple[float, dict[str, float]]:
+        """Of one message for each pair of source and target, all at once."""
+        load, latency = np.zeros(len(self.levels)), 0.0
+        crossing = pairs[pairs[:, 0] != pairs[:, 1]]
+        for index, level in enumerate(self._network.levels):
+            if not len(crossing):
+                break
+            members = crossing // self._network.strides[index]
+            busiest = max(np.unique(members[:, end], return_counts=True)[1].max() for end in (0, 1))
+            load[index], latency = nbytes * busiest, level.latency
+            crossing = crossing[members[:, 0] // level.count != members[:, 1] // level.count]
+        return self._network.call + latency + float((load / self._network.bandwidths).max()), self._busy(load)
+
+    def _busy(self, load: np.ndarray) -> dict[str, float]:
+        pairs = zip(self.levels, (load / self._network.bandwidths).tolist(), strict=True)
+        return {level: seconds for level, seconds in pairs if seconds > 0}
+
+
+def links_of(schedule: Schedule, topology: Topology, calibration: Calibration | None = None) -> TopologyLinks:
+    """The links of `topology` for the steps of `schedule`, with what `calibration` measured of them.
+
+    The axes lie as the schedule was compiled, or by name if it was compiled for no topology or another one.
+    Raises CP0713 if they do not fit, and CP0753 for a calibration of another backend.
+    """
+    if calibration is not None:
+        calibration.check_backend(schedule.backend)
+    compiled_for = schedule.topology is not None and schedule.topology.digest == topology.digest
+    axes = schedule.axes if compiled_for else place(schedule.axes, topology, {})
+    predictor = predictor_for(axes, topology, calibration, schedule.backend)
+    assert predictor is not None
+    return TopologyLinks(predictor)
