@@ -26,6 +26,7 @@ class Scope:
         self.stages: list[Stage] = []
         self.outputs: list[Binding] = []
         self.output_spans: dict[str, Span] = {}
+        self.output_names: set[str] = set()  # of this `output` line and those before it
         self.updated: set[str] = set()
         self.made_same: dict[Ref, dict[str, Span]] = {}  # over which axes, and where
         self.bad_at: dict[str, Span] = {}  # the statement in error that bound a name last
@@ -96,7 +97,7 @@ class Scope:
             message = f"`{text}` is bound in `{title}`: only states carry over to other phases"
             notes.append(Note(message, span))
         has_value = near in self.env or near in ctx.inputs or self.title != "at start"
-        if near is not None and not notes and has_value:
+        if near is not None and not notes and has_value and not self.output_names >= {text, near}:
             fix = Fix(f"write `{near}`", name.span, near)
         if near in ctx.states:
             ctx.misspelt_states.add(near)
@@ -187,6 +188,7 @@ class Scope:
 
     def output(self, statement: ast.OutputStmt) -> None:
         """Check the names of one `output` line."""
+        self.output_names.update(name.text for name in statement.names)
         for name in statement.names:
             if name.text in self.output_spans:
                 message = f"`{name.text}` is an output already"

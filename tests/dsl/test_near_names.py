@@ -84,3 +84,22 @@ def test_check_fix_puts_a_misspelt_name_right(right: str, wrong: str) -> None:
 
 def test_the_plan_is_right() -> None:
     assert not dsl.analyse(PLAN, "p.plan").diagnostics
+
+
+@pytest.mark.parametrize(
+    ("line", "repair"),
+    [
+        ("out = reduce x over data by mean { wire = bfloat16 }", "bf16"),
+        ("out = reduce x over data by mean { accumulate = float32 }", "f32"),
+        ("out = reduce x over data by mean\n  output outt", "out"),
+        ("out = reduce x over data by mean\n  output out, outt", None),
+        ("out = reduce x over data by mean\n  output outt, out", None),
+    ],
+)
+def test_repairs_of_options_and_outputs(line: str, repair: str | None) -> None:
+    """A name that is an output already is no repair of another."""
+    _, diagnostics = dsl.load(
+        f"plan p\naxis data = 8\ninput x : tree partial data\neach step {{\n  {line}\n}}\n", "p"
+    )
+    fixes = [diagnostic.fix for diagnostic in diagnostics if diagnostic.code in ("CP0612", "CP0102")]
+    assert [fix and fix.text for fix in fixes] == [repair]

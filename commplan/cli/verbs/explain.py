@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def run(args: Namespace, console: Console) -> int:
     """Explain a plan, a code or a range of codes. Raises CP1102 for a code without a page."""
     subject = args.what
-    if re.fullmatch(r"CP(\d\d){0,2}", subject, re.IGNORECASE) and not Path(subject).exists():
+    if re.fullmatch(r"CP\d{0,4}", subject, re.IGNORECASE) and not Path(subject).exists():
         return _code(subject.upper(), console) if len(subject) == 6 else _codes(subject.upper(), console)
     return _plan(args, console)
 

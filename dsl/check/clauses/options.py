@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from commplan.diagnostics import Note, Span, listed
+from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import Context
 from commplan.dsl.check.numbers import integer, nbytes, written
+from commplan.dsl.check.types import FOREIGN
 from commplan.ir.hints import NO_HINTS
 from commplan.ir.plan import Algorithm, Hints
 from commplan.ir.stages import OVER_AXES, rules
@@ -131,7 +132,11 @@ def _report_value(ctx: Context, option: ast.Option, rule: Rule) -> None:
     }[rule.kind]
     known = {"word": rule.words, "dtype": FLOATS}.get(rule.kind, ())
     message = f"`{option.key.text}` is {expected}, found `{written(option.value)}`"
-    ctx.error("CP0612", message, option.value.span, fix=ctx.rename(option.value, known))
+    fix = ctx.rename(option.value, known)
+    ours = FOREIGN.get(option.value.text.lower()) if isinstance(option.value, ast.Name) else None
+    if ours in known:
+        fix = Fix(f"write `{ours}`", option.value.span, ours)
+    ctx.error("CP0612", message, option.value.span, fix=fix)
 
 
 def _suits(ctx: Context, option: ast.Option, type_: Type | None) -> bool:
