@@ -10,6 +10,7 @@ from commplan.cost import Predictor, StepComputation, predict
 from commplan.cost.schedule.list_scheduler import Task, play
 from commplan.cost.schedule.prediction import PhaseTime
 from commplan.ir import plan as graph
+from commplan.ir.types import DType
 from commplan.topology import Level, Topology
 
 RATE = 25e6
@@ -19,9 +20,12 @@ EACH = 1.5 * 4e6 / RATE  # seconds of one leaf's reduction
 
 
 def reduced(
-    step: StepComputation | None = None, order: tuple[str, ...] = (), bucket: str = "bucket{max=4MiB}"
+    step: StepComputation | None = None,
+    order: tuple[str, ...] = (),
+    bucket: str = "bucket{max=4MiB}",
+    hints: graph.Hints = graph.NO_HINTS,
 ) -> PhaseTime:
-    plan = reduce_plan("sum", hints=graph.NO_HINTS, data=4)
+    plan = reduce_plan("sum", hints=hints, data=4)
     schedule = compile_plan(
         plan, {}, {"grads": LEAVES}, topology=FLAT, pipeline=f"{bucket},select,overlap",
         order={"grads": order} if order else None,
@@ -49,6 +53,8 @@ def test_the_assumed_step_does_not_depend_on_what_was_chosen() -> None:
     one, two = reduced(bucket="bucket{max=1GiB}"), reduced()
     assert one.computation == two.computation
     assert one.exposed == pytest.approx(2 * EACH, rel=0.01)
+    narrow = reduced(hints=graph.Hints(wire=DType.BF16))
+    assert narrow.computation == one.computation and narrow.exposed < one.exposed
 
 
 def test_a_step_that_is_given_says_when_leaves_are_ready() -> None:

@@ -20,8 +20,8 @@ from commplan.ir.schedule import Backend, Op, Pack, Phase, Schedule, Value, oper
 
 Order = Mapping[str, Sequence[str]]
 ASSUMED = (
-    "a backward pass as long as its reductions need at least on the busiest links, which makes leaves last "
-    "first, in proportion to their bytes"
+    "a backward pass as long as the busiest links need at least for its reductions in the types of the "
+    "leaves, which makes leaves last first, in proportion to their bytes"
 )
 
 
@@ -99,9 +99,8 @@ def _assumed(schedule: Schedule, phase: Phase, predictor: Predictor, order: Orde
         value = entry.get(stage.operand)
         if value is None or any(value is other for other, _ in ordered):
             continue
-        wire = sum(leaf.size * stage.hints.wire_types(leaf.dtype)[0].nbytes for leaf in value.leaves)
         layout = predictor.layout(stage.axes)
-        busy += busiest_bytes(str(stage.COLLECTIVE), wire, layout, network) / network.bandwidths
+        busy += busiest_bytes(str(stage.COLLECTIVE), value.nbytes, layout, network) / network.bandwidths
         ordered += [(value, leaf) for leaf in _backwards(value, order)]
     seconds, total = float(busy.max(initial=0.0)), sum(value.leaves[leaf].nbytes for value, leaf in ordered)
     if not seconds or not total:
