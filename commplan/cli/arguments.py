@@ -203,8 +203,12 @@ def _step(verb: Any) -> None:
     known = verb.add_mutually_exclusive_group()
     step = "of a mesh: it gives a training step and a tuple of its arguments; estimated for --target"
     _flag(known, "--step", "MODULE:FUNCTION", step)
-    profile = "what `commplan calibrate --step` measured: predicted times are those beside it"
-    _flag(known, "--step-profile", "S.toml", profile)
+    _profile(known)
+
+
+def _profile(group: Any) -> None:
+    profile = "what `commplan calibrate --step` measured: plans are compiled for it, and predicted beside it"
+    _flag(group, "--step-profile", "S.toml", profile)
 
 
 def _report(verb: Any) -> None:
@@ -228,7 +232,7 @@ def _audit(verb: Any) -> None:
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
     step = "of a mesh: it gives a training step and a tuple of its arguments (default: each phase alone)"
     _flag(verb, "--step", "MODULE:FUNCTION", step)
-    _flag(verb, "--step-profile", "S.toml", "the profile that the plan is compiled for")
+    _profile(verb)
     target = "GPUs to compile for, which need not be there, such as h100:4x8 (default: this machine's CPUs)"
     _flag(verb, "--target", "NAME:HOSTSxDEVICES", target)
     _switch(
@@ -246,6 +250,7 @@ def _diff(verb: Any) -> None:
     verb.add_argument("b", nargs="?", metavar="B", help=second)
     limit = "exit with 1 where B is worse by more: slower, bytes, memory or rounds (repeatable)"
     _repeatable(verb, "--fail-on", "MEASURE:N%", limit, argument_types.limit)
+    _profile(verb)
     _binding(verb, "the second is that of B")
 
 

@@ -30,7 +30,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         code = leaving.code if isinstance(leaving.code, int) else FAILURE
         return _finished(lambda console: code, Console())
     verb = import_module(f"commplan.cli.verbs.{args.verb}")
-    flags = ("file", "shapes", "calibration", "plan", "recorded")
+    flags = ("file", "shapes", "calibration", "plan", "recorded", "step_profile")
     given = [getattr(args, flag, None) for flag in flags]
     topology: str | list[str] | None = getattr(args, "topology", None)
     given += [topology] if isinstance(topology, str) else topology or ()

@@ -35,7 +35,7 @@ def with_step(args: Namespace, path: str, console: Console, *, estimate: bool = 
     computation: StepComputation | None = None
     if args.step_profile:
         computation = load_step(args.step_profile)
-    elif args.step and estimate:
+    elif estimate and args.step:
         computation = estimated(args, mesh_sizes_of(path, args, console))
     return Namespace(**{**vars(args), "computation": computation})
 

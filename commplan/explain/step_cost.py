@@ -9,6 +9,7 @@ import msgspec
 
 from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import PhaseTime
+from commplan.diagnostics import listed
 from commplan.explain.stages import stage_text
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
@@ -114,6 +115,10 @@ def _advice(stage: graph.Stage, schedule: ir.Schedule, time: PhaseTime) -> Itera
             " other algorithms hardly"
         )
     ops = [op for op in schedule.phase(time.name).ops if op.span == stage.span]
+    packed = {graph.name_of(part.value) for op in ops if isinstance(op, ir.Pack) for part in op.parts}
+    others = packed - {graph.name_of(ref) for ref in graph.operands(stage)}
+    if others:
+        yield f"its buckets carry {listed(sorted(others))} too"
     wide = any(isinstance(op, ir.Collective) and op.dtype in (DType.F32, DType.F64) for op in ops)
     if wide and isinstance(stage, graph.Reduce | graph.Scatter) and stage.hints.wire is None:
         yield "{ wire = bf16 } sends fewer bytes, and rounds each value"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commplan.ir.schedule import Value
+from commplan.lowering.jax import _compat
 from commplan.lowering.jax.jaxprs import Program, called_by, evaluate_alone, inlined
 from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import ad_checkpoint, jax
@@ -71,8 +72,8 @@ def gradient_times(step: Any, arguments: Sequence[Any]) -> GradientTimes | None:
     gives none to any."""
     with marking():
         jitted = step if hasattr(step, "trace") else jax.jit(step)
-        traced = jitted.trace(*arguments).jaxpr
-    for body in _bodies(traced.jaxpr):
+        traced, _ = _compat.jaxpr_and_constants(jitted.trace(*arguments).jaxpr)
+    for body in _bodies(traced):
         walk = _Walk()
         walk.run(body, [0.0] * len(body.invars))
         if not walk.marks:

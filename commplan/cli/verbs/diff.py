@@ -11,6 +11,7 @@ import msgspec
 
 from commplan.cli.console import Console, fold_table, name_of
 from commplan.cli.simulated import simulated
+from commplan.cli.user_step import with_step
 from commplan.diagnostics import fail
 from commplan.explain.diff import TIMES, Change, Limit, diff
 from commplan.ir.serialization.canonical_json import schedule_digest
@@ -25,6 +26,7 @@ def run(args: Namespace, console: Console) -> int:
 
     Raises CP1155 for `slower` without a topology, and what reading and compiling raise.
     """
+    args = with_step(args, args.a, console, estimate=False)
     limits = [Limit(_MEASURES[name], share) for name, share in args.fail_on]
     files = (args.a, args.b or args.a)
     paths: list[str | None] = [*args.topology, *args.topology] if args.topology else [None, None]

@@ -1,0 +1,64 @@
+"""The line of a plan to change first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import commplan
+from commplan.cost import Predictor, StepComputation, predict
+from commplan.explain.step_cost import exposed_by_line, step_costs
+from commplan.topology import load_topology
+
+CLUSTER = load_topology(Path(__file__).parents[2] / "examples" / "topologies" / "h100_64.toml")
+PLAN = """\
+plan two
+axis node = 4
+axis gpu = 8
+input small : f32[1024] partial gpu
+input large : f32[67108864] partial node, gpu
+each step {
+    small = reduce small over gpu by mean
+    large = reduce large over node, gpu by mean
+    output small, large
+}
+every 8 steps {
+    small = reduce small over gpu by sum
+    output small
+}
+"""
+PROGRAM = commplan.loads(PLAN).compile(topology=CLUSTER)
+SCHEDULE = PROGRAM.schedule
+PREDICTOR = Predictor(CLUSTER, SCHEDULE.axes)
+
+
+def test_the_line_that_exposes_most_comes_first() -> None:
+    prediction = predict(SCHEDULE, PREDICTOR)
+    assert SCHEDULE.origin is not None
+    (cost,) = step_costs(SCHEDULE.origin.plan, SCHEDULE, prediction)
+    time = prediction.phase("step")
+    assert (cost.phase, cost.exposed, cost.seconds) == ("step", time.exposed, time.seconds)
+    assert cost.first is not None and (cost.first.line, cost.first.exposed) == (8, exposed_by_line(time)[8])
+    assert sum(exposed_by_line(time).values()) == pytest.approx(time.exposed)
+    assert any("{ wire = bf16 }" in text for text in cost.first.advice)
+    assert any("best alternative that was tried" in text for text in cost.first.advice)
+    assert "change first: line 8, " in "\n".join(cost.lines())
+
+
+def test_lines_that_share_buckets_are_named() -> None:
+    program = commplan.loads(
+        PLAN.replace("partial gpu", "partial node, gpu").replace("over gpu", "over node, gpu")
+    ).compile(topology=CLUSTER)
+    schedule = program.schedule
+    assert schedule.origin is not None
+    (cost,) = step_costs(schedule.origin.plan, schedule, predict(schedule, PREDICTOR))
+    assert cost.first is not None and "its buckets carry `large` too" in cost.first.advice
+
+
+def test_a_step_that_hides_its_communication_has_nothing_to_change() -> None:
+    step = StepComputation(1.0, (("small", "", 0.1), ("large", "", 0.1)), "measured on a device", 0.25)
+    assert SCHEDULE.origin is not None
+    (cost,) = step_costs(SCHEDULE.origin.plan, SCHEDULE, predict(SCHEDULE, PREDICTOR, step))
+    assert (cost.first, cost.exposed, cost.seconds, cost.after) == (None, 0.0, 1.25, 0.25)
+    assert cost.lines()[0] == "computation 1 s, and 250 ms after the phase, measured on a device"
