@@ -22,7 +22,7 @@ from commplan.diagnostics import Span
 from commplan.explain.servers import Said, ServerText, server_lines
 from commplan.explain.stages import filler_lines, levels_text, phase_title, stage_text, table_lines
 from commplan.explain.step_cost import StepCost, step_costs
-from commplan.explain.times import basis, phase_times
+from commplan.explain.times import basis, compared, phase_times
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.server_ops import sent
@@ -402,15 +402,6 @@ def _alternative(alternative: Alternative, choice: Choice, width: int) -> str:
         return f"{alternative.what}: {alternative.why or 'without a topology its time is not known'}"
     parts = [f"{timed(alternative.seconds):>8}"]
     if choice.seconds:
-        parts.append(_compared(alternative.seconds / choice.seconds))
+        parts.append(compared(alternative.seconds / choice.seconds))
     why = f"; {alternative.why}" if alternative.why else ""
     return f"{alternative.what:<{width}}  {', '.join(parts)}{why}"
-
-
-def _compared(longer: float) -> str:
-    """How much longer something takes than what was taken, which it takes `longer` times as long as."""
-    if abs(longer - 1) < 0.005:
-        return "as long"
-    if longer >= 2:
-        return f"{longer:.3g} times as long"
-    return f"{abs(longer - 1):.0%} {'longer' if longer > 1 else 'less'}"

@@ -11,6 +11,7 @@ from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import PhaseTime
 from commplan.diagnostics import listed
 from commplan.explain.stages import stage_text
+from commplan.explain.times import compared
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.remark import Alternative, Choice
@@ -105,10 +106,8 @@ def _advice(stage: graph.Stage, schedule: ir.Schedule, time: PhaseTime) -> Itera
     """What is known to change the time of `stage`."""
     best = _best([choice for choice in schedule.choices if choice.span == stage.span])
     if best is not None:
-        alternative, taken = best
-        share = abs(alternative.seconds / taken - 1) if alternative.seconds else 0.0
-        change = "longer" if (alternative.seconds or 0.0) >= taken else "less"
-        yield f"the best alternative that was tried: {alternative.what}, {share:.0%} {change}"
+        alternative, longer = best
+        yield f"the best alternative that was tried: {alternative.what}, {compared(longer)}"
     if time.distance <= NEAR_BOUND:
         yield (
             f"alone it takes {time.distance:.2f} times its lower bound: fewer bytes or faster links help,"
@@ -125,12 +124,12 @@ def _advice(stage: graph.Stage, schedule: ir.Schedule, time: PhaseTime) -> Itera
 
 
 def _best(choices: Sequence[Choice]) -> tuple[Alternative, float] | None:
-    """The best alternative, in relation to what was taken, and the predicted time of what was taken."""
+    """The best alternative, and how many times as long it takes as what was taken."""
     known = [
-        (alternative, choice.seconds)
+        (alternative, alternative.seconds / choice.seconds)
         for choice in choices
         if choice.seconds
         for alternative in choice.alternatives
         if alternative.seconds is not None
     ]
-    return min(known, key=lambda pair: (pair[0].seconds or 0.0) / pair[1], default=None)
+    return min(known, key=lambda pair: pair[1], default=None)

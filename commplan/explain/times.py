@@ -27,3 +27,12 @@ def phase_times(phase: PhaseTime) -> list[str]:
         )
         lines.insert(0, computation)
     return lines
+
+
+def compared(longer: float) -> str:
+    """How much longer something takes than what was taken, which it takes `longer` times as long as."""
+    if abs(longer - 1) < 0.005:
+        return "as long"
+    if longer >= 2:
+        return f"{longer:.3g} times as long"
+    return f"{abs(longer - 1):.0%} {'longer' if longer > 1 else 'less'}"

@@ -54,7 +54,7 @@ def run(args: Namespace, console: Console) -> int:
         planning = "".join(_planned_text(planned, [*phases]))
         console.put("\n".join([*texts, *([planning] if planning else [])]))
         if machine is None and audits:
-            console.note("what is exposed is estimated for a machine: --target h100:HOSTSxDEVICES")
+            console.note("what waits is estimated for a machine: --target h100:HOSTSxDEVICES")
     else:
         steps = [{"name": name, **audit.data()} for name, audit in audits.items()]
         fields = ("name", "alone", "computation", "exposed", "after")
