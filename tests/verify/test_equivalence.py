@@ -411,8 +411,30 @@ def test_rounding_that_is_allowed(made: Any, allowed: Any, good: bool) -> None:
 
 
 def test_a_cast_there_and_back_is_none() -> None:
-    assert cast(cast((), F32, F64), F64, F32) == ()
+    assert cast(cast((), BF16, F32), F32, BF16) == ()
     assert cast(cast((), F32, BF16), BF16, F32) == (DOWN, UP)
+
+
+@pytest.mark.parametrize("dtype", [DType.I32, DType.U32, DType.F32, DType.BF16])
+def test_no_type_of_64_bits_holds_the_values_of_another(dtype: DType) -> None:
+    """Without jax_enable_x64 they are f32 and i32, and XLA:CPU loses denormals on the way to f64."""
+    text = f"""plan moved
+axis a = 2
+input x : {dtype}[4] per a
+each step {{
+    y = broadcast x over a from 1
+    output y
+}}
+"""
+    schedule = compiled(text, "")
+
+    def there_and_back(ops: Ops) -> Ops:
+        (move,) = ops
+        wide = ir.Cast("x.0/wide", move.operand, DType.F64, move.span)
+        back = ir.Cast("x.0/back", wide.result, dtype, move.span)
+        return [wide, back, msgspec.structs.replace(move, operand=back.result)]
+
+    assert {code for code, _, _ in said(with_values(edited(schedule, there_and_back)))} == {"CP0766"}
 
 
 def test_each_rate_of_a_chain_of_elastic_stages_is_compared() -> None:

@@ -28,17 +28,16 @@ from commplan.ir.types import DType
 Event = tuple[Any, ...]
 Trace = tuple[Event, ...]
 
-_EXACT: dict[DType, frozenset[DType]] = {
-    DType.BOOL: frozenset(DType),
-    DType.U8: frozenset({DType.I32, DType.I64, DType.F32, DType.F64, DType.F16, DType.BF16}),
-    DType.I8: frozenset({DType.I16, DType.I32, DType.I64, DType.F32, DType.F64, DType.F16, DType.BF16}),
-    DType.I16: frozenset({DType.I32, DType.I64, DType.F32, DType.F64}),
-    DType.U16: frozenset({DType.U32, DType.I32, DType.I64, DType.F32, DType.F64}),
-    DType.U32: frozenset({DType.I64, DType.F64}),
-    DType.I32: frozenset({DType.I64, DType.F64}),
-    DType.BF16: frozenset({DType.F32, DType.F64}),
-    DType.F16: frozenset({DType.F32, DType.F64}),
-    DType.F32: frozenset({DType.F64}),
+# Types that hold every value of a type, as XLA converts. No type of 64 bits is among them: without
+# `jax_enable_x64` JAX computes in 32 bits, and on the way from f32 to f64 XLA:CPU loses denormals.
+EXACT: dict[DType, frozenset[DType]] = {
+    DType.BOOL: frozenset(dtype for dtype in DType if dtype.nbytes < 8),
+    DType.U8: frozenset({DType.I32, DType.F32, DType.F16, DType.BF16}),
+    DType.I8: frozenset({DType.I16, DType.I32, DType.F32, DType.F16, DType.BF16}),
+    DType.I16: frozenset({DType.I32, DType.F32}),
+    DType.U16: frozenset({DType.U32, DType.I32, DType.F32}),
+    DType.BF16: frozenset({DType.F32}),
+    DType.F16: frozenset({DType.F32}),
 }
 
 
@@ -60,7 +59,7 @@ def allowed(
 
 def holds(wide: DType, narrow: DType) -> bool:
     """Whether every value of `narrow` is one of `wide`."""
-    return wide == narrow or wide in _EXACT.get(narrow, frozenset())
+    return wide == narrow or wide in EXACT.get(narrow, frozenset())
 
 
 def is_rounded(trace: Trace) -> bool:

@@ -1,0 +1,41 @@
+"""What the prover counts as exact is so on devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from commplan.ir.symbolic.rounding import EXACT
+from commplan.ir.types import DType
+from commplan.lowering.jax.ops import jax_dtype
+
+
+def values(dtype: DType) -> Any:
+    """All values of a type of at most 16 bits."""
+    if dtype is DType.BOOL:
+        return np.array([False, True])
+    unsigned = np.uint8 if dtype.nbytes == 1 else np.uint16
+    return np.arange(2 ** (8 * dtype.nbytes)).astype(unsigned).view(jax_dtype(dtype))
+
+
+def test_a_type_that_holds_another_gives_its_values_back() -> None:
+    pairs = [(own, wide) for own, types in EXACT.items() for wide in types if wide != own]
+    assert len(pairs) > 20
+    assert all(own.nbytes <= 2 and wide.nbytes <= 4 for own, wide in pairs)
+
+    def widened(given: dict[DType, Any]) -> list[Any]:
+        return [given[own].astype(jax_dtype(wide)) for own, wide in pairs]
+
+    def narrowed(wide: list[Any]) -> list[Any]:
+        return [x.astype(jax_dtype(own)) for x, (own, _) in zip(wide, pairs, strict=True)]
+
+    given = {own: values(own) for own in EXACT}
+    found = jax.jit(narrowed)(jax.jit(widened)(jax.tree.map(jnp.asarray, given)))
+    for back, (own, wide) in zip(found, pairs, strict=True):
+        expected = given[own]
+        number = ~np.isnan(expected.astype(np.float32)) if own.is_float else np.ones(len(expected), bool)
+        assert np.asarray(back)[number].tobytes() == expected[number].tobytes(), (own, wide)
+        assert np.isnan(np.asarray(back)[~number].astype(np.float32)).all(), (own, wide)  # of any payload
