@@ -19,6 +19,7 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax._lineage import Reduction, lineage
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.layout import global_shape, varying
+from commplan.lowering.jax.ops import ENABLE_X64
 from commplan.lowering.jax.pytree import Tree, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 
@@ -79,7 +80,7 @@ class Check:
         if str(dtype) != leaf.dtype.numpy_name:
             note = f"cast it with .astype('{leaf.dtype.numpy_name}')"
             if leaf.dtype in (DType.F64, DType.I64):
-                note = "64-bit types need jax.config.update('jax_enable_x64', True)"
+                note = ENABLE_X64
             self._fail(f"{role} has the dtype {dtype}, expected {leaf.dtype.numpy_name}", note)
         return array
 

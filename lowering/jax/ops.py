@@ -7,19 +7,34 @@ from typing import Any
 
 import numpy as np
 
+from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
+from commplan.ir.plan import name_of
+from commplan.ir.refs import base_name
 from commplan.ir.types import DType
 from commplan.lowering.jax.pytree import LEAF, Tree
-from commplan.lowering.jax.typing_shim import jnp, lax
+from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any
 Values = Mapping[str, ir.Value]
 Env = Mapping[str, Tree]
+ENABLE_X64 = "64-bit types need jax.config.update('jax_enable_x64', True)"
 
 
 def jax_dtype(name: str) -> Any:
     """The dtype of a plan (`bf16`) as JAX names it."""
     return jnp.dtype(DType(name).numpy_name)
+
+
+def checked_dtype(dtype: DType, result: str, span: Span, file: str) -> Any:
+    """The dtype of a conversion on the way to `result`. Raises CP0805 if JAX would take a narrower one."""
+    wanted = jax_dtype(dtype)
+    actual = jax.dtypes.canonicalize_dtype(wanted)
+    if actual != wanted:
+        name = name_of(base_name(result))
+        message = f"the plan converts to {dtype} on the way to `{name}`, and JAX would convert to {actual}"
+        fail("CP0805", message, ENABLE_X64, span=span, file=file)
+    return wanted
 
 
 def pad(x: Array, ways: int) -> Array:
@@ -163,12 +178,18 @@ def scale(leaf: Array, how: str, by: Any, over: Any = None) -> Array:
 
 
 def converted(
-    op: ir.Cast | ir.LocalSum | ir.Scale, leaf: Array, by: Any = None, over: Any = None, number: int = 0
+    op: ir.Cast | ir.LocalSum | ir.Scale,
+    leaf: Array,
+    file: str,
+    by: Any = None,
+    over: Any = None,
+    number: int = 0,
 ) -> Array:
-    """What `op` makes of one leaf, `number` of its tree. by, over: those of a scale."""
+    """What `op` makes of one leaf, `number` of its tree. file: the plan's. by, over: those of a scale."""
     match op:
         case ir.Cast():
-            return leaf.astype(jax_dtype(op.dtype[number] if isinstance(op.dtype, tuple) else op.dtype))
+            dtype = op.dtype[number] if isinstance(op.dtype, tuple) else op.dtype
+            return leaf.astype(checked_dtype(dtype, op.result, op.span, file))
         case ir.LocalSum():
             return leaf.reshape(op.ways, -1).sum(0, dtype=leaf.dtype)
         case ir.Scale():

@@ -194,7 +194,7 @@ class Lowered:
         service = self.backend.service
         if service is None:
             servers.refuse(op.span, self.schedule.file)
-        finish = servers.begin(service, self.phase.name, op, self.values, env)
+        finish = servers.begin(service, self.phase.name, op, self.values, env, self.schedule.file)
 
         def finished() -> Env:
             return {ref: Tree(leaves, self._shaped(op, ref, env)) for ref, leaves in finish().items()}
@@ -256,9 +256,9 @@ class Lowered:
             case ir.Cast() | ir.LocalSum() | ir.Scale():
                 factors = (op.by, op.over) if isinstance(op, ir.Scale) else ()
                 by, over = [env[x].leaves[0] if isinstance(x, str) else x for x in factors] or (None, None)
-                tree = env[op.operand]
-                converted = [ops.converted(op, x, by, over, number) for number, x in enumerate(tree.leaves)]
-                env[op.result] = tree.like(converted)
+                tree, file = env[op.operand], self.schedule.file
+                pairs = enumerate(tree.leaves)
+                env[op.result] = tree.like([ops.converted(op, x, file, by, over, n) for n, x in pairs])
             case ir.Slice():
                 array = values[op.operand].kind == "array"
                 ways = len(op.owners) or self.backend.ways(op.axes)

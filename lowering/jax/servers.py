@@ -37,10 +37,20 @@ class Service(Protocol):
 
 
 def begin(
-    service: Service, phase: str, op: ServerOp, values: Mapping[str, ir.Value], env: Mapping[str, Tree]
+    service: Service,
+    phase: str,
+    op: ServerOp,
+    values: Mapping[str, ir.Value],
+    env: Mapping[str, Tree],
+    file: str,
 ) -> Callable[[], dict[str, tuple[Array, ...]]]:
-    """Start a request; what is returned waits for its answer: the leaves of each result that workers get."""
+    """Start a request; what is returned waits for its answer: the leaves of each result that workers get.
+
+    Raises CP0805 for a buffer of 64-bit numbers if JAX has none.
+    """
     site = service.site(phase, ir.results(op)[0])
+    for buffer in (*service.up(site), *site.down):
+        ops.checked_dtype(buffer.dtype, site.result, op.span, file)
     finish = service.begin(site, [packed(buffer, env) for buffer in service.up(site)])
     # What has no elements is in no message, and comes back all the same.
     given = () if site.kind == "put" or any(b.what == "token" for b in site.down) else (site.result,)

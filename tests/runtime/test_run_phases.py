@@ -364,6 +364,37 @@ each step {
         assert int(out.n) == 2**40 + 3
 
 
+@pytest.mark.parametrize("option", ["accumulate = f64", "wire = f64"])
+def test_wide_options_need_them_enabled(option: str):
+    text = f"""plan p
+axis data = 2
+input x : f32 partial data
+each step {{
+    y = reduce x over data by sum {{ {option} }}
+    output y
+}}
+"""
+    run = bind(text, mesh_of(data=2))
+
+    @jax.jit
+    @run.spmd(x="per data", returns="y")
+    def step(state, x):
+        out, state = run.step(state, x=run.varying(x))
+        return state, out.y
+
+    @jax.jit
+    @run.spmd(x="per data", returns="same")
+    def tapped(state, x):
+        return state, jax.grad(lambda w: run.tap(w) * x)(jnp.float32(1))
+
+    x = np.array([2**24 + 2, -1], np.float32)
+    for function in (step, tapped):
+        code, text = refused(lambda function=function: function({}, x))
+        assert (code, "to f64 on the way to `y`" in text, "jax_enable_x64" in text) == ("CP0805", True, True)
+    with jax.enable_x64(True):
+        assert step({}, x)[1] == 2**24 + 1
+
+
 @pytest.mark.parametrize(
     "given",
     [

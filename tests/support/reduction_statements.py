@@ -7,6 +7,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
+
+from commplan.diagnostics import CommplanError
 
 from .reductions import FLOATS, TYPES, Case, run
 
@@ -154,6 +157,13 @@ def a_zero_sum_is_zero_of_either_sign_and_denormals_may_count_as_zero(where: Any
         assert reduced(where, "sum", "f16", [3e-7], [3e-7], how=how).tolist() == [np.float16(6e-7)]
 
 
+def a_type_of_64_bits_has_to_be_enabled(where: Any) -> None:
+    for op, weights in (("sum", None), ("mean(weight = n)", [1, 3])):
+        for options in ("wire = f64", "accumulate = f64"):
+            with pytest.raises(CommplanError, match=r"CP0805.*converts? to f64"):
+                reduced(where, op, "f32", [2**24], [1], options=options, weights=weights)
+
+
 STATEMENTS: tuple[Callable[[Any], None], ...] = (
     a_sum_of_integers_wraps_around_in_its_own_type,
     a_sum_of_f16_beyond_65504_is_infinite,
@@ -172,6 +182,7 @@ STATEMENTS: tuple[Callable[[Any], None], ...] = (
     a_maximum_or_minimum_keeps_denormals_and_infinities,
     a_maximum_of_truth_values_is_or_and_a_minimum_is_and,
     a_zero_sum_is_zero_of_either_sign_and_denormals_may_count_as_zero,
+    a_type_of_64_bits_has_to_be_enabled,
 )
 
 

@@ -74,7 +74,8 @@ class Recipe:
     def _step(self, op: Step, x: Array) -> Array:
         if isinstance(op, ir.Collective):
             return self.backend.move(self.backend.varying(x, op.axes), op)
-        return ops.converted(op, x, op.by if isinstance(op, ir.Scale) else None)
+        by = op.by if isinstance(op, ir.Scale) else None
+        return ops.converted(op, x, self.lowered.schedule.file, by)
 
 
 def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
