@@ -108,3 +108,16 @@ def test_nothing_is_added_in_a_maximum(op: str) -> None:
 def test_options_without_effect_on_any_leaf(how: str, dtypes: list[DType], expected: str) -> None:
     found = " ".join(f"{problem.code} {problem.message}" for problem in refused(how, *dtypes))
     assert found.startswith(expected) and bool(found) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "mean(weight = n) { wire = bf16, accumulate = bf16 }",
+        "mean(weight = n) via ring { wire = f16 }",
+        "mean(weight = n) { wire = f64, overlap = backward }",
+        "mean { wire = bf16, accumulate = f16, overlap = backward }",
+    ],
+)
+def test_a_tree_without_leaves_takes_any_option(how: str) -> None:
+    assert refused(how, text=TEXT.replace("\neach", "\ninput n : i32 per a, b\neach")) == ()
