@@ -149,11 +149,9 @@ def check_leaves(
         wrong: dict[str, Diagnostic] = {}
         for leaf in values[operand].leaves:
             dtype, label = leaf.dtype, leaf.label(operand)
-            if stage.hints.integers is not None and not dtype.is_float:
-                continue
             for code, broken in (
-                ("CP0721", rules.numbers(how, dtype, label)),
-                ("CP0704", rules.floats(how, dtype, label)),
+                ("CP0721", rules.numbers(how, dtype, label, stage.hints)),
+                ("CP0704", rules.floats(how, dtype, label, stage.hints)),
                 ("CP0606", rules.native_sum(how, stage.via, stage.hints, dtype, label)),
             ):
                 if broken is not None:

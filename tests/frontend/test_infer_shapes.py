@@ -255,6 +255,18 @@ def test_some_integers_are_moved_and_not_reduced(how: str, dtype: str) -> None:
     assert "convert it to i32 or f32 first" in problem.notes[0].text
 
 
+@pytest.mark.parametrize("dtype", ["i8", "i16", "u16", "u32"])
+def test_integers_that_are_only_moved_have_no_maximum_in_a_mean(dtype: str) -> None:
+    mixed = (Leaf("n", (2,), DType(dtype)), Leaf("w", (3,), DType.F32))
+    problem = refusals(reduce_plan(hints=graph.Hints(integers="max")), grads=mixed)[0]
+    assert (problem.code, problem.message) == (
+        "CP0721",
+        f"leaf `n` of `grads` is {dtype}, which is not reduced",
+    )
+    assert "write `{ integers = first }`" in problem.notes[1].text
+    compiled(reduce_plan(hints=graph.Hints(integers="first")), grads=mixed)
+
+
 def test_bytes_have_no_leaves() -> None:
     schedule = compiled(ensemble_plan(), "")
     assert value(schedule, "raw.0").leaves == ()

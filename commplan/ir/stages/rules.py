@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from commplan.diagnostics import Diagnostic, Note, Span, listed, plural
-from commplan.ir.hints import Algorithm, Hints
+from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.types import DType, Ref
 from commplan.ir.values import Leaf
 
@@ -216,23 +216,29 @@ def stable(
 # --- sums ---
 
 
-def numbers(how: str, dtype: DType, subject: str) -> Violation | None:
+def numbers(how: str, dtype: DType, subject: str, hints: Hints = NO_HINTS) -> Violation | None:
     """Truth values are not added, and some integers are only moved.
 
-    how: an operator, or `elastic`; subject: the values, in words.
+    how: an operator, or `elastic`; subject: the values, in words. hints: of the stage, of which `integers`
+    counts.
     """
+    integers = None if dtype.is_float else hints.integers
+    if integers == "first":
+        return None
     if how in ("sum", "mean", "max", "min", "elastic") and dtype.is_only_moved:
         fix = "convert it to i32 or f32 first, or keep it out of what is reduced: plans move such values only"
-        return Violation(f"{subject} is {dtype}, which is not reduced", (fix,))
-    if how not in ("sum", "mean") or dtype is not DType.BOOL:
+        first = ("or write `{ integers = first }`, which takes the first rank's",)
+        notes = (fix, *first) if how == "mean" and subject.startswith("leaf ") else (fix,)
+        return Violation(f"{subject} is {dtype}, which is not reduced", notes)
+    if integers == "max" or how not in ("sum", "mean") or dtype is not DType.BOOL:
         return None
     fix = "`by max` tells whether any is true, `by min` whether all are; convert to i32 to count"
     return Violation(f"{subject} is bool, and truth values have no {how}", (fix,))
 
 
-def floats(how: str, dtype: DType, noun: str) -> Violation | None:
-    """A mean, and a step towards a centre, are fractions."""
-    if how not in ("mean", "elastic") or dtype.is_float:
+def floats(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS) -> Violation | None:
+    """A mean, and a step towards a centre, are fractions. hints: of the stage, whose `integers` counts."""
+    if how not in ("mean", "elastic") or dtype.is_float or hints.integers is not None:
         return None
     subject, fixes = "a mean", ("a mean of integers is no integer: use `sum`, or convert with a fn first",)
     if noun.startswith("leaf "):
@@ -246,11 +252,9 @@ def floats(how: str, dtype: DType, noun: str) -> Violation | None:
 
 
 def summable(how: str, leaves: Iterable[Leaf], ref: Ref, hints: Hints) -> Violation | None:
-    """Every leaf of the value `ref` is made of numbers, or of floats where `how` needs them, except leaves
-    that `integers` of `hints` is for."""
-    named = [(x.dtype, x.label(ref)) for x in leaves if x.dtype.is_float or hints.integers is None]
-    broken = (numbers(how, dtype, name) or floats(how, dtype, name) for dtype, name in named)
-    return next(filter(None, broken), None)
+    """Every leaf of the value `ref` is made of numbers, or of floats if `how` needs them."""
+    named = [(x.dtype, x.label(ref), hints) for x in leaves]
+    return next(filter(None, (numbers(how, *each) or floats(how, *each) for each in named)), None)
 
 
 def native_sum(
