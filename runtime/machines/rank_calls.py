@@ -1,64 +1,136 @@
-"""How far other ranks are with the steps that all call together, asked over MPI while a step is compared.
+"""How far other ranks are with the steps that all call together, requested over MPI while a step is compared.
 
 A thread of each rank answers, since the main thread may wait in a collective. If a rank finds that another
-one runs the step that it compares, it sends the error to all others and raises it, and they end the job.
+one runs the step that it compares, is stopped or dead, or has ended its program, it sends the error to all
+others and raises it, and they end the job.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.rendezvous import highest_tag
+from commplan.lowering.mpi.job.watchdog import FIRST
 from commplan.lowering.mpi.typing_shim import MPI
-from commplan.runtime.observe.abort_hook import end_job
+from commplan.recorder.stacks import user_line
+from commplan.runtime.machines.machine import digest
+from commplan.runtime.observe.abort_hook import common, end_job
 from commplan.runtime.observe.joint_calls import SETTLE_S, JointCalls, JointReport
+from commplan.runtime.observe.peers import DOWN, Peer
 
 _TICK_S = 0.1
 _END_S = 10.0  # for the listener to end, before MPI does
 _NOTICE_S = 10.0  # until a rank that keeps others waiting is named
-Key = tuple[tuple[int, ...], int]  # the ranks in COMM_WORLD, and which of their programs
+_SILENT_S = 2.5 * SETTLE_S  # without an answer
+_SHOWN = 4  # ranks that a message names
+Key = tuple[bytes, int]  # a digest of the ranks in COMM_WORLD, and which of their programs
 
 
 class RankCalls(JointCalls):
-    """Those of the ranks `numbers` of `comm`, all of which make one. busy: whether a collective runs here."""
+    """Those of the ranks `processes` of `comm`, all of which make one.
 
-    def __init__(self, comm: Any, numbers: Sequence[int], busy: Any) -> None:
+    busy: whether a collective runs here.
+    """
+
+    def __init__(self, comm: Any, processes: Sequence[Peer], busy: Any) -> None:
         super().__init__()
-        world = comm.Get_group().Translate_ranks(list(numbers), MPI.COMM_WORLD.Get_group())
-        self.numbers = dict(zip(map(int, world), numbers, strict=True))
+        ranks, world = [peer.process for peer in processes], MPI.COMM_WORLD.Get_group()
+        self.numbers = dict(zip(map(int, comm.Get_group().Translate_ranks(ranks, world)), ranks, strict=True))
+        self.processes = dict(zip(ranks, processes, strict=True))
+        bounds = [peer.bound_s for peer in processes if peer.bound_s is not None]
+        self.bound_s = max(bounds) if len(bounds) == len(processes) else None
         self.busy = busy
-        self.verdict = ""
+        self.verdict: Diagnostic | None = None
         self.key = _listener().add(self)
         self._asked, self._is_said = 0.0, False
+        self._answered: dict[int, tuple[float, JointReport]] = {}  # by rank, since the wait began
 
     def look(self, waited: float) -> None:
-        if waited < SETTLE_S or time.monotonic() < self._asked + SETTLE_S:
+        listener, now, rank = _listener(), time.monotonic(), int(MPI.COMM_WORLD.Get_rank())
+        if self.verdict is not None:
+            raise self._error(self.verdict)
+        if waited < SETTLE_S:
+            self._is_said = False
+            self._answered.clear()
+        if waited < SETTLE_S or now < self._asked + SETTLE_S:
             return
-        listener, rank = _listener(), int(MPI.COMM_WORLD.Get_rank())
         answers = dict(listener.answers.pop(self.key, {}))  # the listener may still add one
         reports = {self.numbers[world]: report for world, report in answers.items()}
+        self._answered |= {number: (now, report) for number, report in reports.items()}
         others = [world for world in self.numbers if world != rank]
-        if (diagnostic := self.disagreement(reports)) is not None:
-            listener.send("verdict", self.key, str(CommplanError(diagnostic)), others)
+        diagnostic = self.disagreement(reports) or self._departure(now) or self._silence(now, waited, rank)
+        if diagnostic is not None:
+            listener.send("verdict", self.key, diagnostic, others)
             time.sleep(SETTLE_S / 2)  # others print it before this rank ends
-            raise CommplanError(diagnostic)
+            raise self._error(diagnostic)
         if waited > _NOTICE_S and not self._is_said:
-            self._is_said = True
-            self._notice(waited, reports)
-        self._asked = time.monotonic()
+            self._notice(now, waited, rank)
+        self._asked = now
         listener.send("ask", self.key, rank, others)
 
-    def _notice(self, waited: float, reports: dict[int, JointReport]) -> None:
-        late = {n: report for n, report in reports.items() if not report.is_ahead} or reports
-        places = [f"rank {n} is at {report.place or 'an unknown line'}" for n, report in sorted(late.items())]
-        text = f"commplan: the comparison of a step has waited for {waited:.0f} s: {'; '.join(places[:4])}"
-        print(text, file=sys.stderr, flush=True)
+    def _error(self, diagnostic: Diagnostic) -> CommplanError:
+        """The error that all ranks raise. The first one prints it whole, unless that is the missing one."""
+        error, (world, first) = CommplanError(diagnostic), next(iter(self.numbers.items()))
+        is_gone = world in _listener().left or self.processes[first].state in DOWN
+        if not is_gone and self.waited() < FIRST * (self.bound_s or inf):
+            common(error)
+        return error
+
+    def _departure(self, now: float) -> Diagnostic | None:
+        """The error if the program of a rank has ended before the step that this one compares."""
+        for world, (heard, calls) in _listener().left.items():
+            number, name = calls.get(self.key, (0, ""))
+            if world in self.numbers and now > heard + SETTLE_S and self.misses(number):
+                rank = self.numbers[world]
+                last = f", the last `{name}`" if name else ""
+                called = f"rank {rank} has called {number} steps with collectives{last}"
+                return self._missing(f"the program has ended on rank {rank}", [called])
+        return None
+
+    def _silent(self, now: float, rank: int) -> list[int]:
+        """The ranks that do not answer; `rank` is this one in COMM_WORLD."""
+        heard = {number: at for number, (at, _) in self._answered.items()}
+        others = (number for world, number in self.numbers.items() if world != rank)
+        return [number for number in others if now > heard.get(number, 0.0) + _SILENT_S]
+
+    def _silence(self, now: float, waited: float, rank: int) -> Diagnostic | None:
+        """The error if ranks are stopped or dead, or did answer and have not for twelve times the bound."""
+        if self.bound_s is None or waited < self.bound_s:
+            return None
+        states = {number: self.processes[number].state for number in self._silent(now, rank)}
+        answering = {self.numbers[world] for world in _listener().heard if world in self.numbers}
+        hung = answering if waited > FIRST * self.bound_s else set[int]()
+        states = {number: state for number, state in states.items() if state in DOWN or number in hung}
+        if not states:
+            return None
+        first, *more = [f"rank {n} {self.processes[n].silence(state)}" for n, state in states.items()]
+        notes = [self.processes[n].identity(state, "rank") for n, state in states.items()]
+        notes += [f"rank {n} was at {self._answered[n][1].place}" for n in states if n in self._answered]
+        return self._missing(first, [*more, *notes])
+
+    def _missing(self, message: str, notes: Sequence[str]) -> Diagnostic:
+        place = user_line() or "an unknown line"
+        waits = f"the comparison of a step, called at {place}, has waited for it for {self.waited():.0f} s"
+        return Diagnostic("CP0834", message, None, tuple(map(Note, (*notes[: 2 * _SHOWN], waits))))
+
+    def _notice(self, now: float, waited: float, rank: int) -> None:
+        """Name the ranks that do not compare yet, once."""
+        silent = self._silent(now, rank)
+        late = [f"rank {n} {self.processes[n].silence(self.processes[n].state)}" for n in silent]
+        late += self.awaited("rank", {n: r for n, (_, r) in self._answered.items() if n not in silent})
+        if not late:
+            return
+        self._is_said = True
+        text = f"commplan: the comparison of a step has waited for {waited:.0f} s: {'; '.join(late[:_SHOWN])}"
+        print(f"{text}; {self.limit()}", file=sys.stderr, flush=True)
 
 
 class _Listener:
@@ -67,6 +139,9 @@ class _Listener:
     def __init__(self) -> None:
         self.calls: dict[Key, RankCalls] = {}
         self.answers: dict[Key, dict[int, JointReport]] = {}
+        # By rank of COMM_WORLD whose program has ended: when this arrived, and its last calls.
+        self.left: dict[int, tuple[float, Mapping[Key, tuple[int, str]]]] = {}
+        self.heard: set[int] = set()  # ranks of COMM_WORLD whose listeners run
         self._sends: list[Any] = []
         self._sending = threading.Lock()  # the main thread sends, and the listener
         self._ended = threading.Event()
@@ -78,7 +153,7 @@ class _Listener:
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=self._end), None)
 
     def add(self, calls: RankCalls) -> Key:
-        ranks = tuple(calls.numbers)
+        ranks = digest(repr([*calls.numbers]))
         key = ranks, sum(other == ranks for other, _ in self.calls)
         self.calls[key] = calls
         return key
@@ -89,6 +164,12 @@ class _Listener:
             self._sends += [MPI.COMM_WORLD.isend((kind, key, content), rank, self._tag) for rank in ranks]
 
     def _end(self, *_: Any) -> None:
+        if not self._ended.is_set() and self.calls:
+            calls = {key: (each.number, each.name) for key, each in self.calls.items()}
+            ranks = {rank for each in self.calls.values() for rank in each.numbers}
+            for rank in sorted(ranks - {int(MPI.COMM_WORLD.Get_rank())}):
+                with contextlib.suppress(MPI.Exception):  # it may have died
+                    self.send("left", next(iter(calls)), calls, [rank])
         self._ended.set()
         self._thread.join(_END_S)
 
@@ -98,21 +179,25 @@ class _Listener:
             while (message := MPI.COMM_WORLD.improbe(MPI.ANY_SOURCE, self._tag, status)) is not None:
                 source, (kind, key, content) = int(status.Get_source()), message.recv()
                 calls = self.calls.get(key)
-                if calls is None:
+                self.heard.add(source)
+                if kind == "left":
+                    self.heard.discard(source)
+                    self.left[source] = time.monotonic(), content
+                elif calls is None:
                     continue
-                if kind == "ask":
+                elif kind == "ask":
                     report = calls.report(waits=calls.is_inside or calls.busy())
                     self.send("answer", key, report, [source])
                 elif kind == "answer":
                     self.answers.setdefault(key, {})[source] = content
-                elif not calls.verdict:
+                elif calls.verdict is None:
                     calls.verdict = content
                     self._judge(calls)
 
     def _judge(self, calls: RankCalls) -> None:
-        """A rank that waits in a collective cannot go on. One that compares finds the same by itself."""
-        if calls.comparison is None:
-            print(calls.verdict, file=sys.stderr, flush=True)
+        """A rank that waits in a collective cannot go on. One that compares raises the error."""
+        if calls.comparison is None and calls.verdict is not None:
+            print(CommplanError(calls.verdict), file=sys.stderr, flush=True)
             self._ended.wait(SETTLE_S)
             end_job(1)
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import secrets
 import socket
 import time
@@ -30,6 +31,7 @@ from commplan.lowering.mpi.listing import collectives_of
 from commplan.lowering.mpi.service import requests_of
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
+from commplan.recorder.file import machine as machine_name
 from commplan.runtime.input.device.pinned import Pinning, pinning_of
 from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
@@ -52,6 +54,7 @@ from commplan.runtime.machines.machine import (
 from commplan.runtime.machines.rank_calls import RankCalls
 from commplan.runtime.machines.server import Serving
 from commplan.runtime.observe.abort_hook import alike, watch
+from commplan.runtime.observe.peers import Peer
 from commplan.runtime.param_server.startup_guard import expect
 from commplan.wait import TIMEOUT_S
 
@@ -65,14 +68,15 @@ class Ranks:
     """See `machine.Machine`.
 
     mesh: the communicator that the program was bound to. own: one of the same ranks without servers, for what
-    is said outside of compiled phases. gathers: how often each set of ranks has gathered. joints: by the
-    same sets, the steps that they call together.
+    is said outside of compiled phases. processes: of its ranks. gathers: how often each set of ranks has
+    gathered. joints: by the same sets, the steps that they call together.
     """
 
     mesh: Any
     own: Any
     backend: MpiBackend
     file: str = ""
+    processes: Mapping[int, Peer] = dataclasses.field(default_factory=dict[int, Peer])
     gathers: Counter[tuple[int, ...]] = dataclasses.field(default_factory=Counter[tuple[int, ...]])
     joints: dict[tuple[int, ...], RankCalls] = dataclasses.field(default_factory=dict[Any, Any])
 
@@ -110,7 +114,8 @@ class Ranks:
     def joint(self) -> RankCalls:
         ranks = self.participants()
         if ranks not in self.joints:
-            self.joints[ranks] = RankCalls(self.own, ranks, self.backend.channel.is_busy)
+            processes = [self.processes[rank] for rank in ranks]
+            self.joints[ranks] = RankCalls(self.own, processes, self.backend.channel.is_busy)
         return self.joints[ranks]
 
     def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
@@ -301,7 +306,7 @@ def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(own.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
         backend = backend_of(schedule, own, roles, watchdog_s=bound_s, meet=meet)
-        return _worker(comm, own, backend, schedule.file)
+        return _worker(comm, own, backend, schedule.file, bound_s, meet)
     rank = int(own.Get_rank())
     server = rank - roles.workers
     part = meet(own.Split, int(server >= 0), rank)
@@ -309,16 +314,20 @@ def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
     if server < 0:
         workers = meet.among(range(roles.workers))
         backend = backend_of(schedule, part, roles, own, requests, bound_s, workers)
-        return _worker(comm, part, backend, schedule.file)
+        return _worker(comm, part, backend, schedule.file, bound_s, workers)
     expect(own, roles)
     name = server_names(schedule)[server]
     return Serving(comm, own, roles, server, name, schedule.file, requests and requests.watch)
 
 
-def _worker(comm: Any, own: Any, backend: MpiBackend, file: str) -> Ranks:
+def _worker(
+    comm: Any, own: Any, backend: MpiBackend, file: str, bound_s: float | None, meet: Rendezvous
+) -> Ranks:
+    process = Peer(int(own.Get_rank()), "", 0, "", os.getpid(), socket.gethostname(), machine_name(), bound_s)
+    processes: list[Peer] = meet(own.allgather, process)
     if backend.channel.resources is not None:
         backend.channel.resources.communicators.append(own)
-    return Ranks(comm, own, backend, file)
+    return Ranks(comm, own, backend, file, dict(enumerate(processes)))
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ class JointReport(msgspec.Struct, frozen=True, array_like=True):
 
     number: of its joint calls, the last that it has begun. name: of the step. is_ahead: that call is still
     traced, compiled or compared. waits: it has not ended. place: the line of the program that makes it.
+    compares: it waits for others to compare it.
     """
 
     number: int
@@ -34,12 +35,14 @@ class JointReport(msgspec.Struct, frozen=True, array_like=True):
     is_ahead: bool
     waits: bool
     place: str
+    compares: bool = False
 
 
 class Comparison(Protocol):
     """What compares a step: see `preflight.Preflight`."""
 
     communicates: bool
+    timeout_s: float
 
     def disagreement(self, other: int, report: JointReport) -> Diagnostic: ...
 
@@ -110,7 +113,24 @@ class JointCalls:
         return 0.0 if since is None else time.monotonic() - since
 
     def report(self, *, waits: bool) -> JointReport:
-        return JointReport(self.number, self.name, self.comparison is not None, waits, user_line())
+        compares = self._waits_since is not None
+        return JointReport(self.number, self.name, self.comparison is not None, waits, user_line(), compares)
+
+    def misses(self, number: int) -> bool:
+        """Whether a comparison has waited for a process that has ended after `number` joint calls."""
+        return self.comparison is not None and self.waited() > SETTLE_S and number < self._next
+
+    def awaited(self, who: str, reports: Mapping[int, JointReport]) -> list[str]:
+        """The processes that do not compare yet, each with its line; none without a comparison here."""
+        if self.comparison is None:
+            return []
+        late = {n: report for n, report in sorted(reports.items()) if not report.compares}
+        return [f"{who} {n} is at {report.place or 'an unknown line'}" for n, report in late.items()]
+
+    def limit(self) -> str:
+        """When the wait of a comparison ends, for a message."""
+        bound = f", here {self.comparison.timeout_s:.0f} s" if self.comparison is not None else ""
+        return f"run.jit(step, timeout=SECONDS) bounds the wait{bound}"
 
     def disagreement(self, reports: Mapping[int, JointReport]) -> Diagnostic | None:
         """The error if another process runs the call that this one compares. Two reports must say so, one

@@ -15,6 +15,7 @@ from commplan.recorder.processes import process_state, waits_for_core
 from commplan.runtime.observe.verdict import Report
 
 _LONGEST = 60_000  # bytes of a datagram
+DOWN = ("dead", "stopped", "stuck in the kernel")  # states in which a process cannot answer
 _STATES = {
     "dead": "has died",
     "stopped": "is stopped (SIGSTOP, or a debugger)",
@@ -55,9 +56,9 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
         unreachable = f"does not answer: it is stopped or dead, or host {self.host} cannot be reached"
         return _STATES.get(state, unreachable)
 
-    def identity(self, state: str) -> str:
-        """Which process of the operating system it is, and what to do where it is stopped."""
-        return f"process {self.process} is PID {self.pid} on {self.host}" + (
+    def identity(self, state: str, who: str = "process") -> str:
+        """Which process of the operating system it is, and what to do if it is stopped."""
+        return f"{who} {self.process} is PID {self.pid} on {self.host}" + (
             f", and lives: kill -CONT {self.pid} lets it end" if state == "stopped" else ""
         )
 

@@ -32,7 +32,7 @@ from commplan.runtime.observe import abort_hook, interruption, verdict
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.interruption import Interruption, Place, is_interruptible
 from commplan.runtime.observe.joint_calls import SETTLE_S
-from commplan.runtime.observe.peers import Endpoint, Message, Peer
+from commplan.runtime.observe.peers import DOWN, Endpoint, Message, Peer
 from commplan.runtime.observe.verdict import Patience, Report, Waiting, conclude, departure, silence, stalled
 from commplan.sidecar import attend, leave
 from commplan.wait import Wait, until
@@ -44,8 +44,8 @@ _GRACE_S = 2.0  # to answer in
 _SETTLE_S = 1.0  # in which a process may find out by itself what is wrong
 _UNWIND_S = 10.0  # for the `finally` blocks of a main thread that is in no step
 _STACK = 2048  # characters of the main thread's stack
+_SHOWN = 4  # processes that a line names
 _STACKS = 4  # processes that are asked for theirs at once
-_DOWN = ("dead", "stopped", "stuck in the kernel")
 Exchange = Callable[[Peer], Mapping[int, Peer]]
 
 
@@ -173,7 +173,7 @@ class Watchdog:
             return
         others = [process for process in waits.processes if process != self.own]
         states = {process: self._state(process) for process in others}
-        down = [f"process {p} {self.endpoint.others[p].silence(s)}" for p, s in states.items() if s in _DOWN]
+        down = [f"process {p} {self.endpoint.others[p].silence(s)}" for p, s in states.items() if s in DOWN]
         awaited = " and ".join(down) or f"it waits for {verdict.listed(others)}"
         text = f"{waits.current()} has not ended for {time.monotonic() - waits.began():.1f} s: {awaited}"
         self._leave("KeyboardInterrupt")
@@ -191,7 +191,9 @@ class Watchdog:
         """Whether something is wrong; then the others are asked, and what they say is weighed."""
         for heard, gone in self._gone.values():
             missed = any(
-                calls.waits > gone.begun.get(calls.key, calls.waits) for calls in self._calls.values()
+                calls.waits > gone.begun.get(calls.key, calls.waits)
+                or (calls.key in gone.joint and calls.joint.misses(gone.joint[calls.key].number))
+                for calls in self._calls.values()
             )
             settled = bool(self._failure) or now > heard + _SETTLE_S
             if self._left is None and settled and (missed or gone.left):
@@ -270,9 +272,10 @@ class Watchdog:
             self._settled.set()
         elif waits and not missing and waits.waits != self._noticed and stalled(self.own, reports, patience):
             self._noticed = waits.waits
-            text = (
-                f"commplan: {waits.current()} has not ended for {mine.idle:.0f} s; no process is late for it"
-            )
+            joint = {p: r.joint[waits.key] for p, r in reports.items() if waits.key in r.joint}
+            late = waits.joint.awaited("process", joint)
+            why = "; ".join([*late[:_SHOWN], waits.joint.limit()]) if late else "no process is late for it"
+            text = f"commplan: {waits.current()} has not ended for {mine.idle:.0f} s; {why}"
             print(text, file=sys.stderr, flush=True)
 
     def _starved(self, process: int, idle_s: float) -> bool:

@@ -90,6 +90,28 @@ def test_a_rank_that_compares_what_the_other_runs_is_refused_on_both():
     assert done.stderr.count(" (rank 0 prints the whole message)") == 1
 
 
+@pytest.mark.parametrize(
+    ("case", "ranks"),
+    parameters(
+        [("stops", 2), ("ends", 3)],
+        [("stops", 3), ("ends", 2), *((case, n) for case in ("stops_later", "ends_later") for n in (2, 3))],
+    ),
+)
+def test_a_rank_that_stops_or_ends_during_a_comparison_is_named(case: str, ranks: int):
+    done = mpirun.start(ranks, SCRIPT, "mpi", case, timeout=50)
+    assert done.returncode
+    last, text = ranks - 1, done.stdout + done.stderr
+    if case.startswith("stops"):
+        assert f"error[CP0834]: rank {last} is stopped (SIGSTOP, or a debugger)\n" in text
+        # mpirun lets the stopped rank go on when it ends the job, and that one may print this, too.
+        assert re.search(rf"note: rank {last} is PID (\d+) on \S+, and lives: kill -CONT \1 ", text)
+    else:
+        assert f"error[CP0834]: the program has ended on rank {last}\n" in text
+        # The first rank prints the whole message, the others a line.
+        assert text.count(f"note: rank {last} has called 1 steps with collectives, the last `train`\n") == 1
+    assert "commplan: the comparison" not in text
+
+
 def test_values_that_should_be_the_same_are_compared_before_the_first_step(
     said: dict[str, dict[int, list[str]]],
 ):

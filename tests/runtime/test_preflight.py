@@ -152,6 +152,13 @@ def test_a_process_that_compares_while_the_other_runs_is_refused_on_both(case: s
             assert re.search(rf"note: process {number} .* at \S+preflight_steps\.py:\d+ in ", errors)
 
 
+@pytest.mark.parametrize("case", parameters(["ends"], ["ends_later"]))
+def test_a_process_that_ends_during_a_comparison_is_named_on_both(case: str):
+    for (_, errors), status in ended(case):
+        assert status == EXIT_STATUS, errors
+        assert "error[CP0834]: the program has ended on process 1\n" in errors
+
+
 def test_collectives_that_miscount_are_refused_on_all_processes(said: dict[str, list[list[str]]]):
     preflight_steps.assert_miscounts_refused(said["miscounted"])
 
@@ -298,6 +305,17 @@ def test_a_disagreement_is_reported_after_two_reports():
             assert [calls.disagreement({0: each}) for each in (runs, compares, runs)] == [None] * 3
             assert calls.disagreement({0: runs}) is comparison.disagreement.return_value
         assert calls.disagreement({0: runs}) is None and calls.number == 1
+
+
+def test_a_notice_names_the_processes_that_do_not_compare_yet():
+    calls, comparison = JointCalls(), mock.Mock(communicates=True, timeout_s=60.0)
+    waits = JointReport(0, "", True, True, "run.py:9 in train", compares=True)
+    traces = JointReport(0, "", True, True, "run.py:8 in train")
+    reports = {0: waits, 1: traces, 2: waits}
+    with calls.ahead(comparison):
+        assert calls.awaited("rank", reports) == ["rank 1 is at run.py:8 in train"]
+        assert calls.limit() == "run.jit(step, timeout=SECONDS) bounds the wait, here 60 s"
+    assert calls.awaited("rank", reports) == []  # nothing is compared here
 
 
 def test_ranks_issue_what_all_of_its_ranks_issue():

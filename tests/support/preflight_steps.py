@@ -1,15 +1,18 @@
 """Steps that ranks or processes are about to run, not all alike; each prints what became of it.
 
-`mpirun -n 2 python preflight_steps.py mpi CASE,..`, `python preflight_steps.py jax CASE,.. PORT INDEX`.
+`mpirun -n RANKS python preflight_steps.py mpi CASE,..`, `python preflight_steps.py jax CASE,.. PORT INDEX`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +44,25 @@ Words = list[str]
 class Job:
     """What a rank or a process does: with a run over MPI, or on a mesh of all processes."""
 
-    def __init__(self, mesh: Any, index: int, *, plan: str = PLAN, size: int = 6, seed: int = 0) -> None:
+    def __init__(
+        self,
+        mesh: Any,
+        index: int,
+        *,
+        plan: str = PLAN,
+        size: int = 6,
+        seed: int = 0,
+        watchdog_s: float | None = 10.0,
+    ) -> None:
         self.over_mpi = not hasattr(mesh, "devices")
-        self.index, self.mesh = index, mesh
+        self.index, self.mesh, self.count = index, mesh, int(mesh.size)
+        plan = plan.replace("data = 2", f"data = {self.count}")
         self.size, tree = size, {"w": jax.ShapeDtypeStruct((size,), jnp.float32)}
-        self.run = commplan.loads(plan).compile(mesh, shapes={"grads": tree}).bind(mesh, seed=seed)
+        self.run = (
+            commplan.loads(plan)
+            .compile(mesh, shapes={"grads": tree})
+            .bind(mesh, seed=seed, watchdog_s=watchdog_s)
+        )
 
     def step(
         self,
@@ -57,6 +74,8 @@ class Job:
         accumulate: int = 1,
         bare: bool = False,
         check_s: float = 0.0,
+        timeout: float = SHORT_S,
+        during_trace: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> Callable[..., Any]:
         """A training step. extra: sizes of the user's own collectives, in order. accumulate: reductions."""
@@ -79,6 +98,7 @@ class Job:
             added = jnp.zeros(())
             if prints:
                 jax.debug.print("a loss of {}", value)
+            during_trace()
             if norm_first:
                 norms, state = self.run.norms(state, norm=x[0, :5])
                 value += 0 * norms.norm[0]
@@ -92,14 +112,14 @@ class Job:
             params = jax.tree.map(lambda p, g: p - 0.1 * g, params, out.grads)
             return state, params, out.loss + 0 * added, norms.norm
 
-        return train if bare else self.run.jit(train, timeout=SHORT_S, check_s=check_s, **options)
+        return train if bare else self.run.jit(train, timeout=timeout, check_s=check_s, **options)
 
     def arguments(self, rows: int = 8, dtype: str = "float32") -> tuple[Any, Any]:
         params = {"w": np.linspace(1, 2, self.size, dtype=np.float32)}
         x = np.random.default_rng(3).standard_normal((rows, self.size)).astype(dtype)
         if self.over_mpi:
-            half = rows // 2
-            return params, x[self.index * half : (self.index + 1) * half]
+            own = rows // self.count
+            return params, x[self.index * own : (self.index + 1) * own]
         sharding = jax.sharding.NamedSharding(self.mesh, jax.P("data"))
         return params, jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
 
@@ -219,6 +239,37 @@ def late_check(job: Job) -> Words:
     return [*said, outcome(lambda: job.run.check_collectives() if job.index else step({}, *arguments))]
 
 
+def missing(fault: Callable[[], None], *, compiles: bool = False) -> Callable[[Job], Words]:
+    """For a second shape the last process does not come: `fault` happens while it traces, or compiles."""
+
+    def case(job: Job) -> Words:
+        faults: list[Callable[[], None]] = []
+
+        def happen() -> None:
+            for each in faults:
+                each()
+
+        step = job.step(timeout=60.0, during_trace=lambda: None if compiles else happen())
+        jax.block_until_ready(step({}, *job.arguments(12)))
+        if job.index == job.count - 1:
+            faults.append(fault)
+        compile_step = jax.stages.Lowered.compile
+        with mock.patch.object(jax.stages.Lowered, "compile", autospec=True) as compiled:
+            compiled.side_effect = lambda *args: (compiles and happen()) or compile_step(*args)
+            jax.block_until_ready(step({}, *job.arguments(24)))
+        return ["ran"]
+
+    return case
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def end() -> None:
+    sys.exit(0)
+
+
 def miscounted(job: Job) -> Words:
     """What carries out collectives on process 1 gets the third element of each result wrong."""
     backend = type(job.run.context.backend)
@@ -295,6 +346,10 @@ CASES: dict[str, Callable[[Job], Words]] = {
     "checks": checks,
     "checks_alone": checks_alone,
     "first_away": first_away,
+    "stops": missing(stop),
+    "ends": missing(end),
+    "stops_later": missing(stop, compiles=True),
+    "ends_later": missing(end, compiles=True),
     "binds": lambda _: ["bound"],
 }
 
@@ -315,7 +370,8 @@ def main(backend: str, names: str, port: str = "0", index: str = "0") -> None:
     if "x64" in names:
         jax.config.update("jax_enable_x64", number == 1)
     jobs: list[Job] = []
-    bound = outcome(lambda: jobs.append(Job(mesh, number)))
+    watchdog_s = 1.0 if names.startswith(("stops", "ends")) else 10.0
+    bound = outcome(lambda: jobs.append(Job(mesh, number, watchdog_s=watchdog_s)))
     said = {name: CASES[name](jobs[0]) if jobs else [bound] for name in names.split(",")}
     for name, words in said.items():
         print(json.dumps([number, name, words]), flush=True)
