@@ -14,6 +14,7 @@ from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import name_of
+from commplan.lowering.jax.ops import ENABLE_X64
 from commplan.lowering.jax.pytree import LEAF, Tree, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 
@@ -167,6 +168,7 @@ def _checked(op: ir.Map, lowered: Lowered, ref: str, answer: Any, rows: int | No
             _refuse(op, lowered, f"{problem}, expected {list(expected_shape)}")
         if str(x.dtype) != leaf.dtype.numpy_name:
             problem = f"returned the dtype {x.dtype} for `{name}`{at}"
-            _refuse(op, lowered, f"{problem}, expected {leaf.dtype.numpy_name}")
+            notes = (ENABLE_X64,) if leaf.dtype.nbytes > 4 else ()
+            _refuse(op, lowered, f"{problem}, expected {leaf.dtype.numpy_name}", *notes)
         leaves.append(x)
     return Tree(tuple(leaves), tree.structure if value.kind == "tree" else LEAF)

@@ -364,6 +364,21 @@ each step {
         assert int(out.n) == 2**40 + 3
 
 
+def test_a_wide_result_of_a_function_needs_them_enabled():
+    text = """plan p
+axis data = 2
+fn f(f32) -> i64 on device
+input x : f32 per data
+each step {
+    y = map f(x)
+    output y
+}
+"""
+    run = bind(text, mesh_of(data=2), functions={"f": lambda x: x.astype(int)})
+    code, text = refused(lambda: run.step({}, x=np.ones(2, np.float32)))
+    assert (code, "jax_enable_x64" in text) == ("CP0809", True)
+
+
 @pytest.mark.parametrize("option", ["accumulate = f64", "wire = f64"])
 def test_wide_options_need_them_enabled(option: str):
     text = f"""plan p
