@@ -121,3 +121,10 @@ def test_options_without_effect_on_any_leaf(how: str, dtypes: list[DType], expec
 )
 def test_a_tree_without_leaves_takes_any_option(how: str) -> None:
     assert refused(how, text=TEXT.replace("\neach", "\ninput n : i32 per a, b\neach")) == ()
+
+
+@pytest.mark.parametrize("how", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+def test_a_wire_of_64_bits_over_a_level_of_one_rank(how: str, dtype: DType) -> None:
+    text = TEXT.replace("axis a = 2", "axis a = 4").replace("axis b = 2", "axis b = 1")
+    assert refused(f"{how} via hierarchical(a, b) {{ wire = f64 }}", dtype, text=text) == ()

@@ -170,7 +170,9 @@ class _Stage:
 
     @property
     def done(self) -> bool:
-        """Whether all sums were made, and what is to travel did so in the wire type."""
+        """Whether all sums were made, and what is to travel did so in the wire type. If that is wider than
+        the result, a sum may travel in the type of the result, to which it is rounded either way."""
         if not self.adds or self.types == (self.own, self.own, self.own):
             return True
-        return not self.axes and (not self.again or holds(self.wire, self.own) or self.wire in self.narrow)
+        may_narrow = self.wire == self.own or self.wire.nbytes > self.own.nbytes
+        return not self.axes and (not self.again or may_narrow or self.wire in self.narrow)
