@@ -128,3 +128,22 @@ def test_a_tree_without_leaves_takes_any_option(how: str) -> None:
 def test_a_wire_of_64_bits_over_a_level_of_one_rank(how: str, dtype: DType) -> None:
     text = TEXT.replace("axis a = 2", "axis a = 4").replace("axis b = 2", "axis b = 1")
     assert refused(f"{how} via hierarchical(a, b) {{ wire = f64 }}", dtype, text=text) == ()
+
+
+def test_an_exchanged_mean_of_f16_beside_f64_is_added_in_f64() -> None:
+    text = """plan p
+axis a = 2
+fn update(tree, tree) -> tree on device elementwise
+input g : tree partial a
+input w : tree per a
+state c : tree
+at start {{ c = broadcast w over a from 0 }}
+each step {{
+    c = exchange g into c with update over a by {how}
+    output c
+}}
+"""
+    plan, problems = dsl.load(text.format(how="mean"), "p.plan")
+    assert plan is not None, problems
+    leaves = (Leaf("x", (3,), DType.F16), Leaf("y", (3,), DType.F64))
+    compile_plan(plan, {}, {"g": leaves, "w": leaves, "c": leaves})

@@ -134,7 +134,8 @@ class StateSharding:
         if plain and hints.accumulate is None and DType.F16 in dtypes:
             # As the plan says, whatever the levels of its owners are.
             few = few_owners(op.algorithm) is not None
-            hints = replace(hints, accumulate=DType.F16 if few else DType.F32)
+            mean = hints.for_mean(dtypes, None, is_weighted=False)
+            hints = replace(hints, accumulate=DType.F16) if few else mean
         stage = graph.Reduce(
             ref, op.gradient, owners.axes, graph.Reduction(op.op, op.weight), op.span,
             via=None if owners.ranks else owners.via, hints=hints,
