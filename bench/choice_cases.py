@@ -74,7 +74,7 @@ def case(seed: int) -> Case:
         head += f"input router : tree partial {over}\n"
         stages = (*stages, Stage(f"router = reduce router over {over} by sum", options))
         outputs = ("grads", "router")
-    elif kind == "scatter":
+    elif kind == "scatter" and len(axes) == 1:
         scatter = Stage(f"shard = scatter grads over {over} by sum", options)
         stages = (scatter, Stage(f"grads = gather shard over {over}", reduces=False))
     elif kind == "broadcast":

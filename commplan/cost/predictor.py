@@ -8,10 +8,11 @@ from typing import cast
 
 import numpy as np
 
-from commplan.collectives.program import Ints
+from commplan.collectives import registry
+from commplan.collectives.program import Ints, Kind
 from commplan.cost.calibration import Calibration
 from commplan.cost.collective.bounds import busiest_bytes
-from commplan.cost.collective.cost import CollectiveTime, CostKind, collective_time
+from commplan.cost.collective.cost import CollectiveTime, CostKind, collective_time, least_seconds
 from commplan.cost.network.network import Floats, Layout, Network, lay, places_of
 from commplan.cost.servers.requests import places_of_servers
 from commplan.ir.ops.base import Work
@@ -97,6 +98,15 @@ class Predictor:
                 kind, work.algorithm, work.axes, work.nbytes, chunk=work.chunk, root=work.root, form=form
             )
         return self._known[work]
+
+    def least_seconds(self, work: Work) -> float:
+        """Seconds that a chunk program takes at least for its bytes; 0 of anything else, or if it was
+        measured."""
+        kind, layout = work.kind, self.layout(work.axes)
+        if self.calibration is not None or not registry.supports(work.algorithm.name, cast("Kind", kind)):
+            return 0.0
+        whole = work.nbytes * (layout.ranks if kind == "all_gather" else 1)
+        return least_seconds(work.algorithm.name, cast("Kind", kind), layout, whole, self.network, work.root)
 
     def in_words(self, source: str) -> str:
         """Where a predicted time comes from: a model is one of a topology, measured or not."""

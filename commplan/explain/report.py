@@ -359,7 +359,7 @@ def _choice(choice: Choice) -> list[str]:
     lines = [f"{choice.by} chose {choice.what}: {choice.why}"]
     if choice.seconds is not None:
         source = f"  ({choice.source})" if choice.source else ""
-        lines.append(f"  predicted {timed(choice.seconds)}{source}")
+        lines.append(f"  {choice.measure} {timed(choice.seconds)}{source}")
     lines += [f"  {text}" for text in sharing_table(choice.sharing)]
     lines += [f"  rejected: {text}" for text in choice.rejected]
     width = max((len(other.what) for other in choice.alternatives), default=0)

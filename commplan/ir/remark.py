@@ -59,3 +59,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     source: str = ""
     alternatives: tuple[Alternative, ...] = ()
     sharing: tuple[SharingCost, ...] = ()
+
+    @property
+    def measure(self) -> str:
+        """What its seconds and those of its alternatives are: of a phase, of a collective, or of a step."""
+        return {"search": "exposed", "share": "a step takes"}.get(self.by, "alone")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from commplan.ir.remark import SharingCost
     from commplan.ir.schedule import Schedule
 
-PIN_MARGIN = 0.04  # of what a stage takes: as much as the search of algorithms lets a simpler one be slower
+PIN_MARGIN = 0.02  # of what a stage takes: the search may miss as much
 
 
 def large_buckets(subject: Subject) -> Iterator[Diagnostic]:

@@ -17,14 +17,7 @@ from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule
 from commplan.passes.bucket.packing import rewrite_flat
 from commplan.passes.pipeline.base import Context, Pass
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
-from commplan.select.algorithm_search import (
-    GUESS_MARGIN,
-    HIERARCHY_MARGIN,
-    Candidate,
-    Chooser,
-    is_worthwhile,
-    rounded,
-)
+from commplan.select.algorithm_search import Candidate, Chooser, is_worthwhile, rounded, tie_break
 from commplan.select.options import as_one, travels_narrow
 
 Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
@@ -37,14 +30,31 @@ class DecomposePass(Pass, frozen=True):
     after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update")
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
-        chooser = Chooser(schedule, context.costs, context.topology)
+        chooser = Chooser(schedule, context.costs, context.topology, explains=context.explains)
 
         def apart(op: Collective) -> bool:
             return bool(op.algorithm.levels) and not _stays(op, schedule)
 
         for phase in schedule.phases:
-            layers = _layered(chooser, phase, choices)
+            layers = _layered(chooser, _settled(phase, context), choices)
             yield rewrite_flat(schedule, layers, context.order, apart, _expand, choices)
+
+
+def _settled(phase: Phase, context: Context) -> Phase:
+    """`phase` with the algorithms that were chosen for its stages.
+
+    all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node)
+    """
+    if not context.choices:
+        return phase
+
+    def settled(op: Op) -> Op:
+        if not isinstance(op, Collective) or op.pinned or op.algorithm.levels:
+            return op
+        algorithm = context.chosen(phase, op).algorithm
+        return replace(op, algorithm=algorithm, pinned=not algorithm.levels) if algorithm else op
+
+    return replace(phase, ops=tuple(map(settled, phase.ops)))
 
 
 def _layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
@@ -52,8 +62,7 @@ def _layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
 
     all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node)
 
-    Which algorithm each level takes is left open, where the backend has one of its own. Under JAX a hierarchy
-    must save 5%: it is several operations where there was one.
+    Which algorithm each level takes is left open, where the backend has one of its own.
     """
     if chooser.costs is None:
         return phase
@@ -74,7 +83,7 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
     ways, levels = chooser.flat(op), chooser.hierarchies(op)
     if not ways or not levels:
         return op.algorithm
-    single, layered = chooser.fastest(ways), chooser.fastest(levels)
+    single, layered = tie_break(ways), tie_break(levels)
     keys = tuple(Arg(key) for key, _ in layered.algorithm.levels)
     left_open = Algorithm("hierarchical", keys)
     # No backend's own does a level of a sum for one rank: its algorithms are named at once.
@@ -87,9 +96,7 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
         if flat is None or stepped is None:
             return op.algorithm
         single, layered = single._replace(seconds=flat), layered._replace(seconds=stepped)
-    margin = GUESS_MARGIN if single.is_native and not layered.is_native else HIERARCHY_MARGIN
-    saves = layered.seconds < single.seconds * (1 - margin)
-    if not (saves if chooser.jax else is_worthwhile(layered, single)):
+    if not is_worthwhile(layered, single):
         return op.algorithm  # `select` lists what was not taken
     choices.append(_chosen(op, single, layered, written))
     return written

@@ -11,8 +11,8 @@ from commplan.collectives.program import KINDS
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Op, Phase, Schedule
 from commplan.ir.types import sized
-from commplan.passes.pipeline.base import Context, Pass
-from commplan.select.algorithm_search import Chooser, Decision
+from commplan.passes.pipeline.base import Choices, Context, Pass
+from commplan.select.algorithm_search import WRITTEN, Chooser, Decision
 from commplan.select.options import NATIVE
 
 
@@ -30,10 +30,11 @@ class SelectPass(Pass, frozen=True):
     split: bool = True
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
-        chooser = Chooser(schedule, context.costs, context.topology)
-        return [self._phase(chooser, phase, choices) for phase in schedule.phases]
+        chooser = Chooser(schedule, context.costs, context.topology, explains=context.explains)
+        return [self._phase(chooser, phase, context.choices or {}, choices) for phase in schedule.phases]
 
-    def _phase(self, chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
+    def _phase(self, chooser: Chooser, phase: Phase, searched: Choices, choices: list[Choice]) -> Phase:
+        spans = {key.span for key in searched if key.phase == phase.name}
         decided: dict[tuple[object, ...], Decision] = {}
         alike: dict[tuple[object, ...], list[tuple[Collective, Decision]]] = {}
         ops: list[Op] = []
@@ -44,6 +45,8 @@ class SelectPass(Pass, frozen=True):
             stage = (op.span, op.kind, op.op, op.axes)
             key = (*stage, op.nbytes, op.root, op.algorithm, op.hints, op.pinned)
             decision = decided[key] if key in decided else chooser.decide(op)
+            if decision.why == WRITTEN and op.span in spans:
+                decision = decision._replace(why="chosen with the buckets of its stage")
             decided[key] = decision
             chosen = self._chosen(op, decision, chooser)
             ops.append(chosen)

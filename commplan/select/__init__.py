@@ -1,5 +1,5 @@
 """Who carries out a collective, and in messages of which size: what `bucket`, `decompose` and `select` share.
 
-`options` lists what may carry it out, `algorithm_search` takes the fastest by `cost_model`, and
+`options` lists what may carry it out, `algorithm_search` takes the fastest alone, and
 `size_thresholds` decides where no machine is known. Imported by passes alone.
 """

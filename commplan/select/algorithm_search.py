@@ -1,15 +1,17 @@
 """The search that `bucket`, `decompose` and `select` share: what carries out a collective fastest.
 
 Every candidate has a predicted time (`costs`); the fastest is taken, and of those within `TIE_MARGIN` of it
-the simplest, so that small errors of the model decide nothing. Under JAX a chunk program is many operations
-where the backend has one: it is a candidate only where a calibration or the topology says what a round costs,
-and must win by `GUESS_MARGIN`. A hierarchy in levels of the backend's own must win by `HIERARCHY_MARGIN`.
+the simplest. What a way costs that the links do not show (rounds that are operations of their own, copies,
+what measured ways take beyond their model) is part of its predicted time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from commplan.collectives.program import KINDS
 from commplan.cost.collective.cost import CollectiveTime
@@ -24,9 +26,8 @@ from commplan.select.size_thresholds import rule
 from commplan.topology import Topology
 
 SHOWN = 6  # alternatives that a schedule keeps of one decision, the fastest; and the backend's own
-TIE_MARGIN = 0.04  # a simpler way that is slower by no more is taken: calibrations do not repeat to less
-HIERARCHY_MARGIN = 0.05  # a hierarchy of collectives of the backend's own, under JAX, must save so much
-GUESS_MARGIN = 0.20  # a chunk program must save so much under JAX, a guess beside what was measured
+WRITTEN = "the plan writes it so"
+TIE_MARGIN = 0.005  # a simpler way that is slower by no more is taken
 
 
 class Candidate(NamedTuple):
@@ -37,31 +38,16 @@ class Candidate(NamedTuple):
     seconds: float
     source: str
 
-    @property
-    def is_native(self) -> bool:
-        """Whether it is made of the backend's own collectives alone."""
-        levels = self.algorithm.levels
-        return self.algorithm == NATIVE or (bool(levels) and all(how == NATIVE for _, how in levels))
-
-    @property
-    def is_measured(self) -> bool:
-        return self.source.startswith("measured")
-
 
 def is_worthwhile(way: Candidate, than: Candidate) -> bool:
     """Whether `way` is so much faster that it is worth taking."""
-    needed = GUESS_MARGIN if than.is_measured and not way.is_measured else TIE_MARGIN
-    return way.seconds < than.seconds * (1 - needed)
+    return way.seconds < than.seconds * (1 - TIE_MARGIN)
 
 
 def tie_break(ways: Sequence[Candidate]) -> Candidate:
-    """The first of the fastest. Beside a way that was measured, what the model leaves out of another would
-    look like a gain: that one must save `GUESS_MARGIN`."""
-    measured = [way.seconds for way in ways if way.is_measured]
-    limit = (1 - GUESS_MARGIN) * min(measured) if measured else float("inf")
-    known = [way for way in ways if way.is_measured or way.seconds < limit]
-    least = min(way.seconds for way in known)
-    return next(way for way in known if way.seconds <= least * (1 + TIE_MARGIN))
+    """The first of the fastest: they stand in order of simplicity."""
+    least = min(way.seconds for way in ways)
+    return next(way for way in ways if way.seconds <= least * (1 + TIE_MARGIN))
 
 
 class Decision(NamedTuple):
@@ -78,8 +64,11 @@ class Decision(NamedTuple):
 class Chooser:
     """Chooses for the collectives of one schedule."""
 
-    def __init__(self, schedule: Schedule, costs: Predictor | None, topology: Topology | None) -> None:
-        self.schedule, self.costs, self.topology = schedule, costs, topology
+    def __init__(
+        self, schedule: Schedule, costs: Predictor | None, topology: Topology | None, *, explains: bool = True
+    ) -> None:
+        """explains: whether decisions are to say what else there was."""
+        self.schedule, self.costs, self.topology, self.explains = schedule, costs, topology, explains
         self.jax = schedule.backend == "jax"
 
     def decide(self, op: Collective) -> Decision:
@@ -92,10 +81,12 @@ class Chooser:
         if op.pinned and not op.algorithm.levels:
             return self._pinned(op)
         ways = self.hierarchies(op) if op.algorithm.levels else self.flat(op)
-        others = self.flat(op) if op.algorithm.levels else self.hierarchies(op)
+        others: list[Candidate] = []
+        if self.explains:
+            others = self.flat(op) if op.algorithm.levels else self.hierarchies(op)
         if not ways:
             return Decision(op.algorithm, None, "nothing is known of other ways")
-        return self._decision(self.fastest(ways), [*ways, *others])
+        return self._decision(op, tie_break(ways), [*ways, *others])
 
     def about(self, op: Collective) -> Candidate | None:
         """`op` carried out about as well as can be; None where nothing tells times."""
@@ -105,7 +96,7 @@ class Chooser:
             return self._way(op, op.algorithm, few=True)
         ways = [] if op.algorithm.levels else self.flat(op, few=True)
         ways += self.hierarchies(op, few=True)
-        return self.fastest(ways) if ways else None
+        return tie_break(ways) if ways else None
 
     def _by_rule(self, op: Collective) -> Decision:
         if op.algorithm.levels:
@@ -114,7 +105,7 @@ class Chooser:
             algorithm = options.hierarchy(ladder, names) if names else op.algorithm
             return Decision(algorithm, None, "the plan writes these levels")
         if op.pinned:
-            return Decision(op.algorithm, None, "the plan writes it so")
+            return Decision(op.algorithm, None, WRITTEN)
         if self.jax:
             return Decision(NATIVE, None, "without a topology the backend's own is taken")
         if self.schedule.size(op.axes) > MOST_RANKS:
@@ -125,39 +116,28 @@ class Chooser:
     def _pinned(self, op: Collective) -> Decision:
         way = self._way(op, op.algorithm)
         if way is None:
-            return Decision(op.algorithm, None, "the plan writes it so")
-        decision = self._decision(way, [*self.flat(op), *self.hierarchies(op)])
-        return decision._replace(why="the plan writes it so")
+            return Decision(op.algorithm, None, WRITTEN)
+        ways = [*self.flat(op), *self.hierarchies(op)] if self.explains else []
+        return self._decision(op, way, ways)._replace(why=WRITTEN)
 
-    def _decision(self, taken: Candidate, ways: list[Candidate]) -> Decision:
+    def _decision(self, op: Collective, taken: Candidate, ways: list[Candidate]) -> Decision:
+        if not self.explains:
+            return Decision(taken.algorithm, taken.chunk, "", taken.seconds)
         rest = sorted((w for w in ways if w.algorithm != taken.algorithm), key=lambda way: way.seconds)
-        faster = any(way.seconds < taken.seconds for way in rest)
-        why = "the fastest" if rest else "the backend's own: no calibration or topology says what rounds cost"
-        if faster:
-            why = self._why_slower(taken, rest)
+        why = "the fastest alone" if rest else "there is no other way"
+        least = min((way.seconds for way in rest), default=taken.seconds)
+        if least < taken.seconds:
+            near = taken.seconds <= least * (1 + TIE_MARGIN)
+            kind = "with levels" if taken.algorithm.levels else "without levels"
+            why = (
+                f"within {TIE_MARGIN:.1%} of the fastest alone, and simpler"
+                if near
+                else f"the fastest {kind}"
+            )
         shown = rest[:SHOWN] + [way for way in rest[SHOWN:] if way.algorithm == NATIVE]
-        alternatives = tuple(Alternative(str(way.algorithm), rounded(way.seconds)) for way in shown)
-        return Decision(
-            taken.algorithm, taken.chunk, why, rounded(taken.seconds), taken.source, alternatives
-        )  # fmt: skip
-
-    def _why_slower(self, taken: Candidate, rest: list[Candidate]) -> str:
-        least = min(way.seconds for way in rest)
-        if taken.seconds <= least * (1 + TIE_MARGIN):
-            return f"within {TIE_MARGIN:.0%} of the fastest, and simpler"
-        if taken.is_measured:
-            return f"the fastest of what was measured: a guess must save {GUESS_MARGIN:.0%}"
-        return "under JAX many operations must save much more than one"
-
-    def fastest(self, ways: Sequence[Candidate]) -> Candidate:
-        """The `tie_break` of `ways`: they stand in order of simplicity.
-
-        Under JAX a program must be faster than the backend's own by `GUESS_MARGIN`.
-        """
-        native = next((way.seconds for way in ways if way.algorithm == NATIVE), None)
-        if self.jax and native is not None:
-            ways = [way for way in ways if way.is_native or way.seconds < (1 - GUESS_MARGIN) * native]
-        return tie_break(ways)
+        seconds, *others = (rounded(self._exactly(op, way)) for way in (taken, *shown))
+        alternatives = tuple(Alternative(str(way.algorithm), s) for way, s in zip(shown, others, strict=True))
+        return Decision(taken.algorithm, taken.chunk, why, seconds, taken.source, alternatives)
 
     def flat(self, op: Collective, *, few: bool = False) -> list[Candidate]:
         """The ways that know of no levels, simplest first.
@@ -165,16 +145,22 @@ class Chooser:
         That is `native`; but an MPI library's own gets slower than its best algorithm as messages grow, so
         where the table of `rules` leaves it behind it comes last.
         """
-        algorithms = options.flat(op.kind, self.schedule.size(op.axes), programs=self._prices_rounds)
-        ways = [way for algorithm in algorithms if (way := self._way(op, algorithm, few=few))]
+        algorithms = options.flat(op.kind, self.schedule.size(op.axes))
+        least = {algorithm: self._least(op, algorithm) for algorithm in algorithms}
+        fastest: dict[Algorithm, Candidate] = {}
+        for algorithm in sorted(
+            algorithms, key=lambda each: least[each]
+        ):  # what cannot be the best is skipped
+            best = min((way.seconds for way in fastest.values()), default=math.inf)
+            if least[algorithm] <= best * (1 + TIE_MARGIN) or algorithm == NATIVE:
+                way = self._way(op, algorithm, few=True)
+                fastest |= {algorithm: way} if way is not None else {}
+        if fastest and not few:  # all sizes of messages for the best alone
+            best_way = tie_break(list(fastest.values()))
+            fastest[best_way.algorithm] = self._way(op, best_way.algorithm) or best_way
+        ways = [fastest[algorithm] for algorithm in algorithms if algorithm in fastest]
         small = self.jax or rule("mpi", op.kind, self.whole(op)).algorithm == "native"
         return ways if small else sorted(ways, key=lambda way: way.algorithm == NATIVE)
-
-    @property
-    def _prices_rounds(self) -> bool:
-        """Whether it is known what the rounds of a chunk program cost: under JAX each is an operation."""
-        stated = self.topology is not None and self.topology.round is not None
-        return not self.jax or (self.costs is not None and (self.costs.measured or stated))
 
     def whole(self, op: Collective) -> int:
         """Bytes of the buffer that all ranks of `op` together make."""
@@ -190,8 +176,6 @@ class Chooser:
             return []
         if self.jax and op.kind in ("all_reduce", "broadcast") and all(r.key in op.axes for r in ladder):
             return self._stepwise(op, ladder)
-        if not self._prices_rounds:
-            return []
         return self._greedy(op, ladder, few=few)
 
     def _greedy(self, op: Collective, ladder: tuple[Level, ...], *, few: bool) -> list[Candidate]:
@@ -261,25 +245,46 @@ class Chooser:
     def _way(self, op: Collective, algorithm: Algorithm, *, few: bool = False) -> Candidate | None:
         """`algorithm` whole, or cut into messages of the best of several sizes."""
         sizes: list[int | None] = [None]
+        op = replace(op, nbytes=size_class(op.nbytes))
         if op.hints.chunk is not None and algorithm != NATIVE:
             sizes = [op.hints.chunk]
-        elif algorithm != NATIVE:
+        elif algorithm != NATIVE and not self.jax:  # in rounds slices follow one another: nothing is saved
             whole = self.whole(op)
             pieces = PIECES[1::3] if few else PIECES
             sizes += [size for size in pieces if whole // 1024 < size < whole]
         ways: list[Candidate] = []
-        form = "rounds" if self.jax else "call"
         for size in sizes:
-            prediction = self._ask(Work(op.kind, "", op.nbytes, op.axes, algorithm, size, op.root or 0, form))
+            prediction = self._ask(self._work(op, algorithm, size))
             if prediction is not None:
                 ways.append(Candidate(algorithm, size, prediction.seconds, self._source(prediction)))
         return tie_break(ways) if ways else None
+
+    def _work(self, op: Collective, algorithm: Algorithm, chunk: int | None) -> Work:
+        form = "rounds" if self.jax else "call"
+        return Work(op.kind, "", op.nbytes, op.axes, algorithm, chunk, op.root or 0, form)
+
+    def _least(self, op: Collective, algorithm: Algorithm) -> float:
+        """Seconds that `algorithm` takes at least."""
+        work = self._work(replace(op, nbytes=size_class(op.nbytes)), algorithm, None)
+        return self.costs.least_seconds(work) if self.costs is not None else 0.0
+
+    def _exactly(self, op: Collective, way: Candidate) -> float:
+        """The predicted time of `way` for `op`, whose own is that of its class of sizes."""
+        if self.jax and way.algorithm.levels and all(key in op.axes for key, _ in way.algorithm.levels):
+            return way.seconds
+        prediction = self._ask(self._work(op, way.algorithm, way.chunk))
+        return prediction.seconds if prediction is not None else way.seconds
 
     def _source(self, time: CollectiveTime) -> str:
         return self.costs.in_words(time.source) if self.costs is not None else time.source
 
     def _ask(self, work: Work) -> CollectiveTime | None:
         return self.costs.query(work) if self.costs is not None else None
+
+
+def size_class(nbytes: int) -> int:
+    """A size near `nbytes`, two for each doubling: what is fastest there is taken for all near it."""
+    return max(1, round(2 ** (round(2 * math.log2(max(1, nbytes))) / 2)))
 
 
 def rounded(seconds: float) -> float:

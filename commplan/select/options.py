@@ -13,6 +13,8 @@ from commplan.topology import Topology
 
 NATIVE = Algorithm("native")
 MOST_RANKS = 256  # of one program: beyond that rounds cost more than they save
+# Kinds that cut or join in the order of their axes, so that levels have one order.
+ORDERED: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather")
 # What is taken of ways that are equally fast: neighbours only, then few rounds.
 SIMPLICITY = ("ring", "recursive_doubling", "halving_doubling", "bruck", "binomial_tree", "chain")
 PIECES = (16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20)  # bytes of a message, where it is cut
@@ -27,9 +29,9 @@ class Level(NamedTuple):
     pinned: str | None = None
 
 
-def flat(kind: CollectiveKind, ranks: int, *, programs: bool) -> tuple[Algorithm, ...]:
-    """`native`, and with `programs` all chunk programs for `kind`, the simplest first."""
-    if kind not in KINDS or not programs or not 1 < ranks <= MOST_RANKS:
+def flat(kind: CollectiveKind, ranks: int) -> tuple[Algorithm, ...]:
+    """`native`, and all chunk programs for `kind`, the simplest first."""
+    if kind not in KINDS or not 1 < ranks <= MOST_RANKS:
         return (NATIVE,)
     known = registry.algorithms(kind)
     names = sorted(known, key=lambda name: SIMPLICITY.index(name) if name in SIMPLICITY else len(SIMPLICITY))

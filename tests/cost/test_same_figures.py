@@ -28,7 +28,7 @@ def figures(phases: list[dict[str, Any]]) -> Figures:
     return {each["name"]: (each["alone"], each["computation"], each["exposed"]) for each in phases}
 
 
-@pytest.mark.parametrize("seed", parameters(range(3), range(3, 200)))
+@pytest.mark.parametrize("seed", parameters((2, 502, 503), range(3, 200)))
 def test_all_tools_print_the_same_figures(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

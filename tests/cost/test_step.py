@@ -78,4 +78,4 @@ def test_under_mpi_nothing_runs_beside_a_reduction_that_does_not_ask_for_it() ->
         schedule = compile_plan(plan, {}, {"grads": LEAVES}, topology=FLAT, backend="mpi")
         prediction = predict(schedule, Predictor(FLAT, schedule.axes, backend="mpi"))
         assert (prediction.phases[0].computation > 0) is computes
-        assert prediction.step.startswith("assumed" if computes else "none")
+        assert ("assumed" in prediction.step) is computes

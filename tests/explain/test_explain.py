@@ -179,14 +179,14 @@ def test_buffers_count_what_is_in_them_and_times_say_whose_they_are():
     program = plan.compile(shapes=shapes, topology=RACKS, passes="bucket{max=4MiB},select")
     text = explain_plan(plan.graph, program.schedule).text()
     assert "4 x pack into f32, 16 MiB" in text
-    assert re.search(r"for 4 x all_reduce of 4 MiB .*\n *predicted [0-9.]+ m?s  \(each of 4, model of", text)
+    assert re.search(r"for 4 x all_reduce of 4 MiB .*\n *alone [0-9.]+ m?s  \(each of 4, model of", text)
     program = plan.compile(shapes=shapes, topology=RACKS)
-    bucket = explain_plan(plan.graph, program.schedule).text().partition("bucket chose")[2]
-    assert re.search(r"predicted [0-9.]+ m?s  \(all \d+ buckets together, model of", bucket)
+    searched = explain_plan(plan.graph, program.schedule).text().partition("search chose")[2]
+    assert re.search(r"exposed [0-9.]+ m?s  \(.*model of", searched)
     shapes["grads"]["e"] = {"shape": [3], "dtype": "f32"}
     program = plan.compile(shapes=shapes, topology=RACKS, passes="bucket{max=4MiB},select")
     text = explain_plan(plan.graph, program.schedule).text()
-    assert re.search(r"for 5 x all_reduce of up to 4 MiB .*\n *predicted [0-9.]+ m?s  \(the largest, m", text)
+    assert re.search(r"for 5 x all_reduce of up to 4 MiB .*\n *alone [0-9.]+ m?s  \(the largest, m", text)
 
 
 def test_what_a_wire_type_rejects_is_not_what_was_asked_for():
@@ -216,7 +216,7 @@ def test_choices_come_with_their_times_and_those_of_the_others():
     text = explanation.text()
     assert "axes: data = 8 on host x 4, rack x 2" in text
     assert "(model of topology `racks`, nothing measured)" in text
-    assert re.search(r"rejected: native +[0-9.]+ m?s, .*(longer|as long)", text)
+    assert re.search(r"rejected: binomial_tree +[0-9.]+ m?s, .*(longer|as long)", text)
     data = json.loads(msgspec.json.encode(explanation))
     told = next(c for c in data["phases"][0]["lines"][0]["choices"] if c["by"] == "select")
     assert told["alternatives"][0].keys() == {"what", "seconds", "why"}

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import commplan
+from commplan.cost import Predictor, predict
 from commplan.explain.report import explain_plan
 from commplan.topology import parse_topology
 
@@ -17,5 +18,8 @@ def test_the_printed_example() -> None:
     section = PAGE.read_text(encoding="utf-8").partition("## How algorithms are chosen")[2]
     plan_text, topology, printed = re.findall(r"```(?:text|toml)\n(.*?)```", section, re.DOTALL)[:3]
     plan = commplan.loads(plan_text)
-    program = plan.compile(shapes={"grads": SHAPES}, topology=parse_topology(topology), backend="mpi")
-    assert explain_plan(plan.graph, program.schedule).text() == printed
+    machine = parse_topology(topology)
+    schedule = plan.compile(shapes={"grads": SHAPES}, topology=machine, backend="mpi").schedule
+    predictor = Predictor(machine, schedule.axes, backend="mpi")
+    text = explain_plan(plan.graph, schedule, predictor, None, predict(schedule, predictor)).text()
+    assert text == printed

@@ -44,6 +44,9 @@ class Told:
     def in_words(self, source: str) -> str:
         return source
 
+    def least_seconds(self, work: Work) -> float:
+        return 0.0
+
     def query(self, work: Work) -> CollectiveTime | None:
         self.asked.append(work)
         seconds = self.seconds(work)
@@ -94,9 +97,9 @@ def test_the_fastest_is_taken_and_the_others_are_kept() -> None:
 
 
 def test_of_equally_fast_ways_the_simplest_is_taken() -> None:
-    schedule = chosen(reduce_plan("sum", data=4), by_name(ring=1.01, halving_doubling=1.0, native=5.0))
+    schedule = chosen(reduce_plan("sum", data=4), by_name(ring=1.004, halving_doubling=1.0, native=5.0))
     assert str(only(schedule).algorithm) == "ring"
-    assert "within 4% of the fastest" in choice(schedule, "select").why
+    assert "within 0.5% of the fastest alone" in choice(schedule, "select").why
 
 
 @pytest.mark.parametrize(("size", "expected"), [(16, "native"), (1024**2, "ring")])
@@ -115,7 +118,8 @@ def test_what_is_pinned_stays() -> None:
 
 def test_messages_are_cut_where_that_is_faster() -> None:
     def seconds(work: Work) -> float:
-        return 1.0 if (work.algorithm.name, work.chunk) == ("ring", 128 * 1024) else 2.0
+        best = (work.algorithm.name, work.chunk) == ("ring", 128 * 1024)
+        return 1.0 if best else 1.5 if work.algorithm.name == "ring" else 2.0
 
     op = only(chosen(reduce_plan("sum", data=4), Told(seconds), size=1024**2))
     assert (op.algorithm.name, op.hints.chunk) == ("ring", 128 * 1024)
@@ -171,8 +175,8 @@ def test_under_jax_axes_on_levels_are_collectives_of_their_own() -> None:
     assert (told.seconds, told.alternatives[0].seconds) == (3.0, 9.0)
 
 
-@pytest.mark.parametrize(("flat", "parts"), [(3.1, 1), (3.3, 3)])
-def test_under_jax_a_hierarchy_must_save_a_twentieth(flat: float, parts: int) -> None:
+@pytest.mark.parametrize(("flat", "parts"), [(3.01, 1), (3.1, 3)])
+def test_under_jax_a_hierarchy_is_taken_if_it_is_faster(flat: float, parts: int) -> None:
     costs = Told(lambda work: flat if len(work.axes) == 2 else 1.0)
     schedule = chosen(reduce_plan("sum", node=8, gpu=8), costs, NODES, backend="jax")
     assert len(collectives(schedule)) == parts
@@ -184,13 +188,9 @@ def test_maxima_are_not_scattered_under_jax() -> None:
     assert only(schedule).axes == ("node", "gpu")
 
 
-@pytest.mark.parametrize(
-    ("measured", "ring", "expected"), [(False, 0.1, "native"), (True, 0.9, "native"), (True, 0.7, "ring")]
-)
-def test_under_jax_a_program_must_be_measured_and_win_clearly(
-    measured: bool, ring: float, expected: str
-) -> None:
-    costs = Told(lambda work: {"native": 1.0, "ring": ring}.get(work.algorithm.name, 9.0), measured=measured)
+@pytest.mark.parametrize(("ring", "expected"), [(1.0, "native"), (0.9, "ring")])
+def test_under_jax_a_program_is_taken_if_it_is_faster(ring: float, expected: str) -> None:
+    costs = Told(lambda work: {"native": 1.0, "ring": ring}.get(work.algorithm.name, 9.0))
     op = only(chosen(reduce_plan("sum", data=4), costs, backend="jax"))
     assert op.algorithm.name == expected
 
@@ -212,13 +212,12 @@ def test_by_public_figures_no_program_is_taken_and_its_time_is_called_a_guess(si
     assert any(other.what == "recursive_doubling" for other in choice.alternatives)
     silent = by_the_model(replace(public, round=None, devices=None), size)
     assert "a guess" not in silent.source
-    assert not any(other.what == "recursive_doubling" for other in silent.alternatives)
+    assert any(other.what == "recursive_doubling" for other in silent.alternatives)
 
 
-@pytest.mark.parametrize(("call", "levels"), [(8e-6, True), (5e-5, False)])
-def test_a_guessed_hierarchy_of_programs_must_save_a_fifth(call: float, levels: bool) -> None:
-    """With rounds that cost nothing it saves 51% of the 128 us of NCCL, and with calls of 50 us 18%."""
-    choice = by_the_model(replace(load_topology(PUBLIC), call=call, round=0.0), 1 << 18)
+@pytest.mark.parametrize(("round_", "levels"), [(0.0, True), (1e-4, False)])
+def test_rounds_that_are_operations_cost_what_the_topology_says(round_: float, levels: bool) -> None:
+    choice = by_the_model(replace(load_topology(PUBLIC), round=round_), 1 << 18)
     assert choice.what.startswith("hierarchical(" if levels else "native")
     assert "a guess until calibrated" in choice.source
 

@@ -19,7 +19,7 @@ import numpy as np
 from commplan.collectives import registry
 from commplan.collectives.layout import message
 from commplan.collectives.program import KINDS, Kind
-from commplan.cost.calibration import Calibration
+from commplan.cost.calibration import Calibration, Curve
 from commplan.cost.collective import nccl, step_model
 from commplan.cost.collective.bounds import busiest_bytes, lower_bound
 from commplan.cost.collective.stages import Stage, split, stages
@@ -125,7 +125,35 @@ def collective_time(
             if whole is not None:
                 seconds *= usual.at(nbytes) / whole[0]
                 source = f"model, scaled to the messages measured {calibration.date}"
+        else:
+            # What the model leaves out of measured algorithms is taken to be left out of the others as well.
+            left_out = _left_out(query, shape, calibration, backend)
+            seconds *= left_out
+            source = f"model, scaled to what was measured {calibration.date}" if left_out > 1 else source
     return CollectiveTime.of(float(max(seconds, bound)), load, bound, network, source)
+
+
+def _left_out(query: _Query, shape: str, calibration: Calibration, backend: Backend) -> float:
+    """How many times their model algorithms of the same collective were measured to take, the least; at least
+    1, and 1 if none was measured."""
+    curves = tuple(
+        curve
+        for curve in calibration.curve_list
+        if (curve.kind, curve.shape, curve.chunk) == (query.kind, shape, 0)
+        and (curve.algorithm == "native" or curve.form == query.form)
+        and backend == calibration.backend
+    )
+    return _least_ratio(curves, query._replace(chunk=None)) if curves else 1.0
+
+
+@lru_cache(maxsize=1024)
+def _least_ratio(curves: tuple[Curve, ...], query: _Query) -> float:
+    ratios: list[float] = []
+    for curve in curves:
+        modelled = _modelled(Algorithm(curve.algorithm), query)
+        if modelled is not None and modelled[0] > 0:
+            ratios.append(curve.at(query.nbytes) / modelled[0])
+    return max(1.0, min(ratios, default=1.0))
 
 
 def _alone(layout: Layout, network: Network) -> bool:
@@ -204,6 +232,16 @@ def _dataflow(pattern: Pattern, query: _Query) -> _Modelled:
     else:
         seconds = step_model.seconds(pattern, network, of_chunk, slices, blocking=form == "rounds")
     return seconds + network.call, pattern.load * of_chunk
+
+
+def least_seconds(
+    name: str, kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0
+) -> float:
+    """Seconds of the program `name` at least, for the bytes on its busiest link. nbytes: of the whole."""
+    if not 1 < layout.ranks <= ROUND_BY_ROUND:
+        return 0.0
+    pattern = laid(name, kind, root, layout, network)
+    return float((pattern.load * (nbytes / pattern.chunks) / network.bandwidths).max())
 
 
 @lru_cache(maxsize=1024)

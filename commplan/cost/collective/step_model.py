@@ -3,7 +3,8 @@
 Slice j of a program does round t at step t + j, and a rank issues its sends in the order of steps. In the
 dataflow forms a send waits for its data and for the sends before it, nothing else; a link serves what is
 asked of it in order of steps, and the transfers of one step share it evenly. With `rounds`, a rank goes on
-when its own sends and receives of the step are over, and each step is an operation of its own.
+when its own sends and receives of the step are over, and each step is an operation of its own, which copies
+what it sends out of the buffer and what it receives into it.
 
 For a message of b bytes over links l that carry B_l bytes of the step, alpha of the level, o and gamma:
 
@@ -22,6 +23,7 @@ from commplan.cost.network.link_traffic import Pattern, Step
 from commplan.cost.network.network import Floats, Network
 
 FOLLOWED = 48  # slices at most; the rest is extrapolated
+COPIES = 2  # of each message in the form `rounds`: out of the buffer, and into it
 WORK = 60_000  # transfers at most, where ranks differ
 
 
@@ -104,8 +106,13 @@ class _Follow:
 
     def __init__(self, step: Step, pattern: Pattern, network: Network, piece: float) -> None:
         lanes = step.lanes
-        self.step, self.used, self.link = step, lanes.used, lanes.link
+        self.step, self.used = step, lanes.used
+        own = (lanes.link < len(lanes.used)).any(axis=0)
+        self.columns = [lanes.link[:, index].copy() for index in np.flatnonzero(own)]
         self.single = len(step.takes) == len(step.src)
+        self.once = len(np.unique(step.gives)) == len(step.gives)
+        self.turns = step.turn * network.overhead
+        self.last = np.zeros(len(lanes.used) + 1)  # when each link is done; 0 for messages without one
         self.busy = lanes.load * piece / network.bandwidths[pattern.level_of[lanes.used]]
         self.alone, self.after = _each(step, network, piece)
         self.repeats = bool(step.turn.max() > 1)
@@ -116,13 +123,16 @@ class _Follow:
         return held if self.single else np.maximum.reduceat(held, self.step.begins)
 
     def arrive(self, ready: Floats, when: Floats) -> None:
-        # Several may reduce into one slot in one round.
-        np.maximum.at(ready, self.step.gives, when[self.step.message])
+        gives, arrived = self.step.gives, when if self.single else when[self.step.message]
+        if self.once:
+            ready[gives] = np.maximum(ready[gives], arrived)
+        else:  # several reduce into one slot in one round
+            np.maximum.at(ready, gives, arrived)
 
-    def issue(self, data: Floats, cpu: Floats, overhead: float) -> Floats:
+    def issue(self, data: Floats, cpu: Floats) -> Floats:
         """When each message is handed to the network; a rank hands over one after another."""
         src = self.step.src
-        issue: Floats = np.maximum(data, cpu[src]) + self.step.turn * overhead
+        issue: Floats = np.maximum(data, cpu[src]) + self.turns
         if self.repeats:
             np.maximum.at(cpu, src, issue)
         else:
@@ -137,9 +147,11 @@ class _Follow:
         begin = np.maximum(free[self.used], np.minimum.reduceat(issue[message], starts))
         done = begin + self.busy
         free[self.used] = done
-        last: Floats = np.append(done, 0.0)[self.link].max(axis=1)
-        alone: Floats = issue + self.alone
-        return np.maximum(last, alone)
+        self.last[:-1] = done
+        sent: Floats = issue + self.alone
+        for column in self.columns:
+            sent = np.maximum(sent, self.last[column])
+        return sent
 
 
 def _unlike(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
@@ -152,7 +164,7 @@ def _unlike(pattern: Pattern, network: Network, piece: float, slices: int) -> fl
     for step in range(last + slices - 1):
         for index in range(max(0, step - last + 1), min(step + 1, slices)):
             follower = follow[step - index]
-            issue = follower.issue(follower.data(ready[index]), cpu, network.overhead)
+            issue = follower.issue(follower.data(ready[index]), cpu)
             when = follower.finish(issue, free) + follower.after
             follower.arrive(ready[index], when)
             end = max(end, float(when.max()))
@@ -165,13 +177,15 @@ def _blocking(pattern: Pattern, network: Network, piece: float, slices: int) -> 
         each = network.round + network.overhead
         rounds = _all_scalars(pattern, network, piece)
         once = (max([alone, *(load for _, load in loads)]) + after for loads, alone, after in rounds)
-        return slices * (len(rounds) * each + sum(once))
+        copies = sum(float(step.size.max()) for step in pattern.steps) * COPIES * piece * network.gamma
+        return slices * (len(rounds) * each + sum(once) + copies)
     follow = [_Follow(step, pattern, network, piece) for step in pattern.steps]
     now, free = np.zeros(pattern.ranks), np.zeros(len(pattern.level_of))
     for follower in follow:
         step = follower.step
-        issue = follower.issue(now[step.src] + network.round, now + network.round, network.overhead)
-        sent = follower.finish(issue, free)
+        issue = follower.issue(now[step.src] + network.round, now + network.round)
+        copied = step.size * piece * network.gamma
+        sent = follower.finish(issue + copied, free)
         np.maximum.at(now, step.src, sent)
-        np.maximum.at(now, step.dst, sent + follower.after)
+        np.maximum.at(now, step.dst, sent + follower.after + copied)
     return float(now.max()) * slices

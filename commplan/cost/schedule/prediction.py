@@ -92,7 +92,7 @@ class PhaseTime(msgspec.Struct, frozen=True):
 class Prediction(msgspec.Struct, frozen=True):
     """A schedule in time.
 
-    source: where the figures come from. step: the computation that is included, in words. unknown: what was
+    source: where the figures come from. step: the computation that they are beside. unknown: what was
     charged nothing because its cost is not known. talks: ops that talk with servers.
     """
 
@@ -120,6 +120,7 @@ def predict(
     measured: InputCosts | None = None,
     order: Order | None = None,
     assumed_on: Predictor | None = None,
+    only: str | None = None,
 ) -> Prediction:
     """Run every phase of `schedule` once, on the network of `predictor`, beside `step`.
 
@@ -127,13 +128,15 @@ def predict(
     function, or of one read of a source, by name; what is not in it takes no time and is named in `unknown`.
     measured: what reads and host functions were measured to cost, for those that are not in `compute`.
     order: name -> leaf paths in the order in which the backward pass makes them. assumed_on: the machine that
-    the step is assumed for, to compare several beside one step; by default that of `predictor`. Ops of the
-    compiler's own (packing, sums) are charged for their bytes.
+    the step is assumed for, to compare several beside one step; by default that of `predictor`. only: the
+    phase to predict, without which all are. Ops of the compiler's own (packing, sums) are charged for their
+    bytes.
     """
     charge = _Charge(schedule, predictor, compute or {}, measured)
     machine = assumed_on or predictor
-    ready = [readiness(schedule, phase, machine, step, order or {}) for phase in schedule.phases]
-    phases = tuple(_phase(*each, charge) for each in zip(schedule.phases, ready, strict=True))
+    asked = [phase for phase in schedule.phases if only in (None, phase.name)]
+    ready = [readiness(schedule, phase, machine, step, order or {}) for phase in asked]
+    phases = tuple(_phase(*each, charge) for each in zip(asked, ready, strict=True))
     ranks, name = math.prod(schedule.mesh_sizes.values()), predictor.network.topology.name
     date = predictor.calibration.date if predictor.calibration else ""
     source = f"calibrated {date}" if date else "costs of the topology file, not measured"

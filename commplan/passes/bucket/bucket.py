@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Collective, Op, Phase, Schedule
+from commplan.ir.schedule import Backend, Collective, Op, Phase, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
@@ -18,9 +18,8 @@ from commplan.passes.bucket import size_model
 from commplan.passes.bucket.bin_packing import WHOLE, Bucket, LeafSlice
 from commplan.passes.bucket.packing import Order, items_of, pack_collectives
 from commplan.passes.bucket.size_model import Size
-from commplan.passes.pipeline.base import Context, Pass
+from commplan.passes.pipeline.base import Context, Pass, StageChoice
 from commplan.passes.rewrite import Editor
-from commplan.select.algorithm_search import Chooser
 
 
 class BucketPass(Pass, frozen=True):
@@ -31,8 +30,8 @@ class BucketPass(Pass, frozen=True):
     equal pieces of at most 2.
 
     max: bytes of one bucket where the stage does not say `{ bucket = .. }`; left out, what leaves the least
-    time exposed on the topology; without one 25 MiB, or more of a large tree whose reduction runs under
-    computation (`commplan.passes.bucket.size_model`).
+    time exposed on the topology (`commplan.passes.search`); without one 25 MiB, or under JAX more for a large
+    tree that is reduced (`commplan.passes.bucket.size_model`).
     coalesce: let neighbouring collectives that agree in everything share buckets.
     pinned: pack only what a stage says with `{ bucket = .. }`, for leaves that are cut over axes of the mesh
     that the plan does not name: in a bucket they would be brought together first.
@@ -53,11 +52,11 @@ class BucketPass(Pass, frozen=True):
         return not (self.pinned or self.in_process)
 
     def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
-        chooser = Chooser(schedule, context.costs, context.topology)
-        return [self._phase(chooser, phase, context.order, choices) for phase in schedule.phases]
+        return [self._phase(schedule, phase, context, choices) for phase in schedule.phases]
 
-    def _phase(self, chooser: Chooser, phase: Phase, order: Order, choices: list[Choice]) -> Phase:
-        editor = Editor(chooser.schedule, phase)
+    def _phase(self, schedule: Schedule, phase: Phase, context: Context, choices: list[Choice]) -> Phase:
+        order = context.order
+        editor = Editor(schedule, phase)
         groups = group_collectives(editor, phase.ops, coalesce=self.coalesce)
         if self.pinned:
             groups = [group for group in groups if group[0].hints.bucket is not None]
@@ -78,18 +77,22 @@ class BucketPass(Pass, frozen=True):
                 # In halves where leaves allow that, and in one part where they do not.
                 if update and self.max is None and not size_model.in_halves(items):
                     group = [replace(op, hints=replace(op.hints, overlap=None)) for op in group]
-                size = self._size(chooser, group, items)
+                size = self._size(schedule.backend, group, items, context.chosen(phase, group[0]))
                 buckets = pack_collectives(editor, group, items, size.limit)
                 choices.append(_choice(group, buckets, size, order))
         return editor.finish(editor.ops)
 
-    def _size(self, chooser: Chooser, group: Sequence[Collective], items: Sequence[LeafSlice]) -> Size:
-        """What the stage says, else the option of the pass, else what costs say."""
+    def _size(
+        self, backend: Backend, group: Sequence[Collective], items: Sequence[LeafSlice], chosen: StageChoice
+    ) -> Size:
+        """What the stage says, else the option of the pass, else what was chosen for the stage."""
         if group[0].hints.bucket is not None:
             return Size(group[0].hints.bucket, f"the stage's limit is {sized(group[0].hints.bucket)}")
         if self.max is not None:
             return Size(self.max, f"the limit of the pass is {sized(self.max)}")
-        return size_model.size(chooser, group[0], sum(op.nbytes for op in group), items)
+        if chosen.bucket is not None:
+            return Size(chosen.bucket, f"up to {sized(chosen.bucket)} in one, chosen with the algorithm")
+        return size_model.size(backend, group[0], sum(op.nbytes for op in group), items)
 
 
 def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> list[list[Collective]]:
@@ -160,8 +163,4 @@ def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], size: Size, 
         why += "pieces are ready together and have nothing to travel under"
     if pieces:
         why += f"; {pieces} buckets are equal pieces of leaves larger than {sized(WHOLE * limit)}"
-    whose = f"all {len(sent)} buckets together" if len(sent) > 1 and size.seconds is not None else ""
-    source = ", ".join(filter(None, (whose, size.source)))
-    return Choice(
-        "bucket", text, why, group[0].span, (), size.seconds, source, size.alternatives
-    )  # fmt: skip
+    return Choice("bucket", text, why, group[0].span)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from commplan.diagnostics import did_you_mean, fail
+from commplan.diagnostics import Span, did_you_mean, fail
+from commplan.ir.hints import Algorithm
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Phase, Schedule
+from commplan.ir.schedule import Collective, Phase, Schedule
 
 if TYPE_CHECKING:
     from commplan.cost.calibration import Calibration
@@ -24,13 +25,43 @@ _fields = functools.cache(msgspec.structs.fields)  # by class
 _UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
+class StageKey(NamedTuple):
+    """The collectives of a stage: of one phase and plan line, of one kind, over the same axes."""
+
+    phase: str
+    span: Span
+    kind: str
+    axes: tuple[str, ...]
+
+
+class StageChoice(msgspec.Struct, frozen=True):
+    """What passes take for the collectives of a stage. None: what the pass takes by itself.
+
+    bucket: bytes of a bucket at most. algorithm: of all of them, levels left open or named.
+    """
+
+    bucket: int | None = None
+    algorithm: Algorithm | None = None
+
+
+Choices = Mapping[StageKey, StageChoice]
+NO_CHOICES: Choices = {}
+OPEN = StageChoice()
+
+
+def key_of(phase: Phase, op: Collective) -> StageKey:
+    """The key of the stage that `op`, of `phase`, carries out."""
+    return StageKey(phase.name, op.span, op.kind, op.axes)
+
+
 class Context(msgspec.Struct, frozen=True):
     """What passes may look at beside the schedule.
 
     order: name -> leaf paths in the order in which the backward pass makes them. topology: the machine.
     calibration: what was measured on it. places: the place of each rank, where ranks are known to lie
     otherwise than the axes say. costs: predicts times; None without a topology. step: the computation beside
-    which phases run; None if it is not known.
+    which phases run; None if it is not known. choices: what was chosen for stages before the passes run.
+    explains: whether passes say why they choose.
     """
 
     order: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict[str, Sequence[str]])
@@ -39,6 +70,12 @@ class Context(msgspec.Struct, frozen=True):
     places: tuple[int, ...] | None = None
     costs: Predictor | None = None
     step: StepComputation | None = None
+    choices: Choices | None = None
+    explains: bool = True
+
+    def chosen(self, phase: Phase, op: Collective) -> StageChoice:
+        """What was chosen for the stage that `op`, of `phase`, carries out."""
+        return (self.choices or NO_CHOICES).get(key_of(phase, op), OPEN)
 
 
 class Pass(msgspec.Struct, frozen=True):

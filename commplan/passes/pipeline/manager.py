@@ -27,12 +27,21 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import encode
 from commplan.ir.serialization.text import print_schedule
-from commplan.passes.pipeline.base import Context, Pass, parse_pass
+from commplan.passes.pipeline.base import Context, Pass, StageChoice, StageKey, parse_pass
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
+from commplan.passes.search.search import choose
 from commplan.passes.wire import WirePass
 from commplan.topology import Topology
 from commplan.verify.equivalence import Reference
 from commplan.verify.structural import verify
+
+SEARCHED = (
+    "bucket",
+    "fuse_update",
+    "decompose",
+    "wire",
+    "select",
+)  # what they choose is searched before the first
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -58,6 +67,7 @@ class Reproducer(msgspec.Struct, frozen=True, tag="commplan-reproducer", tag_fie
     topology: Topology | None
     calibration: Calibration | None
     places: tuple[int, ...] | None
+    choices: tuple[tuple[StageKey, StageChoice], ...] | None
     schedule: Schedule
 
 
@@ -116,6 +126,10 @@ class Pipeline(msgspec.Struct, frozen=True):
         if reference is None and schedule.origin is not None:
             reference = Reference(schedule.origin, schedule.axes)
         for index, pass_ in enumerate(self.passes):
+            if context.choices is None and pass_.name in SEARCHED:
+                chosen, remarks = choose(schedule, self.passes[index:], context)
+                context = replace(context, choices=chosen)
+                schedule = replace(schedule, choices=(*schedule.choices, *remarks))
             rest = str(Pipeline(self.passes[index:]))
             keep = partial(write_reproducer, schedule, rest, context, directory=reproducers)
             start = time.perf_counter()
@@ -206,9 +220,10 @@ def write_reproducer(
     name = f"{schedule.plan}-{first[0] if first else 'lower'}-{digest}.reproducer.json"
     path = place / name
     order = {key: tuple(paths) for key, paths in context.order.items()}
+    choices = tuple(context.choices.items()) if context.choices is not None else None
     content = Reproducer(
         f"python -m commplan.passes.pipeline.reproducer {name}", error, pipeline,
-        order, context.topology, context.calibration, context.places, schedule,
+        order, context.topology, context.calibration, context.places, choices, schedule,
     )  # fmt: skip
     place.mkdir(parents=True, exist_ok=True)
     io.write(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")

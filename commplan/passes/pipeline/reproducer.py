@@ -41,7 +41,8 @@ def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
         fail("CP0723", f"{path} is damaged", note, file=str(path))
     machine = content.topology, content.calibration
     costs = predictor_for(content.schedule.axes, *machine, content.schedule.backend, content.places)
-    context = Context(content.order, *machine, content.places, costs)
+    choices = dict(content.choices) if content.choices is not None else None
+    context = Context(content.order, *machine, content.places, costs, choices=choices)
     return content.schedule, Pipeline.parse(content.pipeline), context
 
 

@@ -5,6 +5,10 @@
   const { html, bytes, seconds, panels } = commplan;
   const { percent, busiest, leftOut, remark, ticked, sentences, table, cell, lineButton } = commplan.parts;
 
+  // What the seconds of a choice are, as `explain` says it.
+  const measure = (choice) =>
+    choice.by === "search" ? "exposed" : choice.by === "share" ? "a step takes" : "alone";
+
   panels.choices = (report, selection) => {
     if (!report.choices.length) return [remark("No pass had anything to choose.")];
     const line = (choice) => (choice.span ? choice.span.line : Infinity);
@@ -49,10 +53,10 @@
       ),
       html("p", {}, ticked(choice.why)),
       choice.seconds !== null && !rows.length
-        ? remark(`predicted ${seconds(choice.seconds)}${choice.source ? ` (${choice.source})` : ""}`)
+        ? remark(`${measure(choice)} ${seconds(choice.seconds)}${choice.source ? ` (${choice.source})` : ""}`)
         : null,
       rows.length
-        ? table(["", "what", { text: "predicted", number: true }, "", "why"], rows, {
+        ? table(["", "what", { text: measure(choice), number: true }, "", "why"], rows, {
             label: `alternatives of ${choice.what}`,
           })
         : null,

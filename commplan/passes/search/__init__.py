@@ -1,0 +1,5 @@
+"""The search that chooses sizes of buckets and algorithms of a phase together, by what `predict` returns.
+
+`units` finds what there is to choose, `candidates` lists the alternatives, and `search` runs the passes with
+some of them.
+"""

@@ -1,0 +1,50 @@
+"""What is chosen together: for the collectives of each stage a size of buckets and an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from commplan.collectives.program import KINDS
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.schedule import Collective, Pack, Phase, Schedule
+from commplan.passes.bucket.bucket import BucketPass
+from commplan.passes.pipeline.base import Pass, StageKey, key_of
+
+
+class Unit(NamedTuple):
+    """The collectives of a stage, or of several that share buckets.
+
+    collective: the largest. nbytes: of one rank's operands together. packs, chooses: whether the size of
+    buckets, and the algorithm, are left to the compiler.
+    """
+
+    key: StageKey
+    collective: Collective
+    nbytes: int
+    packs: bool
+    chooses: bool
+
+
+def units(schedule: Schedule, phase: Phase, passes: Sequence[Pass]) -> list[Unit]:
+    """The units of `phase`, which `bucket` has packed, the one with the most bytes first."""
+    names = {pass_.name for pass_ in passes}
+    packs = any(isinstance(pass_, BucketPass) and pass_.max is None for pass_ in passes)
+    chooses = {"decompose", "select"} <= names
+    uses = DefUse(phase.ops)
+    groups: dict[StageKey, list[Collective]] = {}
+    for op in phase.ops:
+        if isinstance(op, Collective) and op.kind in KINDS and schedule.size(op.axes) > 1:
+            groups.setdefault(key_of(phase, op), []).append(op)
+    result: list[Unit] = []
+    for key, ops in groups.items():
+        largest = max(ops, key=lambda op: op.nbytes)
+        packed = isinstance(uses.maker(largest.operand), Pack) and largest.hints.bucket is None
+        free = chooses and not largest.pinned and not largest.algorithm.levels
+        unit = Unit(
+            key, largest, sum(op.nbytes for op in ops),
+            packs and packed and largest.hints.overlap != "update", free,
+        )  # fmt: skip
+        if unit.packs or unit.chooses:
+            result.append(unit)
+    return sorted(result, key=lambda unit: -unit.nbytes)

@@ -1,0 +1,117 @@
+"""The search: sizes of buckets and algorithms together, by the time of the phase that is exposed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.byhand import reduce_plan, tree
+from support.campaign import parameters
+
+from bench.choice_cases import case
+from bench.choices import faster_pins
+from commplan.compiler import compile_plan
+from commplan.cost import Predictor, predict
+from commplan.ir import plan as graph
+from commplan.ir.remark import Choice
+from commplan.ir.schedule import Collective, Schedule
+from commplan.passes.search import search
+from commplan.topology import Level, Topology
+
+KIB, MIB = 1024, 1024**2
+BACKWARD = graph.Hints(overlap="backward")
+
+
+def machine(latency: float = 6e-5, rate: float = 25e6) -> Topology:
+    return Topology("flat", (Level("host", 4, latency, rate),))
+
+
+NODES = Topology(
+    "nodes", (Level("gpu", 8, 3e-6, 450e9), Level("node", 4, 6e-6, 100e9)), call=8e-6, round=7e-6
+)
+
+
+def many(count: int, nbytes: int) -> dict[str, tuple[int, ...]]:
+    return {f"w{index:03}": (nbytes // 4,) for index in range(count)}
+
+
+def compiled(
+    leaves: dict[str, tuple[int, ...]], topology: Topology, backend: Any, hints: graph.Hints, via: Any = None,
+    pipeline: str | None = None, **axes: int,
+) -> Schedule:  # fmt: skip
+    plan = reduce_plan("sum", via, hints=hints, **axes or {"data": 4})
+    return compile_plan(
+        plan, {}, {"grads": tree(**leaves)}, topology=topology, backend=backend, pipeline=pipeline
+    )
+
+
+def exposed(schedule: Schedule, topology: Topology) -> float:
+    return predict(schedule, Predictor(topology, schedule.axes, backend=schedule.backend)).phases[0].exposed
+
+
+def collectives(schedule: Schedule) -> list[Collective]:
+    return [op for op in schedule.phases[0].ops if isinstance(op, Collective)]
+
+
+def remark(schedule: Schedule) -> Choice:
+    return next(choice for choice in schedule.choices if choice.by == "search")
+
+
+def test_the_lower_the_latency_the_more_buckets() -> None:
+    counts = [
+        len(collectives(compiled(many(64, MIB), machine(latency), "jax", graph.NO_HINTS)))
+        for latency in (1e-6, 1e-2, 1.0)
+    ]
+    assert counts[0] > counts[1] > counts[2] >= 1
+
+
+@pytest.mark.parametrize(("hints", "several"), [(graph.NO_HINTS, False), (BACKWARD, True)])
+def test_under_mpi_what_runs_beside_nothing_travels_in_one(hints: graph.Hints, several: bool) -> None:
+    made = collectives(compiled(many(40, 48 * KIB), machine(1e-3), "mpi", hints))
+    assert (len(made) > 1) is several
+
+
+def test_buckets_and_levels_are_chosen_together() -> None:
+    """A hierarchy wins with buckets that are too small for the backend's own."""
+    schedule = compiled(many(64, 8 * MIB), NODES, "jax", graph.NO_HINTS, node=4, gpu=8)
+    assert {op.axes for op in collectives(schedule)} == {("gpu",), ("node",)}
+    native = compiled(
+        many(64, 8 * MIB), NODES, "jax", graph.NO_HINTS, graph.Algorithm("native"), node=4, gpu=8
+    )
+    assert exposed(schedule, NODES) < exposed(native, NODES)
+
+
+def test_the_remark_says_what_else_was_tried_and_what_that_would_expose() -> None:
+    schedule = compiled(many(64, 8 * MIB), NODES, "jax", graph.NO_HINTS, node=4, gpu=8)
+    told = remark(schedule)
+    assert told.what.startswith("hierarchical(gpu, node) in buckets of up to ")
+    assert "schedules tried, not all there are" in told.why
+    assert told.seconds == pytest.approx(exposed(schedule, NODES), rel=1e-3)
+    seconds = [other.seconds or 0.0 for other in told.alternatives]
+    assert seconds == sorted(seconds) and seconds[0] >= told.seconds * (1 - search.NEAR)
+
+
+def test_a_spent_budget_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "SCHEDULES", 4)
+    schedule = compiled(many(16, MIB), machine(), "jax", graph.NO_HINTS)
+    assert "of 4 schedules tried" in remark(schedule).why
+    assert "the budget is spent" in remark(schedule).why
+
+
+def test_what_is_written_stays() -> None:
+    leaves = many(16, MIB)
+    made = compiled(leaves, machine(), "jax", graph.Hints(bucket=2 * MIB), graph.Algorithm("native"))
+    assert len(collectives(made)) == 8
+    assert not [choice for choice in made.choices if choice.by == "search"]
+    passes = "bucket{max=4MiB},decompose,select"
+    assert len(collectives(compiled(leaves, machine(), "jax", graph.NO_HINTS, pipeline=passes))) == 4
+
+
+def test_choosing_is_the_same_again() -> None:
+    once, twice = (compiled(many(16, MIB), NODES, "mpi", BACKWARD, node=4, gpu=8) for _ in range(2))
+    assert once == twice
+
+
+@pytest.mark.parametrize("seed", parameters((502, 503), range(40)))
+def test_no_pin_is_faster_than_the_choice(seed: int) -> None:
+    assert faster_pins(case(seed), 3) == []
