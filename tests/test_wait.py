@@ -38,10 +38,11 @@ ALLOWED: dict[str, set[str]] = {
     "runtime/observe/metrics.py": {"join"},
     "runtime/param_server/checkpoint.py": {"join"},
     # Called by a `Rendezvous`, which ends all that measures.
-    "runtime/calibrate/mpi.py": {"Barrier", "Waitall", "bcast"},
+    "runtime/calibrate/mpi.py": {"Barrier", "Waitall", "allgather", "bcast"},
     # A method of this name that waits for nothing.
     "commplan/verify/programs/symbolic_execution.py": {"result"},
     "lowering/jax/collectives/variadic.py": {"get"},
+    "lowering/jax/gradient_times.py": {"get"},
     # Of a socket that does not block.
     "commplan/sidecar/__main__.py": {"accept"},
     # Behind a poll; and of its parent, with whom it ends.

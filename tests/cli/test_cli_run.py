@@ -170,7 +170,7 @@ def test_functions_may_stand_in_files_and_classes(small: list[str], capsys: Capt
         ("images=images", "images=nothing", "CP1110", "neither a folder nor"),
         ("images=images", "pictures=images", "CP1108", "no source `pictures`"),
         ("decode=small_functions:decode", "decoed=small_functions:decode", "CP1108", "no function `decoed`"),
-        ("small_functions:decode", "small_functions:nothing", "CP1109", "AttributeError"),
+        ("small_functions:decode", "small_functions:nothing", "CP1109", "has no `nothing`"),
         ("small_functions:decode", "no_such_module:decode", "CP1109", "ModuleNotFoundError"),
         ("small_functions:decode", "no_such_file.py:decode", "CP1109", "FileNotFoundError"),
         ("small_functions:decode", "small_functions", "CP1109", "expected MODULE:FUNCTION"),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIM = {"jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax"}
+SHIM = {"jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax", "ad_checkpoint": "jax.ad_checkpoint"}
 ROOMS = ("lowering/**/*.py", "runtime/**/*.py", "commplan/*.py", "examples/**/*.py", "bench/**/*.py")
 FILES = [path for room in ROOMS for path in sorted(ROOT.glob(room)) if "jax" in path.read_text()]
 

@@ -44,11 +44,11 @@ def test_random_plans(block: int):
 
 
 def test_no_example_is_left_out():
-    """What is not interpreted has servers, of which other tests know, or nothing that runs on devices."""
+    """The others have servers, which other tests run, too many ranks, or nothing that runs on devices."""
     left = {path.stem for path in PLANS.glob("*.plan")} - {name for name, _ in EXAMPLES}
     for name in sorted(left):
         plan = commplan.load(PLANS / f"{name}.plan")
-        if any(axis.kind is AxisKind.SERVER for axis in plan.graph.axes):
+        if any(axis.kind is AxisKind.SERVER or (axis.size or 1) > 8 for axis in plan.graph.axes):
             continue
         sizes = {axis.name: 2 for axis in plan.graph.axes if axis.size is None}
         phases = plan.compile(axes=sizes).schedule.phases
