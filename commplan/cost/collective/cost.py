@@ -33,9 +33,9 @@ from commplan.ir.schedule import Backend, Form
 EXACT = 200  # messages; more are priced step by step
 COMPOSED = 64  # ranks; larger hierarchies are priced stage by stage
 ROUND_BY_ROUND = 512  # ranks; larger groups are priced by the formulas of the algorithms
-# Of the time of a chunk program under JAX, many operations of XLA's, while nothing was measured on the machine:
-# a stated assumption for what happens between rounds. A program must be so much better to be preferred.
-UNMEASURED = 1.2
+# Of a chunk program under JAX, many operations of XLA, on machines where nothing was measured: an assumption
+# for the time between its rounds. A program must be so much better to be preferred.
+UNMEASURED = 1.25
 NATIVE = (
     "ring", "halving_doubling", "recursive_doubling", "bruck", "pairwise", "binomial_tree", "scatter_gather",
 )  # fmt: skip
