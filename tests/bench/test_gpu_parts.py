@@ -135,6 +135,7 @@ def test_arrays_as_they_are_are_not_packed() -> None:
     assert all("optimization_barrier" in each for each in text.values())
 
 
+@pytest.mark.campaign
 def test_the_estimate_stands_beside_the_time() -> None:
     found = small("estimate")
     assert all(step["estimate"] > 0 and step["seconds"] for step in found["steps"].values())

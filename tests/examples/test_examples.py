@@ -110,6 +110,7 @@ def under_mpirun(name: str, *options: str) -> str:
     return mpirun.ended_well(mpirun.started([*command[:at], "-m", "mpi4py", *command[at:]], timeout=590))
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(600)  # eight processes compile the step
 def test_the_ensemble_trains_on_ranks(tmp_path: Path):
     mpirun.needs_mpi()

@@ -61,7 +61,7 @@ def test_the_same_bytes_in_every_process(here: dict[str, bytes], seed: str) -> N
     assert found.stdout.split() == [hashlib.sha256(data).hexdigest() for data in here.values()]
 
 
-@pytest.mark.parametrize("times", parameters([10], [100]))
+@pytest.mark.parametrize("times", parameters([3], [100]))
 def test_the_same_bytes_again_and_again(here: dict[str, bytes], times: int) -> None:
     assert {written("jax") for _ in range(times)} == {here["jax"]}
 
