@@ -327,7 +327,10 @@ class Program(Generic[RunT]):
 
         sizes = mesh_sizes(mesh) if mesh is not None else None
         estimated = rates(machine)
-        if topology is not None and estimated is not None:
+        if topology is not None:
+            if estimated is None:
+                note = 'add machine="h100:4x8", or its rates'
+                fail("CP1150", "topology= prices the collectives of a machine, and no machine is given", note)
             from commplan.explain.links import links_of  # noqa: PLC0415
 
             network = load_topology(topology) if isinstance(topology, str | Path) else topology

@@ -124,7 +124,7 @@ def _fmt(verb: Any) -> None:
 
 
 def _binding(verb: Any, topologies: str = "") -> None:
-    """What a plan is compiled for. topologies: what several of them are for; "" if the verb takes one."""
+    """Add the flags that describe the machine. topologies: the help if several are allowed, else ""."""
     group = verb.add_argument_group("what the plan is compiled for")
     shapes = (
         'shapes of trees: a JSON file, name -> nested objects with leaves {"shape": [..], "dtype": ".."};'
@@ -246,7 +246,7 @@ def _audit(verb: Any) -> None:
 
 def _diff(verb: Any) -> None:
     verb.add_argument("a", metavar="A", help="a .plan file or a saved schedule, or - for stdin")
-    second = "what is compared with it (default: A, on the second --topology)"
+    second = "the file to compare with A (default: A, on the second --topology)"
     verb.add_argument("b", nargs="?", metavar="B", help=second)
     limit = "exit with 1 where B is worse by more: slower, bytes, memory or rounds (repeatable)"
     _repeatable(verb, "--fail-on", "MEASURE:N%", limit, argument_types.limit)

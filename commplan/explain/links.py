@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from commplan.collectives.program import Ints
@@ -14,13 +16,7 @@ from commplan.ir.types import sized
 from commplan.lowering.audit.step import CompiledCollective
 from commplan.topology import Topology, place
 
-_KINDS: dict[str, CostKind] = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "broadcast": "broadcast",
-}
+_PRICED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _NATIVE = Algorithm("native")
 
 
@@ -29,6 +25,7 @@ class TopologyLinks:
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor, self._network = predictor, predictor.network
+        self._times: dict[tuple[object, ...], tuple[float, dict[str, float]]] = {}
         self.levels = tuple(level.name for level in self._network.levels)
         date = predictor.calibration.date if predictor.calibration else ""
         rates = ", ".join(f"{level.name} {sized(level.bandwidth)}/s" for level in self._network.levels)
@@ -37,14 +34,20 @@ class TopologyLinks:
 
     def seconds(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
         """Seconds of one collective alone, and for how much of that each level is busy."""
+        key = (collective.kind, collective.nbytes, collective.groups)
+        if key not in self._times:
+            self._times[key] = self._priced(collective)
+        return self._times[key]
+
+    def _priced(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
         ranks = np.asarray(collective.groups, np.int64)
         workers = self._predictor.workers
         places: Ints = workers[ranks] if ranks.max() < len(workers) else ranks % self._network.places
-        if collective.kind not in _KINDS:
+        if collective.kind not in _PRICED:
             return self._sent(places, collective.nbytes)
         nbytes = collective.nbytes * (places.shape[1] if collective.kind == "all_gather" else 1)
         predicted = collective_time(
-            _NATIVE, _KINDS[collective.kind], Layout(places), nbytes, self._network,
+            _NATIVE, cast("CostKind", collective.kind), Layout(places), nbytes, self._network,
             calibration=self._predictor.calibration, backend=self._predictor.backend,
         )  # fmt: skip
         assert predicted is not None  # the backend has all kinds

@@ -11,7 +11,7 @@ from commplan.explain.times import MEASURES
 from commplan.ir.types import sized, timed
 
 Row = tuple[str, tuple[str, ...]]
-"""What is compared, and its value on each machine."""
+"""The name of a figure, and its value on each machine."""
 
 
 def rows(predictions: Sequence[Prediction], phase: str) -> Iterator[Row]:

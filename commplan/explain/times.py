@@ -29,10 +29,10 @@ def phase_times(phase: PhaseTime) -> list[str]:
     return lines
 
 
-def compared(longer: float) -> str:
-    """How much longer something takes than what was taken, which it takes `longer` times as long as."""
-    if abs(longer - 1) < 0.005:
+def compared(ratio: float) -> str:
+    """`ratio` of an alternative's time to that of the choice, in words: `20% longer`, `3 times as long`."""
+    if abs(ratio - 1) < 0.005:
         return "as long"
-    if longer >= 2:
-        return f"{longer:.3g} times as long"
-    return f"{abs(longer - 1):.0%} {'longer' if longer > 1 else 'less'}"
+    if ratio >= 2:
+        return f"{ratio:.3g} times as long"
+    return f"{abs(ratio - 1):.0%} {'longer' if ratio > 1 else 'less'}"

@@ -63,11 +63,10 @@ def _not_an_axis(ctx: Context, name: ast.Name, kinds: Sequence[AxisKind], role: 
     known = [axis.name for axis in ctx.axes.values() if axis.kind in kinds]
     known += [other for other, (kind, _) in ctx.declared.items() if other in ctx.unknown and kind in words]
     message = f"there is no axis `{name.text}`, expected {role}"
-    note = (
-        f"declared: {listed(known)}"
-        if known
-        else f"the plan declares none: add a line such as `axis {name.text} = 8`"
-    )
+    word = KIND_WORDS[kinds[0]].split()[-1]
+    note = f"the plan declares none: add a line such as `{word} {name.text} = 8`"
+    if known:
+        note = f"declared: {listed(known)}"
     ctx.error("CP0104", message, name.span, note, fix=ctx.rename(name, known))
 
 

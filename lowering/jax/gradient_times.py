@@ -50,7 +50,7 @@ def _marked(name: str, tree: Tree, value: Value) -> list[Array]:
 
 @dataclass(frozen=True)
 class GradientTimes:
-    """What a step computes until all gradients are made.
+    """The computation of a step until all gradients are made.
 
     shares: of the operations until then, by input and path of the leaf, in the order in which they are made.
     operations: of all products. program: of one rank, from its arguments to the gradients. arguments: their

@@ -1,4 +1,4 @@
-"""`native` on GPUs: beside published tables of nccl-tests, and as NCCL must behave."""
+"""`native` on GPUs against published tables of nccl-tests, and properties that NCCL's times have."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _planned(
 
 
 def _planned_text(prediction: Prediction | None, phases: Sequence[str]) -> Iterator[str]:
-    """What was planned for the phases that were looked at, as `explain` and `simulate` say it."""
+    """The predicted times of `phases`, in the words of `explain` and `simulate`."""
     if prediction is None:
         return
     yield f"as planned on {prediction.topology}; {basis(prediction)}\n"

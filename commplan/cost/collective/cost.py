@@ -190,11 +190,15 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         return None
 
 
+def _nccl(kind: Kind, query: _Query) -> tuple[nccl.Choice, Floats] | None:
+    """The choice of NCCL, if that is the library and modelled."""
+    return nccl.choose(kind, query.nbytes, query.layout, query.network) if query.backend == "jax" else None
+
+
 def _native(kind: Kind, query: _Query) -> _Modelled | None:
-    gpus = query.backend == "jax" and nccl.choose(kind, query.nbytes, query.layout, query.network)
-    if gpus:
-        choice, load = gpus
-        return choice.seconds(query.nbytes), load
+    chosen = _nccl(kind, query)
+    if chosen is not None:
+        return chosen[0].seconds(query.nbytes), chosen[1]
     return min(_library(kind, query).values(), key=lambda each: each[0], default=None)
 
 
@@ -210,10 +214,11 @@ def library_algorithm(
 ) -> str:
     """The algorithm that `native` is priced as, `nccl ring` if it is NCCL's. nbytes: of the whole buffer, as
     in `collective_time`."""
-    gpus = backend == "jax" and nccl.choose(kind, nbytes, layout, network)
-    if gpus:
-        return f"nccl {gpus[0].algorithm}"
-    priced = _library(kind, _Query(kind, layout, nbytes, network, "library", None, root, backend))
+    query = _Query(kind, layout, nbytes, network, "library", None, root, backend)
+    chosen = _nccl(kind, query)
+    if chosen is not None:
+        return f"nccl {chosen[0].algorithm}"
+    priced = _library(kind, query)
     return min(priced, key=lambda name: priced[name][0])
 
 

@@ -1,6 +1,6 @@
 """Bytes on every single link of a machine in one run of a phase, where its ranks are few enough to count.
 
-`CollectiveTime.nbytes` says what the busiest link of each level carries; here each member of each level
+`CollectiveTime.nbytes` has the bytes on the busiest link of each level; here each member of each level
 has its own figures. Programs are followed transfer by transfer, a library's collectives as the algorithm
 that they are priced as.
 """

@@ -49,12 +49,11 @@ class StepComputation(msgspec.Struct, frozen=True):
 
 class Readiness(msgspec.Struct, frozen=True):
     """When the leaves that a phase reads are ready. seconds: of the computation beside it, 0 without one.
-    leaves: of each value that the computation makes, for each of its leaves. assumed: whether the step is.
-    after: of the computation that waits for the phase."""
+    leaves: of each value that the computation makes, for each of its leaves. after: of the computation that
+    waits for the phase."""
 
     seconds: float = 0.0
     leaves: Mapping[Ref, tuple[float, ...]] = {}
-    assumed: bool = False
     after: float = 0.0
 
     def release(self, op: Op) -> float:
@@ -110,7 +109,7 @@ def _assumed(schedule: Schedule, phase: Phase, predictor: Predictor, order: Orde
     for value, leaf in ordered:
         done += value.leaves[leaf].nbytes
         times[value.id][leaf] = seconds * done / total
-    return Readiness(seconds, {ref: tuple(each) for ref, each in times.items()}, assumed=True)
+    return Readiness(seconds, {ref: tuple(each) for ref, each in times.items()})
 
 
 def gradient_stages(schedule: Schedule, phase: str) -> Iterator[graph.Reduce | graph.Scatter]:

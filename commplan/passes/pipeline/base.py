@@ -35,7 +35,7 @@ class StageKey(NamedTuple):
 
 
 class StageChoice(msgspec.Struct, frozen=True):
-    """What passes take for the collectives of a stage. None: what the pass takes by itself.
+    """The choice for the collectives of a stage. None leaves it to the pass.
 
     bucket: bytes of a bucket at most. algorithm: of all of them, levels left open or named.
     """

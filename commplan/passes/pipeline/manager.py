@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from commplan import io
 from commplan.cost.calibration import Calibration
+from commplan.cost.schedule.step import StepComputation
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import encode
@@ -35,13 +36,8 @@ from commplan.topology import Topology
 from commplan.verify.equivalence import Reference
 from commplan.verify.structural import verify
 
-SEARCHED = (
-    "bucket",
-    "fuse_update",
-    "decompose",
-    "wire",
-    "select",
-)  # what they choose is searched before the first
+# Passes whose choices are searched together, before the first of them runs.
+SEARCHED = ("bucket", "fuse_update", "decompose", "wire", "select")
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -68,6 +64,7 @@ class Reproducer(msgspec.Struct, frozen=True, tag="commplan-reproducer", tag_fie
     calibration: Calibration | None
     places: tuple[int, ...] | None
     choices: tuple[tuple[StageKey, StageChoice], ...] | None
+    step: StepComputation | None
     schedule: Schedule
 
 
@@ -223,7 +220,7 @@ def write_reproducer(
     choices = tuple(context.choices.items()) if context.choices is not None else None
     content = Reproducer(
         f"python -m commplan.passes.pipeline.reproducer {name}", error, pipeline,
-        order, context.topology, context.calibration, context.places, choices, schedule,
+        order, context.topology, context.calibration, context.places, choices, context.step, schedule,
     )  # fmt: skip
     place.mkdir(parents=True, exist_ok=True)
     io.write(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")

@@ -42,7 +42,7 @@ def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
     machine = content.topology, content.calibration
     costs = predictor_for(content.schedule.axes, *machine, content.schedule.backend, content.places)
     choices = dict(content.choices) if content.choices is not None else None
-    context = Context(content.order, *machine, content.places, costs, choices=choices)
+    context = Context(content.order, *machine, content.places, costs, step=content.step, choices=choices)
     return content.schedule, Pipeline.parse(content.pipeline), context
 
 

@@ -44,7 +44,7 @@ class Searched(NamedTuple):
 
 
 def choose(schedule: Schedule, passes: Sequence[Pass], context: Context) -> tuple[Choices, list[Choice]]:
-    """What `passes` had better choose for the collectives of `schedule`, and the remarks on it."""
+    """The choices with the least exposed time for the collectives of `schedule`, and the remarks on them."""
     table, remarks = dict[StageKey, StageChoice](), list[Choice]()
     if not isinstance(context.costs, Predictor) or not any(p.name in ("bucket", "select") for p in passes):
         return {}, []
@@ -176,12 +176,13 @@ class _Search:
     def _remark(self, unit: Unit) -> Choice:
         tried, choice = self.tried[unit.key], self.table[unit.key]
         taken = tried[choice]
-        rest: dict[tuple[object, float], Searched] = {}  # of what is alike one
+        runners_up: dict[tuple[object, float], Searched] = {}  # one for each algorithm and time
         for each in sorted(tried.values(), key=lambda each: (each.seconds, each.order)):
-            rest.setdefault((each.choice.algorithm, each.seconds), each)
-        rest.pop((choice.algorithm, taken.seconds), None)
+            runners_up.setdefault((each.choice.algorithm, each.seconds), each)
+        runners_up.pop((choice.algorithm, taken.seconds), None)
         alternatives = tuple(
-            Alternative(_words(each.choice, unit), rounded(each.seconds)) for each in [*rest.values()][:SHOWN]
+            Alternative(_words(each.choice, unit), rounded(each.seconds))
+            for each in [*runners_up.values()][:SHOWN]
         )
         op = unit.collective
         text = f"{_words(choice, unit)} for {op.kind} of {sized(unit.nbytes)} over {', '.join(op.axes)}"
