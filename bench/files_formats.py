@@ -181,7 +181,7 @@ def _reproducers() -> tuple[bytes, ...]:
     topology, (calibration,) = load_topology(_here() / "t.toml"), _calibrations()
     (_here() / "c.toml").write_bytes(calibration)
     measured = load_calibration(_here() / "c.toml")
-    content = Reproducer("command", "error", "overlap", {}, topology, measured, None, None, schedule)
+    content = Reproducer("command", "error", "overlap", {}, topology, measured, None, None, None, schedule)
     return (msgspec.json.encode(content),)
 
 
