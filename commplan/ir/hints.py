@@ -53,7 +53,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     bucket: Execution[int | None] = None
-    overlap: Execution[str | None] = None
+    overlap: Execution[Literal["backward", "update"] | None] = None
     wire: Meaning[DType | None] = None
     accumulate: Meaning[DType | None] = None
     chunk: Execution[int | None] = None

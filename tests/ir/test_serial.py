@@ -191,6 +191,11 @@ def test_another_schema_version() -> None:
         (("entry", 0, "leaves", 0, "dtype"), "f8", "Invalid enum value 'f8'"),
         (("entry", 0, "leaves", 0, "shape"), [1.5], "Expected `int`, got `float`"),
         (("phases", 0, "ops"), None, "Expected `array`, got `null` - at `$.phases[0].ops`"),
+        (
+            ("phases", 0, "ops", 1, "hints"),
+            {"overlap": "backwardx"},
+            "Invalid enum value 'backwardx' - at `$.phases[0].ops[1].hints.overlap`",
+        ),
     ],
 )
 def test_a_wrong_field_and_its_path(path: tuple[str | int, ...], to: Any, message: str) -> None:
