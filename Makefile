@@ -20,6 +20,9 @@ PY  := $(VENV)/bin/python
 AUDIT := JAX_PLATFORMS=cpu COMMPLAN_AUDIT=1 VENV/bin/python -m pytest tests/audit/h100 -q
 SET := PYTHON='$(PYTHON)' sh .ci/venv
 
+# Without files of bytecode each of some thousand processes compiles the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test test-all docs docs-test coverage lint types format grammars tokenizer audit audit-0.11 audit-newest torch oldest newest build wheels packages clean
