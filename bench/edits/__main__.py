@@ -5,8 +5,10 @@
     python -m bench.edits --edits 60000 --part 1/3          # every third schedule
 
 Schedules of plans with every verb and option are changed in one or two fields, saved and loaded. Accepted
-edits are compared with the unedited schedule (`judge`). On ranks under MPI (`under_mpi`) run all edits of
-plans with servers, and of the others for MPI `--ranks` of each set of edited fields.
+edits are compared with the unedited schedule (`judge`). All edits of plans with servers run on ranks under
+MPI (`under_mpi`), and so do `--ranks` edits of each set of fields of other plans for MPI. Edits of ops that
+load, share or ask servers also run while a process dies (`deaths`). Parts of a campaign share nothing and may
+run at the same time.
 Ends with a table of accepted edits by field; exit 1 if one of them gives another result.
 """
 
@@ -22,6 +24,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,8 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _campaign(options: argparse.Namespace, folder: Path) -> int:
-    from bench.edits.generate import Generator  # noqa: PLC0415 - after the settings that JAX reads
-    from bench.edits.judge import Judge  # noqa: PLC0415 - as above
+    from bench.edits.deaths import Deaths, at_deaths  # noqa: PLC0415 - after the settings that JAX reads
+    from bench.edits.generate import Generator  # noqa: PLC0415 - as above
+    from bench.edits.judge import Judge, obeyed  # noqa: PLC0415 - as above
     from bench.edits.plans import PLANS, bases  # noqa: PLC0415 - as above
     from bench.edits.under_mpi import Batch  # noqa: PLC0415 - as above
     from commplan.diagnostics import CommplanError  # noqa: PLC0415 - as above
@@ -55,7 +59,8 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
     refused, decided, fields, on_ranks = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     findings: Counter[tuple[str, str]] = Counter()
     labels_on_ranks: list[str] = []
-    count = programs = 0
+    count = programs = with_deaths = 0
+    when_processes_die = Deaths()
     start = time.monotonic()
 
     def found(label: str, words: str, difference: str) -> None:
@@ -66,6 +71,8 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
         if number < options.first or number % parts != part - 1:
             continue
         judge, before = Judge(base), (count, Counter(decided), findings.total())
+        expected_at_deaths = at_deaths(base.schedule)
+        labels_at_deaths, ran = set[str](), set[Any]()
         if judge.served and not options.ranks:
             continue
         for edit in itertools.islice(generator.edits(base.schedule, number), -(-options.edits // len(known))):
@@ -84,11 +91,21 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
             fields[label] += 1
             if difference:
                 found(label, words, f"{way}: {difference}")
-            for_mpi = base.schedule.backend == "mpi" and way not in ("fields", "origin", "bind")
-            if options.ranks and (way == "ranks" or (for_mpi and on_ranks[label] < options.ranks)):
-                on_ranks[label] += way != "ranks"
-                batch.add(base, loaded, words)
+            if difference or way in ("fields", "bind"):
+                continue
+            key, on_servers = obeyed(loaded), way.endswith("ranks")
+            of_sample = base.schedule.backend == "mpi" and on_ranks[label] < options.ranks
+            if options.ranks and key not in ran and (on_servers or of_sample):
+                ran.add(key)
+                on_ranks[label] += not on_servers
+                batch.add(judge.instance(loaded).base, loaded, words)
                 labels_on_ranks.append(label)
+            is_due = len(labels_at_deaths) < options.deaths and label not in labels_at_deaths
+            if is_due and at_deaths(loaded) != expected_at_deaths and "origin" not in way:
+                labels_at_deaths.add(label)
+                with_deaths += 1
+                if difference := when_processes_die.difference(base, loaded):
+                    found(label, words, f"deaths: {difference}")
         programs += judge.programs
         if not judge.served and judge.by_jax.failed:
             found("unedited", base.name, f"does not run unedited: {judge.by_jax.failed}")
@@ -112,7 +129,8 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
     print(
         f"edits: {count} of {len(known)} schedules, {sum(refused.values())} refused ({dict(refused)}),"
         f" {sum(decided.values())} accepted (decided by {dict(decided)}; {programs} different programs under"
-        f" JAX; {len(batch.words)} of them ran on ranks), {sum(findings.values())} different,"
+        f" JAX; {len(batch.words)} of them ran on ranks, {with_deaths} while a process died),"
+        f" {sum(findings.values())} different,"
         f" seed {options.seed}, part {options.part}"
     )
     return 1 if findings else 0
@@ -133,6 +151,12 @@ def _parser() -> argparse.ArgumentParser:
         default=1,
         help="edits of each set of fields that run on ranks, of schedules for MPI; 0 for none and without the"
         " plans with servers (1)",
+    )
+    parser.add_argument(
+        "--deaths",
+        type=int,
+        default=1,
+        help="edits of each schedule, of different fields, that run while a process dies (1)",
     )
     parser.add_argument("--show", type=int, default=40, help="how many fields to list (40)")
     parser.add_argument("--verbose", action="store_true", help="report progress after each schedule")

@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 
+from commplan.diagnostics import CommplanError
 from commplan.ir import roles
 from commplan.ir.plan import AxisKind
 from commplan.ir.refs import name_of
 from commplan.ir.roles import Role
-from commplan.ir.schedule import Map, Read, Schedule, Value
+from commplan.ir.schedule import Map, Phase, Read, Schedule, Value
 from commplan.pytree import flatten, nest
 from tests.support.oracle import Oracle
 from tests.support.oracle.layout import global_shape
@@ -34,6 +34,7 @@ from .plans import RECORDS, Base
 Tree = Any
 ORDER = 1e-5  # by how much sums in f32 in another order may differ; a cast to 16 bits changes more
 BATCHES = 9  # more than an epoch of `RECORDS`
+CLOCK_TIMEOUT_S = 20.0  # of a member that waits for another one
 SILENT = (Role.PRESENTATION, Role.COST)
 
 
@@ -92,6 +93,7 @@ class Judge:
         self.random = any(isinstance(op, Map) and op.random for phase in phases for op in phase.ops)
         self._under_jax: dict[str, Outcome] = {}
         self._answers: dict[Any, tuple[str, str]] = {}
+        self._instances: dict[str, Judge] = {repr(self.base.shapes_of(self.schedule)): self}
         self.served = any(axis.kind is AxisKind.SERVER for axis in self.schedule.axes)
 
     @property
@@ -111,7 +113,34 @@ class Judge:
 
     def _compared(self, schedule: Schedule, *, silent: bool) -> tuple[str, str]:
         if obeyed(schedule.origin) != obeyed(self.schedule.origin):
-            return "origin", ""  # the same plan compiled for other leaves: another program
+            return self._compared_to_instance(schedule)
+        return self._compared_to_base(schedule, silent=silent)
+
+    def instance(self, schedule: Schedule) -> Judge:
+        """The judge of the plan compiled for the leaves that `schedule` has: this one if they are the same.
+
+        Raises: CommplanError if the plan does not compile for these leaves.
+        """
+        shapes = self.base.shapes_of(schedule)
+        if repr(shapes) not in self._instances:
+            self._instances[repr(shapes)] = Judge(self.base.compiled_for(shapes))
+        return self._instances[repr(shapes)]
+
+    def _compared_to_instance(self, schedule: Schedule) -> tuple[str, str]:
+        """Compare an edit of `origin` with the plan compiled for its leaves.
+
+        Runtimes read the plan in `origin`, which its digest protects, and the whole shapes of states.
+        """
+        try:
+            judge = self.instance(schedule)
+        except CommplanError as error:
+            return "origin", f"the plan does not compile for its leaves: {error.diagnostics[0].message}"
+        if _whole_states(schedule) != _whole_states(judge.schedule):
+            return "origin", "states have other whole shapes"
+        way, difference = judge._compared_to_base(schedule, silent=False)
+        return f"origin and {way}", difference
+
+    def _compared_to_base(self, schedule: Schedule, *, silent: bool) -> tuple[str, str]:
         if silent and not self.random:
             return "fields", ""
         if self.served:
@@ -195,10 +224,8 @@ class Judge:
             if not any(isinstance(op, Read) for op in phase.ops):
                 continue
             try:
-                with self._bound(schedule).batches(phase.name) as batches:
-                    first: list[Any] = list(itertools.islice(batches, BATCHES))
-                    for number, batch in enumerate(first):
-                        flat(f"{phase.name} {number}", dict(batch), values)
+                for name, batch in _first_batches(self._bound(schedule), phase):
+                    flat(f"{phase.name} {name}", dict(batch), values)
             except Exception as error:  # noqa: BLE001 - whatever it raises is the result
                 values[phase.name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         return Outcome(values)
@@ -263,6 +290,36 @@ class Judge:
             return Outcome({}, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
         self._under_jax[text] = Outcome(values)
         return self._under_jax[text]
+
+
+def _first_batches(run: Any, phase: Phase) -> Iterator[tuple[str, Any]]:
+    """The first batches of a phase, named; if its members have clocks of their own, an epoch of each."""
+    clocked = next((op for op in phase.ops if isinstance(op, Read) and op.clock is not None), None)
+    with contextlib.ExitStack() as stack:
+        if clocked is None:
+            batches = stack.enter_context(run.batches(phase.name))
+            yield from ((f"{number}", batch) for number, batch in zip(range(BATCHES), batches, strict=False))
+            return
+        feeds = [
+            stack.enter_context(run.batches(phase.name, member=member, timeout=CLOCK_TIMEOUT_S))
+            for member in range(len(clocked.batch))
+        ]
+        taken = [0] * len(feeds)  # records
+        live = dict(enumerate(feeds))
+        while live:  # one thread drives all members: the one that has taken the fewest records goes on
+            member = min(live, key=lambda member: (taken[member], member))
+            batch = next(live[member], None)
+            if batch is None:
+                del live[member]
+            else:
+                yield f"member {member} at {taken[member]}", batch
+                taken[member] += clocked.batch[member]
+
+
+def _whole_states(schedule: Schedule) -> dict[str, tuple[Any, ...]]:
+    """The leaves before any cut of every state, from which checkpoints are laid out."""
+    assert schedule.origin is not None
+    return {value.id: value.uncut for value in schedule.origin.values if value.id in schedule.states}
 
 
 def flat(prefix: str, trees: Mapping[str, Tree], into: dict[str, Any]) -> None:

@@ -7,13 +7,16 @@ Functions of hosts take bytes or NumPy records. `random` ones take a generator, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 import commplan
+from commplan.ir.refs import name_of
 from commplan.topology import Level, Topology
 from tests.support.case_functions import each
 
@@ -320,6 +323,7 @@ each step {{
     raw, n = load s batch 4 visit exactly_once seed 9
     x, label = map sure(raw)
     {share}
+    {share_of_labels}
     y = map flip(x) per m
     z = map noise(y) per m
     output label, y, z, n
@@ -381,8 +385,9 @@ def _exchange(name: str, axes: str, names: str, how: str, options: str = "", whe
 
 def _shared(design: str) -> Plan:
     share = f"x = share x over m via {design} {{ on_failure = continue }}" if design else ""
+    labels = share.replace("x = share x", "label = share label")  # of one load: shared by one design
     name = f"shared_{design.partition('(')[0] or 'chosen'}"
-    return Plan(name, SHARED.format(share=share), backends=("jax",), passes=INPUT)
+    return Plan(name, SHARED.format(share=share, share_of_labels=labels), backends=("jax",), passes=INPUT)
 
 
 GRID = "axis r = 2\naxis a = 2"
@@ -423,17 +428,42 @@ PLANS = (
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """A compiled schedule, which is edited."""
+    """A compiled schedule, which is edited. compiler: compiles its plan for other shapes."""
 
     name: str
     schedule: Any
     functions: Mapping[str, Callable[..., Any]]
+    compiler: Callable[[Mapping[str, Tree]], Any] | None = None
+
+    def compiled_for(self, shapes: Mapping[str, Tree]) -> Base:
+        """The same plan, compiled by the same passes for other shapes of its trees."""
+        assert self.compiler is not None
+        name = f"{self.name} for {zlib.crc32(repr(shapes).encode()):08x}"
+        return dataclasses.replace(self, name=name, schedule=self.compiler(shapes))
+
+    def shapes_of(self, schedule: Any) -> Mapping[str, Tree]:
+        """The shapes of the trees that the plan of a schedule declares, from its origin."""
+        entry = {*schedule.inputs, *schedule.states}
+        values = [value for value in schedule.origin.values if value.kind == "tree" and value.id in entry]
+        return {name_of(value.id): _tree(value.uncut) for value in values}
 
 
-def base_of(name: str, schedule: Any) -> Base:
+def _tree(leaves: Sequence[Any]) -> Tree:
+    """Leaves as nested dicts of their shapes."""
+    tree: dict[str, Any] = {}
+    for array in leaves:
+        *folders, name = array.path.split("/")
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[name] = leaf(*array.shape, dtype=str(array.dtype))
+    return tree
+
+
+def base_of(name: str, schedule: Any, compiler: Callable[[Mapping[str, Tree]], Any] | None = None) -> Base:
     """A schedule with the functions that its plan names."""
     functions = {fn.name: FUNCTIONS[fn.name] for fn in schedule.fns if fn.name in FUNCTIONS}
-    return Base(name, schedule, functions)
+    return Base(name, schedule, functions, compiler)
 
 
 def _named(plan: Plan) -> dict[str, Tree]:
@@ -452,8 +482,17 @@ def bases(plans: tuple[Plan, ...] = PLANS) -> Iterator[Base]:
             machine = Topology("edited", tuple(levels))
         for backend in plan.backends:
             for passes in plan.passes:
-                text = f"plan {plan.name}\n{plan.body}\n"
-                program = commplan.loads(text, f"{plan.name}.plan").compile(
-                    shapes=_named(plan), passes=passes, backend=backend, topology=machine
-                )
-                yield base_of(f"{plan.name}/{backend}/{passes}", program.schedule)
+                compiler = functools.partial(_compiled, plan, backend, passes, machine)
+                yield base_of(f"{plan.name}/{backend}/{passes}", compiler(_named(plan)), compiler)
+
+
+def _compiled(
+    plan: Plan,
+    backend: Literal["jax", "mpi"],
+    passes: str | None,
+    machine: Topology | None,
+    shapes: Mapping[str, Tree],
+) -> Any:
+    text = f"plan {plan.name}\n{plan.body}\n"
+    loaded = commplan.loads(text, f"{plan.name}.plan")
+    return loaded.compile(shapes=shapes, passes=passes, backend=backend, topology=machine).schedule

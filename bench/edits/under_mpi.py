@@ -28,7 +28,7 @@ from bench.edits.plans import Base, base_of
 from bench.servers.mpirun import command, environment
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind
-from commplan.ir.schedule import Elastic, Exchange, Schedule, Value
+from commplan.ir.schedule import Elastic, Exchange, Phase, Schedule
 from commplan.ir.serialization.canonical_json import decode, encode
 from commplan.pytree import flatten
 from tests.support.oracle.layout import Grid, spread
@@ -143,18 +143,12 @@ class _OnRanks:
         return Outcome(values)
 
     def _phases(self, schedule: Schedule, run: Any, values: dict[str, Any]) -> None:
-        grid = Grid(schedule)
-        number = self.comm.Get_rank()
         state = run.init()
         for turn in range(TURNS):
             for phase in schedule.phases:
                 if turn and self.served and phase.kind == "start":
                     continue
-                known = {value.id: value for value in (*schedule.entry, *phase.values)}
-                given = {name.rpartition(".")[0]: known[name] for name in phase.inputs}
-                given |= {binding.name: known[binding.value] for binding in phase.takes}
-                inputs = self.judge.inputs(schedule, phase.name)
-                own = {name: _own(grid, number, given[name], tree) for name, tree in inputs.items()}
+                own = arguments(self.judge, schedule, phase, self.comm.Get_rank())
                 outputs, state = self._called(run, phase.name, state, own)
                 flat(f"{turn} {phase.name}", outputs, values)
                 if not self.served and not schedule.state_shards:
@@ -178,10 +172,18 @@ class _OnRanks:
         return {} if late else result, state  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
-def _own(grid: Grid, number: int, value: Value, tree: Any) -> Any:
-    pairs, rebuild = flatten(tree)
-    held = spread(grid, value, [np.asarray(leaf) for _, leaf in pairs])
-    return rebuild(list(held[grid.ranks[number]]))
+def arguments(judge: Judge, schedule: Schedule, phase: Phase, number: int) -> dict[str, Any]:
+    """The inputs of a phase that the worker of this number holds."""
+    grid = Grid(schedule)
+    known = {value.id: value for value in (*schedule.entry, *phase.values)}
+    given = {name.rpartition(".")[0]: known[name] for name in phase.inputs}
+    given |= {binding.name: known[binding.value] for binding in phase.takes}
+    own: dict[str, Any] = {}
+    for name, tree in judge.inputs(schedule, phase.name).items():
+        pairs, rebuild = flatten(tree)
+        held = spread(grid, given[name], [np.asarray(leaf) for _, leaf in pairs])
+        own[name] = rebuild(list(held[grid.ranks[number]]))
+    return own
 
 
 def _wait(comm: Any) -> None:
@@ -194,14 +196,14 @@ def _wait(comm: Any) -> None:
 def main(folder: Path, first: int) -> None:
     """One rank of a job."""
     world: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
-    name, judge = "", None
+    known: dict[str, _OnRanks] = {}  # by the file of the unedited schedule
     while (folder / f"{first}.json").exists():
         base_name = (folder / f"{first}.of").read_text()
         try:
-            if base_name != name:
+            if base_name not in known:
                 schedule = decode((folder / base_name).read_bytes())
-                name, judge = base_name, _OnRanks(base_of(schedule.plan, schedule), world)
-            assert judge is not None
+                known[base_name] = _OnRanks(base_of(schedule.plan, schedule), world)
+            judge = known[base_name]
             text = ""
             if judge.takes_part:
                 expected, edited = judge.expected, judge.run(decode((folder / f"{first}.json").read_bytes()))

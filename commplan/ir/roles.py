@@ -7,6 +7,7 @@ Each field of each struct of a schedule declares its role in its annotation: `la
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
@@ -42,9 +43,10 @@ class Field(NamedTuple):
     role: Role | None
 
 
-def fields(kind: type[msgspec.Struct]) -> list[Field]:
+@functools.cache
+def fields(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
     """The fields of a struct, inherited ones included."""
-    return [Field(field.name, *_declared(field.type)) for field in msgspec.structs.fields(kind)]
+    return tuple(Field(field.name, *_declared(field.type)) for field in msgspec.structs.fields(kind))
 
 
 def structs(kind: Any) -> Iterator[type[msgspec.Struct]]:

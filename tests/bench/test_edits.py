@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.mpirun import needs_mpi
 
-from bench.edits import under_mpi
+from bench.edits import deaths, under_mpi
 from bench.edits.__main__ import main
 from bench.edits.generate import Generator, put, spots
 from bench.edits.judge import Judge
-from bench.edits.plans import PLANS, Base, bases
+from bench.edits.plans import PLANS, Base, bases, leaf
 from commplan.ir.schedule import Schedule
 
 
@@ -54,6 +54,36 @@ def test_batches_tell_records_that_are_left_out():
     at = place(known.schedule, 2, "Map", fn="decode")
     way, difference = Judge(known)(edited(known.schedule, 2, at, hints__on_error="skip"))
     assert way == "batches" and difference.startswith("only one of them gives stops")
+
+
+def test_members_of_own_clocks_load_their_batches():
+    """They are compared member by member."""
+    known = base("clocks")
+    judge, at = Judge(known), place(known.schedule, 0, "Read", source="s")
+    assert {name.partition(" at ")[0] for name in judge.batches.values} >= {"step member 0", "step member 1"}
+    way, difference = judge(edited(known.schedule, 0, at, seed=2))
+    assert way == "batches" and difference
+
+
+def test_edits_of_the_origin_are_compared_with_the_plan_for_their_leaves():
+    known = base("sums")
+    judge, other = Judge(known), known.compiled_for({"g": {"w": leaf(2, 2)}, "p": {"w": leaf(2, 2)}})
+    assert judge.instance(known.schedule) is judge
+    assert judge(other.schedule)[1] == ""
+    at = place(other.schedule, 0, "Collective", kind="broadcast")
+    way, difference = judge(edited(other.schedule, 0, at, root=3))
+    assert way == "origin and oracle" and "off by" in difference
+
+
+def test_a_process_that_dies_tells_when_its_run_goes_on():
+    """`on_failure` of a load: another worker process takes the place of the dead one, or none does."""
+    known = base("loads")
+    (loads,) = deaths.deaths(known.schedule, ["stops"])
+    at = place(known.schedule, 2, "Read", source="s")
+    stops = edited(known.schedule, 2, at, hints__on_failure=None)
+    assert deaths.at_deaths(stops) != deaths.at_deaths(known.schedule)
+    ends = [deaths.outcomes(loads, each)["readers"].values["stops, end"] for each in (known.schedule, stops)]
+    assert ends == ["all", "CommplanError CP0953"]
 
 
 def test_a_run_tells_what_a_weak_type_becomes():
@@ -105,3 +135,13 @@ def test_a_wrong_edit_is_found_on_ranks(tmp_path: Path):
     batch.add(known, edited(known.schedule, 1, at, rho=0.31), "another rho")
     (_, right), (_, wrong) = batch.judged()
     assert right == "" and "off by" in wrong
+
+
+@pytest.mark.campaign
+def test_a_server_that_dies_is_reported_to_workers():
+    needs_mpi()
+    known = next(bases(tuple(plan for plan in PLANS if plan.name == "exchange_weighted")))
+    worker, server = (deaths.outcomes(death, known.schedule) for death in deaths.deaths(known.schedule, []))
+    assert [worker[name].failed for name in "123"] == ["all turns", "all turns", "served, lost (0,)"]
+    assert {server[name].failed for name in "012"} == {"CommplanError CP0834"}
+    assert worker["1"].values

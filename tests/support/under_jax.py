@@ -32,6 +32,7 @@ class UnderJax:
         self.schedule = program.schedule
         self.axes = tuple(sizes)
         self.run = program.bind(self.mesh, functions=functions)
+        self._mapped: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}  # by phase and layout
         self.entry = {value.id.rpartition(".")[0]: value for value in self.schedule.entry}
 
     def init(self) -> dict[str, Tree]:
@@ -58,11 +59,30 @@ class UnderJax:
         values: Mapping[str, Any],
         given: Mapping[str, Any],
     ) -> tuple[dict[str, Tree], Any]:
-        phase = self.schedule.phase(name)
-        bound = {b.name: values[b.value] for b in phase.outputs if not b.source_only}
         states = {ref.rpartition(".")[0]: self.entry[ref.rpartition(".")[0]] for ref in self.schedule.states}
         in_states = self._specs(states, state)
         in_inputs = self._specs(given, inputs)
+        key = f"{name} {in_states} {in_inputs}"
+        if key not in self._mapped:
+            self._mapped[key] = self._program(name, values, states, given, (in_states, in_inputs))
+        mapped, shapes = self._mapped[key]
+        answer = mapped(state, dict(inputs))
+        trees = {key: shapes[key](leaves) for key, leaves in answer.items()}
+        outputs = {key.split(" ", 1)[1]: tree for key, tree in trees.items() if key.startswith("output")}
+        new = {key.split(" ", 1)[1]: tree for key, tree in trees.items() if key.startswith("state")}
+        return outputs, new
+
+    def _program(
+        self,
+        name: str,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        given: Mapping[str, Any],
+        in_specs: tuple[Any, Any],
+    ) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """A phase in a shard_map, and the functions that rebuild its results, which tracing fills in."""
+        phase = self.schedule.phase(name)
+        bound = {b.name: values[b.value] for b in phase.outputs if not b.source_only}
         shapes: dict[str, Any] = {}
 
         def body(state: Any, inputs: Any) -> Any:
@@ -80,14 +100,7 @@ class UnderJax:
 
         out_specs = {f"output {key}": self._leaf_specs(value) for key, value in bound.items()}
         out_specs |= {f"state {key}": self._leaf_specs(value) for key, value in states.items()}
-        mapped = jax.jit(
-            jax.shard_map(body, mesh=self.mesh, in_specs=(in_states, in_inputs), out_specs=out_specs)
-        )
-        answer = mapped(state, dict(inputs))
-        trees = {key: shapes[key](leaves) for key, leaves in answer.items()}
-        outputs = {key.split(" ", 1)[1]: tree for key, tree in trees.items() if key.startswith("output")}
-        new = {key.split(" ", 1)[1]: tree for key, tree in trees.items() if key.startswith("state")}
-        return outputs, new
+        return jax.jit(jax.shard_map(body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)), shapes
 
     def _own(self, value: Any) -> list[str]:
         placement = value.placement
