@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="edits-") as folder:
         # Read by JAX when it is first imported. Edits often compile to the same program: a cache keeps it.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each rank would compile the sources again
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
