@@ -3,6 +3,7 @@ differs."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,9 @@ from bench import ring
 from bench.input.records import Packed, pack
 from bench.input.ring import BATCH, Notes, expected
 
-pytest.importorskip("PIL")
-pytest.importorskip("sklearn")
-pytest.importorskip("skimage")
+for _package in ("PIL", "sklearn", "skimage"):
+    if importlib.util.find_spec(_package) is None:
+        pytest.skip(f"{_package} is not installed", allow_module_level=True)
 
 
 def test_notes_tell_batches_apart():

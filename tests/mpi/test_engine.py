@@ -23,13 +23,13 @@ mpirun.needs_mpi()
         [
             (2, ("split", "dtypes", "large", "dtypes-rounds")),
             (3, ("call", "together", "rounds")),
-            (4, ("call", "grid")),
+            (4, ("grid",)),
         ],
         [
             (2, ("call", "grid", "rounds")),
             (3, ("split", "large")),
             (3, ("grid",)),
-            (4, ("together",)),
+            (4, ("call", "together")),
             (5, ("call", "dtypes")),
             (8, ("call", "grid")),
         ],

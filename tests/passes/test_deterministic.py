@@ -27,7 +27,7 @@ each step {
     output grads
 }
 """
-SHAPES = {f"layer{i:02}": {"w": {"shape": [1024, 1000], "dtype": "f32"}} for i in range(24)}  # 98 MB
+SHAPES = {f"layer{i:02}": {"w": {"shape": [1024, 1000], "dtype": "f32"}} for i in range(8)}  # 33 MB
 
 
 def written(backend: Backend) -> bytes:
@@ -49,7 +49,7 @@ def here() -> dict[str, bytes]:
     return {backend: written(backend) for backend in BACKENDS}
 
 
-@pytest.mark.parametrize("seed", parameters(["0", "4711"], ["1"]))
+@pytest.mark.parametrize("seed", parameters(["4711"], ["0", "1"]))
 def test_the_same_bytes_in_every_process(here: dict[str, bytes], seed: str) -> None:
     found = subprocess.run(
         [sys.executable, "-c", CODE, *map(str, Path(__file__).parents[:2])],
@@ -61,7 +61,7 @@ def test_the_same_bytes_in_every_process(here: dict[str, bytes], seed: str) -> N
     assert found.stdout.split() == [hashlib.sha256(data).hexdigest() for data in here.values()]
 
 
-@pytest.mark.parametrize("times", parameters([3], [100]))
+@pytest.mark.parametrize("times", parameters([1], [100]))
 def test_the_same_bytes_again_and_again(here: dict[str, bytes], times: int) -> None:
     assert {written("jax") for _ in range(times)} == {here["jax"]}
 

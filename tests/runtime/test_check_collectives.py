@@ -63,10 +63,12 @@ def test_the_collectives_of_the_example_plans_give_what_they_should(name: str):
     assert times and all(collective.place.startswith("line ") for collective in times)
 
 
-def test_collectives_of_random_plans_give_what_they_should():
+@pytest.mark.parametrize(
+    "seeds", parameters([(302, 327, 329, 355)], [((302, 304, 305, 306, 308, 309, 312, 314, 322, 323, 327),)])
+)
+def test_collectives_of_random_plans_give_what_they_should(seeds: tuple[int, ...]):
     kinds: set[str] = set()
-    # Few plans that have every kind, reduction and dtype of those that thirty have.
-    for seed in (302, 304, 305, 306, 308, 309, 312, 314, 322, 323, 327):
+    for seed in seeds:  # few plans that have every kind and reduction
         case = make_case(seed)
         program = compile_case(case)
         kinds.update(checked(program.bind(mesh_of(**case.sizes), functions=case.functions)))

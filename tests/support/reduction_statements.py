@@ -30,11 +30,16 @@ def reduced(
     where: Any, op: str, dtype: str, *ranks: Sequence[float], how: str = "", options: str = "",
     weights: Sequence[float] | None = None, weight: str = "i32",
 ) -> Array:  # fmt: skip
-    """`op` of one array for each rank, the first of them with the first of `weights`."""
+    """`op` of one array for each rank, the first of them with the first of `weights`.
+
+    Short arrays are padded to one length: statements about one reduction then share its compiled step.
+    """
     pairs = tuple(tuple(each.split(" = ")) for each in options.split(", ") if each)
     given = None if weights is None else np.array(weights, TYPES[weight])
-    leaves = {"x": np.array(ranks, TYPES[dtype])}
-    return run(Case("", (1, 2), op, leaves, how, pairs, given), where)["x"]  # type: ignore[arg-type]
+    rows = np.array(ranks, TYPES[dtype])
+    count = rows.shape[1]
+    leaves = {"x": np.pad(rows, ((0, 0), (0, max(0, 4 - count))))}
+    return run(Case("", (1, 2), op, leaves, how, pairs, given), where)["x"][:count]  # type: ignore[arg-type]
 
 
 def weighted(where: Any, dtype: str, first: Sequence[float], second: Sequence[float], **how: Any) -> Array:

@@ -87,12 +87,24 @@ def name_of(dtype: np.dtype[Any]) -> str:
 
 def run(case: Case, where: Any) -> dict[str, Array]:
     """The result of `case` on the mesh or communicator `where`, leaf by leaf."""
-    shapes = {path: np.zeros(rows.shape[1:], rows.dtype) for path, rows in case.leaves.items()}
-    bound = commplan.loads(case.text).compile(where, shapes={"x": shapes}).bind(where)
-    on_mesh = isinstance(where, jax.sharding.Mesh)
     rows: dict[str, Any] = {"x": dict(case.leaves)}
     if case.weight is not None:
         rows["n"] = case.weight
+    types = tuple((path, each.shape[1:], each.dtype) for path, each in case.leaves.items())
+    key = case.text, types, where if isinstance(where, jax.sharding.Mesh) else None
+    if key not in _jitted:
+        _jitted[key] = _step(case, where)
+    return jax.tree.map(np.asarray, _jitted[key]({}, rows)[1])
+
+
+_jitted: dict[tuple[Any, ...], Any] = {}  # steps by plan, types of leaves, and mesh
+
+
+def _step(case: Case, where: Any) -> Any:
+    """The jitted step of the case's plan."""
+    shapes = {path: np.zeros(rows.shape[1:], rows.dtype) for path, rows in case.leaves.items()}
+    bound = commplan.loads(case.text).compile(where, shapes={"x": shapes}).bind(where)
+    on_mesh = isinstance(where, jax.sharding.Mesh)
 
     def step(state: Any, rows: Any) -> Any:
         rank = jax.lax.axis_index(tuple(case.axes)) if on_mesh else where.rank
@@ -102,7 +114,7 @@ def run(case: Case, where: Any) -> dict[str, Array]:
 
     if on_mesh:
         step = bound.spmd(returns=("same",), rows="same")(step)
-    return jax.tree.map(np.asarray, jax.jit(step)({}, rows)[1])
+    return jax.jit(step)
 
 
 # The reference
