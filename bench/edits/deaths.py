@@ -7,9 +7,9 @@ Edits that change an op that loads, shares or asks servers (`at_deaths`) run
 - for plans with servers: on ranks under an MPI that outlives them, of which the first worker is killed, and
   in a second run the last server.
 
-Compared are the errors or ends of all processes that survive, the workers that servers miss, and the results
-that both runs give. How far a process gets before it hears of a death depends on time, and so do the results
-of elastic and late exchanges: those are not compared.
+The errors of the surviving processes, the workers that servers report as lost, and the results that both
+runs give must be the same. How many batches or steps a process finishes before it detects a death depends on
+timing, and so do the results of elastic and late exchanges: these are not compared.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ SOUND = [record for record in RECORDS if record[0] % 7 != 6]  # that no function
 FATAL = 11  # the record at which a worker process dies, once
 DEADLY_BATCH = 2  # after which a member dies
 DEADLY_TURN = 1  # before which a worker or a server dies
-DYING_S = 0.3  # from its decision to die until no process hears of it any more
+DYING_S = 0.3  # seconds between a kill and the next step of the other processes
 TURNS = 3
 
 
 def at_deaths(schedule: Schedule) -> tuple[Any, ...]:
-    """The fields that a run reads of all ops whose processes may die."""
+    """The fields that runtimes read of the ops that load, share or ask servers, and of host functions."""
     hosted = {fn.name for fn in schedule.fns if fn.where == "host"}
     kinds = (Read, Share, Exchange, Elastic, Get, Put)
     return tuple(
@@ -75,7 +75,7 @@ class Death(NamedTuple):
 
 
 def deaths(schedule: Schedule, phases: Sequence[str]) -> tuple[Death, ...]:
-    """The deaths that a schedule is to survive, or to report. phases: those that load, if they are to run."""
+    """The runs of a schedule in which a process dies. phases: names of phases; those that load run."""
     servers = sum(axis.size for axis in schedule.axes if axis.kind is AxisKind.SERVER)
     if servers:
         count = ranks_of(schedule)
@@ -110,7 +110,7 @@ def _feeds(phase: Phase) -> bool:
 
 
 class Deaths:
-    """Compares edits of many bases; what the unedited schedules do is kept."""
+    """Compares edits of many bases. Each unedited schedule runs once per kind of death."""
 
     def __init__(self) -> None:
         self._expected: dict[tuple[str, str], Mapping[str, Outcome]] = {}
@@ -140,7 +140,7 @@ def _common(expected: Outcome, found: Outcome) -> str:
 
 
 def outcomes(death: Death, schedule: Schedule) -> dict[str, Outcome]:
-    """The outcome of every process that survives; `failed` says how it ended."""
+    """Run a job, and return the outcome of each surviving process; `failed` is its error or its end."""
     with tempfile.TemporaryDirectory(prefix="deaths-") as name, tempfile.TemporaryFile("w+") as output:
         folder = Path(name)
         file = folder / "schedule.json"
@@ -160,7 +160,7 @@ def outcomes(death: Death, schedule: Schedule) -> dict[str, Outcome]:
         found: dict[str, Outcome] = {}
         for survivor, each in zip(death.survivors, files, strict=True):
             ended = each.exists()
-            found[survivor] = pickle.loads(each.read_bytes()) if ended else Outcome({}, "no end of its own")
+            found[survivor] = pickle.loads(each.read_bytes()) if ended else Outcome({}, "no result in time")
         if not any(file.exists() for file in files):
             raise RuntimeError(f"no process survived:\n{seen.text[-2000:]}")
         return found
@@ -189,7 +189,7 @@ class Fatal:
 
 
 def readers(file: Path, folder: Path, phases: Sequence[str]) -> None:
-    """Load the batches of these phases; processes die meanwhile."""
+    """Load the batches of these phases while a process dies."""
     schedule = decode(file.read_bytes())
     base = base_of(schedule.plan, schedule)
     values: dict[str, Any] = {}

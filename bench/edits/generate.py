@@ -44,8 +44,10 @@ class Edit(NamedTuple):
 
 
 def spots(node: Any, path: Path = (), *, silent: bool = False) -> Iterator[Spot]:
-    """Every field of every struct in `node`, and every item of every tuple; none of the plan, of which the
-    file has a digest."""
+    """Every field of every struct in `node`, and every item of every tuple.
+
+    The plan is left out: the file has its digest.
+    """
     kind = cast("type[msgspec.Struct]", type(node))
     for field in roles.fields(kind):
         value, place = getattr(node, field.name), (*path, field.name)
@@ -89,7 +91,7 @@ class Generator:
         self.pool = {label: list(values) for label, values in seen.items()}
 
     def edits(self, schedule: Schedule, number: int) -> Iterator[Edit]:
-        """Edits of the schedule of this number, without end; they depend on the seed and the number alone."""
+        """Yield edits of schedule `number` without end. They depend only on the seed and the number."""
         fields, self.random = self.fields[number], random.Random(f"{self.seed} {number}")
         while True:
             try:

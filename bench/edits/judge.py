@@ -1,9 +1,9 @@
-"""Compare an accepted edit with the schedule that it was made of.
+"""Compare an accepted edit with the unedited schedule.
 
-In this order: by the fields that a run reads (`obeyed`), by the oracle, by a run under JAX on CPU devices:
-batches, the traced program of every phase, and its results if no edit had the same program. Schedules for MPI
-run under JAX too; plans with servers run on ranks (`under_mpi`). Inputs are numbers that are rounded; some
-records are broken.
+The comparisons, in this order: the fields that runtimes read (`obeyed`), the oracle, and a run under JAX on
+CPU devices: batches, the traced program of every phase, and its results if no earlier edit had the same
+program. Schedules for MPI run under JAX too; plans with servers run on ranks (`under_mpi`). Inputs are
+numbers that lose bits when they are rounded; some records are broken.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Judge:
         return Outcome({}, runner) if isinstance(runner, str) else self._run(runner)
 
     def inputs(self, schedule: Schedule, phase: str) -> dict[str, Tree]:
-        """Numbers for all that a phase takes, which follow from names and shapes."""
+        """The inputs of a phase: numbers that depend only on names and shapes."""
         compiled = schedule.phase(phase)
         values = {value.id: value for value in (*schedule.entry, *compiled.values)}
         given = {name_of(ref): values[ref] for ref in compiled.inputs}
@@ -266,7 +266,7 @@ class Judge:
             return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
 
     def _run(self, runner: Mapping[str, Any]) -> Outcome:
-        """Two rounds through all phases; schedules whose traced programs are alike run once."""
+        """Run all phases twice. Schedules with equal traced programs run once."""
         jax: Any = importlib.import_module("jax")
         under = runner["under"]
         schedule: Schedule = under.schedule

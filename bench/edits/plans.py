@@ -35,7 +35,7 @@ HALF = {"a": leaf(6, dtype="f16"), "b": leaf(2, dtype="f16")}
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A plan without its first line. backends: those that run it. machine: levels of a topology."""
+    """A plan without its first line. backends: the backends that run it. machine: levels of a topology."""
 
     name: str
     body: str

@@ -1,10 +1,9 @@
 """Accepted edits on ranks: many in one job of `mpirun`, each compared with a run of the unedited schedule.
 
 A campaign puts schedules into a folder (`Batch`) and starts the job (`judged`). Rank 0 writes the result of
-each edit to a file at once, so that a job that ends early, or in which nothing moves for `TIMEOUT_S`, gives
-its edit that result, and a new job goes on with the next one. Plans with servers run on workers and servers:
-the workers call their phases one after another, so that the order of requests is always the same. The
-unedited schedule is compared with the oracle as well if the oracle can carry it out.
+each edit to a file at once. If a job ends early or gives no result for `TIMEOUT_S`, that is the result of its
+current edit, and a new job starts with the next one. Plans with servers run on workers and servers: the
+workers call elastic phases one after another, so that the order of requests is always the same.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ UNDEFINED = -32766  # of Open MPI
 
 
 class Batch:
-    """Edits of schedules that are to run on ranks, in a folder."""
+    """A folder of edited schedules, which run on ranks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,7 +121,7 @@ class _OnRanks:
         self.expected = self.run(base.schedule) if self.takes_part else None
 
     def run(self, schedule: Schedule) -> Outcome:
-        """The results of this rank; of a server there are none."""
+        """The results of this rank; none on a server."""
         api = importlib.import_module("commplan.api")
         problem, run = "", None
         try:
@@ -155,7 +154,7 @@ class _OnRanks:
                     flat(f"{turn} {phase.name}", state, values)
 
     def _called(self, run: Any, phase: str, state: Any, own: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """The results of a phase. Workers of servers take turns, unless all of them have to come."""
+        """The results of a phase. Workers call elastic phases with servers one after another."""
         workers = run.context.machine.own
         turns = self.served and any(isinstance(op, Elastic) for op in run.context.schedule.phase(phase).ops)
         for worker in range(workers.Get_size() if turns else 1):
@@ -167,7 +166,7 @@ class _OnRanks:
                 _wait(workers)
         if self.served:
             _wait(workers)
-        # With staleness an answer may be an earlier one: what servers hold in the end is compared.
+        # With staleness a reply may be an earlier one: the final states of servers are compared.
         late = any(isinstance(op, Exchange) for op in run.context.schedule.phase(phase).ops) and self.served
         return {} if late else result, state  # pyright: ignore[reportPossiblyUnboundVariable]
 
@@ -187,7 +186,7 @@ def arguments(judge: Judge, schedule: Schedule, phase: Phase, number: int) -> di
 
 
 def _wait(comm: Any) -> None:
-    """A barrier that leaves the cores to ranks that still work."""
+    """A barrier that does not spin: there are fewer cores than ranks."""
     waiting = comm.Ibarrier()
     while not waiting.Test():
         time.sleep(5e-4)
