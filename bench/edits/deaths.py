@@ -40,7 +40,8 @@ from commplan.ir.schedule import Elastic, Exchange, Get, Map, Phase, Put, Read, 
 from commplan.ir.serialization.canonical_json import decode, encode
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 40.0  # of a job
+TIMEOUT_S = 120.0  # of a job
+NO_RESULT = "no result in time"
 SILENT_S = 20.0  # after which processes that share end by themselves
 SOUND = [record for record in RECORDS if record[0] % 7 != 6]  # that no function refuses
 FATAL = 11  # the record at which a worker process dies, once
@@ -120,14 +121,25 @@ class Deaths:
         changed = set(at_deaths(base.schedule)) ^ set(at_deaths(schedule))
         phases = [phase.name for phase in schedule.phases if phase.name in {name for name, _ in changed}]
         for death in deaths(base.schedule, phases):
-            key = base.name, death.kind
-            if key not in self._expected:
-                self._expected[key] = outcomes(death, base.schedule)
-            found = outcomes(death, schedule)
-            for name, expected in self._expected[key].items():
-                text = _common(expected, found[name])
-                if text:
-                    return f"when a {death.kind} dies, process {name} {text}"
+            text = self._compared(base, schedule, death)
+            if text:  # both again: a busy machine delays processes beyond a timeout
+                self._expected.pop((base.name, death.kind))
+                text = self._compared(base, schedule, death)
+            if text:
+                return f"when a {death.kind} dies, {text}"
+        return ""
+
+    def _compared(self, base: Base, schedule: Schedule, death: Death) -> str:
+        key = base.name, death.kind
+        if key not in self._expected:
+            self._expected[key] = outcomes(death, base.schedule)
+        found = outcomes(death, schedule)
+        for name, expected in self._expected[key].items():
+            if expected.failed == NO_RESULT:
+                return f"process {name} of the unedited schedule gives {NO_RESULT}"
+            text = _common(expected, found[name])
+            if text:
+                return f"process {name} {text}"
         return ""
 
 
@@ -156,13 +168,11 @@ def outcomes(death: Death, schedule: Schedule) -> dict[str, Outcome]:
             done = job.poll() is not None or time.monotonic() > end
             return done or all(file.exists() for file in files)
 
-        seen = observed([job], output, over)
+        observed([job], output, over)
         found: dict[str, Outcome] = {}
         for survivor, each in zip(death.survivors, files, strict=True):
             ended = each.exists()
-            found[survivor] = pickle.loads(each.read_bytes()) if ended else Outcome({}, "no result in time")
-        if not any(file.exists() for file in files):
-            raise RuntimeError(f"no process survived:\n{seen.text[-2000:]}")
+            found[survivor] = pickle.loads(each.read_bytes()) if ended else Outcome({}, NO_RESULT)
         return found
 
 
