@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Read by JAX when it is first imported, here and in the processes that tests start; tests that never
@@ -34,3 +35,11 @@ def pytest_collection_finish():
     """All tests and modules live as long as the run: no collection of garbage goes through them again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small budget of the search, for tests that hold whatever it chooses."""
+    from commplan.passes.search import search  # noqa: PLC0415  not before the tests that need it
+
+    monkeypatch.setattr(search, "SCHEDULES", 8)

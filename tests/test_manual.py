@@ -50,8 +50,13 @@ def test_programs_of_the_manual_run(page: Path):
         pytest.skip(f"{page.stem} is not installed: make docs-test runs this")
     script = "\n".join(fences(page, "python"))
     environment = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
+    # The process is forked from one that has imported JAX, and gets the number of devices beforehand.
+    devices = re.search(r'^os\.environ\["JAX_NUM_CPU_DEVICES"\] = "(\d+)"', script, re.M)
+    if devices:
+        assert devices.end() < script.index("import jax"), "JAX reads its variables when it is imported"
+        environment["JAX_NUM_CPU_DEVICES"] = devices[1]
     done = subprocess.run(
-        [*interpreter.words(environment, jax=False), "-c", script],
+        [*interpreter.words(environment), "-c", script],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -142,9 +142,13 @@ def test_the_estimate_stands_beside_the_time() -> None:
     assert set(found["steps"]) == {"transformer", "ResNet-50"} and found["steps"]["transformer"]["tflops"] > 0
 
 
-def test_the_step_of_one_of_eight_and_a_tiny_one() -> None:
+@pytest.mark.campaign
+def test_the_step_of_one_of_eight() -> None:
     names = {"no reduction", "default, packed", "default, as they are", "25 MiB, as they are"}
     assert set(small("eight")["seconds"]) == names
+
+
+def test_a_tiny_step() -> None:
     assert set(small("dispatch")["seconds"]) == {"jax.jit", "run.jit"}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from support.campaign import parameters
 
 from bench import ensemble_input
 from bench.input import cells, show
@@ -115,9 +116,10 @@ def test_systems_that_do_not_answer_are_named_and_ended(
         team(kind, 1, tmp_path, timeout=2.0 if kind == "silent" else 60.0)
 
 
-def test_a_cell_is_measured(records: Path, tmp_path: Path):
+@pytest.mark.parametrize("peers", parameters([()], [(("grain",),)]))
+def test_a_cell_is_measured(peers: tuple[str, ...], records: Path, tmp_path: Path):
     asked = cells.Asked(
-        2, (min(os.sched_getaffinity(0)),), "ids", 2, ("all_shared", "duplicate", "plain", "grain")
+        2, (min(os.sched_getaffinity(0)),), "ids", 2, ("all_shared", "duplicate", "plain", *peers)
     )
     found = cells.measure(asked, records, tmp_path, sys.executable, 100.0)
     shared, duplicate, plain = (found.of(name) for name in ("all_shared", "duplicate", "plain"))
@@ -129,7 +131,7 @@ def test_a_cell_is_measured(records: Path, tmp_path: Path):
     assert found.apart is not None and found.apart > 0
     shown = show.cell(found)
     assert "commplan, all_shared" in shown and "all, once" in shown and "2 members on 1 core" in shown
-    assert "Grain, duplicated" in shown
+    assert ("Grain, duplicated" in shown) == bool(peers)
 
 
 def cell(members: int, *, shared: float, memory: int = 10, missing: int = 0) -> Cell:

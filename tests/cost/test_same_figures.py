@@ -16,6 +16,7 @@ from commplan.cli import main
 from commplan.cost import Predictor, predict
 from commplan.topology import load_topology
 
+pytestmark = pytest.mark.usefixtures("short_search")
 Figures = dict[str, tuple[float, float, float]]  # alone, computation and exposed seconds of a phase
 
 

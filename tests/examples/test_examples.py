@@ -76,15 +76,15 @@ def test_a_mixture_of_experts_gives_the_weights_of_one_device(room: int):
 
 def test_each_process_of_the_ensemble_decodes_its_part(tmp_path: Path):
     place = tmp_path / "results.json"
-    said = start("ensemble_processes.py", "--epochs", "2", "--records", "64", "--json", str(place))
+    said = start("ensemble_processes.py", "--epochs", "1", "--records", "64", "--json", str(place))
     found = results(place)
-    assert [member["shared"]["decoded"] for member in found] == [64, 64]
-    assert [member["duplicated"]["decoded"] for member in found] == [128, 128]
+    assert [member["shared"]["decoded"] for member in found] == [32, 32]
+    assert [member["duplicated"]["decoded"] for member in found] == [64, 64]
     for member in found:
         assert member["shared"]["losses"] == member["duplicated"]["losses"]
-        assert len(member["shared"]["losses"]) == 2
+        assert len(member["shared"]["losses"]) == 1
     assert found[0]["shared"]["losses"] != found[1]["shared"]["losses"]
-    assert "member 1 decoded 64 of them (50%)" in said
+    assert "member 1 decoded 32 of them (50%)" in said
 
 
 def test_a_member_that_fails_ends_the_launch_with_a_message():

@@ -18,6 +18,7 @@ from support.random_case import Case, make_case
 
 from commplan.ir import schedule as ir
 
+pytestmark = pytest.mark.usefixtures("short_search")
 ROOT = Path(__file__).resolve().parents[2]
 
 

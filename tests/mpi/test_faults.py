@@ -79,7 +79,7 @@ def test_a_server_learns_why_a_worker_ends():
     assert said["served"] == ["lost (), broken off {1: 'ValueError: out of luck'}"]
 
 
-@pytest.mark.parametrize(("culprit", "via"), parameters([(0, "sync"), (1, "async")], [(2, "async")]))
+@pytest.mark.parametrize(("culprit", "via"), parameters([(0, "sync")], [(1, "async"), (2, "async")]))
 def test_who_is_stopped_is_named_at_servers(culprit: int, via: str):
     """The server (2), a worker that the server waits for, and one that nobody waits for but at the end.
 

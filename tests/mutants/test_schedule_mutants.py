@@ -26,6 +26,7 @@ from commplan.ir.serialization.canonical_json import decode, encode
 from commplan.ir.types import DType
 from commplan.verify import verify
 
+pytestmark = pytest.mark.usefixtures("short_search")
 TEXT = """
 plan known
 axis a = 2

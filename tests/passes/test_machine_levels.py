@@ -16,6 +16,7 @@ from commplan.ir.schedule import Collective, Schedule
 from commplan.topology import load_topology
 from commplan.verify import verify
 
+pytestmark = pytest.mark.usefixtures("short_search")
 RACKS = load_topology(Path(__file__).parents[2] / "examples" / "topologies" / "two_rack.toml")
 AXES = [{"rack": 2, "worker": 4}, {"worker": 8}]
 SIZES = [10, 1 << 14, 1 << 20]  # elements

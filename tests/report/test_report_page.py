@@ -191,7 +191,7 @@ def test_what_a_plan_says_is_text(tab: Browser, tmp_path: Path) -> None:
 
 
 def test_many_leaves_open_soon(tab: Browser, tmp_path: Path) -> None:
-    page = report(tmp_path, many_leaves(tmp_path, "16 KiB"), shapes={"grads": leaves(4000)})
+    page = report(tmp_path, many_leaves(tmp_path, "16 KiB"), shapes={"grads": leaves(2000)})
     assert min(tab.open(page) for _ in range(3)) < 2
     assert tab.errors == []
     tab.click("button[aria-label='zoom in']")
