@@ -395,7 +395,8 @@ def test_the_template_with_servers_trains_as_new_says(
     said = capsys.readouterr().err.strip().splitlines()[-1]
     check, _, start = said.removeprefix("next: ").partition(" && ")
     assert main(check.split()[1:]) == 0
-    less = start.replace("-n 4 python", "-n 3 python -W error")  # a worker less takes less time
+    python = " ".join(interpreter.words(mpirun.environment()))
+    less = start.replace("-n 4 python", f"-n 3 {python}")  # a worker less takes less time
     done = mpirun.started(less.split())
     assert done.returncode == 0, done.stderr
     assert learned(done.stdout)

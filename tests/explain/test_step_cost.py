@@ -9,6 +9,7 @@ import pytest
 import commplan
 from commplan.cost import Predictor, StepComputation, predict
 from commplan.explain.step_cost import exposed_by_line, step_costs
+from commplan.ir.schedule import Schedule
 from commplan.topology import load_topology
 
 CLUSTER = load_topology(Path(__file__).parents[2] / "examples" / "topologies" / "h100_64.toml")
@@ -28,15 +29,17 @@ every 8 steps {
     output small
 }
 """
-PROGRAM = commplan.loads(PLAN).compile(topology=CLUSTER)
-SCHEDULE = PROGRAM.schedule
-PREDICTOR = Predictor(CLUSTER, SCHEDULE.axes)
 
 
-def test_the_line_that_exposes_most_comes_first() -> None:
-    prediction = predict(SCHEDULE, PREDICTOR)
-    assert SCHEDULE.origin is not None
-    (cost,) = step_costs(SCHEDULE.origin.plan, SCHEDULE, prediction)
+@pytest.fixture(name="schedule", scope="module")
+def _schedule() -> Schedule:
+    return commplan.loads(PLAN).compile(topology=CLUSTER).schedule
+
+
+def test_the_line_that_exposes_most_comes_first(schedule: Schedule) -> None:
+    prediction = predict(schedule, Predictor(CLUSTER, schedule.axes))
+    assert schedule.origin is not None
+    (cost,) = step_costs(schedule.origin.plan, schedule, prediction)
     time = prediction.phase("step")
     assert (cost.phase, cost.exposed, cost.seconds) == ("step", time.exposed, time.seconds)
     assert cost.first is not None and (cost.first.line, cost.first.exposed) == (8, exposed_by_line(time)[8])
@@ -52,13 +55,15 @@ def test_lines_that_share_buckets_are_named() -> None:
     ).compile(topology=CLUSTER)
     schedule = program.schedule
     assert schedule.origin is not None
-    (cost,) = step_costs(schedule.origin.plan, schedule, predict(schedule, PREDICTOR))
+    (cost,) = step_costs(schedule.origin.plan, schedule, predict(schedule, Predictor(CLUSTER, schedule.axes)))
     assert cost.first is not None and "its buckets carry `large` too" in cost.first.advice
 
 
-def test_a_step_that_hides_its_communication_has_nothing_to_change() -> None:
+def test_a_step_that_hides_its_communication_has_nothing_to_change(schedule: Schedule) -> None:
     step = StepComputation(1.0, (("small", "", 0.1), ("large", "", 0.1)), "measured on a device", 0.25)
-    assert SCHEDULE.origin is not None
-    (cost,) = step_costs(SCHEDULE.origin.plan, SCHEDULE, predict(SCHEDULE, PREDICTOR, step))
+    assert schedule.origin is not None
+    (cost,) = step_costs(
+        schedule.origin.plan, schedule, predict(schedule, Predictor(CLUSTER, schedule.axes), step)
+    )
     assert (cost.first, cost.exposed, cost.seconds, cost.after) == (None, 0.0, 1.25, 0.25)
     assert cost.lines()[0] == "computation 1 s, and 250 ms after the phase, measured on a device"
