@@ -65,7 +65,8 @@ class Topology(msgspec.Struct, frozen=True):
     hosts: the names of the hosts, in the order of their places, of which each has equally many; empty where
     the file does not list them. call, round: seconds of a call into the backend, and of a round of a chunk
     program where each is an operation of its own; None where the file does not say. devices: the kind of GPU,
-    one of `DEVICES`; None for others and for CPUs.
+    one of `DEVICES`; None for others and for CPUs. memory: bandwidth that the speed of copies and sums is
+    derived from, in bytes a second; None for that of the innermost level.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Topology(msgspec.Struct, frozen=True):
     call: float | None = None
     round: float | None = None
     devices: str | None = None
+    memory: float | None = None
 
     def compiled(self, assumed: tuple[str, ...] = ()) -> CompiledTopology:
         """What a schedule records of this topology."""
@@ -83,7 +85,10 @@ class Topology(msgspec.Struct, frozen=True):
     @property
     def digest(self) -> str:
         """sha256, in hex, of all that the topology says."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+        fields = {key: value for key, value in msgspec.structs.asdict(self).items() if key != "memory"}
+        if self.memory is not None:
+            fields["memory"] = self.memory
+        return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
     @property
     def places(self) -> int:

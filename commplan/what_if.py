@@ -15,6 +15,8 @@ from commplan.topology import Topology
 def scaled(topology: Topology, factors: Mapping[str, Fraction]) -> Topology:
     """`topology` with the bandwidth of levels multiplied. Its name lists the changes.
 
+    Copies and sums take as long as on `topology`.
+
     Args:
         topology: the machine as it is.
         factors: what the bandwidth of a level is multiplied by, by the name of the level.
@@ -32,7 +34,8 @@ def scaled(topology: Topology, factors: Mapping[str, Fraction]) -> Topology:
         for level in topology.levels
     )
     changes = (f"{name} x {factor}" for name, factor in factors.items())
-    return replace(topology, name=", ".join((topology.name, *changes)), levels=levels)
+    memory = topology.memory or topology.levels[0].bandwidth
+    return replace(topology, name=", ".join((topology.name, *changes)), levels=levels, memory=memory)
 
 
 def scaled_calibration(calibration: Calibration, factors: Mapping[str, Fraction]) -> Calibration:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from commplan.cost import Network
 from commplan.cost.calibration import Calibration, Curve, MeasuredLevel
 from commplan.diagnostics import CommplanError
 from commplan.topology import load_topology
@@ -20,6 +21,12 @@ def test_the_bandwidth_of_a_level_is_scaled_and_nothing_else() -> None:
     assert [level.bandwidth for level in slow.levels] == [450e9, 100e9]
     assert (slow.name, slow.places, slow.call) == ("h100_64, node x 1/4", 64, CLUSTER.call)
     assert slow.digest != CLUSTER.digest
+
+
+def test_scaled_links_leave_copies_and_sums_as_they_are() -> None:
+    slow = scaled(CLUSTER, {"gpu": Fraction(1, 100)})
+    assert Network.of(slow).gamma == Network.of(CLUSTER).gamma
+    assert Network.of(scaled(slow, {"gpu": Fraction(1, 100)})).gamma == Network.of(CLUSTER).gamma
 
 
 def test_an_unknown_level_suggests_near_ones() -> None:

@@ -12,6 +12,7 @@ from commplan.explain.report import traffic
 from commplan.explain.servers import server_lines
 from commplan.ir.grouping import grouped
 from commplan.ir.schedule import Collective, Pack, Phase, Schedule
+from commplan.ir.types import timed
 from commplan.verify.algorithms import prove_op
 from commplan.verify.memory import memory
 
@@ -66,6 +67,19 @@ def diff(a: Schedule, b: Schedule, times: tuple[Prediction, Prediction] | None) 
     for name in dict.fromkeys([*before, *after]):
         changes += _changes(name, before.get(name, {}), after.get(name, {}))
     return tuple(changes)
+
+
+def computations_text(before: Prediction, after: Prediction) -> str:
+    """The phases whose exposed times are beside different computations, in words; empty if there are none."""
+    pairs = [
+        (phase, next((other for other in after.phases if other.name == phase.name), phase))
+        for phase in before.phases
+    ]
+    return ", ".join(
+        f"phase {a.name} beside {timed(a.computation)} and {timed(b.computation)}"
+        for a, b in pairs
+        if a.computation != b.computation
+    )
 
 
 def _phases(schedule: Schedule, prediction: Prediction | None) -> dict[str, _Facts]:

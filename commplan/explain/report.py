@@ -90,20 +90,7 @@ class PhaseLines(msgspec.Struct, frozen=True):
     lines: tuple[Line, ...]
     traffic: tuple[Traffic, ...]
     outputs: tuple[str, ...] = ()
-    times: PhaseTimes | None = None
-
-
-class PhaseTimes(msgspec.Struct, frozen=True):
-    """The predicted seconds of a phase, as in `cost.schedule.prediction.PhaseTime`, and in words."""
-
-    alone: float
-    computation: float
-    exposed: float
-    text: tuple[str, ...]
-
-    @classmethod
-    def of_phase(cls, time: PhaseTime) -> PhaseTimes:
-        return cls(time.alone, time.computation, time.exposed, tuple(phase_times(time)))
+    times: PhaseTime | None = None  # as predicted
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -142,7 +129,7 @@ class Explanation(msgspec.Struct, frozen=True):
             lines += ["", "cost of a step", *(f"  {text}" for text in cost.lines())]
         for phase in self.phases:
             lines += ["", phase.title]
-            lines += [f"  {text}" for text in phase.times.text] if phase.times else []
+            lines += [f"  {text}" for text in phase_times(phase.times)] if phase.times else []
             for line in phase.lines:
                 lines += [f"  {text}" for text in line_text(line)]
             if not phase.lines:
@@ -232,7 +219,7 @@ def _phase(
         lines.append(line)
     total = _sum(entry for line in lines for entry in line.traffic)
     outputs = tuple(binding.name for binding in compiled.outputs)
-    times = PhaseTimes.of_phase(prediction.phase(phase.name)) if prediction is not None else None
+    times = prediction.phase(phase.name) if prediction is not None else None
     return PhaseLines(phase.name, phase_title(phase), tuple(lines), total, outputs, times)
 
 

@@ -118,9 +118,17 @@ def _advice(stage: graph.Stage, schedule: ir.Schedule, time: PhaseTime) -> Itera
     others = packed - {graph.name_of(ref) for ref in graph.operands(stage)}
     if others:
         yield f"its buckets carry {listed(sorted(others))} too"
-    wide = any(isinstance(op, ir.Collective) and op.dtype in (DType.F32, DType.F64) for op in ops)
-    if wide and isinstance(stage, graph.Reduce | graph.Scatter) and stage.hints.wire is None:
+    collectives = [op for op in ops if isinstance(op, ir.Collective)]
+    wide = any(op.dtype in (DType.F32, DType.F64) for op in collectives)
+    # Over several levels unsummed values would cross the outer links: that may be slower.
+    inside = all(len(_levels(op, schedule)) < 2 for op in collectives)
+    if wide and inside and isinstance(stage, graph.Reduce | graph.Scatter) and stage.hints.wire is None:
         yield "{ wire = bf16 } sends fewer bytes, and rounds each value"
+
+
+def _levels(op: ir.Collective, schedule: ir.Schedule) -> set[str]:
+    """The levels of the topology that `op` crosses."""
+    return {spread.level for name in op.axes for spread in schedule.axis(name).levels if spread.count > 1}
 
 
 def _best(choices: Sequence[Choice]) -> tuple[Alternative, float] | None:

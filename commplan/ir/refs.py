@@ -1,6 +1,7 @@
 """References to values: the fields of ops and stages that hold them, which def-use is made from."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -22,6 +23,7 @@ def base_name(ref: Ref) -> str:
     return ref.partition("/")[0].partition("~")[0]
 
 
+@cache
 def getter(kind: type[msgspec.Struct], fields: tuple[str, ...]) -> Callable[[Any], tuple[Ref, ...]]:
     """The function that gives the values which `fields` of a struct of `kind` name, field by field.
 

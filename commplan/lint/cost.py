@@ -87,7 +87,7 @@ def _nbytes(subject: Subject, stage: StageOverAxes | Elastic) -> int | None:
 
 
 def costly_pins(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1204: a `via` or `chunk` that is predicted to take longer than what the compiler would choose."""
+    """CP1204: a `via`, `chunk` or `wire` that is predicted to take longer than the schedule without it."""
     if subject.schedule is None:
         return
     pinned = _predicted(subject, subject.schedule) if subject.given.topology is not None else None
@@ -119,6 +119,8 @@ def _unpinned(stage: Stage) -> Iterator[tuple[str, Stage]]:
         yield f"`via {via}`", _replaced(stage, via=None)
     if hints is not None and hints.chunk is not None:
         yield f"`chunk = {sized(hints.chunk)}`", _replaced(stage, hints=replace(hints, chunk=None))
+    if hints is not None and hints.wire is not None:
+        yield f"`wire = {hints.wire}`", _replaced(stage, hints=replace(hints, wire=None))
 
 
 def _replaced(stage: Stage, **fields: object) -> Stage:

@@ -179,3 +179,14 @@ def test_one_plan_on_two_machines(capsys: Capture, plans: dict[str, str], shapes
     code, out, _ = run(capsys, plans["small"], *shapes, *machines)
     assert (code, "small.plan on h100_64 -> " in out) == (0, True)
     assert run(capsys, plans["small"], *shapes, "--topology", TOPOLOGY)[0] == 2
+
+
+def test_times_of_different_computations_are_noted(
+    plans: dict[str, str], shapes: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    larger = tmp_path / "larger.plan"
+    larger.write_text(PLAN.replace("data = 8", "data = 64"))
+    _, _, note = run(capsys, plans["small"], str(larger), *shapes, "--topology", TOPOLOGY)
+    assert "exposed times are of different computations: phase step beside " in note
+    _, _, note = run(capsys, plans["small"], plans["wide"], *shapes, "--topology", TOPOLOGY)
+    assert "different computations" not in note

@@ -10,6 +10,7 @@ from commplan.cost import Calibration, Network, Predictor, collective_time, one_
 from commplan.cost.calibration import Curve, MeasuredLevel
 from commplan.cost.collective.cost import UNMEASURED
 from commplan.cost.network.network import shape_of
+from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm, Arg, AxisKind
 from commplan.ir.schedule import Axis, CollectiveKind, Form
 from commplan.topology import Level, Topology, place
@@ -103,6 +104,15 @@ def test_levels_are_named_by_axes_or_by_the_topology() -> None:
 )
 def test_what_there_is_no_program_for_is_not_predicted(algorithm: Algorithm) -> None:
     assert collective_time(algorithm, "scatter", one_group([0, 1, 2, 4, 5]), MIB, NETWORK) is None
+
+
+def test_predictors_of_one_machine_share_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes, work = mesh(TWO_RACKS, data=8), Work("all_reduce", "", 12_345, ("data",), Algorithm("ring"))
+    first = Predictor(TWO_RACKS, axes, backend="mpi").query(work)
+    other = Predictor(TWO_RACKS, axes, backend="jax").query(work)
+    assert first is not None and first != other
+    monkeypatch.delattr("commplan.cost.predictor.collective_time")
+    assert Predictor(TWO_RACKS, axes, backend="mpi").query(work) is first
 
 
 def test_one_rank_takes_no_time() -> None:

@@ -14,6 +14,8 @@ import commplan
 from bench.choice_cases import case
 from commplan.cli import main
 from commplan.cost import Predictor, predict
+from commplan.explain.times import phase_times
+from commplan.ir.types import timed
 from commplan.topology import load_topology
 
 pytestmark = pytest.mark.usefixtures("short_search")
@@ -58,5 +60,23 @@ def test_all_tools_print_the_same_figures(
     capsys.readouterr()
     (reported,) = document(tmp_path / "r.html")["phases"]
     assert figures([{**reported, "name": phase.name}]) == expected
-    texts = (simulated["phases"][0]["times"], explained["phases"][0]["times"]["text"], reported["times"])
-    assert texts[0] == texts[1] == texts[2]
+    assert simulated["phases"][0]["times"] == reported["times"] == phase_times(phase)
+    alone = [
+        [op["alone"] for op in ops]
+        for ops in (simulated["phases"][0]["ops"], explained["phases"][0]["times"]["ops"])
+    ]
+    assert alone[0] == alone[1] == [op.alone for op in phase.ops]
+
+    pinned.write_text(made.text(0, "ring"))
+    slower = (
+        commplan.load(pinned).compile(shapes=made.shapes, topology=topology, backend=made.backend).schedule
+    )
+    exposed = (
+        predict(slower, Predictor(load_topology(topology), slower.axes, backend=made.backend))
+        .phases[0]
+        .exposed
+    )
+    for warning in shown(capsys, "check", str(pinned), *words)["diagnostics"]:
+        if warning["code"] == "CP1204":
+            text = f"leaves {timed(exposed)} of the phase exposed; without it {timed(phase.exposed)}"
+            assert warning["message"] == f"`via ring` {text}"

@@ -44,7 +44,6 @@ def test_the_line_that_exposes_most_comes_first(schedule: Schedule) -> None:
     assert (cost.phase, cost.exposed, cost.seconds) == ("step", time.exposed, time.seconds)
     assert cost.first is not None and (cost.first.line, cost.first.exposed) == (8, exposed_by_line(time)[8])
     assert sum(exposed_by_line(time).values()) == pytest.approx(time.exposed)
-    assert any("{ wire = bf16 }" in text for text in cost.first.advice)
     assert any("best alternative that was tried" in text for text in cost.first.advice)
     assert "change first: line 8, " in "\n".join(cost.lines())
 
@@ -67,3 +66,13 @@ def test_a_step_that_hides_its_communication_has_nothing_to_change(schedule: Sch
     )
     assert (cost.first, cost.exposed, cost.seconds, cost.after) == (None, 0.0, 1.25, 0.25)
     assert cost.lines()[0] == "computation 1 s, and 250 ms after the phase, measured on a device"
+
+
+@pytest.mark.parametrize(("axes", "advised"), [("gpu", True), ("node, gpu", False)])
+def test_a_narrow_wire_is_advised_inside_a_node_alone(axes: str, advised: bool) -> None:
+    text = PLAN.replace("partial node, gpu", f"partial {axes}").replace("over node, gpu", f"over {axes}")
+    schedule = commplan.loads(text).compile(topology=CLUSTER).schedule
+    assert schedule.origin is not None
+    (cost,) = step_costs(schedule.origin.plan, schedule, predict(schedule, PREDICTOR))
+    assert cost.first is not None
+    assert any("{ wire = bf16 }" in text for text in cost.first.advice) == advised

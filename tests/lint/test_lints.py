@@ -18,6 +18,7 @@ from commplan.topology import load_topology
 ROOT = Path(__file__).parents[2]
 SHOWN = sorted([*(ROOT / "examples/plans").glob("*.plan"), *(ROOT / "commplan/cli/templates").glob("*.plan")])
 TWO_RACK = load_topology(ROOT / "examples/topologies/two_rack.toml")
+H100 = load_topology(ROOT / "examples/topologies/h100_64.toml")
 HEAD = "plan p\naxis data = 8\nensemble member = 2\n"
 
 
@@ -119,6 +120,14 @@ def test_messages_of_a_pinned_size():
         "`via chain`",
         "`chunk = 1 KiB`",
     ]
+
+
+def test_a_narrow_wire_that_is_slower_than_none():
+    head = "plan p\naxis data = 64\ninput x : f32[40_000_000] partial data\n"
+    text = step("a = reduce x over data by mean { wire = bf16 }", "output a", head=head)
+    warnings = lint(dsl.analyse(text, "p.plan"), Given(topology=H100))
+    assert [warning.message.partition(" leaves")[0] for warning in warnings] == ["`wire = bf16`"]
+    assert found(text.replace("64", "8"), topology=H100) == []
 
 
 def test_designs_of_sharing_that_cost_more_than_others():

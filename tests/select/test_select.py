@@ -31,7 +31,7 @@ CHOOSING = "decompose,wire,select"
 
 
 def context(topology: Topology, costs: Any) -> Context:
-    return Context(topology=topology, costs=costs)
+    return Context(topology=topology, costs=costs, choices={})  # nothing is searched: each by itself
 
 
 class Told:

@@ -13,7 +13,7 @@ from commplan.cli.console import Console, fold_table, name_of
 from commplan.cli.simulated import simulated
 from commplan.cli.user_step import with_step
 from commplan.diagnostics import fail
-from commplan.explain.diff import TIMES, Change, Limit, diff
+from commplan.explain.diff import TIMES, Change, Limit, computations_text, diff
 from commplan.ir.serialization.canonical_json import schedule_digest
 from commplan.ir.types import sized, timed
 
@@ -39,6 +39,8 @@ def run(args: Namespace, console: Console) -> int:
     times = (first.prediction, second.prediction) if first and second else None
     if times is None and any(limit.measure in TIMES for limit in limits):
         fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
+    if times is not None and (different := computations_text(*times)):
+        console.note(f"exposed times are of different computations: {different}; `alone` is without them")
     names = list(map(name_of, files))
     if first and second and len(args.topology) > 1:
         names = [

@@ -1,4 +1,4 @@
-"""Lower bounds: what no algorithm can beat on a topology.
+"""Lower bounds on the time of a collective, if links have the latency and bandwidth of the topology.
 
 For each level, what must leave (or enter) its members, over all groups, divided by what their links carry,
 plus the latency of the level; and for short messages the fastest way in which one rank's word reaches all.

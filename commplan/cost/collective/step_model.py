@@ -17,6 +17,8 @@ Many slices settle into a rhythm: a few are followed, the others come at the sam
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from commplan.cost.network.link_traffic import Pattern, Step
@@ -25,6 +27,7 @@ from commplan.cost.network.network import Floats, Network
 FOLLOWED = 48  # slices at most; the rest is extrapolated
 COPIES = 2  # of each message in the form `rounds`: out of the buffer, and into it
 WORK = 60_000  # transfers at most, where ranks differ
+SPARSE = 40  # reads, writes and uses of links of a round: with fewer, plain loops are faster than arrays
 
 
 def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, blocking: bool) -> float:
@@ -37,15 +40,29 @@ def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, bl
     piece = chunk / slices
     if blocking:
         return _blocking(pattern, network, piece, slices)
-    if pattern.alike or (pattern.even and pattern.ranks * len(pattern.steps) > 1500):
-        run, most = _alike, FOLLOWED
-    else:
-        run, most = _unlike, max(4, WORK // sum(len(step.src) for step in pattern.steps))
-    most = min(most, FOLLOWED)
+    most = FOLLOWED
+    if not _is_even(pattern):
+        most = min(most, max(4, WORK // sum(len(step.src) for step in pattern.steps)))
     if slices <= most:
-        return run(pattern, network, piece, slices)
-    whole, half = run(pattern, network, piece, most), run(pattern, network, piece, most // 2)
+        return _followed(pattern, network, piece, slices)
+    whole, half = _followed(pattern, network, piece, most), _followed(pattern, network, piece, most // 2)
     return whole + (slices - most) * (whole - half) / (most - most // 2)
+
+
+def _is_even(pattern: Pattern) -> bool:
+    """Whether one rank may stand for all."""
+    return pattern.alike or (pattern.even and pattern.ranks * len(pattern.steps) > 1500)
+
+
+@lru_cache(maxsize=1 << 14)
+def _followed(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
+    """The time of slices of `piece` bytes a chunk, all followed. Sizes of buffers share the pieces of a
+    message, so the same are priced again and again."""
+    if _is_even(pattern):
+        return _alike(pattern, network, piece, slices)
+    uses = sum(len(step.takes) + len(step.gives) + 2 * step.lanes.link.size for step in pattern.steps)
+    run = _sparse if uses < SPARSE * len(pattern.steps) else _unlike
+    return run(pattern, network, piece, slices)
 
 
 def _alike(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
@@ -107,32 +124,30 @@ class _Follow:
     def __init__(self, step: Step, pattern: Pattern, network: Network, piece: float) -> None:
         lanes = step.lanes
         self.step, self.used = step, lanes.used
-        own = (lanes.link < len(lanes.used)).any(axis=0)
-        self.columns = [lanes.link[:, index].copy() for index in np.flatnonzero(own)]
-        self.single = len(step.takes) == len(step.src)
-        self.once = len(np.unique(step.gives)) == len(step.gives)
+        self.columns, self.single, self.once = step.columns, step.is_single, step.gives_once
         self.turns = step.turn * network.overhead
         self.last = np.zeros(len(lanes.used) + 1)  # when each link is done; 0 for messages without one
         self.busy = lanes.load * piece / network.bandwidths[pattern.level_of[lanes.used]]
         self.alone, self.after = _each(step, network, piece)
+        self.users = step.users
         self.repeats = bool(step.turn.max() > 1)
 
     def data(self, ready: Floats) -> Floats:
         """When what each message holds is at its sender."""
-        held = ready[self.step.takes]
+        held = ready.take(self.step.takes)
         return held if self.single else np.maximum.reduceat(held, self.step.begins)
 
     def arrive(self, ready: Floats, when: Floats) -> None:
-        gives, arrived = self.step.gives, when if self.single else when[self.step.message]
+        gives, arrived = self.step.gives, when if self.single else when.take(self.step.message)
         if self.once:
-            ready[gives] = np.maximum(ready[gives], arrived)
+            ready[gives] = np.maximum(ready.take(gives), arrived)
         else:  # several reduce into one slot in one round
             np.maximum.at(ready, gives, arrived)
 
     def issue(self, data: Floats, cpu: Floats) -> Floats:
         """When each message is handed to the network; a rank hands over one after another."""
         src = self.step.src
-        issue: Floats = np.maximum(data, cpu[src]) + self.turns
+        issue: Floats = np.maximum(data, cpu.take(src)) + self.turns
         if self.repeats:
             np.maximum.at(cpu, src, issue)
         else:
@@ -143,14 +158,14 @@ class _Follow:
         """When the last byte of each message is sent."""
         if not len(self.used):
             return issue + self.alone
-        message, starts = self.step.users
-        begin = np.maximum(free[self.used], np.minimum.reduceat(issue[message], starts))
+        message, starts = self.users
+        begin = np.maximum(free.take(self.used), np.minimum.reduceat(issue.take(message), starts))
         done = begin + self.busy
         free[self.used] = done
         self.last[:-1] = done
         sent: Floats = issue + self.alone
         for column in self.columns:
-            sent = np.maximum(sent, self.last[column])
+            np.maximum(sent, self.last.take(column), out=sent)
         return sent
 
 
@@ -159,16 +174,67 @@ def _unlike(pattern: Pattern, network: Network, piece: float, slices: int) -> fl
     follow = [_Follow(step, pattern, network, piece) for step in pattern.steps]
     last = len(follow)
     ready = [np.zeros(pattern.ranks * pattern.chunks) for _ in range(slices)]
-    end = 0.0
     free, cpu = np.zeros(len(pattern.level_of)), np.zeros(pattern.ranks)
     for step in range(last + slices - 1):
         for index in range(max(0, step - last + 1), min(step + 1, slices)):
             follower = follow[step - index]
             issue = follower.issue(follower.data(ready[index]), cpu)
-            when = follower.finish(issue, free) + follower.after
-            follower.arrive(ready[index], when)
-            end = max(end, float(when.max()))
-    return end
+            follower.arrive(ready[index], follower.finish(issue, free) + follower.after)
+    return max(float(each.max()) for each in ready)
+
+
+_Message = tuple[int, list[int], float, float, float, list[int], list[int]]
+_Links = list[tuple[int, list[int], float]]
+
+
+def _sparse(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
+    """As `_unlike`, of rounds with few messages."""
+    rounds = [_listed(step, _Follow(step, pattern, network, piece)) for step in pattern.steps]
+    last = len(rounds)
+    ready = [[0.0] * (pattern.ranks * pattern.chunks) for _ in range(slices)]
+    free, cpu = [0.0] * len(pattern.level_of), [0.0] * pattern.ranks
+    for step in range(last + slices - 1):
+        for index in range(max(0, step - last + 1), min(step + 1, slices)):
+            messages, links = rounds[step - index]
+            slots = ready[index]
+            issue = [
+                max(*[slots[slot] for slot in takes], cpu[src]) + turn for src, takes, turn, *_ in messages
+            ]
+            for link, users, busy in links:
+                free[link] = max(free[link], min([issue[user] for user in users])) + busy
+            for (src, _, _, alone, after, gives, used), begun in zip(messages, issue, strict=True):
+                cpu[src] = max(cpu[src], begun)
+                when = max([begun + alone, *[free[link] for link in used]]) + after
+                for slot in gives:
+                    slots[slot] = max(slots[slot], when)
+    return max(max(slots) for slots in ready)
+
+
+def _listed(step: Step, follow: _Follow) -> tuple[list[_Message], _Links]:
+    """The messages of a round, and the links that they use, each with its messages."""
+    lanes, bounds = step.lanes, [*step.begins.tolist(), len(step.takes)]
+    used: list[int] = lanes.used.tolist()
+    messages: list[_Message] = []
+    for index, (src, turn, alone, after) in enumerate(
+        zip(
+            step.src.tolist(),
+            follow.turns.tolist(),
+            follow.alone.tolist(),
+            follow.after.tolist(),
+            strict=True,
+        )
+    ):
+        part = slice(bounds[index], bounds[index + 1])
+        links_of: list[int] = lanes.link[index].tolist()
+        own = [used[link] for link in links_of if link < len(used)]
+        messages.append((src, step.takes[part].tolist(), turn, alone, after, step.gives[part].tolist(), own))
+    users, starts = step.users
+    ends = [*starts.tolist(), len(users)]
+    links = [
+        (link, users[ends[i] : ends[i + 1]].tolist(), busy)
+        for i, (link, busy) in enumerate(zip(used, follow.busy.tolist(), strict=True))
+    ]
+    return messages, links
 
 
 def _blocking(pattern: Pattern, network: Network, piece: float, slices: int) -> float:

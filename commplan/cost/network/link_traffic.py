@@ -67,6 +67,22 @@ class Step:
         return message[real][order], np.searchsorted(flat[real][order], np.arange(len(self.lanes.used)))
 
     @cached_property
+    def columns(self) -> tuple[Ints, ...]:
+        """The columns of `Lanes.link` that hold a link."""
+        has_link = (self.lanes.link < len(self.lanes.used)).any(axis=0)
+        return tuple(self.lanes.link[:, index].copy() for index in np.flatnonzero(has_link))
+
+    @cached_property
+    def is_single(self) -> bool:
+        """Whether each message holds one chunk."""
+        return len(self.takes) == len(self.src)
+
+    @cached_property
+    def gives_once(self) -> bool:
+        """Whether no two messages are written to one slot."""
+        return len(np.unique(self.gives)) == len(self.gives)
+
+    @cached_property
     def turn(self) -> Floats:
         """The place of each message among those of its sender, from 1 [t]."""
         # Messages are in order of senders.

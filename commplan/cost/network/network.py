@@ -56,7 +56,7 @@ class Network:
     def of(cls, topology: Topology, calibration: Calibration | None = None) -> Network:
         """The network that the file describes, with what was measured, else the defaults of this module."""
         first = topology.levels[0]
-        gamma = min(GAMMA, 1 / (4 * first.bandwidth))
+        gamma = min(GAMMA, 1 / (4 * (topology.memory or first.bandwidth)))
         if calibration is None:
             call = CALL if topology.call is None else topology.call
             round_ = call if topology.round is None else topology.round

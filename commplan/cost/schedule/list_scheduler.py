@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -128,9 +129,8 @@ class _Stage:
     def _rates(self) -> dict[int, float]:
         if len(self.flows) <= 1:
             return dict.fromkeys(self.flows, 1.0)
-        use: Floats = np.array([self.tasks[index].use for index in self.flows], np.float64)
-        rates = max_min(use, np.ones(len(use[0])), np.ones(len(use)))
-        return {index: float(rate) for index, rate in zip(self.flows, rates, strict=True)}
+        rates = _shares(tuple(self.tasks[index].use for index in self.flows))
+        return dict(zip(self.flows, rates, strict=True))
 
     def _finish(self, index: int) -> None:
         self.end[index] = self.now
@@ -143,6 +143,14 @@ class _Stage:
             self.open[other] -= 1
             ready.append(other)
         self._begin(ready, index)
+
+
+@lru_cache(maxsize=1 << 12)
+def _shares(uses: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
+    """The rate of each flow, given the share of each group of links that it takes alone."""
+    use: Floats = np.array(uses, np.float64)
+    rates: list[float] = max_min(use, np.ones(len(use[0])), np.ones(len(use))).tolist()
+    return tuple(rates)
 
 
 def chain(played: Sequence[TaskTiming]) -> list[int]:

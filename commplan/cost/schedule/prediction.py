@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from operator import not_
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -120,7 +121,6 @@ def predict(
     measured: InputCosts | None = None,
     order: Order | None = None,
     assumed_on: Predictor | None = None,
-    only: str | None = None,
 ) -> Prediction:
     """Run every phase of `schedule` once, on the network of `predictor`, beside `step`.
 
@@ -128,15 +128,13 @@ def predict(
     function, or of one read of a source, by name; what is not in it takes no time and is named in `unknown`.
     measured: what reads and host functions were measured to cost, for those that are not in `compute`.
     order: name -> leaf paths in the order in which the backward pass makes them. assumed_on: the machine that
-    the step is assumed for, to compare several beside one step; by default that of `predictor`. only: the
-    phase to predict, without which all are. Ops of the compiler's own (packing, sums) are charged for their
-    bytes.
+    the step is assumed for, to compare several beside one step; by default that of `predictor`. Ops of the
+    compiler's own (packing, sums) are charged for their bytes.
     """
     charge = _Charge(schedule, predictor, compute or {}, measured)
     machine = assumed_on or predictor
-    asked = [phase for phase in schedule.phases if only in (None, phase.name)]
-    ready = [readiness(schedule, phase, machine, step, order or {}) for phase in asked]
-    phases = tuple(_phase(*each, charge) for each in zip(asked, ready, strict=True))
+    ready = [readiness(schedule, phase, machine, step, order or {}) for phase in schedule.phases]
+    phases = tuple(_phase(*each, charge) for each in zip(schedule.phases, ready, strict=True))
     ranks, name = math.prod(schedule.mesh_sizes.values()), predictor.network.topology.name
     date = predictor.calibration.date if predictor.calibration else ""
     source = f"calibrated {date}" if date else "costs of the topology file, not measured"
@@ -194,33 +192,64 @@ class _Charge:
         return known or 0.0, prediction
 
 
-def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
+class _Played(NamedTuple):
+    """A phase in time: what each of its ops costs, its tasks, when they run, and bytes by level."""
+
+    costs: list[_Cost]
+    tasks: list[Task]
+    timings: tuple[TaskTiming, ...]
+    nbytes: tuple[tuple[str, float], ...]
+
+    @property
+    def end(self) -> float:
+        return max((timing.end for timing in self.timings), default=0.0)
+
+    def exposed(self, ready: Readiness) -> float:
+        return max(0.0, self.end - ready.seconds)
+
+
+def _played(phase: Phase, ready: Readiness, charge: _Charge) -> _Played:
     nbytes = charge.entry | {value.id: value.nbytes for value in phase.values}
     charge.enter(phase)
     costs = [charge.of(op, nbytes) for op in phase.ops]
-    tasks = _tasks(phase.ops, costs, ready, charge)
-    played = play(tasks)
-    ops = tuple(
-        _op_time(op, seconds, prediction, when)
-        for op, (seconds, prediction), when in zip(phase.ops, costs, played, strict=True)
-    )
-    end = alone = max((when.end for when in played), default=0.0)
-    if ready.seconds:
-        alone = max((when.end for when in play([replace(task, release=0.0) for task in tasks])), default=0.0)
-    spans = [(when.start, when.end) for when in played]
-    moves = [prediction is not None for _, prediction in costs]
-    moving, working = compress(spans, moves), compress(spans, map(not_, moves))
-    levels = [level.name for level in charge.predictor.network.levels]
-    total = dict.fromkeys(levels, 0.0)
+    total = dict.fromkeys((level.name for level in charge.predictor.network.levels), 0.0)
     for _, prediction in costs:
         for level, size in prediction.nbytes if prediction else ():
             total[level] += size
+    tasks = _tasks(phase.ops, costs, ready, charge)
+    return _Played(costs, tasks, play(tasks), tuple(total.items()))
+
+
+def predict_exposed(
+    schedule: Schedule, phase: Phase, predictor: Predictor, ready: Readiness,
+    measured: InputCosts | None = None,
+) -> tuple[float, float]:  # fmt: skip
+    """The exposed seconds of one phase of `schedule`, and the bytes on its busiest links together.
+
+    As `predict` has them, without the rest. ready: see `commplan.cost.schedule.step.readiness`.
+    """
+    played = _played(phase, ready, _Charge(schedule, predictor, {}, measured))
+    return played.exposed(ready), sum(nbytes for _, nbytes in played.nbytes)
+
+
+def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
+    played = _played(phase, ready, charge)
+    costs, timings = played.costs, played.timings
+    ops = tuple(
+        _op_time(op, seconds, prediction, when)
+        for op, (seconds, prediction), when in zip(phase.ops, costs, timings, strict=True)
+    )
+    alone = played.end
+    if ready.seconds:
+        unreleased = play([replace(task, release=0.0) for task in played.tasks])
+        alone = max((when.end for when in unreleased), default=0.0)
+    spans = [(when.start, when.end) for when in timings]
+    moves = [prediction is not None for _, prediction in costs]
+    moving, working = compress(spans, moves), compress(spans, map(not_, moves))
     bound = min(alone, _bound(phase.ops, costs, charge))
-    busy, nbytes_by_level = (_covered(moving), _covered(working)), tuple(total.items())
-    exposed = max(0.0, end - ready.seconds)
-    critical = _critical(ops, played)
     return PhaseTime(
-        phase.name, alone, ready.seconds, exposed, bound, *busy, nbytes_by_level, critical, ops, ready.after
+        phase.name, alone, ready.seconds, played.exposed(ready), bound, _covered(moving), _covered(working),
+        played.nbytes, _critical(ops, timings), ops, ready.after,
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from commplan.cost.predictor import Predictor
-from commplan.cost.schedule.prediction import predict
+from commplan.cost.schedule.prediction import predict_exposed
+from commplan.cost.schedule.step import readiness
 from commplan.ir.plan import Algorithm
 from commplan.ir.remark import Alternative, Choice
 from commplan.ir.schedule import Collective, Phase, Schedule
@@ -46,7 +47,7 @@ class Searched(NamedTuple):
 def choose(schedule: Schedule, passes: Sequence[Pass], context: Context) -> tuple[Choices, list[Choice]]:
     """The choices with the least exposed time for the collectives of `schedule`, and the remarks on them."""
     table, remarks = dict[StageKey, StageChoice](), list[Choice]()
-    if not isinstance(context.costs, Predictor) or not any(p.name in ("bucket", "select") for p in passes):
+    if context.costs is None or not any(p.name in ("bucket", "select") for p in passes):
         return {}, []
     for phase in schedule.phases:
         if any(isinstance(op, Collective) for op in phase.ops):
@@ -72,7 +73,8 @@ class _Search:
         self.table: dict[StageKey, StageChoice] = {}
         self.known: dict[tuple[object, ...], Searched] = {}
         self.tried: dict[StageKey, dict[StageChoice, Searched]] = {}
-        self.computation = 0.0
+        self.measured = context.calibration.input if context.calibration else None
+        self.ready = readiness(schedule, phase, predictor, context.step, context.order)
 
     def run(self) -> None:
         for _ in range(3):
@@ -148,18 +150,11 @@ class _Search:
             if self.is_spent:
                 return None
             after = self._after(self.passes, table)
-            measured = self.context.calibration.input if self.context.calibration else None
             (phase,) = after.phases
             whole = replace(after, phases=tuple(phase if p is self.phase else p for p in self.phases))
-            prediction = predict(
-                whole, self.predictor, self.context.step, measured=measured, order=self.context.order,
-                only=phase.name,
-            )  # fmt: skip
-            (time,) = prediction.phases
-            self.computation = time.computation
-            moved = sum(nbytes for _, nbytes in time.nbytes)
-            count = sum(isinstance(op, Collective) for op in after.phases[0].ops)
-            self.known[key] = Searched(_digits(time.exposed), count, _digits(moved), 0, choice)
+            exposed, moved = predict_exposed(whole, phase, self.predictor, self.ready, self.measured)
+            count = sum(isinstance(op, Collective) for op in phase.ops)
+            self.known[key] = Searched(_digits(exposed), count, _digits(moved), 0, choice)
         return self.known[key]
 
     def _after(self, passes: Sequence[Pass], table: Choices) -> Schedule:
@@ -186,7 +181,7 @@ class _Search:
         )
         op = unit.collective
         text = f"{_words(choice, unit)} for {op.kind} of {sized(unit.nbytes)} over {', '.join(op.axes)}"
-        where = "beside the computation" if self.computation else "of the phase"
+        where = "beside the computation" if self.ready.seconds else "of the phase"
         count = len(self.known)
         how = "the budget is spent" if self.is_spent else "no single alternative of those tried is faster"
         why = f"the least time exposed {where} of {count} schedules tried, not all there are: {how}"
