@@ -73,6 +73,6 @@ def test_a_narrow_wire_is_advised_inside_a_node_alone(axes: str, advised: bool) 
     text = PLAN.replace("partial node, gpu", f"partial {axes}").replace("over node, gpu", f"over {axes}")
     schedule = commplan.loads(text).compile(topology=CLUSTER).schedule
     assert schedule.origin is not None
-    (cost,) = step_costs(schedule.origin.plan, schedule, predict(schedule, PREDICTOR))
+    (cost,) = step_costs(schedule.origin.plan, schedule, predict(schedule, Predictor(CLUSTER, schedule.axes)))
     assert cost.first is not None
     assert any("{ wire = bf16 }" in text for text in cost.first.advice) == advised
