@@ -133,21 +133,23 @@ class Deaths:
         key = base.name, death.kind
         if key not in self._expected:
             self._expected[key] = outcomes(death, base.schedule)
-        found = outcomes(death, schedule)
+        edited = outcomes(death, schedule)
         for name, expected in self._expected[key].items():
             if expected.failed == NO_RESULT:
                 return f"process {name} of the unedited schedule gives {NO_RESULT}"
-            text = _common(expected, found[name])
+            text = _common(expected, edited[name])
             if text:
                 return f"process {name} {text}"
         return ""
 
 
-def _common(expected: Outcome, found: Outcome) -> str:
-    if expected.failed != found.failed:
-        return f"ends with {found.failed}, and unedited with {expected.failed}"
-    names = [name for name in expected.values if name in found.values]
-    first, second = (Outcome({name: own.values[name] for name in names}) for own in (expected, found))
+def _common(expected: Outcome, edited: Outcome) -> str:
+    if expected.failed != edited.failed:
+        return f"ends with {edited.failed}, and unedited with {expected.failed}"
+    names = [name for name in expected.values if name in edited.values]
+    first, second = (
+        Outcome({name: outcome.values[name] for name in names}) for outcome in (expected, edited)
+    )
     return first.difference(second)
 
 
@@ -169,11 +171,11 @@ def outcomes(death: Death, schedule: Schedule) -> dict[str, Outcome]:
             return done or all(file.exists() for file in files)
 
         observed([job], output, over)
-        found: dict[str, Outcome] = {}
+        results: dict[str, Outcome] = {}
         for survivor, each in zip(death.survivors, files, strict=True):
             ended = each.exists()
-            found[survivor] = pickle.loads(each.read_bytes()) if ended else Outcome({}, NO_RESULT)
-        return found
+            results[survivor] = pickle.loads(each.read_bytes()) if ended else Outcome({}, NO_RESULT)
+        return results
 
 
 def _leave(folder: Path, name: str, outcome: Outcome) -> None:
@@ -238,15 +240,17 @@ def _of_members(base: Base, phase: Phase, share: Share, folder: Path) -> dict[st
                 os.kill(os.getpid(), signal.SIGKILL)
 
         team = group(run, index, sizes[axis], timeout=SILENT_S)
-        found = _taken(base.schedule, phase, base.functions, {"local": {axis: (index,)}, "group": team}, dies)
-        _leave(folder, f"{phase.name} {index}", Outcome(found))
+        values = _taken(
+            base.schedule, phase, base.functions, {"local": {axis: (index,)}, "group": team}, dies
+        )
+        _leave(folder, f"{phase.name} {index}", Outcome(values))
         os._exit(0)
     values: dict[str, Any] = {}
     for index, child in enumerate(children):
         os.waitpid(child, 0)
         left = folder / f"{phase.name} {index}.result"
-        found = pickle.loads(left.read_bytes()).values if left.exists() else {"end": "dead"}
-        values |= {f"member {index}, {name}": value for name, value in found.items()}
+        member = pickle.loads(left.read_bytes()).values if left.exists() else {"end": "dead"}
+        values |= {f"member {index}, {name}": value for name, value in member.items()}
     return values
 
 

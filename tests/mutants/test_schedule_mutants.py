@@ -229,10 +229,12 @@ def test_an_accepted_mutant_that_differs_fails_the_campaign(
     assert next(tmp_path.iterdir()).joinpath("mutant.json").exists()
 
 
-@pytest.mark.parametrize("seed", parameters([0], [1]))
-def test_mutants_are_refused_or_change_nothing(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("seed", "count"), parameters([(0, 40)], [(0, 75), (1, 75)]))
+def test_mutants_are_refused_or_change_nothing(
+    seed: int, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("commplan.verify.equivalence")
-    words = ["--schedules", "--count", "40", "--seed", str(seed), "--share", "0.1", "--jobs", "1"]
+    words = ["--schedules", "--count", str(count), "--seed", str(seed), "--share", "0.1", "--jobs", "1"]
     assert mutants.main(words) == 0, capsys.readouterr().out
 
 
