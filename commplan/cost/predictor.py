@@ -16,10 +16,11 @@ from commplan.cost.collective.bounds import busiest_bytes
 from commplan.cost.collective.cost import CollectiveTime, CostKind, collective_time, least_seconds
 from commplan.cost.network.network import Floats, Layout, Network, lay, places_of
 from commplan.cost.servers.requests import places_of_servers
+from commplan.diagnostics import fail
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Backend, Collective, Form
-from commplan.topology import Topology
+from commplan.topology import MOST, Topology
 
 
 class Predictor:
@@ -28,7 +29,7 @@ class Predictor:
     axes: all axes of the schedule, placed on `topology`. places: of each rank in mesh order, where ranks
     really run, servers behind them; None where the axes say it. Programs are laid in the order of `places`
     then, `native` is not.
-    Raises CP0750 where an axis does not lie on the topology.
+    Raises CP0713 for more than 16,777,216 ranks, and CP0750 if an axis does not lie on the topology.
     """
 
     def __init__(
@@ -46,6 +47,9 @@ class Predictor:
         self._axes = tuple(axis for axis in axes if axis.kind is not AxisKind.SERVER)
         self._moved = places is not None
         ranks = math.prod(axis.size for axis in self._axes)
+        if ranks > MOST:
+            message = f"times of {ranks:,} ranks cannot be predicted"
+            fail("CP0713", message, f"expected at most {MOST:,} ranks; give smaller axes")
         given = None if places is None else np.asarray(places, np.int64)
         self.workers = places_of(self.network, self._axes) if given is None else given[:ranks]
         self._all, self._servers = tuple(axes), None if given is None else given[ranks:]

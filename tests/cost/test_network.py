@@ -15,10 +15,11 @@ from commplan.cost.network import message_simulation
 from commplan.cost.network.link_traffic import Pattern, lay_out
 from commplan.cost.network.max_min import max_min
 from commplan.cost.network.network import Layout, Network, lay, one_group, places_of, shape_of
+from commplan.cost.predictor import Predictor
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Spread
-from commplan.topology import Level, Topology, place
+from commplan.topology import MOST, Level, Topology, place
 
 TWO_RACKS = Topology("two_rack", (Level("host", 4, 60e-6, 25e6), Level("rack", 2, 120e-6, 25e6)))
 NETWORK = Network.of(TWO_RACKS)
@@ -90,6 +91,12 @@ def test_an_axis_that_lies_nowhere_is_refused() -> None:
         places_of(NETWORK, (Axis("data", AxisKind.REPLICA, 8),))
     with pytest.raises(CommplanError, match="CP0750"):
         places_of(NETWORK, (Axis("data", AxisKind.REPLICA, 8, (Spread("gpu", 8),)),))
+
+
+def test_more_ranks_than_a_table_holds_are_refused() -> None:
+    ranks = 2 * MOST
+    with pytest.raises(CommplanError, match=rf"CP0713.*times of {ranks:,} ranks"):
+        Predictor(TWO_RACKS, (Axis("data", AxisKind.REPLICA, ranks, (Spread("host", ranks),)),))
 
 
 def test_layouts_that_lie_alike_have_one_shape() -> None:
