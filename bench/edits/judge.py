@@ -185,8 +185,9 @@ class Judge:
     def _numbers(self, schedule: Schedule, name: str, value: Value) -> Tree:
         grid = Oracle(schedule).grid
         leaves: list[Any] = []
-        for number, leaf in enumerate(value.leaves):
-            shape, rng = global_shape(grid, value, leaf), np.random.default_rng([number, *name.encode()])
+        for leaf in value.leaves:
+            seed = [*leaf.path.encode(), 0, *name.encode()]  # not the leaf's place: it depends on other names
+            shape, rng = global_shape(grid, value, leaf), np.random.default_rng(seed)
             array = 3 * rng.standard_normal(shape)
             if name == "n":
                 array = np.abs(array) * (rng.random(shape) > 0.3)
