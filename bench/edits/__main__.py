@@ -92,7 +92,7 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
             fields[label] += 1
             if difference:
                 found(label, words, f"{way}: {difference}")
-            if difference or way in ("fields", "bind"):
+            if difference or way in ("fields", "bind", "order"):
                 continue
             key, on_servers = obeyed(loaded), way.endswith("ranks")
             of_sample = base.schedule.backend == "mpi" and on_ranks[label] < options.ranks
