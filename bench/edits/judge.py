@@ -136,7 +136,7 @@ class Judge:
         except CommplanError as error:
             return "origin", f"the plan does not compile for its leaves: {error.diagnostics[0].message}"
         if _leaf_paths(schedule) != _leaf_paths(judge.schedule):
-            return "order", ""  # JAX flattens a tree of these names in another order: calls are refused (CP0805)
+            return "order", ""  # calls are refused (CP0805): JAX flattens a tree of these names otherwise
         if _whole_states(schedule) != _whole_states(judge.schedule):
             return "origin", "states have other whole shapes"
         way, difference = judge._compared_to_base(schedule, silent=False)
