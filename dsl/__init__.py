@@ -1,4 +1,4 @@
-"""The language: text to a checked plan graph."""
+"""The plan language: parse text into a checked plan graph."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
 
 class Analysis(NamedTuple):
-    """All that is known of a text: its tree, the plan (None where it has errors), the values that could be
-    checked, and what is wrong, by place."""
+    """The result of analysing a plan text.
+
+    `plan` is None if the text has errors. `values` are those that could be checked. `diagnostics` are sorted
+    by position.
+    """
 
     tree: ast.File
     plan: Plan | None
@@ -22,16 +25,20 @@ class Analysis(NamedTuple):
 
 
 def load(text: str, file: str) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
-    """Parse and check a plan: the plan, or None where it has errors, and all diagnostics by place.
+    """Parse and check a plan. Invalid text never raises.
 
-    `file` is the name that diagnostics carry. Never raises on bad text.
+    Args:
+        text: The source of the plan.
+        file: The file name to show in diagnostics.
+
+    Returns:
     """
     analysis = analyse(text, file)
     return analysis.plan, analysis.diagnostics
 
 
 def analyse(text: str, file: str) -> Analysis:
-    """Parse and check a plan, and keep what is known of it, errors or not. Never raises on bad text."""
+    """Parse and check a plan, keeping partial results if it has errors. Invalid text never raises."""
     from commplan.dsl.check import check_all  # noqa: PLC0415  (heavy, and `fmt` does without)
     from commplan.dsl.parser import parse  # noqa: PLC0415
 
@@ -42,6 +49,6 @@ def analyse(text: str, file: str) -> Analysis:
 
 
 def place(diagnostic: Diagnostic) -> tuple[int, int, str]:
-    """Where a diagnostic stands in its file, to sort by."""
+    """Sort key of a diagnostic: its line, column and code."""
     span = diagnostic.span
     return (span.line, span.column, diagnostic.code) if span else (0, 0, diagnostic.code)

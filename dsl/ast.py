@@ -1,7 +1,7 @@
-"""The untyped tree: what was written, with a span on every node.
+"""The untyped syntax tree, with a source span on every node.
 
-The parser makes it, the checker reads it; the formatter works on tokens. Names are not resolved, units
-not converted, defaults not filled in.
+The parser builds it and the checker reads it; the formatter works on tokens. Names are not resolved, units
+not converted and defaults not filled in.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from commplan.diagnostics import Span
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """What every node has: the place where it was written."""
+    """Base class of all nodes."""
 
     span: Span
 
 
 def span_of(parts: Sequence[Any]) -> Span:
-    """From the first of several nodes or tokens to the last."""
+    """The span from the first to the last of several nodes or tokens."""
     first: Span = parts[0].span
     return first if len(parts) == 1 else first.to(parts[-1].span)
 
@@ -31,7 +31,7 @@ class Name(Node, frozen=True):
 
 
 class Number(Node, frozen=True):
-    """`text` as written, `value` without `_`, `unit` one of the language's units or None."""
+    """A literal: `text` as written, `value` without `_`, and `unit`, a unit of the language or None."""
 
     text: str
     value: int | float
@@ -39,21 +39,21 @@ class Number(Node, frozen=True):
 
 
 class TypeExpr(Node, frozen=True):
-    """`f32[3, 4]`, `f32`, `bytes`, `tree`. `dims` is None where no brackets were written."""
+    """`f32[3, 4]`, `f32`, `bytes`, `tree`. `dims` is None without brackets."""
 
     name: Name
     dims: tuple[Number, ...] | None = None
 
 
 class PlacementItem(Node, frozen=True):
-    """`same`, `per A, B`, `partial A`, `split A, B`, in the order written."""
+    """`same`, `per A, B`, `partial A`, `split A, B`, with the axes in source order."""
 
     kind: Literal["same", "per", "partial", "split"]
     axes: tuple[Name, ...]
 
 
 class AxisDecl(Node, frozen=True):
-    """`axis NAME = N`, `ensemble NAME = N`, `server NAME = N`; `size` None is `?`."""
+    """`axis NAME = N`, `ensemble NAME = N`, `server NAME = N`; a `size` of None is `?`."""
 
     kind: Literal["axis", "ensemble", "server"]
     name: Name
@@ -66,7 +66,7 @@ class SourceDecl(Node, frozen=True):
 
 
 class FnDecl(Node, frozen=True):
-    """`flags` are the words after `host` or `device`, as written."""
+    """A function declaration. `flags` are the words after `host` or `device`."""
 
     name: Name
     operands: tuple[TypeExpr, ...]
@@ -89,7 +89,7 @@ class StateDecl(Node, frozen=True):
 
 
 class TopologyDecl(Node, frozen=True):
-    """`topology "FILE"`; `path` is the text between the quotes."""
+    """`topology "FILE"`; `path` is the text inside the quotes."""
 
     path: str
 
@@ -97,7 +97,7 @@ class TopologyDecl(Node, frozen=True):
 class Call(Node, frozen=True):
     """`hierarchical(gpu = native, node)`, `sync(eta = eta, rho = 0.1)`, `ring`, `mean(weight = n)`.
 
-    `args` is None where no parentheses were written.
+    `args` is None without parentheses.
     """
 
     name: Name
@@ -130,7 +130,7 @@ class Batch(Node, frozen=True):
 
 
 class LoadExpr(Node, frozen=True):
-    """`load SOURCE batch 64 split A per B visit V seed N tail T { .. }`; what was not written is empty."""
+    """`load SOURCE batch 64 split A per B visit V seed N tail T { .. }`. Absent clauses are None or empty."""
 
     source: Name
     batch: Batch
@@ -152,8 +152,10 @@ class MapExpr(Node, frozen=True):
 
 
 class Communication(Node, frozen=True, kw_only=True):
-    """What stages over axes have in common; what was written, allowed or not: the checker says which stage
-    takes which."""
+    """The clauses shared by stages over axes.
+
+    Any stage may carry any of them here; the checker rejects those that a stage does not take.
+    """
 
     over: tuple[Name, ...]
     by: Call | Number | None = None
@@ -162,9 +164,9 @@ class Communication(Node, frozen=True, kw_only=True):
 
 
 class StageExpr(Communication, frozen=True):
-    """A stage with one operand over some axes: `kind` is its verb.
+    """A stage with one operand over some axes; `kind` is its verb.
 
-    `over_word` is the word written, `over` or `across`.
+    `over_word` is the keyword in the source, `over` or `across`.
     """
 
     kind: str
@@ -203,7 +205,7 @@ class OutputStmt(Node, frozen=True):
 
 
 class BadStmt(Node, frozen=True):
-    """A statement that did not parse; the names left of its `=`, where there were any, are bound."""
+    """A statement that did not parse. `targets` are the names before its `=`, which still get bound."""
 
     targets: tuple[Name, ...] = ()
 
@@ -222,7 +224,7 @@ Decl = AxisDecl | SourceDecl | FnDecl | InputDecl | StateDecl | TopologyDecl | P
 
 
 class File(Node, frozen=True):
-    """A whole file. `name` is None where the `plan NAME` line is missing or wrong."""
+    """A whole file. `name` is None if the `plan NAME` line is missing or wrong."""
 
     file: str
     text: str

@@ -1,10 +1,10 @@
-"""One way to write a plan: `commplan fmt`.
+"""The formatter behind `commplan fmt`.
 
-The formatter works on tokens, so it cannot change what is written, only the space between. Runs of
-lines of one kind stand in columns: declarations at `=` and `:`, stages at `=`. The columns of
-`fn` lines (at the parenthesis, at the arrow) are kept where they were written so. A stage that
-does not fit on a line is broken before a clause. Comments stay where they are; trailing ones keep
-their distance, and where they stood in one column they still do. Blank lines are kept, one at a time.
+It works on tokens, so it changes only the whitespace between them. Consecutive lines of one kind are aligned:
+declarations at `=` and `:`, stages at `=`. The columns of `fn` lines (at the parenthesis and the arrow) are
+kept if they were aligned in the source. A stage that does not fit on a line is broken before a clause.
+Comments stay in place; trailing comments keep their distance, and stay aligned if they were. Runs of blank
+lines become one.
 """
 
 from __future__ import annotations
@@ -32,25 +32,29 @@ _DECLARED: dict[str, Kind] = {
 _MARKS: dict[Kind, str] = {"size": "EQUAL", "type": "COLON", "stage": "EQUAL"}
 
 
-class _Entry(NamedTuple):
-    """A statement, phase header, closing brace or comment line, on its way into the output.
+class _FormatEntry(NamedTuple):
+    """A statement, phase header, closing brace or comment line of the output.
 
-    `inner` holds the comments that stand between its tokens, by the index of the token before.
+    `inner` holds the comments between tokens, by the index of the preceding token.
     """
 
     kind: Kind
     tokens: tuple[Token, ...]
     inner: dict[int, tuple[Token, ...]]
     trailing: Token | None
-    blank: bool  # a blank line stands before it
+    blank: bool  # whether a blank line precedes it
     indent: int
 
 
 def format_source(text: str, file: str) -> str:
-    """The plan in its one form. Raises `CommplanError` with the mistakes where it does not parse."""
+    """Format a plan.
+
+    Raises:
+        CommplanError: If the text does not parse; it carries the diagnostics.
+    """
     _, mistakes = parse(text, file)
     fail_if(mistakes)
-    entries = _spaced(list(_Reader(text.removeprefix("\ufeff")).entries()))
+    entries = _spaced(list(_EntryReader(text.removeprefix("\ufeff")).entries()))
     lines: list[str] = []
     for run in _runs(entries):
         texts = _columns(run)
@@ -62,8 +66,8 @@ def format_source(text: str, file: str) -> str:
     return newline.join([*lines, ""])
 
 
-class _Reader:
-    """A text in order: statements, phase headers and braces, each comment with what it belongs to."""
+class _EntryReader:
+    """Reads a text in order as entries, and attaches each comment to its entry."""
 
     def __init__(self, text: str) -> None:
         tokens = list(tokenize(text))
@@ -71,7 +75,7 @@ class _Reader:
         self.pieces = _pieces(iter([token for token in tokens if token.type != "COMMENT"]))
         self.indent, self.last_line = 0, 0
 
-    def entries(self) -> Iterator[_Entry]:
+    def entries(self) -> Iterator[_FormatEntry]:
         following = [tokens[0] for _, tokens in self.pieces[1:]]
         for (kind, tokens), after in zip_longest(self.pieces, following):
             yield from self._above(tokens[0])
@@ -82,16 +86,16 @@ class _Reader:
                 yield entry
                 continue
             self.indent = 4
-            # Comments before the brace go behind it: the first on its line, the others below.
+            # Comments before the brace move behind it: the first to the same line, the others below.
             inner = [comment for index in sorted(entry.inner) for comment in entry.inner[index]]
             inner += [entry.trailing] if entry.trailing else []
             yield entry._replace(inner={}, trailing=inner[0] if inner else None)
             for comment in inner[1:]:
-                yield _Entry("comment", (comment,), {}, None, False, self.indent)
+                yield _FormatEntry("comment", (comment,), {}, None, False, self.indent)
         yield from self._above(None)
 
-    def _entry(self, kind: Kind, tokens: tuple[Token, ...], after: Token | None) -> _Entry:
-        """Take the comments between the tokens, and the one behind the last. after: the next token."""
+    def _entry(self, kind: Kind, tokens: tuple[Token, ...], after: Token | None) -> _FormatEntry:
+        """Make an entry with the comments between and after its tokens; `after` is the next token."""
         inner: dict[int, tuple[Token, ...]] = {}
         for index, token in enumerate(tokens[1:]):
             while self._next_stands_before(token):
@@ -102,15 +106,15 @@ class _Reader:
         if self.comments and self.comments[0].line == self.last_line:
             between = after is not None and after.line == self.last_line and _before(after, self.comments[0])
             trailing = None if between else self.comments.popleft()
-        return _Entry(kind, tokens, inner, trailing, blank, self.indent)
+        return _FormatEntry(kind, tokens, inner, trailing, blank, self.indent)
 
-    def _above(self, token: Token | None) -> Iterator[_Entry]:
-        """The comment lines before `token`."""
+    def _above(self, token: Token | None) -> Iterator[_FormatEntry]:
+        """Yield the comment lines before `token`."""
         while self._next_stands_before(token):
             comment = self.comments.popleft()
             blank = self._follows_blank(comment)
             self.last_line = comment.line
-            yield _Entry("comment", (comment,), {}, None, blank, self.indent)
+            yield _FormatEntry("comment", (comment,), {}, None, blank, self.indent)
 
     def _next_stands_before(self, token: Token | None) -> bool:
         return bool(self.comments) and (token is None or _before(self.comments[0], token))
@@ -138,8 +142,8 @@ def _before(comment: Token, token: Token) -> bool:
     return (comment.line, comment.column) < (token.line, token.column)
 
 
-def _spaced(entries: list[_Entry]) -> list[_Entry]:
-    """Blank lines: none inside the ends of a phase, one around it and behind `plan`."""
+def _spaced(entries: list[_FormatEntry]) -> list[_FormatEntry]:
+    """Normalize blank lines: none at either end of a phase, one around it and after `plan`."""
     for index, entry in enumerate(entries):
         previous = entries[index - 1] if index else None
         if previous and (previous.kind == "open" or entry.kind == "close"):
@@ -154,9 +158,9 @@ def _spaced(entries: list[_Entry]) -> list[_Entry]:
     return entries
 
 
-def _runs(entries: Sequence[_Entry]) -> Iterator[list[_Entry]]:
-    """Neighbours of one kind with no blank line between; comment lines do not part them."""
-    run: list[_Entry] = []
+def _runs(entries: Sequence[_FormatEntry]) -> Iterator[list[_FormatEntry]]:
+    """Group adjacent entries of one kind. Blank lines end a group, comment lines do not."""
+    run: list[_FormatEntry] = []
     kind: Kind | None = None
     for entry in entries:
         follows = entry.kind in ("comment", kind) or kind is None
@@ -170,23 +174,23 @@ def _runs(entries: Sequence[_Entry]) -> Iterator[list[_Entry]]:
         yield run
 
 
-def _columns(run: Sequence[_Entry]) -> list[list[str]]:
-    """The lines of each entry of a run."""
+def _columns(run: Sequence[_FormatEntry]) -> list[list[str]]:
+    """The lines of each entry of a group."""
     heads = _heads(run)
     written: list[list[str]] = []
-    for entry, (head, rest) in zip(run, heads, strict=True):
+    for entry, (head, tail) in zip(run, heads, strict=True):
         if entry.kind == "comment":
             written.append([" " * entry.indent + entry.tokens[0].text.rstrip()])
             continue
-        start = len(entry.tokens) - len(rest)
+        start = len(entry.tokens) - len(tail)
         inner = {index - start: comments for index, comments in entry.inner.items()}
         column = len(head) if head.strip() else entry.indent + 4
-        written.append(lay_out(head, rest, inner, column, WIDTH))
+        written.append(lay_out(head, tail, inner, column, WIDTH))
     return _with_trailing(run, written)
 
 
-def _heads(run: Sequence[_Entry]) -> list[tuple[str, tuple[Token, ...]]]:
-    """What stands in columns at the head of each entry, and the tokens after it."""
+def _heads(run: Sequence[_FormatEntry]) -> list[tuple[str, tuple[Token, ...]]]:
+    """The aligned start of each entry, and the tokens after it."""
     kind = next((entry.kind for entry in run if entry.kind != "comment"), "comment")
     if kind == "fn":
         return _fn_heads(run)
@@ -199,46 +203,46 @@ def _heads(run: Sequence[_Entry]) -> list[tuple[str, tuple[Token, ...]]]:
             continue
         mark = next(i for i, token in enumerate(entry.tokens) if token.type == _MARKS[kind])
         word = 0 if kind == "stage" else 1
-        left, names = entry.tokens[:word], entry.tokens[word:mark]
-        cells.append((flat(left), flat(names), entry.tokens[mark].text, entry.tokens[mark + 1 :]))
+        keyword, names = entry.tokens[:word], entry.tokens[word:mark]
+        cells.append((flat(keyword), flat(names), entry.tokens[mark].text, entry.tokens[mark + 1 :]))
     first = max(len(cell[0]) for cell in cells)
     second = max(len(cell[1]) for cell in cells)
     heads: list[tuple[str, tuple[Token, ...]]] = []
-    for entry, (word, names, mark, rest) in zip(run, cells, strict=True):
+    for entry, (word, names, mark, tail) in zip(run, cells, strict=True):
         gap = f"{word:<{first}} " if first else ""
-        heads.append((f"{' ' * entry.indent}{gap}{names:<{second}} {mark} ", rest))
+        heads.append((f"{' ' * entry.indent}{gap}{names:<{second}} {mark} ", tail))
     return heads
 
 
-def _fn_heads(run: Sequence[_Entry]) -> list[tuple[str, tuple[Token, ...]]]:
-    """`fn NAME(TYPES) -> `, in the columns in which they were written, if in any."""
+def _fn_heads(run: Sequence[_FormatEntry]) -> list[tuple[str, tuple[Token, ...]]]:
+    """The aligned `fn NAME(TYPES) -> ` of each entry, with the columns that the source has, if any."""
     plain = [entry for entry in run if entry.kind == "fn" and not entry.inner]
     names_wide = any(_gap_before(entry, "LPAR") > 0 for entry in plain)
     arrows_wide = any(_gap_before(entry, "ARROW") > 1 for entry in plain)
     name_width = max((len(entry.tokens[1].text) for entry in plain), default=0) if names_wide else 0
-    lefts: list[str] = []
+    prefixes: list[str] = []
     for entry in run:
         if entry.kind != "fn" or entry.inner:
-            lefts.append("")
+            prefixes.append("")
             continue
         arrow = _index(entry, "ARROW")
-        lefts.append(f"fn {entry.tokens[1].text:<{name_width}}{flat(entry.tokens[2:arrow])}")
-    width = max(len(left) for left in lefts) if arrows_wide else 0
+        prefixes.append(f"fn {entry.tokens[1].text:<{name_width}}{flat(entry.tokens[2:arrow])}")
+    width = max(len(prefix) for prefix in prefixes) if arrows_wide else 0
     heads: list[tuple[str, tuple[Token, ...]]] = []
-    for entry, left in zip(run, lefts, strict=True):
-        if not left or len(left) + 4 > WIDTH:
+    for entry, prefix in zip(run, prefixes, strict=True):
+        if not prefix or len(prefix) + 4 > WIDTH:
             heads.append((" " * entry.indent, entry.tokens))
         else:
-            heads.append((f"{left:<{width}} -> ", entry.tokens[_index(entry, "ARROW") + 1 :]))
+            heads.append((f"{prefix:<{width}} -> ", entry.tokens[_index(entry, "ARROW") + 1 :]))
     return heads
 
 
-def _index(entry: _Entry, kind: str) -> int:
+def _index(entry: _FormatEntry, kind: str) -> int:
     return next(i for i, token in enumerate(entry.tokens) if token.type == kind)
 
 
-def _gap_before(entry: _Entry, kind: str) -> int:
-    """The number of spaces before the first token of a kind, as written."""
+def _gap_before(entry: _FormatEntry, kind: str) -> int:
+    """The number of spaces before the first token of a kind in the source."""
     index = _index(entry, kind)
     return _gap(entry.tokens[index - 1], entry.tokens[index])
 
@@ -247,8 +251,8 @@ def _gap(before: Token, token: Token) -> int:
     return token.column - before.end_column if token.line == before.line else 0
 
 
-def _with_trailing(run: Sequence[_Entry], written: list[list[str]]) -> list[list[str]]:
-    """Put the trailing comments behind their lines. Neighbours that shared a column still do."""
+def _with_trailing(run: Sequence[_FormatEntry], written: list[list[str]]) -> list[list[str]]:
+    """Append the trailing comments. Adjacent comments that shared a column stay aligned."""
     triples = [(entry.tokens[-1], entry.trailing, lines) for entry, lines in zip(run, written, strict=True)]
     for column, group in groupby(triples, key=lambda triple: triple[1].column if triple[1] else None):
         neighbours = [(last, comment, lines) for last, comment, lines in group if comment]

@@ -1,6 +1,6 @@
-"""Tokens of one statement to its node of the tree, by the LALR tables of `plan.lark`.
+"""Parse the tokens of one statement into its node, with the LALR tables of `plan.lark`.
 
-The tables are made once per process, when the first statement is parsed (about 20 ms).
+The tables are built once per process, when the first statement is parsed (about 20 ms).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PHASE_KINDS: dict[str, PhaseKind] = {"AT": "start", "EACH": "step", "EVERY": "ev
 
 
 class PhaseHeader(NamedTuple):
-    """What stands before the `{` of a phase."""
+    """The words before the `{` of a phase."""
 
     kind: PhaseKind
     period: ast.Number | None
@@ -38,7 +38,7 @@ class PhaseHeader(NamedTuple):
 
 
 class Unexpected(Exception):  # noqa: N818  (it never leaves the parser)
-    """The token at `index` (past the last one: the end) does not fit; `accepted` are those that would."""
+    """The token at `index`, or the end if past the last, does not fit; `accepted` are the valid types."""
 
     def __init__(self, index: int, accepted: frozenset[str]) -> None:
         super().__init__(index, accepted)
@@ -49,9 +49,9 @@ class Unexpected(Exception):  # noqa: N818  (it never leaves the parser)
 Piece = ast.Decl | ast.StageStmt | ast.OutputStmt | ast.Name | PhaseHeader
 
 
-@lru_cache(maxsize=2048)  # editors read a plan again after each keystroke, which changes one statement of it
+@lru_cache(maxsize=2048)  # editors parse a plan after each keystroke, which changes one statement
 def parse_statement(start: Start, tokens: tuple[Token, ...]) -> Piece:
-    """The node of one statement. Raises `Unexpected` at the first token that does not fit."""
+    """Parse one statement. Raises `Unexpected` at the first token that does not fit."""
     machine = _fed(start, tokens)
     try:
         return cast(Piece, machine.feed_token(lark.Token(_END, "")))
@@ -60,7 +60,7 @@ def parse_statement(start: Start, tokens: tuple[Token, ...]) -> Piece:
 
 
 def _fed(start: Start, tokens: Sequence[Token]) -> Any:
-    """The parser behind `tokens`. Raises `Unexpected`."""
+    """A parser that has consumed `tokens`. Raises `Unexpected`."""
     machine: Any = _parser().parse_interactive(start=start)  # pyright: ignore[reportUnknownMemberType]
     for index, token in enumerate(tokens):
         accepted = cast(dict[str, object], machine.choices())
@@ -71,14 +71,16 @@ def _fed(start: Start, tokens: Sequence[Token]) -> Any:
             raise Unexpected(index, _accepts(machine))
         try:
             machine.feed_token(cast(lark.Token, token if kind == token.type else token._replace(type=kind)))
-        except lark.UnexpectedToken:  # a lookahead shared with another place of the grammar
+        except lark.UnexpectedToken:  # a lookahead that this state shares with another rule
             raise Unexpected(index, _accepts(machine)) from None
     return machine
 
 
 def followers(start: Start, tokens: Sequence[Token]) -> frozenset[str]:
-    """The types of the tokens that may stand behind `tokens`, `$END` among them where the statement may end
-    there; none where `tokens` do not fit themselves."""
+    """The types of tokens that may follow `tokens`, with `$END` if the statement may end there.
+
+    Empty if `tokens` do not parse.
+    """
     try:
         return _accepts(_fed(start, tokens))
     except Unexpected:
@@ -86,11 +88,11 @@ def followers(start: Start, tokens: Sequence[Token]) -> frozenset[str]:
 
 
 def _is_keyword(tokens: Sequence[Token], index: int, accepted: Iterable[str]) -> bool:
-    """Whether a word that may also be a name is the word of the grammar here."""
+    """Whether a soft keyword is a keyword here rather than a name."""
     kind = tokens[index].type
     if kind in accepted:
         return True
-    # `load batch 64`: the source is missing, it is not called `batch`.
+    # In `load batch 64` the source is missing; it is not named `batch`.
     forgotten = kind == "BATCH" and index > 0 and tokens[index - 1].type == "LOAD"
     return forgotten and index + 1 < len(tokens) and tokens[index + 1].type in ("INT", "LSQB")
 
@@ -100,7 +102,7 @@ def _accepts(machine: Any) -> frozenset[str]:
 
 
 class _NoLexer(LarkLexer):
-    """Tokens are fed by `parse_statement`."""
+    """A lexer without input: `parse_statement` feeds the tokens."""
 
     def __init__(self, lexer_conf: object) -> None: ...
 
@@ -124,7 +126,7 @@ def _parser() -> lark.Lark:
 
 
 class _Clause(NamedTuple):
-    """A clause on its way into its stage, and the field that it fills there."""
+    """A clause and the field of the stage that it fills."""
 
     field: str
     value: Any
@@ -132,7 +134,7 @@ class _Clause(NamedTuple):
 
 
 class _List(NamedTuple):
-    """Names, or types."""
+    """A list of names or types."""
 
     span: Span
     items: tuple[Any, ...]
@@ -143,7 +145,7 @@ _Children = Sequence[_Child]
 
 
 def name_of(token: Token) -> ast.Name:
-    """The name that a word is."""
+    """The name node of a word token."""
     return ast.Name(span=token.span, text=token.text)
 
 
@@ -153,13 +155,13 @@ def _number(token: Token) -> ast.Number:
 
 
 def _value(child: _Child) -> Any:
-    """A child as the value of a field: a node for a name or number, the items of a list, else its text."""
+    """The value of a field: the items of a list, a node for a name or number, or else the token's text."""
     if isinstance(child, _List):
         return child.items
     if not isinstance(child, Token):
         return child
     match child.type:
-        case "NAME" | "OVER" | "ACROSS":  # the checker points at the word of a reduction
+        case "NAME" | "OVER" | "ACROSS":  # the checker points to this word of a reduction
             return name_of(child)
         case "INT" | "FLOAT" | "QUANTITY":
             return _number(child)
@@ -173,8 +175,8 @@ def _all(kind: type[_Child], children: _Children) -> tuple[Any, ...]:
     return tuple(child for child in children if isinstance(child, kind))
 
 
-# The node of a rule, and what fills its fields: a child by its place, all children of a type, or all the
-# items of lists. Clauses and options fill the fields that they are named after.
+# The node class of a rule, and the source of each field: a child by index, all children of a type, or all
+# items of lists. Clauses and options fill the fields of the same name.
 _NODES: dict[str, tuple[type[ast.Node], dict[str, int | type[_Child]]]] = {
     "axis": (ast.AxisDecl, {"kind": 0, "name": 1, "size": 3}),
     "source": (ast.SourceDecl, {"name": 1, "type": 3}),
@@ -192,7 +194,7 @@ _NODES: dict[str, tuple[type[ast.Node], dict[str, int | type[_Child]]]] = {
     "options": (ast.Options, {"items": ast.Option}),
     "option": (ast.Option, {"key": 0, "value": 2}),
 }
-_FIELDS = {"FROM": "root", "ON": "server"}  # of clauses that are not named after their field
+_FIELDS = {"FROM": "root", "ON": "server"}  # fields of clauses that have another name
 
 
 def _node(rule: str, children: _Children) -> ast.Node:
@@ -227,7 +229,7 @@ def _phase(children: _Children) -> PhaseHeader:
 def _bracketed(
     kind: type[ast.TypeExpr | ast.Call], field: str, item: type[_Child], children: _Children
 ) -> _Child:
-    """`NAME` or `NAME(ITEMS)`: without brackets the items are None."""
+    """`NAME` or `NAME(ITEMS)`; the items are None without brackets."""
     items = _all(item, children) if len(children) > 1 else None
     return kind(span=ast.span_of(children), name=name_of(children[0]), **{field: items})
 
@@ -244,7 +246,7 @@ def _clause(children: _Children) -> _Clause:
 
 _CLAUSES = ("home", "member", "only_over", "split", "per", "visit", "tail", "seed", "root", "by", "via")
 
-# What a rule of the grammar becomes, called with its children as the parser reduces it.
+# The builder of each grammar rule, called with its children when the parser reduces it.
 _BUILD: dict[str, Callable[[_Children], Any]] = {
     "header": lambda children: name_of(children[1]),
     "fn": _fn,

@@ -1,7 +1,7 @@
-"""Text to tokens: words, numbers with their units, punctuation, comments; each with its place.
+"""Split text into tokens: words, numbers with units, punctuation and comments, each with its position.
 
-Lines and columns count from 1, in characters. A line ends at LF, CRLF or CR. Nothing here fails:
-what is no token of the language becomes a `BAD` token that carries its diagnostic's code.
+Lines and columns count from 1, in characters. A line ends at LF, CRLF or CR. The lexer never fails: text that
+is no token of the language becomes a `BAD` token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from commplan.diagnostics import Span
 from commplan.ir import stages
 
-# The words of the grammar: those that begin a declaration, a phase or a stage, and those that go on with one.
+# The words of the grammar: those that begin a declaration, a phase or a stage, and those that begin a clause.
 DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE", "TOPOLOGY"})
 HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})
 VERBS = frozenset(verb.upper() for verb in stages.VERBS)
@@ -25,12 +25,17 @@ CLAUSES = frozenset(
         "TAIL", "ON",
     }
 )  # fmt: skip
-# A name may not be one of these ...
+# Names may not be any of these.
 KEYWORDS = frozenset(word.lower() for word in DECLARES | HEADS | VERBS | CLAUSES | {"OUTPUT"})
-# ... but may be one of these, which mean something in one place only.
+# Names may be any of these: they are keywords in one position only.
 SOFT = frozenset({"batch", "start", "step", "steps", "same"})
 
-_DECIMAL_BYTES = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}  # what a number without a unit counts
+_DECIMAL_BYTES = {
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}  # the bytes in decimal units, which the language does not have
 UNITS = ("KiB", "MiB", "GiB", "Mbit/s", "Gbit/s", "GB/s", "us", "ms", "s")
 PUNCTUATION = {
     "=": "EQUAL", ":": "COLON", ",": "COMMA", "->": "ARROW", "?": "QUESTION",
@@ -58,8 +63,11 @@ _LONGEST_NUMBER = 40
 
 
 class Token(NamedTuple):
-    """A token. `type` is NAME, INT, FLOAT, QUANTITY (a number with a unit), TEXT (in quotes), BAD, a name of
-    `PUNCTUATION` or a word of the grammar in capitals; `leads` where it is the first on its line."""
+    """A token.
+
+    `type` is NAME, INT, FLOAT, QUANTITY (a number with a unit), TEXT (quoted), BAD, a name of `PUNCTUATION`
+    or a keyword in capitals. `leads` is whether the token is the first on its line.
+    """
 
     type: str
     text: str
@@ -74,23 +82,23 @@ class Token(NamedTuple):
 
     @property
     def is_word(self) -> bool:
-        """Whether it is made like a name: a name or any word of the language."""
+        """Whether it has the form of a name: a name or any word of the language."""
         return self.type != "BAD" and (self.text[:1].isalpha() or self.text[:1] == "_")
 
 
 def word_type(text: str) -> str:
-    """NAME, or the word in capitals where the grammar has it."""
+    """The token type of a word: the word in capitals if it is a keyword, else NAME."""
     return text.upper() if text in KEYWORDS or text in SOFT else "NAME"
 
 
 def end_of(text: str) -> tuple[int, int]:
-    """Line and column just behind the last character."""
+    """The line and column after the last character."""
     line = 1 + text.count("\n") + text.count("\r") - text.count("\r\n")
     return line, len(text) - max(text.rfind("\n"), text.rfind("\r"))
 
 
 def tokenize(text: str) -> Iterator[Token]:
-    """Every token and comment (type COMMENT) of `text`, lazily and in linear time."""
+    """Yield every token and comment (type COMMENT) of `text`, lazily and in linear time."""
     line, line_start, leads = 1, 0, True
     for match in _TOKEN.finditer(text):
         group = match.lastgroup
@@ -129,32 +137,32 @@ def _number_type(match: re.Match[str]) -> str:
 
 
 def split_number(text: str) -> tuple[str, str | None]:
-    """`25 MiB` -> (`25`, `MiB`); of a well-formed INT, FLOAT or QUANTITY."""
+    """Split the text of a well-formed INT, FLOAT or QUANTITY: `25 MiB` -> (`25`, `MiB`)."""
     match = _TOKEN.match(text)
     assert match and match["number"], text
     return match["digits"], match["unit"]
 
 
 def number_value(digits: str) -> int | float:
-    """The value of well-formed digits: an int unless a point or an exponent was written."""
+    """The value of well-formed digits: an int unless they have a point or an exponent."""
     plain = digits.replace("_", "")
     return int(plain) if plain.removeprefix("-").isdigit() else float(plain)
 
 
 def _other_unit(digits: str, unit: str) -> str | None:
-    """A number with a unit that is none, as a plan writes exactly this; None where that is not certain."""
+    """A number with a foreign unit, rewritten exactly in a valid one; None if the meaning is uncertain."""
     if not _WELL_FORMED.fullmatch(digits) or len(digits) > _LONGEST_NUMBER:
         return None
     if unit in _DECIMAL_BYTES:
         nbytes = Fraction(digits.replace("_", "")) * _DECIMAL_BYTES[unit]
         return f"{nbytes.numerator:_}" if nbytes.denominator == 1 else None
     spellings = {spelling: each for each in UNITS for spelling in (each.lower(), each.upper())}
-    del spellings["gb/s"]  # or Gbit/s
+    del spellings["gb/s"]  # ambiguous with Gbit/s
     return f"{digits} {spellings[unit]}" if unit in spellings else None
 
 
 def number_mistake(text: str) -> tuple[str, str | None]:
-    """What is wrong with a BAD token that begins like a number, and the number that was meant."""
+    """The reason why a BAD token that begins like a number is wrong, and the number probably meant."""
     match = _TOKEN.match(text)
     assert match and match["digits"], text
     digits, tail = match["digits"], match["tail"]

@@ -1,4 +1,4 @@
-"""The space between the tokens of one statement, and where its lines break."""
+"""Whitespace between the tokens of one statement, and its line breaks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def flat(tokens: Sequence[Token]) -> str:
 def lay_out(
     head: str, tokens: Sequence[Token], comments: Mapping[int, Sequence[Token]], column: int, width: int
 ) -> list[str]:
-    """The lines of `head` followed by `tokens`, none longer than `width` if that can be.
+    """The lines of `head` followed by `tokens`, at most `width` wide if possible.
 
-    `comments` stand behind the token of their index and end its line. Clauses that do not fit go
-    to a new line at `column`; what is too long inside brackets breaks after a comma.
+    Each comment ends its line, after the token with its index. Clauses that do not fit go to a new line at
+    `column`; long brackets break after a comma.
     """
     writer = _Writer(head, column, width)
     for index in range(len(tokens)):
@@ -40,9 +40,9 @@ class _Writer:
         self.lines = [head]
         self.column = column
         self.width = width
-        self.brackets: list[int] = []  # the columns behind the open ones
-        self.fresh = True  # nothing of the statement is on the last line yet
-        self.broken = False  # a comment ended the line
+        self.brackets: list[int] = []  # the column after each open bracket
+        self.fresh = True  # whether the last line has no tokens of the statement yet
+        self.broken = False  # whether a comment ended the line
 
     def put(self, tokens: Sequence[Token], index: int) -> None:
         token = tokens[index]
@@ -58,7 +58,7 @@ class _Writer:
         self.fresh = self.broken = False
         if token.type in _OPENERS:
             self.brackets.append(len(self.lines[-1]) + (token.type == "LBRACE"))
-        elif token.type in _CLOSERS and self.brackets:  # a phase's own brace stands alone
+        elif token.type in _CLOSERS and self.brackets:  # the closing brace of a phase has no opener here
             self.brackets.pop()
 
     def comment(self, comment: Token) -> None:
@@ -76,7 +76,7 @@ class _Writer:
 
 
 def _reach(tokens: Sequence[Token], index: int, inside: bool) -> int:
-    """The length of what must stay together from `index` on: a clause, or an item and its comma."""
+    """The width of the unbreakable unit from `index` on: a clause, or an item and its comma."""
     end, depth = index + 1, int(tokens[index].type in _OPENERS)
     while end < len(tokens):
         token = tokens[end]

@@ -1,7 +1,7 @@
-"""Text to the untyped tree. Bad text ends in diagnostics, all of them in one run, never in an exception.
+"""Parse text into the untyped tree. All syntax errors are reported in one run, as diagnostics.
 
-Each statement is parsed on its own, so a mistake costs that statement and no more: it becomes a
-`BadStmt` that still binds the names left of its `=`.
+Statements are parsed one at a time, so that a mistake affects one statement only: it becomes a `BadStmt` that
+still binds the names before its `=`.
 """
 
 from __future__ import annotations
@@ -33,23 +33,28 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")
 
 
 def parse(text: str, file: str) -> tuple[ast.File, tuple[Diagnostic, ...]]:
-    """The tree of a `.plan` file, and what is wrong with it, in the order of the text.
+    """Parse a `.plan` file.
 
-    `file` is the name that diagnostics carry. The tree is always whole: what did not parse stands
-    in it as `BadStmt`. A byte order mark is dropped; lines may end in LF, CRLF or CR.
+    Args:
+        text: The source. A byte order mark is dropped; lines may end in LF, CRLF or CR.
+        file: The file name to show in diagnostics.
+
+    Returns:
+        The whole tree, with a `BadStmt` for each statement that did not parse, and the diagnostics sorted by
+            position.
     """
-    return _Parser(text.removeprefix("\ufeff"), file).run()
+    return _PlanParser(text.removeprefix("\ufeff"), file).run()
 
 
-class _Parser:
+class _PlanParser:
     def __init__(self, text: str, file: str) -> None:
         self.text = text
         self.file = file
-        self.found: list[Diagnostic] = []
+        self.diagnostics: list[Diagnostic] = []
         self.name: ast.Name | None = None
         self.header_seen = False
         self.items: list[ast.Decl] = []
-        self.outside = False  # in a run of statements outside a phase, reported once
+        self.outside = False  # whether inside a run of statements outside a phase, which is reported once
         self.first: Token | None = None
         self.names_taken: set[str] = set()
 
@@ -64,20 +69,20 @@ class _Parser:
         end = end_of(self.text)
         span, items = Span(1, 1, *end), tuple(self.items)
         tree = ast.File(span=span, file=self.file, text=self.text, name=self.name, items=items)
-        return tree, tuple(sorted(self.found, key=_place))
+        return tree, tuple(sorted(self.diagnostics, key=_place))
 
     def _report(self, diagnostic: Diagnostic) -> None:
-        if len(self.found) >= MOST_ERRORS:
+        if len(self.diagnostics) >= MOST_ERRORS:
             message = f"more than {MOST_ERRORS} errors; the rest of the file is not read"
-            self.found.append(Diagnostic("CP0013", message, diagnostic.span, file=self.file))
+            self.diagnostics.append(Diagnostic("CP0013", message, diagnostic.span, file=self.file))
             raise GiveUp
-        self.found.append(replace(diagnostic, file=self.file))
+        self.diagnostics.append(replace(diagnostic, file=self.file))
 
     def _error(self, code: str, message: str, span: Span, *notes: Note) -> None:
         self._report(Diagnostic(code, message, span, notes))
 
     def _tokens(self) -> Iterator[Token]:
-        """Tokens without the comments."""
+        """The tokens without comments."""
         for token in tokenize(self.text):
             if token.type != "COMMENT":
                 self.first = self.first or token
@@ -95,7 +100,7 @@ class _Parser:
                     pass
 
     def _top(self, statement: Statement) -> None:
-        """A statement outside the phases."""
+        """Parse a statement outside the phases."""
         tokens = statement.tokens
         first = tokens[0].type
         if first == "PLAN":
@@ -140,9 +145,9 @@ class _Parser:
         else:
             message = f"a plan begins with `plan NAME`, found `{self.first.text[:40]}`"
             span = self.first.span
-        if any(diagnostic.span == span for diagnostic in self.found):
-            return  # what stands there is reported as something else: `pln x`
-        self.found.append(Diagnostic("CP0005", message, span, file=self.file))
+        if any(diagnostic.span == span for diagnostic in self.diagnostics):
+            return  # another error is reported at this place, such as `pln x`
+        self.diagnostics.append(Diagnostic("CP0005", message, span, file=self.file))
 
     def _phase(self, opened: PhaseOpen, events: Iterator[object]) -> None:
         self.outside = False
@@ -160,7 +165,7 @@ class _Parser:
                     self._top(event)
                 else:
                     body.append(self._inside(event))
-        finally:  # the phase is kept as far as it was read where the rest is not worth reading
+        finally:  # keep the phase as far as it was read if reading is aborted
             self.items.insert(place, _phase_item(opened, header, body, end))
 
     def _phase_header(self, opened: PhaseOpen) -> PhaseHeader | None:
@@ -182,7 +187,7 @@ class _Parser:
         return cast(PhaseHeader, node)
 
     def _not_a_phase(self, opened: PhaseOpen) -> None:
-        """Something else than a phase header stands before `{`."""
+        """Report a `{` after tokens that are not a phase header."""
         tokens = opened.tokens
         if opened.bad or self._bad_token(tokens):
             return
@@ -205,7 +210,7 @@ class _Parser:
         return bad
 
     def _parse(self, start: Start, statement: Statement) -> Piece | None:
-        """The node, or None where something in it is wrong, which is then reported."""
+        """Parse a statement, or return None after reporting an error."""
         if statement.bad or self._bad_token(statement.tokens):
             return None
         tokens = statement.tokens[: statement.line_end]
@@ -213,7 +218,7 @@ class _Parser:
             return parse_statement(start, tokens)
         except Unexpected as error:
             mistake = unexpected(start, tokens, error)
-            # A word used as a name is one mistake, however often the name is used.
+            # A keyword used as a name is reported once, however often the name occurs.
             again = mistake.code == "CP0010" and mistake.message in self.names_taken
             self.names_taken.add(mistake.message)
             if not again:
@@ -221,7 +226,7 @@ class _Parser:
             return None
 
     def _bad_token(self, tokens: Sequence[Token]) -> bool:
-        """Report the first of `tokens` that is none of the language."""
+        """Report the first invalid token, if any, and return whether there is one."""
         bad = next((token for token in tokens if token.type == "BAD"), None)
         if bad:
             self._report(unquoted(tokens) if tokens[0].type == "TOPOLOGY" else bad_token(bad))
@@ -249,7 +254,7 @@ def _phase_item(
 
 
 def _guess_header(tokens: Sequence[Token]) -> PhaseHeader | None:
-    """What a wrong phase header most likely is, so that its body can be checked all the same."""
+    """The most likely meaning of a wrong phase header, so that its body can be checked."""
     match tokens[0].type:
         case "AT":
             return PhaseHeader("start", None, None)
@@ -265,8 +270,10 @@ def _guess_header(tokens: Sequence[Token]) -> PhaseHeader | None:
 
 
 def _targets(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
-    """The names left of `=`, where the statement begins with such; and those left of a later one
-    that stands before a stage, where two statements have run together."""
+    """The names before the `=` of an assignment.
+
+    If two statements have run together, the names before a later `=` that precedes a stage are included.
+    """
     if not begins_assignment(tokens):
         return ()
     first = next(index for index, token in enumerate(tokens) if token.type == "EQUAL")
@@ -278,7 +285,7 @@ def _targets(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
 
 
 def _names_before(tokens: Sequence[Token], index: int) -> list[ast.Name]:
-    """`a, b` in front of the token at `index`."""
+    """The names of `a, b` before the token at `index`."""
     start = index - 1
     while start >= 2 and tokens[start - 1].type == "COMMA" and tokens[start - 2].is_word:
         start -= 2
@@ -286,8 +293,7 @@ def _names_before(tokens: Sequence[Token], index: int) -> list[ast.Name]:
 
 
 def _declared(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
-    """The name behind each word of a declaration: there are several where lines have run together,
-    or the word was written twice."""
+    """The name after each declaration keyword; there are several if lines have run together."""
     return tuple(
         name_of(after)
         for word, after in pairwise(tokens)

@@ -1,8 +1,8 @@
-"""Tokens to statements and phases: the newline rule, brackets, and where to go on after a mistake.
+"""Group tokens into statements and phases: newlines, brackets and recovery from errors.
 
-A newline ends a statement except inside ( ), [ ] or option braces, or before one of CONTINUES.
-Brackets are matched here, so that one that is never closed is reported where it was opened, and
-the next statement, declaration or phase header is read as if it had been closed.
+A newline ends a statement except inside ( ), [ ] or option braces, or before one of CONTINUES. Brackets are
+matched here, so that an unclosed one is reported at its position, and the next statement, declaration or
+phase header is read as if it had been closed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _TEXT = {name: text for text, name in PUNCTUATION.items()}
 _DANGLES = frozenset({"EQUAL", "COLON", "COMMA", "ARROW"})  # a line cannot end with these
 _DEEPEST = 32
 _LONGEST = 200_000  # tokens of one statement; a batch size for each of 65,536 members fits
-_TARGETS = 64  # names looked at to see whether a line begins `a, b = map`
+_TARGETS = 64  # the lookahead, in names, to decide whether a line begins `a, b = map`
 
 
 class Statement(NamedTuple):
-    """The tokens of one statement. `bad`: something in it was reported already.
+    """The tokens of one statement. `bad` is whether an error in it was already reported.
 
-    `outer` marks a declaration that was found inside an open phase; `line_end` is the number of
-    tokens before the newline that should have ended the statement, where it plainly goes on.
+    `outer` marks a declaration inside an unclosed phase. `line_end` is the number of tokens before the
+    newline that should have ended the statement, if the statement evidently continues after it.
     """
 
     tokens: tuple[Token, ...]
@@ -39,7 +39,7 @@ class Statement(NamedTuple):
 
 
 class PhaseOpen(NamedTuple):
-    """A phase header; `brace` is None where it has none, and the phase goes on all the same."""
+    """A phase header. `brace` is None if the `{` is missing; the phase is parsed all the same."""
 
     tokens: tuple[Token, ...]
     brace: Token | None
@@ -48,7 +48,7 @@ class PhaseOpen(NamedTuple):
 
 
 class PhaseClose(NamedTuple):
-    """The end of a phase; `brace` is None where it was taken for closed."""
+    """The end of a phase. `brace` is None if the parser assumes that the phase ended."""
 
     brace: Token | None
 
@@ -58,11 +58,11 @@ Report = Callable[[Diagnostic], None]
 
 
 class GiveUp(Exception):  # noqa: N818  (it leaves neither parser nor checker)
-    """The rest of the file is not worth reading; the reason was reported."""
+    """Stops reading the file after the reason was reported."""
 
 
 class _Ahead:
-    """A stream of tokens that can be looked into."""
+    """A stream of tokens with lookahead."""
 
     def __init__(self, tokens: Iterator[Token]) -> None:
         self._tokens = tokens
@@ -83,12 +83,12 @@ class _Ahead:
 
 
 def split(tokens: Iterator[Token], report: Report) -> Iterator[Event]:
-    """Statements and phases of a file, in order. May raise `GiveUp`."""
+    """Split the tokens of a file into statements and phases. May raise `GiveUp`."""
     return _Splitter(tokens, report).events()
 
 
 def begins_assignment(tokens: Sequence[Token]) -> bool:
-    """Whether `NAMES =` stands at the start, well formed or nearly so."""
+    """Whether the tokens begin with `NAMES =`, well formed or nearly so."""
     for token in tokens:
         if token.type == "EQUAL":
             return token is not tokens[0] and tokens[0].type not in DECLARES
@@ -102,9 +102,9 @@ class _Splitter:
         self.ahead = _Ahead(tokens)
         self.report = report
         self.phase: PhaseOpen | None = None
-        self.phase_reported = False  # that the phase is not closed, or never opened
-        self.forgiven = 0  # closing braces that belong to something already reported
-        self.outside = False  # in a run of stages outside a phase
+        self.phase_reported = False  # whether the missing brace of the phase was reported
+        self.forgiven = 0  # closing braces to ignore because their phase was already reported
+        self.outside = False  # whether inside a run of stages outside a phase
 
     def events(self) -> Iterator[Event]:
         while (token := self.ahead.peek()) is not None:
@@ -121,7 +121,7 @@ class _Splitter:
                     yield PhaseClose(None)
             event = self._collect(outer)
             if isinstance(event, PhaseOpen):
-                if self.phase is not None:  # a declaration with a brace, in a phase that was never opened
+                if self.phase is not None:  # a declaration with a brace, in a phase without one
                     self.forgiven += self.phase.brace is not None
                     yield PhaseClose(None)
                 self.phase, self.phase_reported = event, event.brace is None
@@ -132,7 +132,7 @@ class _Splitter:
             yield PhaseClose(None)
 
     def _note_outside(self, event: Statement | PhaseOpen) -> None:
-        """A run of stages after the end of a phase most likely ends with a `}`, which is then forgiven."""
+        """Count a run of stages after the end of a phase, since a `}` to ignore probably follows it."""
         tokens = event.tokens
         bound = begins_assignment(tokens) and tokens[1].type in ("COMMA", "EQUAL")
         stage = isinstance(event, Statement) and (tokens[0].type == "OUTPUT" or bound)
@@ -157,12 +157,12 @@ class _Splitter:
         self.phase_reported = True
 
     def _collect(self, outer: bool) -> Statement | PhaseOpen:
-        """The tokens up to the end of the statement, its brackets matched."""
+        """Collect the tokens up to the end of the statement, and match its brackets."""
         tokens: list[Token] = []
         open_: list[Token] = []
         bad = False
         line_end: int | None = None
-        assignment: bool | None = None  # found out at the first brace that asks for it
+        assignment: bool | None = None  # computed at the first brace that needs it
         inside = self.phase is not None and not outer
         while (token := self.ahead.peek()) is not None:
             if tokens and token.leads:
@@ -194,7 +194,7 @@ class _Splitter:
             if not bad:
                 self._unclosed(open_[-1], self.ahead.peek())
             bad = True
-            self.phase_reported = True  # the same mistake, where the file ends
+            self.phase_reported = True  # the end of the file would report the same mistake
         return self._done(Statement(tuple(tokens), bad, outer, line_end))
 
     def _done(self, statement: Statement) -> Statement | PhaseOpen:
@@ -203,8 +203,11 @@ class _Splitter:
         return statement
 
     def _ends(self, tokens: list[Token], token: Token) -> bool:
-        """Whether `token` on a new line begins something new. The newline ends the statement in any
-        case; but after `,` or `=`, or at the `batch` of a load, what follows is the same mistake."""
+        """Whether `token` on a new line begins something new.
+
+        The newline ends the statement in any case. After `,` or `=`, or before the `batch` of a load, the
+        following tokens belong to the same mistake and are not reported again.
+        """
         if token.type == "RBRACE" or self._begins(token):
             return True
         if token.type == "BATCH":
@@ -213,11 +216,11 @@ class _Splitter:
             return not (stray and any(before.type == "LOAD" for before in tokens))
         if tokens[0].type in HEADS and self.phase is None:
             after = self.ahead.peek(1)
-            return after is None or after.type != "LBRACE"  # `phase` and its name on two lines
+            return after is None or after.type != "LBRACE"  # `phase` and its name are on two lines
         return tokens[-1].type not in _DANGLES
 
     def _begins(self, token: Token) -> bool:
-        """Whether the next token begins a statement, a declaration or a phase header for certain."""
+        """Whether the next token certainly begins a statement, a declaration or a phase header."""
         if token.type in DECLARES or token.type in HEADS or token.type == "OUTPUT":
             return True
         for distance in range(0, 2 * _TARGETS, 2):
@@ -231,7 +234,7 @@ class _Splitter:
         return False
 
     def _is_verb(self, word: Token | None, after: Token | None) -> bool:
-        """Whether a stage begins at `word`: its verb, or nearly so with an operand behind it."""
+        """Whether a stage begins at `word`: a verb, or a misspelt verb with an operand after it."""
         if word is None or word.leads:
             return False
         if word.type in VERBS:
@@ -240,8 +243,10 @@ class _Splitter:
         return followed and bool(near_names(word.text, sorted(verb.lower() for verb in VERBS)))
 
     def _match(self, closer: Token, open_: list[Token], bad: bool) -> bool:
-        """Close the bracket that `closer` belongs to. False where that is not the innermost,
-        which is reported once in a statement."""
+        """Close the bracket that `closer` matches.
+
+        Returns False if that is not the innermost one, which is reported once per statement.
+        """
         if not open_:
             if not bad:
                 self._stray(closer)
@@ -258,8 +263,10 @@ class _Splitter:
         return False
 
     def _ends_options(self, brace: Token, tokens: list[Token]) -> bool:
-        """Whether `}` closes options whose `{` is missing, rather than the phase: it stands behind
-        `NAME = VALUE` that is no stage, in a phase that began on an earlier line."""
+        """Whether `}` closes options whose `{` is missing, rather than the phase.
+
+        It follows a `NAME = VALUE` that is no stage, in a phase that began on an earlier line.
+        """
         if self.phase is None or self.phase.brace is None or brace.leads:
             return False
         if self.phase.brace.line == tokens[0].line:
@@ -274,10 +281,10 @@ class _Splitter:
         return False
 
     def _closes_phase(self, brace: Token, open_: list[Token], bad: bool) -> bool:
-        """Whether `}` ends the phase although brackets of the statement are open (then reported).
+        """Whether `}` ends the phase although brackets of the statement are open, which is then reported.
 
-        It does where the statement opened no brace; and where it did, if it stands no further in
-        than the phase header and only one `}` is left for the two.
+        It does if the statement opened no brace. If it did, the `}` must be indented no deeper than the phase
+        header, and be the last one before the next phase or declaration.
         """
         if any(token.type == "LBRACE" for token in open_):
             after = self.ahead.peek(1)

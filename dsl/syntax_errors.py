@@ -1,4 +1,4 @@
-"""What to say about a statement that does not parse: what, where, expected, found, and the fix."""
+"""Diagnostics of statements that do not parse: expected, found, and the fix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = {
     "TEXT": "a text in quotes", "$END": "the end of the line",
 } | {name: f"`{text}`" for text, name in PUNCTUATION.items()}  # fmt: skip
 
-# How each statement is written, by its first word or its stage's.
+# The syntax of each statement, by its first word or the verb of its stage.
 FORMS = {
     "PLAN": "plan NAME",
     "AXIS": "axis NAME = N",
@@ -35,7 +35,7 @@ FORMS = {
 
 
 def bad_token(token: Token) -> Diagnostic:
-    """A piece of text that is no token of the language."""
+    """The diagnostic of text that is no token of the language."""
     if re.match(r"-?[0-9]", token.text):
         why, meant = number_mistake(token.text)
         fix = Fix(f"write `{meant}`", token.span, meant) if meant else None
@@ -52,7 +52,7 @@ def bad_token(token: Token) -> Diagnostic:
 
 
 def unquoted(tokens: Sequence[Token]) -> Diagnostic:
-    """A topology whose path is not in double quotes, which may be any characters of one line."""
+    """The diagnostic of a topology path without double quotes, which extends to the end of the line."""
     path = [token for token in tokens[1:] if token.line == tokens[0].line]
     text, end = "", path[0].column
     for token in path:
@@ -67,7 +67,7 @@ def unquoted(tokens: Sequence[Token]) -> Diagnostic:
 
 
 def bad_unit(number: Token, unit: Token) -> Diagnostic:
-    """A number with something behind it that is no unit."""
+    """The diagnostic of a number followed by an unknown unit."""
     why, meant = number_mistake(f"{number.text}{unit.text}")
     span = number.span.to(unit.span)
     fix = Fix(f"write `{meant}`", span, meant) if meant else None
@@ -75,7 +75,7 @@ def bad_unit(number: Token, unit: Token) -> Diagnostic:
 
 
 def unknown_statement(tokens: Sequence[Token], inside: bool) -> Diagnostic:
-    """A line that begins with none of the words that may begin one there."""
+    """The diagnostic of a line that begins with no valid word."""
     first = tokens[0]
     starts = ["output"] if inside else [word.lower() for word in (*DECLARES, *HEADS)]
     meant = near_name(first.text, sorted(starts)) if first.type == "NAME" else None
@@ -85,7 +85,7 @@ def unknown_statement(tokens: Sequence[Token], inside: bool) -> Diagnostic:
 
 
 def _guessing(code: str, message: str, span: Span, meant: str | None, *notes: Note) -> Diagnostic:
-    """A diagnostic that names the word that was probably meant, if one is near enough."""
+    """A diagnostic that suggests the word that was probably meant, if one is near enough."""
     if meant is None:
         return Diagnostic(code, message, span, notes)
     fix = Fix(f"write `{meant}`", span, meant)
@@ -101,7 +101,7 @@ _KNOWN_INSIDE = f"the stages are {', '.join(stages.VERBS)}"
 
 
 def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diagnostic:
-    """The first token of a statement that does not fit, with what would have."""
+    """The diagnostic of the first token of a statement that does not fit, with the tokens that would."""
     index, accepted = error.index, error.accepted
     token = tokens[index] if index < len(tokens) else None
     span = token.span if token else _end(tokens)
@@ -126,7 +126,7 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
 
 
 def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
-    """After `NAMES =` stands no stage."""
+    """The diagnostic of `NAMES =` without a stage after it."""
     token = tokens[index]
     message = f"expected a stage, found {_found(tokens, index)}"
     meant = near_name(token.text, sorted(stages.VERBS)) if token.is_word else None
@@ -139,14 +139,14 @@ def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
 
 
 def _keyword_as_name(start: Start, tokens: Sequence[Token], error: Unexpected) -> Token | None:
-    """The word of the grammar that was meant to be a name, if that is what went wrong."""
+    """The keyword that was used as a name, if that is the mistake."""
     index = error.index
     token = tokens[index] if index < len(tokens) else None
     if token is None:
         return None
     if "NAME" in error.accepted and is_keyword(token.text) and _reads_on(start, tokens, index):
         return token
-    # `seed = ...` on a line of its own continues the statement before it.
+    # `seed = ...` on a new line continues the statement before it.
     for at in (index, index - 1):
         line = tokens[at : at + 2]
         if len(line) == 2 and line[0].leads and line[1].type == "EQUAL" and is_keyword(line[0].text):
@@ -155,7 +155,7 @@ def _keyword_as_name(start: Start, tokens: Sequence[Token], error: Unexpected) -
 
 
 def _reads_on(start: Start, tokens: Sequence[Token], index: int) -> bool:
-    """Whether the statement goes on well if the word at `index` is taken for a name."""
+    """Whether the statement parses further with the word at `index` as a name."""
     changed = (*tokens[:index], tokens[index]._replace(type="NAME"), *tokens[index + 1 :])
     try:
         parse_statement(start, changed)
@@ -165,7 +165,7 @@ def _reads_on(start: Start, tokens: Sequence[Token], index: int) -> bool:
 
 
 def _meant(token: Token | None, accepted: frozenset[str]) -> str | None:
-    """The word of the grammar, possible here, that was probably meant."""
+    """The keyword, among those valid here, that was probably meant."""
     if token is None or token.type != "NAME":
         return None
     words = sorted(kind.lower() for kind in accepted if kind not in _KINDS)
@@ -215,7 +215,7 @@ def is_keyword(text: str) -> bool:
 
 
 def is_declaration_like(tokens: Sequence[Token]) -> bool:
-    """Whether `axes data = 8` was meant to be a declaration: two words, the first nearly known."""
+    """Whether `axes data = 8` was meant as a declaration: two words, the first close to a keyword."""
     if len(tokens) < 2 or not tokens[1].is_word:
         return False
     return bool(near_names(tokens[0].text, sorted(word.lower() for word in DECLARES)))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from commplan.dsl.check.clauses.ops import OPS
-from commplan.dsl.check.clauses.options import FLOATS, OPTIONS, taken_by
+from commplan.dsl.check.clauses.options import FLOATS, OPTIONS, options_of
 from commplan.dsl.check.clauses.via import KEYS, carrying, carrying_a_level
 from commplan.dsl.check.stages.loads import TAILS, VISITS
 from commplan.dsl.check.stages.servers import MODES
@@ -229,7 +229,7 @@ def _in_braces(tokens: Sequence[Token], verb: str | None) -> Iterator[Item]:
         return
     written = {token.text for token in tokens}
     stage = _stage(tokens, verb)
-    keys = {*taken_by(stage), *(taken_by("host map") if stage == "map" else ())}
+    keys = {*options_of(stage), *(options_of("host map") if stage == "map" else ())}
     for key in OPTIONS:
         if key in keys and key not in written:
             yield Item(key, "option", "", documentation.of_option(key))

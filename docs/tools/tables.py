@@ -13,7 +13,7 @@ from typing import Any
 from commplan.cli.arguments import parser
 from commplan.collectives import registry
 from commplan.dsl.check.clauses.ops import OPS
-from commplan.dsl.check.clauses.options import OPTIONS, Rule
+from commplan.dsl.check.clauses.options import OPTIONS, OptionRule
 from commplan.dsl.check.clauses.via import ALGORITHMS, KEYS
 from commplan.dsl.check.stages.loads import TAILS, VISITS
 from commplan.dsl.check.stages.servers import MODES
@@ -82,7 +82,7 @@ def _options() -> str:
     return _rows(("option", "value", "of"), rows)
 
 
-def _values(rule: Rule) -> str:
+def _values(rule: OptionRule) -> str:
     match rule.kind:
         case "bytes":
             return "a size such as `25 MiB`"

@@ -1,8 +1,8 @@
-"""The checker: the untyped tree to the typed plan graph, with every mistake reported once.
+"""The checker: from the untyped tree to the typed plan graph, reporting each mistake once.
 
-One file for each idea: `declarations`, `types`, `placements`; `scope` (the names of a phase) and `phases`,
-which asks `stages`, and those ask `clauses`. A name that was declared or bound in error stands for nothing
-that can be checked, so that what uses it stays silent.
+There is one module per concept: `declarations`, `types`, `placements`, `scope` (the names of a phase) and
+`phases`, which calls `stages`, which call `clauses`. A name whose declaration or binding is wrong has no
+value, and uses of it are not checked, so that one mistake makes one error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from commplan.diagnostics import Diagnostic
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import CheckContext
 from commplan.dsl.check.declarations import declare_all
 from commplan.dsl.check.phases import check_phases, check_states
 from commplan.dsl.statements import GiveUp
@@ -19,19 +19,23 @@ from commplan.ir.plan import Phase, Plan, Value
 
 
 def check(tree: ast.File) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
-    """The plan graph of a tree, None if it holds a mistake, and the diagnostics; see `check_all`."""
+    """Check a tree and return its plan graph, or None if there are errors, and the diagnostics."""
     plan, _, diagnostics = check_all(tree)
     return plan, diagnostics
 
 
 def check_all(tree: ast.File) -> tuple[Plan | None, tuple[Value, ...], tuple[Diagnostic, ...]]:
-    """Check a tree, whole or recovered.
+    """Check a tree, complete or recovered from syntax errors.
 
-    Returns the plan graph (None if the tree holds a mistake), the values that could be checked all the same,
-    and the diagnostics as they were found. The parser's own diagnostics are not repeated: what it could not
-    read is passed over, and names bound there are taken as given.
+    Parse errors are not reported again. Statements that did not parse are skipped, and the names that they
+    would bind are assumed to be bound.
+
+    Returns:
+        The plan graph (None if there are errors), the values that could be checked, and the diagnostics in
+            the order
+        in which they were detected.
     """
-    ctx = Context(tree.file, tree.text)
+    ctx = CheckContext(tree.file, tree.text)
     phases: tuple[Phase, ...] = ()
     with suppress(GiveUp):
         declare_all(ctx, tree.items)
@@ -39,7 +43,7 @@ def check_all(tree: ast.File) -> tuple[Plan | None, tuple[Value, ...], tuple[Dia
         check_states(ctx, tree.items)
     if tree.name is None or ctx.diagnostics:
         return None, tuple(ctx.values.values()), tuple(ctx.diagnostics)
-    inputs, states = (tuple(v.id for v in known.values()) for known in (ctx.inputs, ctx.states))
+    inputs, states = (tuple(v.id for v in named.values()) for named in (ctx.inputs, ctx.states))
     axes, sources, fns = tuple(ctx.axes.values()), tuple(ctx.sources.values()), tuple(ctx.fns.values())
     values, name = tuple(ctx.values.values()), tree.name.text
     plan = Plan(name, axes, sources, fns, inputs, states, values, phases, tree.file, ctx.topology)

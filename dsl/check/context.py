@@ -1,4 +1,4 @@
-"""The state of a check: declarations, values so far, and diagnostics."""
+"""The state of a check: declarations, values bound so far, and diagnostics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commplan.ir.types import Placement, Type
 
 T = TypeVar("T")
 Word = TypeVar("Word", bound=str)
-Axes = tuple[str, ...]  # their names
+Axes = tuple[str, ...]  # names of axes
 Remark = Note | str | Value | Axis | Fn
 MOST_ERRORS = 1000
 MOST_GUESSES = 100
@@ -24,14 +24,14 @@ KIND_WORDS = {AxisKind.REPLICA: "an axis", AxisKind.ENSEMBLE: "an ensemble", Axi
 
 
 class MistakeError(Exception):
-    """Ends the check of a statement; the reason was reported."""
+    """Aborts the check of a statement after its error was reported."""
 
 
-class Context:
+class CheckContext:
     """The declarations of one file, its values so far and its diagnostics.
 
-    A name in `unknown` was declared, but wrongly: whatever depends on it is left unchecked, so
-    that one mistake makes one error.
+    `unknown` holds names whose declaration is wrong. Uses of them are not checked, so that one mistake makes
+    one error.
     """
 
     def __init__(self, file: str, text: str) -> None:
@@ -49,10 +49,10 @@ class Context:
         self.bound: dict[str, tuple[str, Span]] = {}
         self.set_states: set[str] = set()
         self.updated_states: set[str] = set()
-        self.unread = RecoveryBindings(text)
-        self.nameless = False  # a declaration that could not be read, not even its name
+        self.recovery = RecoveryBindings(text)
+        self.nameless = False  # whether some declaration failed to parse before its name
         self.misspelt_states: set[str] = set()  # reported where their name is used
-        self.doubtful_states: set[str] = set()  # bound to something else than was declared
+        self.doubtful_states: set[str] = set()  # bound to another type or placement than declared
         self.unset_states: set[str] = set()  # reported as read before they are set
         self._versions: dict[str, int] = {}
         self._guesses = MOST_GUESSES
@@ -60,9 +60,18 @@ class Context:
     def error(
         self, code: str, message: str, span: Span, *notes: Remark | None, fix: Fix | None = None
     ) -> None:
-        """Record one mistake; None, so that a check which makes a value can end with it.
+        """Record an error.
 
-        notes: remarks, in words or with their place. A value is described; a fn or an axis is pointed at.
+        Returns None, so that a check that computes a value can return the result of this call.
+
+        Args:
+            code: The code of the error.
+            message: The message.
+            span: The place of the error.
+            notes: Text, a `Note`, a value (shown with its type and placement), or an axis or function (its
+                declaration
+                is shown). None is skipped.
+            fix: A replacement of source text that corrects the error.
         """
         if len(self.diagnostics) >= MOST_ERRORS:
             message = f"more than {MOST_ERRORS} errors; the rest of the plan is not checked"
@@ -74,23 +83,23 @@ class Context:
     def refuse(
         self, code: str, broken: Violation | None, span: Span, *notes: Remark | None, fix: Fix | None = None
     ) -> bool:
-        """Whether a rule is broken; then that is reported, `notes` before its own remarks."""
+        """Report a violated rule, if any, and return whether there was one; `notes` precede its own."""
         if broken is not None:
             self.error(code, broken.message, span, *notes, *broken.notes, fix=fix)
         return broken is not None
 
     def fail(self, code: str, message: str, span: Span, *notes: Remark | None) -> NoReturn:
-        """Record a mistake that ends the check of its statement."""
+        """Record an error and abort the check of its statement."""
         self.error(code, message, span, *notes)
         raise MistakeError
 
     def require(self, code: str, broken: Violation | None, span: Span, *notes: Remark | None) -> None:
-        """End the check of a statement where a rule is broken; see `refuse`."""
+        """Abort the check of a statement if a rule is violated; see `refuse`."""
         if self.refuse(code, broken, span, *notes):
             raise MistakeError
 
     def new_value(self, name: ast.Name, type_: Type, placement: Placement) -> Value:
-        """The next version of `name`: the first is 0."""
+        """Create the next version of `name`; the first is 0."""
         version = self._versions.get(name.text, 0)
         self._versions[name.text] = version + 1
         ref: Ref = f"{name.text}.{version}"
@@ -99,7 +108,7 @@ class Context:
         return value
 
     def size(self, axes: Iterable[str]) -> int | None:
-        """The number of ranks along `axes`, None where a size is not known yet."""
+        """The number of ranks along `axes`, or None if a size is not bound yet."""
         total = 1
         for name in axes:
             axis = self.axes.get(name)
@@ -109,67 +118,69 @@ class Context:
         return total
 
     def ordered(self, axes: Iterable[str]) -> Axes:
-        """`axes` without repetitions in the order in which the plan declares them."""
-        wanted = frozenset(axes)
-        return tuple(name for name in self.axes if name in wanted)
+        """`axes` without duplicates, in declaration order."""
+        selected = frozenset(axes)
+        return tuple(name for name in self.axes if name in selected)
 
     def kind_of(self, name: str) -> str | None:
-        """What `name` was declared as, in words with an article; None if nowhere."""
+        """The kind of `name`, in words with an article, or None if it is not declared."""
         entry = self.declared.get(name)
         return entry[0] if entry else None
 
     def declaration(self, name: str) -> Note:
-        """A remark that points at where `name` was declared."""
+        """A note that points to the declaration of `name`."""
         return Note(f"`{name}` is declared here", self.declared[name][1])
 
     def is_settled(self, name: str) -> bool:
-        """Whether nothing is to be said of a name that stands for nothing: its mistake is reported.
+        """Whether an unknown name needs no error because its mistake was already reported.
 
-        True for the second use of a name, and where a declaration could not be read so far that its
-        name is not known.
+        True from the second use of a name on, and if some declaration failed to parse before its name was
+        read.
         """
         if name in self.unknown:
             return True
         self.unknown.add(name)
         return self.nameless
 
-    def near(self, name: str, known: Iterable[str]) -> str | None:
-        """The name in `known` that `name` is most probably a misspelling of, if there is one.
+    def near(self, name: str, candidates: Iterable[str]) -> str | None:
+        """The candidate that `name` most likely misspells, or None.
 
-        A file of thousands of errors gets no guess for the later ones: each costs a comparison with
-        every known name.
+        Each guess compares `name` with every candidate, so a file with thousands of errors gets only
+        `MOST_GUESSES`.
         """
         if self._guesses <= 0:
             return None
         self._guesses -= 1
-        return near_name(name, known)
+        return near_name(name, candidates)
 
-    def look_up(self, name: ast.Name, known: Mapping[str, T], code: str, noun: str, how: str) -> T | None:
-        """What `name` was declared to be, or None with the error reported (none for a wrong declaration)."""
-        if name.text in self.unknown or name.text in known:
-            return known.get(name.text)
+    def look_up(
+        self, name: ast.Name, declarations: Mapping[str, T], code: str, noun: str, how: str
+    ) -> T | None:
+        """The declaration of `name`; None after reporting an error, or if the declaration itself is wrong."""
+        if name.text in self.unknown or name.text in declarations:
+            return declarations.get(name.text)
         kind = self.kind_of(name.text)
         if kind is None and self.is_settled(name.text):
             return None
         message = (
             f"`{name.text}` is {kind}, expected a {noun}" if kind else f"there is no {noun} `{name.text}`"
         )
-        note = f"declared: {listed(known)}" if known else how
-        self.error(code, message, name.span, note, fix=None if kind else self.rename(name, known))
+        note = f"declared: {listed(declarations)}" if declarations else how
+        self.error(code, message, name.span, note, fix=None if kind else self.rename(name, declarations))
         return None
 
     def choose(
-        self, name: ast.Name, known: Sequence[Word], code: str, message: str, *notes: str
+        self, name: ast.Name, words: Sequence[Word], code: str, message: str, *notes: str
     ) -> Word | None:
-        """The word of `known` that `name` is, or None with the error reported."""
-        choice = next((word for word in known if word == name.text), None)
+        """The element of `words` that `name` equals, or None after reporting an error."""
+        choice = next((word for word in words if word == name.text), None)
         if choice is None:
-            self.error(code, message, name.span, *notes, fix=self.rename(name, known))
+            self.error(code, message, name.span, *notes, fix=self.rename(name, words))
         return choice
 
-    def rename(self, name: ast.Name | ast.Number, known: Iterable[str]) -> Fix | None:
-        """The repair of a misspelt name: certain enough where one known name is near; a number has none."""
-        near = self.near(name.text, known) if isinstance(name, ast.Name) else None
+    def rename(self, name: ast.Name | ast.Number, candidates: Iterable[str]) -> Fix | None:
+        """A fix that replaces a misspelt name by the nearest candidate, if any; numbers have none."""
+        near = self.near(name.text, candidates) if isinstance(name, ast.Name) else None
         return Fix(f"write `{near}`", name.span, near) if near else None
 
 
@@ -186,9 +197,9 @@ def _note(remark: Remark) -> Note:
 
 
 def all_known(items: Sequence[T | None]) -> tuple[T, ...] | None:
-    """The items, or None where one of them is in error."""
-    known = tuple(item for item in items if item is not None)
-    return known if len(known) == len(items) else None
+    """The items, or None if one of them is None."""
+    valid = tuple(item for item in items if item is not None)
+    return valid if len(valid) == len(items) else None
 
 
 def is_scalar(type_: Type) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Context, T
+from commplan.dsl.check.context import KIND_WORDS, CheckContext, T
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.placements import declared_placement
 from commplan.dsl.check.types import declare_fn, element_type
@@ -18,8 +18,8 @@ _WORDS = {
 }  # fmt: skip
 
 
-def declare_all(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
-    """Declare everything: names first, then axes, so that the order in the file does not matter."""
+def declare_all(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> None:
+    """Declare names, then axes, then everything else, so that the order in the file does not matter."""
     for item in items:
         _declare_name(ctx, item)
     for item in items:
@@ -41,11 +41,11 @@ def declare_all(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
                 pass
 
 
-def _declare_name(ctx: Context, item: ast.Decl) -> None:
+def _declare_name(ctx: CheckContext, item: ast.Decl) -> None:
     if isinstance(item, ast.PhaseDecl | ast.TopologyDecl):
         return
     if isinstance(item, ast.BadStmt):
-        names = ctx.unread.declared(item)
+        names = ctx.recovery.declared(item)
         ctx.unknown.update(names)
         ctx.nameless = ctx.nameless or not names
         return
@@ -60,7 +60,7 @@ def _declare_name(ctx: Context, item: ast.Decl) -> None:
     ctx.unknown.add(name.text)
 
 
-def _declare_topology(ctx: Context, decl: ast.TopologyDecl) -> None:
+def _declare_topology(ctx: CheckContext, decl: ast.TopologyDecl) -> None:
     if ctx.topology is not None:
         note = Note("the topology is already declared here", ctx.topology.span)
         ctx.error("CP0101", "`topology` is declared twice", decl.span, note)
@@ -73,7 +73,7 @@ def _declare_topology(ctx: Context, decl: ast.TopologyDecl) -> None:
     ctx.topology = DeclaredTopology(decl.path, decl.span)
 
 
-def _declare_axis(ctx: Context, decl: ast.AxisDecl) -> None:
+def _declare_axis(ctx: CheckContext, decl: ast.AxisDecl) -> None:
     name = decl.name.text
     size = None
     if decl.size is not None:
@@ -83,15 +83,15 @@ def _declare_axis(ctx: Context, decl: ast.AxisDecl) -> None:
     ctx.axes[name] = Axis(name, _KINDS[decl.kind], size, decl.name.span)
 
 
-def _declare(ctx: Context, name: ast.Name, known: dict[str, T], declared: T | None) -> None:
-    """Add what was declared to what is known of its kind; None where it is in error."""
+def _declare(ctx: CheckContext, name: ast.Name, table: dict[str, T], declared: T | None) -> None:
+    """Add a declaration to its table, or mark the name as unknown if the declaration is None."""
     if declared is None:
         ctx.unknown.add(name.text)
     elif name.text not in ctx.unknown:
-        known[name.text] = declared
+        table[name.text] = declared
 
 
-def _declare_value(ctx: Context, decl: ast.InputDecl | ast.StateDecl) -> None:
+def _declare_value(ctx: CheckContext, decl: ast.InputDecl | ast.StateDecl) -> None:
     name = decl.name
     is_state = isinstance(decl, ast.StateDecl)
     type_: Type | None = element_type(ctx, decl.type)
@@ -112,7 +112,7 @@ def _declare_value(ctx: Context, decl: ast.InputDecl | ast.StateDecl) -> None:
     (ctx.states if is_state else ctx.inputs)[name.text] = value
 
 
-def _state_placement(ctx: Context, decl: ast.StateDecl, placement: Placement) -> Placement | None:
+def _state_placement(ctx: CheckContext, decl: ast.StateDecl, placement: Placement) -> Placement | None:
     if placement.partial:
         item = next(item for item in decl.placement if item.kind == "partial")
         note = "a state outlives its phase, and an unreduced term may not: reduce it first"

@@ -1,4 +1,4 @@
-"""Numbers as written, and what may stand where."""
+"""Number literals and their valid ranges."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from fractions import Fraction
 
 from commplan.diagnostics import Fix
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import CheckContext
 
 BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LARGEST = (1 << 63) - 1
 
 
 def written(value: ast.Name | ast.Number) -> str:
-    """A name, or a number with its unit, as the user sees it."""
+    """The source text of a name, or of a number with its unit."""
     text = value.text.strip()
     unit = value.unit if isinstance(value, ast.Number) else None
     return f"{text} {unit}" if unit and not text.endswith(unit) else text
 
 
 def exact(number: ast.Number) -> Fraction:
-    """The decimal that was written, not its nearest binary float; `number` must be finite."""
+    """The exact decimal value of a finite literal, not its nearest binary float."""
     return Fraction(repr(number.value))
 
 
 def integer(
-    ctx: Context, number: ast.Number, role: str, *, least: int = 1, code: str = "CP0112"
+    ctx: CheckContext, number: ast.Number, role: str, *, least: int = 1, code: str = "CP0112"
 ) -> int | None:
-    """A whole number without a unit from `least` on, or None with the error reported."""
+    """A whole number of at least `least` without a unit, or None after reporting an error."""
     fix = None
     if number.unit is not None:
         bare = number.text.strip().removesuffix(number.unit).strip()
@@ -45,8 +45,8 @@ def integer(
     return ctx.error(code, f"{role} {expected}, found `{written(number)}`", number.span, fix=fix)
 
 
-def nbytes(ctx: Context, number: ast.Number, role: str, *, code: str) -> int | None:
-    """A positive number of bytes: plain, or in KiB, MiB or GiB. None with the error reported."""
+def nbytes(ctx: CheckContext, number: ast.Number, role: str, *, code: str) -> int | None:
+    """A positive number of bytes, plain or in KiB, MiB or GiB, or None after reporting an error."""
     if number.unit is not None and number.unit not in BYTES:
         note = "its units are KiB, MiB and GiB; without a unit it counts bytes"
         return ctx.error(code, f"{role} is a size in bytes, found `{written(number)}`", number.span, note)

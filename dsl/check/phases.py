@@ -1,4 +1,4 @@
-"""Phases: each header once, states set before they are read, statements in order."""
+"""Phases: unique headers, states set before they are read, statements in order."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from contextlib import suppress
 from commplan.diagnostics import Note, Span
 from commplan.dsl import ast
 from commplan.dsl.check.clauses.options import check_effects
-from commplan.dsl.check.context import Context, MistakeError
+from commplan.dsl.check.context import CheckContext, MistakeError
 from commplan.dsl.check.numbers import integer
-from commplan.dsl.check.scope import Scope
+from commplan.dsl.check.scope import PhaseScope
 from commplan.dsl.check.stages.collectives import check_collective
 from commplan.dsl.check.stages.loads import check_load
 from commplan.dsl.check.stages.maps import check_map
 from commplan.dsl.check.stages.servers import check_elastic, check_exchange
 from commplan.ir.plan import Binding, Phase, Stage
 
-# What a bound plan calls its own: a phase of such a name could not be called.
-OWN = (
+# Attributes of a bound plan: a phase with such a name could not be called.
+BOUND_PLAN_METHODS = (
     "init", "start", "step", "every", "spmd", "varying", "tap", "layer", "layers", "scan_layers", "shards",
     "batches", "member",
 )  # fmt: skip
-TAKEN = frozenset((*OWN, "program", "mesh", "sources", "functions", "seed", "context", "phases"))
+RESERVED_PHASES = frozenset(
+    (*BOUND_PLAN_METHODS, "program", "mesh", "sources", "functions", "seed", "context", "phases")
+)
 
 CHECKS: dict[type[ast.Expr], Callable[..., Stage | None]] = {
     ast.LoadExpr: check_load,
@@ -34,24 +36,24 @@ CHECKS: dict[type[ast.Expr], Callable[..., Stage | None]] = {
 }
 
 
-def check_phases(ctx: Context, items: tuple[ast.Decl, ...]) -> tuple[Phase, ...]:
-    """Every phase in the order of the file; wrong headers are reported, their bodies checked all the same."""
-    seen: dict[str, Span] = {}
+def check_phases(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> tuple[Phase, ...]:
+    """Check all phases in file order. The body of a phase with a wrong header is checked too."""
+    headers: dict[str, Span] = {}
     phases: list[Phase] = []
     for item in items:
         if not isinstance(item, ast.PhaseDecl):
             continue
         title, name = _header(ctx, item)
-        if name in seen:
-            ctx.error("CP0501", f"`{title}` is written twice", item.header, Note("first here", seen[name]),
+        if name in headers:
+            ctx.error("CP0501", f"`{title}` is written twice", item.header, Note("first here", headers[name]),
                 "a phase has one body: put the statements together",
             )  # fmt: skip
-        seen.setdefault(name, item.header)
+        headers.setdefault(name, item.header)
         phases.append(_phase(ctx, item, title, name))
     return tuple(phases)
 
 
-def _header(ctx: Context, decl: ast.PhaseDecl) -> tuple[str, str]:
+def _header(ctx: CheckContext, decl: ast.PhaseDecl) -> tuple[str, str]:
     """The header in words, and the name of the phase in the plan graph."""
     match decl.kind:
         case "start":
@@ -66,7 +68,7 @@ def _header(ctx: Context, decl: ast.PhaseDecl) -> tuple[str, str]:
         case "named":
             name = decl.name
             assert name is not None
-            if name.text in TAKEN or re.fullmatch(r"every_\d+", name.text):
+            if name.text in RESERVED_PHASES or re.fullmatch(r"every_\d+", name.text):
                 note = (
                     "a phase is called by its name on the bound plan, which has something else of that name"
                 )
@@ -74,12 +76,12 @@ def _header(ctx: Context, decl: ast.PhaseDecl) -> tuple[str, str]:
             return f"phase {name.text}", name.text
 
 
-def _phase(ctx: Context, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
-    scope = Scope(ctx, decl, title)
+def _phase(ctx: CheckContext, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
+    scope = PhaseScope(ctx, decl, title)
     for statement in decl.body:
         match statement:
             case ast.BadStmt():
-                scope.bind_unread(statement)
+                scope.bind_unparsed(statement)
             case ast.OutputStmt():
                 scope.output(statement)
             case ast.StageStmt():
@@ -93,7 +95,7 @@ def _phase(ctx: Context, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
     return Phase(name, decl.kind, decl.header, period, tuple(scope.stages), tuple(scope.outputs), updates)
 
 
-def _statement(ctx: Context, scope: Scope, statement: ast.StageStmt, kind: str) -> None:
+def _statement(ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, kind: str) -> None:
     before = len(ctx.diagnostics)
     scope.check_targets(statement.targets)
     sound = len(ctx.diagnostics) == before
@@ -108,8 +110,8 @@ def _statement(ctx: Context, scope: Scope, statement: ast.StageStmt, kind: str) 
         scope.bind_bad(_states_of(ctx, statement.expr), statement.span)
 
 
-def _states_of(ctx: Context, expr: ast.Expr) -> tuple[str, ...]:
-    """The states that a stage updates whatever its targets are called."""
+def _states_of(ctx: CheckContext, expr: ast.Expr) -> tuple[str, ...]:
+    """The states that a stage updates, independent of the names of its targets."""
     match expr:
         case ast.ExchangeExpr():
             names = expr.states
@@ -120,10 +122,10 @@ def _states_of(ctx: Context, expr: ast.Expr) -> tuple[str, ...]:
     return tuple(name.text for name in names if name.text in ctx.states)
 
 
-def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
-    """Every state is set in `at start` and updated by another phase."""
+def check_states(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> None:
+    """Check that every state is set in `at start` and updated by another phase."""
     if any(isinstance(item, ast.BadStmt) for item in items):
-        return  # the phase that does it may be the one that did not parse
+        return  # the phase that does not parse may set or update them
     for state in ctx.states.values():
         name = state.name
         if name in ctx.misspelt_states:
@@ -131,7 +133,7 @@ def check_states(ctx: Context, items: tuple[ast.Decl, ...]) -> None:
         never_set = name not in ctx.set_states
         never_updated = name not in ctx.updated_states
         if name in ctx.unset_states:
-            never_set = False  # reported where it is read
+            never_set = False  # the read was reported
         if not never_set and not never_updated:
             continue
         near = ctx.near(name, (other for other in ctx.bound if other not in ctx.declared))

@@ -1,4 +1,4 @@
-"""Placements as written, lists of axes, and what a placement says of one axis."""
+"""Placements and lists of axes in the source, and the placement of a value along one axis."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from commplan.diagnostics import Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, Axes, Context, is_scalar
+from commplan.dsl.check.context import KIND_WORDS, Axes, CheckContext, is_scalar
 from commplan.ir.plan import AxisKind
 from commplan.ir.types import Placement, Type
 
@@ -15,7 +15,7 @@ Status = Literal["same", "per", "partial", "split"]
 
 
 def status(placement: Placement, axis: str) -> Status:
-    """How a value lies along one axis."""
+    """The placement of a value along one axis."""
     if axis in placement.per:
         return "per"
     if axis in placement.partial:
@@ -24,15 +24,15 @@ def status(placement: Placement, axis: str) -> Status:
 
 
 def resolve_axes(
-    ctx: Context, names: Sequence[ast.Name], kinds: Iterable[AxisKind], role: str
+    ctx: CheckContext, names: Sequence[ast.Name], kinds: Iterable[AxisKind], role: str
 ) -> Axes | None:
-    """The axes that were named, in the order written, or None with the errors reported.
+    """The named axes in source order, or None after reporting errors.
 
-    `role` ends the sentence "... is what `NAME` should be": "an axis to split over".
+    `role` describes the expected axis in messages, such as "an axis to split over".
     """
     allowed = tuple(kinds)
     sound = True
-    seen: set[str] = set()
+    names_before: set[str] = set()
     for name in names:
         if name.text in ctx.unknown:
             sound = False
@@ -45,14 +45,14 @@ def resolve_axes(
         if axis.kind not in allowed:
             sound = False
             ctx.error("CP0113", f"`{name.text}` is {KIND_WORDS[axis.kind]}, expected {role}", name.span, axis)
-        elif name.text in seen:
+        elif name.text in names_before:
             sound = False
             ctx.error("CP0109", f"`{name.text}` is named twice", name.span)
-        seen.add(name.text)
+        names_before.add(name.text)
     return tuple(name.text for name in names) if sound else None
 
 
-def _not_an_axis(ctx: Context, name: ast.Name, kinds: Sequence[AxisKind], role: str) -> None:
+def _not_an_axis(ctx: CheckContext, name: ast.Name, kinds: Sequence[AxisKind], role: str) -> None:
     kind = ctx.kind_of(name.text)
     if kind is not None:
         ctx.error("CP0104", f"`{name.text}` is {kind}, expected {role}", name.span)
@@ -60,20 +60,22 @@ def _not_an_axis(ctx: Context, name: ast.Name, kinds: Sequence[AxisKind], role: 
     if ctx.is_settled(name.text):
         return
     words = [KIND_WORDS[kind] for kind in kinds]
-    known = [axis.name for axis in ctx.axes.values() if axis.kind in kinds]
-    known += [other for other, (kind, _) in ctx.declared.items() if other in ctx.unknown and kind in words]
+    candidates = [axis.name for axis in ctx.axes.values() if axis.kind in kinds]
+    candidates += [
+        other for other, (kind, _) in ctx.declared.items() if other in ctx.unknown and kind in words
+    ]
     message = f"there is no axis `{name.text}`, expected {role}"
     word = KIND_WORDS[kinds[0]].split()[-1]
     note = f"the plan declares none: add a line such as `{word} {name.text} = 8`"
-    if known:
-        note = f"declared: {listed(known)}"
-    ctx.error("CP0104", message, name.span, note, fix=ctx.rename(name, known))
+    if candidates:
+        note = f"declared: {listed(candidates)}"
+    ctx.error("CP0104", message, name.span, note, fix=ctx.rename(name, candidates))
 
 
 def declared_placement(
-    ctx: Context, items: Sequence[ast.PlacementItem], type_: Type | None, span: Span
+    ctx: CheckContext, items: Sequence[ast.PlacementItem], type_: Type | None, span: Span
 ) -> Placement | None:
-    """The placement of an input or state as written, or None with the errors reported."""
+    """The declared placement of an input or state, or None after reporting errors."""
     placed: dict[str, Status] = {}
     sound = True
     for item in items:

@@ -1,7 +1,7 @@
-"""Statements that the parser could not read: which names they would have declared or bound.
+"""The names that statements with syntax errors would declare or bind.
 
-A wrong guess costs at most an error that is reported in the next run; no guess makes errors of
-what is right, because a name that was nearly declared seems to be missing.
+A wrong guess hides at most one error until the next run. Without guesses, correct uses of a name would be
+reported because its declaration did not parse.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class RecoveryBindings:
-    """The text of a file, by the places of its statements."""
+    """Looks up the source text of statements that did not parse."""
 
     def __init__(self, text: str) -> None:
         self._lines = _LINE_END.split(text)
 
     def declared(self, statement: ast.BadStmt) -> list[str]:
-        """The names that a statement outside of a phase would declare, with some words around them."""
+        """The names that a statement outside of a phase would declare, with words before the name."""
         if statement.targets:
             return [name.text for name in statement.targets]
         head = _DECLARED.split(self._text(statement.span), maxsplit=1)[0]
         return [word for word in _WORD.findall(head) if word not in KEYWORDS]
 
     def targets(self, statement: ast.BadStmt) -> tuple[list[str], bool]:
-        """The names that a statement in a phase would bind, and whether that is all of them."""
-        head, *rest = _ASSIGNED.split(self._text(statement.span), maxsplit=1)
-        if not rest:
+        """The names that a statement in a phase would bind, and whether the list is complete."""
+        head, *assigned = _ASSIGNED.split(self._text(statement.span), maxsplit=1)
+        if not assigned:
             return [], True  # no assignment: a misspelt `output`, say
         names = [name.text for name in statement.targets]
         names += [word for word in _WORD.findall(head) if word not in KEYWORDS]
         return names, _NAMES.fullmatch(head) is not None
 
     def words(self, statement: ast.BadStmt) -> frozenset[str]:
-        """Every word of the statement."""
+        """All words of the statement."""
         return frozenset(_WORD.findall(self._text(statement.span)))
 
     def _text(self, span: Span) -> str:

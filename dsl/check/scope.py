@@ -1,4 +1,4 @@
-"""The names that one phase sees, and what it binds."""
+"""The names that are visible in one phase, and the values bound in it."""
 
 from __future__ import annotations
 
@@ -9,31 +9,35 @@ from msgspec.structs import replace
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, all_known
+from commplan.dsl.check.context import CheckContext, all_known
 from commplan.ir.plan import AxisKind, Binding, Ref, Stage, Value
 from commplan.ir.types import BytesType, Placement, RecordsType, Type
 
-BAD = None  # what a name stands for that a statement in error bound
+BAD = None  # the value of a name that a statement with errors bound
 
 
-class Scope:
-    """One phase while it is checked. `env` maps a name that is bound in it to its value, or to BAD."""
+class PhaseScope:
+    """The scope of one phase. `env` maps each name bound so far to its value, or to BAD."""
 
-    def __init__(self, ctx: Context, decl: ast.PhaseDecl, title: str) -> None:
+    def __init__(self, ctx: CheckContext, decl: ast.PhaseDecl, title: str) -> None:
         self.ctx = ctx
         self.title = title
         self.is_start = decl.kind == "start"
         self.stages: list[Stage] = []
         self.outputs: list[Binding] = []
         self.output_spans: dict[str, Span] = {}
-        self.output_names: set[str] = set()  # of this `output` line and those before it
+        self.output_names: set[str] = set()  # of all `output` lines so far
         self.updated: set[str] = set()
-        self.made_same: dict[Ref, dict[str, Span]] = {}  # over which axes, and where
-        self.bad_at: dict[str, Span] = {}  # the statement in error that bound a name last
-        self.bad_same: dict[Span, dict[str, Span]] = {}  # over which axes its result is the same all the same
-        self.clocks: dict[str, Span] = {}  # ensembles whose members have own clocks in this phase
+        self.made_same: dict[
+            Ref, dict[str, Span]
+        ] = {}  # for each value, the axes over which it was made the same, with the span of that stage
+        self.bad_at: dict[str, Span] = {}  # for each name, the last statement with errors that bound it
+        self.bad_same: dict[
+            Span, dict[str, Span]
+        ] = {}  # for such a statement, the axes over which its result is the same despite the errors
+        self.clocks: dict[str, Span] = {}  # ensembles whose members run at their own rates in this phase
         self.env: dict[str, Value | None] = {}
-        self.lost = False  # whether some target could not be read
+        self.lost = False  # whether some target could not be parsed
         self._later = _targets(decl)
         for statement in decl.body:
             if isinstance(statement, ast.StageStmt) and isinstance(statement.expr, ast.LoadExpr):
@@ -43,7 +47,7 @@ class Scope:
                     self.clocks.setdefault(over.text, statement.expr.batch.span)
 
     def operand(self, name: ast.Name) -> Value | None:
-        """The value that `name` stands for here, or None where that is in error (reported once)."""
+        """The value of `name`, or None if it has an error. The error is reported once."""
         text, ctx = name.text, self.ctx
         if text in self.env:
             return self.env[text]
@@ -58,7 +62,7 @@ class Scope:
         return BAD
 
     def operands(self, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
-        """The values of all `names`, or None where one is in error."""
+        """The values of all `names`, or None if one has an error."""
         return all_known([self.operand(name) for name in names])
 
     def _report_unbound(self, name: ast.Name) -> None:
@@ -74,7 +78,7 @@ class Scope:
             self._report_unknown(name)
 
     def _report_unset(self, name: ast.Name) -> None:
-        """A state that is read in `at start` before it is bound there."""
+        """Report a state that is read in `at start` before it is bound."""
         ctx, text = self.ctx, name.text
         ctx.unset_states.add(text)
         near = ctx.near(text, (name for name in self.env if name not in ctx.declared))
@@ -86,7 +90,7 @@ class Scope:
         ctx.error("CP0504", message, name.span, unset, remedy, misspelt)
 
     def _report_unknown(self, name: ast.Name) -> None:
-        """A name that is neither declared nor bound in this phase so far."""
+        """Report a name that is neither declared nor bound so far."""
         ctx, text = self.ctx, name.text
         near, fix = ctx.near(text, chain(self.env, ctx.inputs, ctx.states)), None
         notes: list[Note] = []
@@ -105,19 +109,19 @@ class Scope:
         ctx.error("CP0102", f"there is no value `{text}` here", name.span, *notes, fix=fix)
 
     def check_targets(self, targets: Sequence[ast.Name]) -> None:
-        """Report targets that are bound twice or are names of something that is no value."""
-        seen: set[str] = set()
+        """Report targets that are bound twice, or that are declared as something other than a value."""
+        names_before: set[str] = set()
         for name in targets:
             kind = self.ctx.kind_of(name.text)
-            if name.text in seen:
+            if name.text in names_before:
                 self.ctx.error("CP0111", f"`{name.text}` is bound twice in one statement", name.span)
             elif kind is not None and kind not in ("an input", "a state"):
                 message = f"`{name.text}` is {kind}: a value needs another name"
                 self.ctx.error("CP0103", message, name.span, self.ctx.declaration(name.text))
-            seen.add(name.text)
+            names_before.add(name.text)
 
     def bind(self, name: ast.Name, type_: Type, placement: Placement) -> Ref:
-        """Bind `name` to a new value; a state must keep its declared type and placement."""
+        """Bind `name` to a new value. A state keeps its declared type and placement."""
         state = self.ctx.states.get(name.text)
         fits = state is not None and self._fits(name, state, type_, placement)
         if state is not None and fits:
@@ -129,19 +133,19 @@ class Scope:
         return value.id
 
     def bind_bad(self, names: Iterable[str], span: Span) -> None:
-        """Bind the targets of a statement in error: what uses them is not checked."""
+        """Bind the targets of a statement with errors to BAD, so that their uses are not checked."""
         for name in names:
             self.env[name] = BAD
             self.bad_at[name] = span
             self._note_bound(name, span)
 
-    def bind_unread(self, statement: ast.BadStmt) -> None:
-        """Bind what a statement that could not be read may bind, and count its states as updated.
+    def bind_unparsed(self, statement: ast.BadStmt) -> None:
+        """Bind the names that a statement with syntax errors may bind, and count its states as updated.
 
-        Where its targets are not even known, every name may be one.
+        If its targets cannot be parsed either, it may bind any name.
         """
-        targets, complete = self.ctx.unread.targets(statement)
-        words = self.ctx.unread.words(statement)
+        targets, complete = self.ctx.recovery.targets(statement)
+        words = self.ctx.recovery.words(statement)
         for state in self.ctx.states:
             if state in words or not complete:
                 self._note_bound(state, statement.span)
@@ -151,11 +155,11 @@ class Scope:
         self.bind_bad(targets, statement.span)
 
     def mark_same(self, result: Ref, operand: Ref, axes: Iterable[str], span: Span) -> None:
-        """Remember where `result` was made the same over `axes`, beside what its operand was already."""
+        """Record that `result` was made the same over `axes`, in addition to the axes of its operand."""
         self.made_same[result] = self.made_same.get(operand, {}) | dict.fromkeys(axes, span)
 
     def same_over(self, name: ast.Name, operand: Value | None) -> dict[str, Span]:
-        """Over which axes the value that `name` stands for was made the same here, and where."""
+        """The axes over which the value of `name` was made the same in this phase, with spans of stages."""
         if operand is not None:
             return self.made_same.get(operand.id, {})
         bad = self.bad_at.get(name.text)
@@ -171,7 +175,7 @@ class Scope:
     def _fits(self, name: ast.Name, state: Value, type_: Type, placement: Placement) -> bool:
         if name.text in self.ctx.doubtful_states:
             return False  # reported: the declaration or the first new value is wrong
-        # What is the same everywhere can be stored on a server; nothing moves by itself the other way.
+        # A value that is the same on all ranks may be stored on a server. The opposite takes a stage.
         stored = replace(placement, server=state.placement.server)
         if type_ != state.type:
             code, aspect = "CP0505", "type"
@@ -187,7 +191,7 @@ class Scope:
         return False
 
     def output(self, statement: ast.OutputStmt) -> None:
-        """Check the names of one `output` line."""
+        """Check the names of one `output` line and add them to the outputs."""
         self.output_names.update(name.text for name in statement.names)
         for name in statement.names:
             if name.text in self.output_spans:

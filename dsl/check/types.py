@@ -1,4 +1,4 @@
-"""Types as written, and the declarations of functions."""
+"""Types in the source, and declarations of functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, all_known
+from commplan.dsl.check.context import CheckContext, all_known
 from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import Fn
 from commplan.ir.types import ArrayType, BytesType, DType, Element, TreeType
@@ -16,7 +16,7 @@ TYPES = (*DTYPES, "bytes", "tree")
 Place = Literal["host", "device"]
 PLACES: tuple[Place, ...] = get_args(Place)
 FLAGS = ("elementwise", "linear", "random")
-# What users bring from elsewhere, and how the language calls it.
+# Names of types in other libraries, and the name in this language.
 FOREIGN = {
     "float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "float64": "f64",
     "double": "f64", "int32": "i32", "int": "i32", "int64": "i64", "long": "i64", "uint8": "u8", "byte": "u8",
@@ -25,8 +25,8 @@ FOREIGN = {
 }  # fmt: skip
 
 
-def element_type(ctx: Context, expr: ast.TypeExpr) -> Element | None:
-    """The type that was written, or None with the error reported."""
+def element_type(ctx: CheckContext, expr: ast.TypeExpr) -> Element | None:
+    """The type of an expression, or None after reporting an error."""
     name = expr.name.text
     if name not in TYPES:
         near, span = FOREIGN.get(name.lower()) or ctx.near(name, TYPES), expr.name.span
@@ -42,8 +42,8 @@ def element_type(ctx: Context, expr: ast.TypeExpr) -> Element | None:
     return None if dims is None else ArrayType(DType(name), dims)
 
 
-def declare_fn(ctx: Context, decl: ast.FnDecl) -> Fn | None:
-    """The function that was declared, or None with the errors reported."""
+def declare_fn(ctx: CheckContext, decl: ast.FnDecl) -> Fn | None:
+    """The declared function, or None after reporting errors."""
     where = _where(ctx, decl)
     flags = _flags(ctx, decl)
     operands = all_known([element_type(ctx, expr) for expr in decl.operands])
@@ -58,7 +58,7 @@ def declare_fn(ctx: Context, decl: ast.FnDecl) -> Fn | None:
     return fn if sound else None
 
 
-def _where(ctx: Context, decl: ast.FnDecl) -> Place | None:
+def _where(ctx: CheckContext, decl: ast.FnDecl) -> Place | None:
     if decl.where is None:
         note = "end its declaration with `on host` or `on device`"
         return ctx.error("CP0203", f"`fn {decl.name.text}` does not say where it runs", decl.name.span, note)
@@ -66,20 +66,20 @@ def _where(ctx: Context, decl: ast.FnDecl) -> Place | None:
     return ctx.choose(decl.where, PLACES, "CP0203", message)
 
 
-def _flags(ctx: Context, decl: ast.FnDecl) -> tuple[bool, bool, bool] | None:
-    seen: set[str] = set()
+def _flags(ctx: CheckContext, decl: ast.FnDecl) -> tuple[bool, bool, bool] | None:
+    names: set[str] = set()
     sound = True
     for flag in decl.flags:
         message = f"a fn is {listed(FLAGS, 'or')}, found `{flag.text}`"
         if ctx.choose(flag, FLAGS, "CP0204", message) is None:
             sound = False
-        elif flag.text in seen:
+        elif flag.text in names:
             ctx.error("CP0204", f"`{flag.text}` is said twice", flag.span)
-        seen.add(flag.text)
-    return ("elementwise" in seen, "linear" in seen, "random" in seen) if sound else None
+        names.add(flag.text)
+    return ("elementwise" in names, "linear" in names, "random" in names) if sound else None
 
 
-def _bytes_stay_on_host(ctx: Context, decl: ast.FnDecl, fn: Fn) -> bool:
+def _bytes_stay_on_host(ctx: CheckContext, decl: ast.FnDecl, fn: Fn) -> bool:
     if fn.where == "host":
         return True
     pairs = zip((*decl.operands, *decl.results), (*fn.operands, *fn.results), strict=True)
@@ -92,8 +92,8 @@ def _bytes_stay_on_host(ctx: Context, decl: ast.FnDecl, fn: Fn) -> bool:
     return True
 
 
-def _elementwise_shapes(ctx: Context, decl: ast.FnDecl, fn: Fn) -> bool:
-    """An elementwise fn gives what it takes, element for element; scalars apply to all elements."""
+def _elementwise_shapes(ctx: CheckContext, decl: ast.FnDecl, fn: Fn) -> bool:
+    """Check that non-scalar operands and results of an elementwise function have one shape."""
     if not fn.elementwise:
         return True
     shapes = [(expr, _shape(type_)) for expr, type_ in zip(decl.operands, fn.operands, strict=True)]
@@ -112,7 +112,7 @@ def _elementwise_shapes(ctx: Context, decl: ast.FnDecl, fn: Fn) -> bool:
 
 
 def _shape(type_: Element) -> tuple[int, ...] | str | None:
-    """Dimensions of an array, "tree" for a tree, None for what has no elements."""
+    """The dimensions of an array, "tree" for a tree, None for types without elements."""
     if isinstance(type_, ArrayType):
         return type_.shape
     return "tree" if isinstance(type_, TreeType) else None

@@ -1,1 +1,1 @@
-"""What a stage is written with: `axes` (`over`, `across`), `ops` (`by`), `via`, and `options` in braces."""
+"""The clauses of a stage: `axes` (`over`, `across`), `ops` (`by`), `via`, and `options` in braces."""

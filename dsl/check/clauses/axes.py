@@ -1,4 +1,4 @@
-"""`over` and `across`: along which axes a stage communicates, and whether it may."""
+"""`over` and `across`: the axes along which a stage communicates, and whether it may."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Axes, Context
+from commplan.dsl.check.context import Axes, CheckContext
 from commplan.dsl.check.placements import resolve_axes
-from commplan.dsl.check.scope import Scope
+from commplan.dsl.check.scope import PhaseScope
 from commplan.ir.plan import AxisKind, Value
 from commplan.ir.stages import OVER_AXES
 from commplan.ir.types import RecordsType
@@ -16,8 +16,8 @@ from commplan.ir.types import RecordsType
 _ANY = (AxisKind.REPLICA, AxisKind.ENSEMBLE)
 
 
-def collective_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> Axes | None:
-    """The axes of a stage with one operand, as its verb takes them; None with the errors reported."""
+def collective_axes(ctx: CheckContext, scope: PhaseScope, expr: ast.StageExpr) -> Axes | None:
+    """The axes of a stage with one operand, or None after reporting errors."""
     match expr.kind:
         case "reduce":
             axes = _reduce_axes(ctx, expr)
@@ -27,11 +27,11 @@ def collective_axes(ctx: Context, scope: Scope, expr: ast.StageExpr) -> Axes | N
             axes = axes if axes and _says_over(ctx, expr.over_word, message) else None
         case _:
             return _worker_axes(ctx, expr)
-    return axes if axes and _clocks_allow(ctx, scope, expr.over) else None
+    return axes if axes and _check_rates(ctx, scope, expr.over) else None
 
 
-def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> Axes | None:
-    """The axes of a `reduce`: axes after `over`, ensembles after `across`, never mixed."""
+def _reduce_axes(ctx: CheckContext, expr: ast.StageExpr) -> Axes | None:
+    """The axes of a `reduce`: only axes after `over` or only ensembles after `across`."""
     axes = resolve_axes(ctx, expr.over, _ANY, "an axis to reduce over")
     if axes is None:
         return None
@@ -54,8 +54,8 @@ def _reduce_axes(ctx: Context, expr: ast.StageExpr) -> Axes | None:
     return axes if ensembles or _says_over(ctx, word, f"`across` is for ensembles, and {none}") else None
 
 
-def _worker_axes(ctx: Context, expr: ast.StageExpr) -> Axes | None:
-    """The axes of any other stage: those of a broadcast, and one of what cuts or gathers."""
+def _worker_axes(ctx: CheckContext, expr: ast.StageExpr) -> Axes | None:
+    """The axes of any other stage: a broadcast takes several, every other collective one."""
     axes = stage_axes(ctx, expr.over, expr.kind)
     message = f"`{expr.kind}` goes `over` axes: `across` is for a `reduce` over ensembles"
     if axes is None or not _says_over(ctx, expr.over_word, message):
@@ -68,8 +68,8 @@ def _worker_axes(ctx: Context, expr: ast.StageExpr) -> Axes | None:
     return ctx.error("CP0410", message, ast.span_of(expr.over[1:]), note)
 
 
-def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> Axes | None:
-    """The axes of a stage that may not cross an ensemble."""
+def stage_axes(ctx: CheckContext, names: Sequence[ast.Name], stage: str) -> Axes | None:
+    """The axes of a stage that may not cross an ensemble, or None after reporting errors."""
     axes = resolve_axes(ctx, names, _ANY, f"an axis to {stage} over")
     for name in names if axes is not None else ():
         if ctx.axes[name.text].kind is AxisKind.ENSEMBLE:
@@ -78,13 +78,13 @@ def stage_axes(ctx: Context, names: Sequence[ast.Name], stage: str) -> Axes | No
     return axes
 
 
-def _says_over(ctx: Context, word: ast.Name, message: str) -> bool:
+def _says_over(ctx: CheckContext, word: ast.Name, message: str) -> bool:
     if word.text == "across":
         ctx.error("CP0308", message, word.span, fix=Fix("write `over`", word.span, "over"))
     return word.text != "across"
 
 
-def _clocks_allow(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> bool:
+def _check_rates(ctx: CheckContext, scope: PhaseScope, names: Sequence[ast.Name]) -> bool:
     for name in names:
         if name.text in scope.clocks:
             message = f"members of `{name.text}` have their own clocks here and never meet"
@@ -97,8 +97,8 @@ def _clocks_allow(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> bool
     return True
 
 
-def check_on_workers(ctx: Context, name: ast.Name, value: Value, stage: str) -> None:
-    """A collective takes what is on the workers' devices: not loaded, not on a server."""
+def check_on_workers(ctx: CheckContext, name: ast.Name, value: Value, stage: str) -> None:
+    """Reject operands that are not on the workers' devices: loaded records and values on servers."""
     if isinstance(value.type, RecordsType):
         message = f"`{stage}` cannot take loaded records, found `{name.text}`"
         note = (
@@ -112,5 +112,5 @@ def check_on_workers(ctx: Context, name: ast.Name, value: Value, stage: str) -> 
 
 
 def axis_span(expr_axes: Sequence[ast.Name], axis: str) -> Span:
-    """Where `axis` was named."""
+    """The span of `axis` in a list of axes."""
     return next(name.span for name in expr_axes if name.text == axis)

@@ -1,4 +1,4 @@
-"""`by`: the mathematics of a reduction, and the scalars that it takes."""
+"""`by`: the operator of a reduction and its scalar arguments."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import msgspec
 
 from commplan.diagnostics import Fix, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context, is_scalar
+from commplan.dsl.check.context import CheckContext, is_scalar
 from commplan.dsl.check.numbers import written
-from commplan.dsl.check.scope import Scope
+from commplan.dsl.check.scope import PhaseScope
 from commplan.ir.plan import Reduction, Value
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, DType, TreeType
 
 OpName = Literal["sum", "mean", "max", "min"]
 OPS: tuple[OpName, ...] = get_args(OpName)
-# What other libraries call them.
+# Names of these operators in other libraries.
 SYNONYMS: dict[str, OpName] = {
     "average": "mean", "avg": "mean", "add": "sum", "plus": "sum", "maximum": "max", "minimum": "min",
 }  # fmt: skip
 
 
 class WrittenReduction(msgspec.Struct, frozen=True):
-    """The operator that was written, and the weight of a weighted mean as a value."""
+    """A reduction operator in the source, with the value that weighs a weighted mean."""
 
     op: Reduction
     span: Span
@@ -33,21 +33,23 @@ class WrittenReduction(msgspec.Struct, frozen=True):
 
 
 def written_call(
-    ctx: Context, by: ast.Call | ast.Number | None, subject: str, known: Sequence[str]
+    ctx: CheckContext, by: ast.Call | ast.Number | None, subject: str, names: Sequence[str]
 ) -> ast.Call | None:
-    """What stands behind `by`, or None: nothing was written, or a number, which is reported. what: what
-    stands there, in a word, one of `known`."""
+    """The call after `by`, or None if there is none or it is a number, which is an error.
+
+    `subject` is the kind of word expected there and `names` are the valid ones.
+    """
     if isinstance(by, ast.Number):
         message = f"there is no {subject} `{written(by)}`"
-        ctx.error("CP0404", message, by.span, f"the {subject}s are {listed(known)}")
+        ctx.error("CP0404", message, by.span, f"the {subject}s are {listed(names)}")
         return None
     return by
 
 
 def reduction(
-    ctx: Context, scope: Scope, by: ast.Call | ast.Number | None, span: Span
+    ctx: CheckContext, scope: PhaseScope, by: ast.Call | ast.Number | None, span: Span
 ) -> WrittenReduction | None:
-    """The operator behind `by`, or None with the error reported. `span` is the stage's."""
+    """The operator after `by`, or None after reporting errors. `span` is the stage's."""
     if by is None:
         message = "the stage does not say how terms are combined"
         return ctx.error("CP0402", message, span, f"add `by` with {listed(OPS, 'or')}")
@@ -67,9 +69,9 @@ def reduction(
 
 
 def sum_or_mean(
-    ctx: Context, scope: Scope, by: ast.Call | ast.Number | None, span: Span, stage: str
+    ctx: CheckContext, scope: PhaseScope, by: ast.Call | ast.Number | None, span: Span, stage: str
 ) -> WrittenReduction | None:
-    """The operator of a stage that adds terms of a sum, or None with the error reported."""
+    """The operator of a stage that can only add terms, or None after reporting errors."""
     op = reduction(ctx, scope, by, span)
     if op is None or op.op.name in ("sum", "mean"):
         return op
@@ -78,15 +80,15 @@ def sum_or_mean(
 
 
 def _weighted(
-    ctx: Context, scope: Scope, call: ast.Call, args: tuple[ast.CallArg, ...], name: OpName
+    ctx: CheckContext, scope: PhaseScope, call: ast.Call, args: tuple[ast.CallArg, ...], name: OpName
 ) -> WrittenReduction | None:
-    first, *rest = args
+    first, *extra = args
     if name != "mean":
         note = "only `mean` does: `mean(weight = n)`"
         return ctx.error("CP0405", f"`{name}` takes no arguments", first.span, note)
-    if rest or first.key is None or first.key.text != "weight":
-        wrong = rest[0] if rest else first
-        near = ctx.rename(first.key, ("weight",)) if first.key is not None and not rest else None
+    if extra or first.key is None or first.key.text != "weight":
+        wrong = extra[0] if extra else first
+        near = ctx.rename(first.key, ("weight",)) if first.key is not None and not extra else None
         message = "`mean` takes one argument, `weight`"
         return ctx.error("CP0405", message, wrong.span, "write `mean(weight = n)`", fix=near)
     if isinstance(first.value, ast.Number):
@@ -103,8 +105,8 @@ def _weighted(
     return WrittenReduction(Reduction("mean", weight.id), call.span, weight)
 
 
-def check_operand(ctx: Context, by: WrittenReduction, operand: Value) -> None:
-    """The operand's type and placement suit the operator."""
+def check_operand(ctx: CheckContext, by: WrittenReduction, operand: Value) -> None:
+    """Check that the operand's type and placement suit the operator."""
     if isinstance(operand.type, ArrayType):
         dtype, name, note = operand.type.dtype, f"`{operand.name}`", operand
         ctx.require("CP0408", rules.numbers(by.op.name, dtype, name), by.span, note)
@@ -114,9 +116,9 @@ def check_operand(ctx: Context, by: WrittenReduction, operand: Value) -> None:
 
 
 def check_scalar(
-    ctx: Context, scalar: Value, operand: Value, span: Span, role: str, code: str = "CP0407"
+    ctx: CheckContext, scalar: Value, operand: Value, span: Span, role: str, code: str = "CP0407"
 ) -> None:
-    """A scalar varies at most where the operand does, and is no unreduced term."""
+    """Check that a scalar is reduced and varies over no axis over which the operand is the same."""
     if scalar.placement.partial:
         message = f"{role} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}"
         note = "reduce it first, or declare it `per` if it is each rank's own number"

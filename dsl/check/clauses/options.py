@@ -1,4 +1,4 @@
-"""Hints and limits in braces: which stage takes which option, and its values."""
+"""Options in braces: the stages that take each one, and its values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Context
+from commplan.dsl.check.context import CheckContext
 from commplan.dsl.check.numbers import integer, nbytes, written
 from commplan.dsl.check.types import FOREIGN
 from commplan.ir.hints import NO_HINTS
@@ -18,10 +18,10 @@ from commplan.ir.stages.base import BaseStage
 from commplan.ir.types import ArrayType, DType, Type
 
 
-class Rule(msgspec.Struct, frozen=True):
-    """Where an option may stand and what it may be.
+class OptionRule(msgspec.Struct, frozen=True):
+    """The stages that take an option, and its range of values.
 
-    kind: `bytes` (a size), `count` (a whole number, at least `least`), `word` (one of `words`),
+    `kind` is `bytes` (a size), `count` (a whole number of at least `least`), `word` (one of `words`) or
     `dtype` (a float type).
     """
 
@@ -35,31 +35,35 @@ COLLECTIVES = tuple(verb for verb, stage in OVER_AXES.items() if stage.COLLECTIV
 SUMS = ("reduce", "scatter", "exchange", "elastic sync")
 ASYNC = ("elastic round_robin", "elastic async", "elastic hogwild")
 
-OPTIONS: dict[str, Rule] = {
-    "bucket": Rule((*COLLECTIVES, "elastic sync"), "bytes"),
-    "overlap": Rule(SUMS, "word", words=("backward",)),
-    "wire": Rule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "dtype"),
-    "accumulate": Rule(SUMS, "dtype"),
-    "integers": Rule(("reduce",), "word", words=("max", "first")),
-    "chunk": Rule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "bytes"),
-    "staleness": Rule(("exchange", *ASYNC), "count", least=0),
-    "on_error": Rule(("load", "host map"), "word", words=("stop", "skip")),
-    "on_failure": Rule(("load", "share"), "word", words=("stop", "continue")),
-    "cores": Rule(("load", "host map"), "count"),
-    "prefetch": Rule(("load", "gather"), "count"),
-    "device_prefetch": Rule(("load",), "count"),
+OPTIONS: dict[str, OptionRule] = {
+    "bucket": OptionRule((*COLLECTIVES, "elastic sync"), "bytes"),
+    "overlap": OptionRule(SUMS, "word", words=("backward",)),
+    "wire": OptionRule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "dtype"),
+    "accumulate": OptionRule(SUMS, "dtype"),
+    "integers": OptionRule(("reduce",), "word", words=("max", "first")),
+    "chunk": OptionRule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "bytes"),
+    "staleness": OptionRule(("exchange", *ASYNC), "count", least=0),
+    "on_error": OptionRule(("load", "host map"), "word", words=("stop", "skip")),
+    "on_failure": OptionRule(("load", "share"), "word", words=("stop", "continue")),
+    "cores": OptionRule(("load", "host map"), "count"),
+    "prefetch": OptionRule(("load", "gather"), "count"),
+    "device_prefetch": OptionRule(("load",), "count"),
 }
 FLOATS = tuple(str(dtype) for dtype in DType if dtype.is_float)
 
 
-def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | None = None) -> Hints:
-    """The hints that were written; each mistake among them is reported and left out.
+def hints(ctx: CheckContext, options: ast.Options | None, stage: str, type_: Type | None = None) -> Hints:
+    """The valid options of a stage; errors are reported and the option is skipped.
 
-    `stage` is a name as in `Rule.stages`; `type_` the type of what is sent, where it is known.
+    Args:
+        ctx: The context of the check.
+        options: The braces in the source, or None.
+        stage: The name of the stage, as in `OptionRule.stages`.
+        type_: The type of the values that are sent, if known.
     """
-    takes = f"`{stage}` takes {listed(taken_by(stage)) or 'none'}"
+    takes = f"`{stage}` takes {listed(options_of(stage)) or 'none'}"
     values: dict[str, Any] = {}
-    seen: dict[str, Span] = {}
+    first_spans: dict[str, Span] = {}
     for option in options.items if options else ():
         key = option.key.text
         rule = OPTIONS.get(key)
@@ -67,10 +71,12 @@ def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | N
             message = f"there is no option `{key}`"
             ctx.error("CP0609", message, option.key.span, takes, fix=ctx.rename(option.key, OPTIONS))
             continue
-        if key in seen:
-            ctx.error("CP0611", f"`{key}` is said twice", option.key.span, Note("first here", seen[key]))
+        if key in first_spans:
+            ctx.error(
+                "CP0611", f"`{key}` is said twice", option.key.span, Note("first here", first_spans[key])
+            )
             continue
-        seen[key] = option.key.span
+        first_spans[key] = option.key.span
         if stage not in rule.stages:
             message = f"`{key}` is no option of `{stage}`"
             ctx.error("CP0610", message, option.key.span, f"it belongs to {listed(rule.stages, 'or')}", takes)
@@ -81,8 +87,8 @@ def hints(ctx: Context, options: ast.Options | None, stage: str, type_: Type | N
     return Hints(**values)
 
 
-def check_effects(ctx: Context, options: ast.Options | None, stage: BaseStage, kind: str) -> None:
-    """Report options of `stage`, of a phase of `kind`, that change nothing, as far as types are known."""
+def check_effects(ctx: CheckContext, options: ast.Options | None, stage: BaseStage, kind: str) -> None:
+    """Report options of a stage that have no effect in a phase of `kind`, as far as types are known."""
     sent = stage.sends()
     if options is None or sent is None:
         return
@@ -103,12 +109,12 @@ def check_effects(ctx: Context, options: ast.Options | None, stage: BaseStage, k
             ctx.error("CP0614", message, option.key.span, *broken.notes)
 
 
-def taken_by(stage: str) -> tuple[str, ...]:
+def options_of(stage: str) -> tuple[str, ...]:
     """The options that `stage` takes."""
     return tuple(key for key, rule in OPTIONS.items() if stage in rule.stages)
 
 
-def _value(ctx: Context, option: ast.Option, rule: Rule) -> object:
+def _value(ctx: CheckContext, option: ast.Option, rule: OptionRule) -> object:
     key = f"`{option.key.text}`"
     match rule.kind, option.value:
         case "bytes", ast.Number() as number:
@@ -123,24 +129,24 @@ def _value(ctx: Context, option: ast.Option, rule: Rule) -> object:
             return _report_value(ctx, option, rule)
 
 
-def _report_value(ctx: Context, option: ast.Option, rule: Rule) -> None:
+def _report_value(ctx: CheckContext, option: ast.Option, rule: OptionRule) -> None:
     expected = {
         "bytes": "a size such as `25 MiB`",
         "count": "a whole number",
         "word": listed(rule.words, "or"),
         "dtype": f"a float type: {listed(FLOATS, 'or')}",
     }[rule.kind]
-    known = {"word": rule.words, "dtype": FLOATS}.get(rule.kind, ())
+    words = {"word": rule.words, "dtype": FLOATS}.get(rule.kind, ())
     message = f"`{option.key.text}` is {expected}, found `{written(option.value)}`"
-    fix = ctx.rename(option.value, known)
-    ours = FOREIGN.get(option.value.text.lower()) if isinstance(option.value, ast.Name) else None
-    if ours in known:
-        fix = Fix(f"write `{ours}`", option.value.span, ours)
+    fix = ctx.rename(option.value, words)
+    translated = FOREIGN.get(option.value.text.lower()) if isinstance(option.value, ast.Name) else None
+    if translated in words:
+        fix = Fix(f"write `{translated}`", option.value.span, translated)
     ctx.error("CP0612", message, option.value.span, fix=fix)
 
 
-def _suits(ctx: Context, option: ast.Option, type_: Type | None) -> bool:
-    """Integers are sent as they are: a float wire type would round them."""
+def _suits(ctx: CheckContext, option: ast.Option, type_: Type | None) -> bool:
+    """Whether the type suits the option: `wire` and `accumulate` would round integers."""
     if option.key.text not in ("wire", "accumulate"):
         return True
     if not isinstance(type_, ArrayType) or type_.dtype.is_float:

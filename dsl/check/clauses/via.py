@@ -1,4 +1,4 @@
-"""`via`: which algorithm may carry out which stage, and its arguments."""
+"""`via`: the algorithms that implement each stage, and their arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import Axes, Context
+from commplan.dsl.check.context import Axes, CheckContext
 from commplan.dsl.check.numbers import integer, written
 from commplan.ir.plan import Algorithm, Arg, Hints, Value
 from commplan.ir.stages import rules
@@ -15,7 +15,7 @@ from commplan.ir.types import ArrayType
 BROADCAST, REDUCE, SCATTER, GATHER = "broadcast", "reduce", "scatter", "gather"
 SYNC, SWAP = "elastic sync", "swap"
 
-# The chunk programs, and what they can carry out. An elastic `sync` is an all-reduce of its pull.
+# The stages that each chunk program can implement. An elastic `sync` is an all-reduce of its pull.
 COLLECTIVES: dict[str, tuple[str, ...]] = {
     "native": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC, SWAP),
     "ring": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
@@ -35,7 +35,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = (
     COLLECTIVES | {"parameter_server": ("exchange",)} | dict.fromkeys(DESIGNS, ("share",))
 )
 STAGES_WITH_VIA = (BROADCAST, "share", REDUCE, SCATTER, GATHER, "exchange", SYNC, SWAP)
-# The arguments by key that an algorithm takes.
+# The keyword arguments of an algorithm.
 KEYS: dict[str, tuple[str, ...]] = {
     "single_broadcast": ("readers",),
     "multi_broadcast": ("readers",),
@@ -44,12 +44,12 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 def algorithm(
-    ctx: Context, call: ast.Call | None, stage: str, over: Axes | None, server: str | None = None
+    ctx: CheckContext, call: ast.Call | None, stage: str, over: Axes | None, server: str | None = None
 ) -> Algorithm | None:
-    """What stands behind `via`, or None: nothing was written, or it is in error and reported.
+    """The algorithm after `via`, or None if there is none or it has errors, which are reported.
 
-    `over` are the axes of the stage, None where they are in error themselves; `server` is where
-    the states of an exchange live.
+    `over` are the axes of the stage, or None if they have errors. `server` holds the states of an exchange,
+    if they are on a server.
     """
     if call is None:
         return None
@@ -58,10 +58,10 @@ def algorithm(
         return ctx.error("CP0602", f"`{stage}` takes no `via`", call.span, note)
     name = call.name.text
     if name not in ALGORITHMS:
-        known = carrying(stage)
+        candidates = carrying(stage)
         message = f"there is no algorithm `{name}`"
-        note = f"`{stage}` takes {listed(known)}"
-        return ctx.error("CP0601", message, call.name.span, note, fix=ctx.rename(call.name, known))
+        note = f"`{stage}` takes {listed(candidates)}"
+        return ctx.error("CP0601", message, call.name.span, note, fix=ctx.rename(call.name, candidates))
     if stage not in ALGORITHMS[name]:
         message = f"`{name}` does not carry out `{stage}`"
         return ctx.error("CP0603", message, call.name.span, f"`{stage}` takes {listed(carrying(stage))}")
@@ -80,27 +80,27 @@ def algorithm(
 
 
 def carrying(stage: str) -> tuple[str, ...]:
-    """The algorithms that carry out `stage`."""
+    """The algorithms that implement `stage`."""
     return tuple(name for name, stages in ALGORITHMS.items() if stage in stages)
 
 
 def carrying_a_level(stage: str) -> tuple[str, ...]:
-    """The algorithms that carry out `stage` at a level of a hierarchy.
+    """The algorithms that implement `stage` at one level of a hierarchy.
 
-    A sum may scatter and gather at a level, so what does both will do.
+    A level of a sum may be a scatter followed by a gather, so an algorithm that implements both qualifies.
     """
-    both = stage in (REDUCE, SYNC)
+    is_sum = stage in (REDUCE, SYNC)
     return tuple(
         name
         for name, stages in COLLECTIVES.items()
-        if name != "hierarchical" and (stage in stages or (both and {SCATTER, GATHER} <= set(stages)))
+        if name != "hierarchical" and (stage in stages or (is_sum and {SCATTER, GATHER} <= set(stages)))
     )
 
 
 def keyed(
-    ctx: Context, call: ast.Call, keys: tuple[str, ...], code: str = "CP0604"
+    ctx: CheckContext, call: ast.Call, keys: tuple[str, ...], code: str = "CP0604"
 ) -> dict[str, ast.CallArg] | None:
-    """The arguments by key, each one of `keys` and written once."""
+    """The keyword arguments of a call, or None after reporting an unknown, repeated or positional one."""
     name = call.name.text
     usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`" if keys else f"write `{name}`"
     args: dict[str, ast.CallArg] = {}
@@ -121,17 +121,17 @@ def keyed(
     return args
 
 
-def _count(ctx: Context, arg: ast.CallArg, who: str, code: str, over: Axes | None) -> int | None:
+def _count(ctx: CheckContext, arg: ast.CallArg, role: str, code: str, over: Axes | None) -> int | None:
     if not isinstance(arg.value, ast.Number):
-        message = f"the number of {who} is a whole number, found `{arg.value.text}`"
+        message = f"the number of {role} is a whole number, found `{arg.value.text}`"
         return ctx.error(code, message, arg.value.span)
-    count = integer(ctx, arg.value, f"the number of {who}", code=code)
-    broken = rules.chosen(who, count, over, ctx.size) if over else None
+    count = integer(ctx, arg.value, f"the number of {role}", code=code)
+    broken = rules.chosen(role, count, over, ctx.size) if over else None
     return None if ctx.refuse(code, broken, arg.value.span) else count
 
 
 def _readers(
-    ctx: Context, call: ast.Call, args: dict[str, ast.CallArg], over: Axes | None
+    ctx: CheckContext, call: ast.Call, args: dict[str, ast.CallArg], over: Axes | None
 ) -> Algorithm | None:
     name = call.name.text
     arg = args.get("readers")
@@ -143,7 +143,7 @@ def _readers(
 
 
 def _parameter_server(
-    ctx: Context, call: ast.Call, args: dict[str, ast.CallArg], over: Axes | None, server: str | None
+    ctx: CheckContext, call: ast.Call, args: dict[str, ast.CallArg], over: Axes | None, server: str | None
 ) -> Algorithm | None:
     arguments: list[Arg] = []
     if "owners" in args:
@@ -168,8 +168,8 @@ def _parameter_server(
     return Algorithm("parameter_server", tuple(arguments))
 
 
-def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: Axes | None) -> Algorithm | None:
-    """`hierarchical(gpu, node)`, `hierarchical(gpu = native, node = ring)`: the axes of the stage."""
+def _hierarchical(ctx: CheckContext, call: ast.Call, stage: str, over: Axes | None) -> Algorithm | None:
+    """The levels of `hierarchical(gpu, node)` or `hierarchical(gpu = native, node = ring)`."""
     levels: list[Arg] = []
     names: list[ast.Name] = []
     for arg in call.args or ():
@@ -189,15 +189,17 @@ def _hierarchical(ctx: Context, call: ast.Call, stage: str, over: Axes | None) -
     return Algorithm("hierarchical", tuple(levels)) if _levels_match(ctx, call, names, over) else None
 
 
-def _level(ctx: Context, value: ast.Name | ast.Number, stage: str) -> str | None:
-    known = carrying_a_level(stage)
-    if isinstance(value, ast.Name) and value.text in known:
+def _level(ctx: CheckContext, value: ast.Name | ast.Number, stage: str) -> str | None:
+    candidates = carrying_a_level(stage)
+    if isinstance(value, ast.Name) and value.text in candidates:
         return value.text
-    message = f"a level of `{stage}` is carried out by one of {listed(known, 'or')}, found `{written(value)}`"
-    return ctx.error("CP0605", message, value.span, fix=ctx.rename(value, known))
+    message = (
+        f"a level of `{stage}` is carried out by one of {listed(candidates, 'or')}, found `{written(value)}`"
+    )
+    return ctx.error("CP0605", message, value.span, fix=ctx.rename(value, candidates))
 
 
-def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over: Axes) -> bool:
+def _levels_match(ctx: CheckContext, call: ast.Call, names: Sequence[ast.Name], over: Axes) -> bool:
     written = [name.text for name in names]
     broken = rules.levels(written, over)
     if broken is None:
@@ -211,10 +213,10 @@ def _levels_match(ctx: Context, call: ast.Call, names: Sequence[ast.Name], over:
 
 
 def check_accumulation(
-    ctx: Context, call: ast.Call | None, how: str | None, via: Algorithm | None, hints: Hints,
+    ctx: CheckContext, call: ast.Call | None, how: str | None, via: Algorithm | None, hints: Hints,
     operand: Value | None,
 ) -> None:  # fmt: skip
-    """Refuse a backend's own sum where it would add in a narrower type than is wanted. how: as `by` says."""
+    """Report an accumulation type that the backend's own sum cannot provide; `how` is the operator."""
     if call is None or how is None or operand is None:
         return
     dtype = operand.type.dtype if isinstance(operand.type, ArrayType) else None

@@ -1,1 +1,1 @@
-"""Stages, a file for those that are alike: what each takes, what it makes of a placement, what it binds."""
+"""Checks of stages: operands, placements of results, and bindings. Similar stages share a module."""

@@ -1,4 +1,4 @@
-"""Stages of one operand over some axes: what each makes of a placement."""
+"""Checks of stages with one operand over some axes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from commplan.dsl.check.clauses.axes import axis_span, check_on_workers, collect
 from commplan.dsl.check.clauses.ops import WrittenReduction, check_operand, reduction, sum_or_mean
 from commplan.dsl.check.clauses.options import hints
 from commplan.dsl.check.clauses.via import algorithm, carrying, check_accumulation
-from commplan.dsl.check.context import Axes, Context, is_scalar
+from commplan.dsl.check.context import Axes, CheckContext, is_scalar
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.placements import Status, status
-from commplan.dsl.check.scope import Scope
+from commplan.dsl.check.scope import PhaseScope
 from commplan.ir.plan import Stage, Value
 from commplan.ir.stages import OVER_AXES, StageOverAxes, rules
 from commplan.ir.types import ArrayType, Placement, RecordsType
@@ -23,7 +23,7 @@ from commplan.ir.values import Leaf
 
 
 def check_collective(
-    ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.StageExpr
+    ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.StageExpr
 ) -> Stage | None:
     """`y = VERB x over AXES ..`."""
     kind = OVER_AXES[expr.kind]
@@ -39,7 +39,7 @@ def check_collective(
         message = "the share does not say how"
         note = "without a `share` the compiler chooses"
         ctx.error("CP0402", message, expr.span, f"add `via` with {listed(carrying('share'), 'or')}", note)
-    if kind.MAKES == "same" and over is not None:  # whatever else of this statement is wrong
+    if kind.MAKES == "same" and over is not None:  # even if the statement has other errors
         scope.bad_same[statement.span] = dict.fromkeys(over, statement.targets[0].span)
     if operand is None:
         _check_not_repeated(ctx, scope, statement, expr, kind)
@@ -54,7 +54,7 @@ def check_collective(
     result = scope.bind(target, operand.type, _placed(kind, operand.placement, over))
     if kind.MAKES == "same":
         scope.mark_same(result, operand.id, over, target.span)
-    # Without a sound `via` of a share there is an error: the design does not matter then.
+    # A share without a valid `via` has an error already, so its design does not matter.
     if not well_formed or (expr.kind == "share" and via is None):
         return None
     across = expr.over_word.text == "across"
@@ -70,7 +70,7 @@ def check_collective(
 
 
 def _well_formed(
-    ctx: Context, statement: ast.StageStmt, expr: ast.StageExpr, kind: type[StageOverAxes]
+    ctx: CheckContext, statement: ast.StageStmt, expr: ast.StageExpr, kind: type[StageOverAxes]
 ) -> bool:
     """Report clauses and names that the stage does not take; `via` and braces have their own reports."""
     before = len(ctx.diagnostics)
@@ -86,17 +86,17 @@ def _well_formed(
     return len(ctx.diagnostics) == before
 
 
-def _reduction(ctx: Context, scope: Scope, expr: ast.StageExpr) -> WrittenReduction | None:
-    """The operator of a stage that combines; a reduce-scatter adds."""
+def _reduction(ctx: CheckContext, scope: PhaseScope, expr: ast.StageExpr) -> WrittenReduction | None:
+    """The operator of a stage that combines values; a scatter adds."""
     if expr.kind == "reduce":
         return reduction(ctx, scope, expr.by, expr.span)
     return sum_or_mean(ctx, scope, expr.by, expr.span, "scatter") if expr.kind == "scatter" else None
 
 
 def _number(
-    ctx: Context, expr: ast.StageExpr, kind: type[StageOverAxes], over: Axes | None
+    ctx: CheckContext, expr: ast.StageExpr, kind: type[StageOverAxes], over: Axes | None
 ) -> dict[str, int] | None:
-    """The number of a stage by its field, nothing without one, or None with the error reported."""
+    """The numeric argument of a stage by field name, empty if it takes none; None after an error."""
     if kind.NUMBER is None:
         return {}
     field, number = kind.NUMBER
@@ -111,7 +111,7 @@ def _number(
 
 
 def _placed(kind: type[StageOverAxes], placement: Placement, over: Axes) -> Placement:
-    """How the result lies."""
+    """The placement of the result."""
     if kind.MAKES == "kept":
         return placement
     whole = placement.without(over)
@@ -119,15 +119,15 @@ def _placed(kind: type[StageOverAxes], placement: Placement, over: Axes) -> Plac
 
 
 def _check_placement(
-    ctx: Context,
-    scope: Scope,
+    ctx: CheckContext,
+    scope: PhaseScope,
     statement: ast.StageStmt,
     expr: ast.StageExpr,
     kind: type[StageOverAxes],
     operand: Value,
     by: WrittenReduction | None,
 ) -> None:
-    """The stage takes what its operand is; the first axis along which it does not is reported."""
+    """Check the placement of the operand; only the first axis with an error is reported."""
     if expr.kind == "share":
         broken = rules.loaded(expr.operand.text, records=isinstance(operand.type, RecordsType))
         ctx.require("CP0420", broken, expr.operand.span, operand)
@@ -137,11 +137,11 @@ def _check_placement(
         return
     check_on_workers(ctx, expr.operand, operand, expr.kind)
     for axis in expr.over:
-        lies = status(operand.placement, axis.text)
-        if lies not in kind.TAKES:
+        actual = status(operand.placement, axis.text)
+        if actual not in kind.TAKES:
             _check_not_repeated(ctx, scope, statement, expr, kind, operand)
-            _fail_placement(ctx, expr, operand, axis, lies)
-        if lies == "partial" and by is not None and by.op.name in ("max", "min"):
+            _fail_placement(ctx, expr, operand, axis, actual)
+        if actual == "partial" and by is not None and by.op.name in ("max", "min"):
             message = (
                 f"`{by.op.name}` of terms of a sum means nothing: `{expr.operand.text}` is partial "
                 f"over `{axis.text}`"
@@ -166,26 +166,26 @@ def _check_placement(
 
 
 def _fail_placement(
-    ctx: Context, expr: ast.StageExpr, operand: Value, axis: ast.Name, lies: Status
+    ctx: CheckContext, expr: ast.StageExpr, operand: Value, axis: ast.Name, actual: Status
 ) -> NoReturn:
-    """The operand lies along `axis` otherwise than the stage takes it."""
+    """Report that the stage does not take an operand with this placement along `axis`."""
     name, over = f"`{expr.operand.text}`", f"`{axis.text}`"
-    match expr.kind, lies:
+    match expr.kind, actual:
         case "slice", _:
             code, takes = "CP0321", "`slice` takes what is the same over it"
-            message = f"{name} is {lies} over {over}, and {takes}"
+            message = f"{name} is {actual} over {over}, and {takes}"
             remedy = {
                 "per": f"`broadcast` or `reduce` it over {over} first",
                 "partial": f"`scatter` adds the terms and cuts the sum over {over}",
                 "split": "one axis cuts a value once",
-            }[lies]
+            }[actual]
         case _, "same":
             _fail_same(ctx, expr, operand, axis)
         case "gather", _:
             code, takes = "CP0316", "`gather` takes what is split over it"
-            message = f"{name} is {lies} over {over}, and {takes}"
+            message = f"{name} is {actual} over {over}, and {takes}"
             remedy = "its ranks hold whole values: `reduce` combines them"
-            remedy += ", `broadcast` keeps one" * (lies == "per")
+            remedy += ", `broadcast` keeps one" * (actual == "per")
         case _, "split":
             code = "CP0314"
             message = f"{name} is split over {over}: its ranks hold different parts, not different values"
@@ -203,14 +203,17 @@ def _fail_placement(
 
 
 def _check_not_repeated(
-    ctx: Context,
-    scope: Scope,
+    ctx: CheckContext,
+    scope: PhaseScope,
     statement: ast.StageStmt,
     expr: ast.StageExpr,
     kind: type[StageOverAxes],
     operand: Value | None = None,
 ) -> None:
-    """The operand was not made the same over these axes before, by a sound statement or one in error."""
+    """Report a stage whose operand is already the same over these axes.
+
+    The stage that made it the same may have other errors.
+    """
     done = scope.same_over(expr.operand, operand)
     for axis in expr.over if "same" not in kind.TAKES else ():
         if axis.text in done and (operand is None or status(operand.placement, axis.text) == "same"):
@@ -223,8 +226,8 @@ def _check_not_repeated(
             ctx.fail("CP0301", f"`{name}` is already the same over `{axis.text}`", axis.span, where, note)
 
 
-def _fail_same(ctx: Context, expr: ast.StageExpr, operand: Value, axis: ast.Name) -> NoReturn:
-    """A collective along an axis on which the operand never varied."""
+def _fail_same(ctx: CheckContext, expr: ast.StageExpr, operand: Value, axis: ast.Name) -> NoReturn:
+    """Report a collective along an axis over which the operand never varied."""
     remedy = (
         f"if each rank has its own, declare it `per {axis.text}`; a term of a sum is `partial {axis.text}`"
     )
@@ -234,7 +237,7 @@ def _fail_same(ctx: Context, expr: ast.StageExpr, operand: Value, axis: ast.Name
     ctx.fail("CP0302", message, axis.span, operand, remedy)
 
 
-def _check_cut_last(ctx: Context, expr: ast.StageExpr, operand: Value) -> None:
+def _check_cut_last(ctx: CheckContext, expr: ast.StageExpr, operand: Value) -> None:
     split, axis = operand.placement.split, expr.over[0]
     if split[-1] != axis.text:
         message = (

@@ -1,4 +1,4 @@
-"""`load`: batches of records, who gets which, and their count."""
+"""Checks of `load`: batches of records, their distribution over ranks, and their count."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal, get_args
 from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
 from commplan.dsl.check.clauses.options import hints
-from commplan.dsl.check.context import Axes, Context, all_known
+from commplan.dsl.check.context import Axes, CheckContext, all_known
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.placements import resolve_axes
-from commplan.dsl.check.scope import Scope
+from commplan.dsl.check.scope import PhaseScope
 from commplan.ir.plan import AxisKind, Load
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, DType, Placement, RecordsType
@@ -21,7 +21,9 @@ VISITS: tuple[Visit, ...] = get_args(Visit)
 TAILS: tuple[Tail, ...] = get_args(Tail)
 
 
-def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.LoadExpr) -> Load | None:
+def check_load(
+    ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.LoadExpr
+) -> Load | None:
     """`x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]`."""
     options = hints(ctx, expr.options, "load")
     how = "declare one: `source NAME : TYPE`"
@@ -40,9 +42,9 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
     elif expr.visit is not None:
         note = "add `seed N`: the order of records follows from it"
         ctx.error("CP0402", "the load has no seed", expr.span, note)
-    given = len(statement.targets)
-    if given > 2:
-        message = f"`load` gives records and, if wanted, their count, found {given} names"
+    target_count = len(statement.targets)
+    if target_count > 2:
+        message = f"`load` gives records and, if wanted, their count, found {target_count} names"
         ctx.fail("CP0401", message, statement.targets[2].span, "write `x = load ...` or `x, n = load ...`")
     if source is None or split is None or per is None or clock is None or batch is None:
         return None
@@ -52,7 +54,7 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
     placement = Placement(ctx.ordered((*per, *clock)), (), split)
     result = scope.bind(targets[0], RecordsType(batch, source.type), placement)
     count = None
-    if given == 2:
+    if target_count == 2:
         everywhere = Placement(ctx.ordered((*placement.per, *split)))
         count = scope.bind(targets[1], ArrayType(DType.I32), everywhere)
     member = clock[0] if clock else None
@@ -62,8 +64,8 @@ def check_load(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.L
     )  # fmt: skip
 
 
-def _split(ctx: Context, expr: ast.LoadExpr) -> Axes | None:
-    """The axes over which records are divided: those named, else the only one, if there is one."""
+def _split(ctx: CheckContext, expr: ast.LoadExpr) -> Axes | None:
+    """The axes over which records are split: as written, or the only axis of the plan."""
     if expr.split:
         return resolve_axes(ctx, expr.split, (AxisKind.REPLICA,), "an axis to split over")
     axes = tuple(axis.name for axis in ctx.axes.values() if axis.kind is AxisKind.REPLICA)
@@ -74,8 +76,8 @@ def _split(ctx: Context, expr: ast.LoadExpr) -> Axes | None:
     return ctx.error("CP0416", message, expr.span, note)
 
 
-def _clock(ctx: Context, batch: ast.Batch) -> Axes | None:
-    """The ensemble of `batch [..] over MEMBER`, in a tuple; empty where all have one clock."""
+def _clock(ctx: CheckContext, batch: ast.Batch) -> Axes | None:
+    """The ensemble of `batch [..] over MEMBER` as a tuple; empty if all members share one rate."""
     if batch.over is None:
         if len(batch.sizes) == 1:
             return ()
@@ -90,8 +92,12 @@ def _clock(ctx: Context, batch: ast.Batch) -> Axes | None:
     return None if ctx.refuse("CP0417", broken, batch.span, declared) else members
 
 
-def _refuse_ahead(ctx: Context, options: ast.Options | None) -> None:
-    """How far members by their own clocks may part is bounded by what each has taken."""
+def _refuse_ahead(ctx: CheckContext, options: ast.Options | None) -> None:
+    """Reject `device_prefetch` if members load at their own rates.
+
+    The lead of one member over another is bounded by the number of batches that each has consumed, and
+    batches that wait on the device would not count.
+    """
     for option in options.items if options else ():
         if option.key.text == "device_prefetch":
             message = "`device_prefetch` is no option of a `load` by the clocks of members"
@@ -101,7 +107,7 @@ def _refuse_ahead(ctx: Context, options: ast.Options | None) -> None:
             )
 
 
-def _batch(ctx: Context, expr: ast.LoadExpr, split: Axes | None) -> tuple[int, ...] | None:
+def _batch(ctx: CheckContext, expr: ast.LoadExpr, split: Axes | None) -> tuple[int, ...] | None:
     sizes = all_known([integer(ctx, number, "a batch size") for number in expr.batch.sizes])
     if sizes is None:
         return None
@@ -110,7 +116,7 @@ def _batch(ctx: Context, expr: ast.LoadExpr, split: Axes | None) -> tuple[int, .
     return None if ctx.refuse("CP0415", broken, span) else sizes
 
 
-def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:
+def _visit(ctx: CheckContext, expr: ast.LoadExpr) -> Visit | None:
     if expr.visit is None:
         message = "the load does not say how often a record is visited" + ", nor its seed" * (not expr.seed)
         return ctx.error("CP0402", message, expr.span, f"add `visit {'|'.join(VISITS)} seed N`")
@@ -118,7 +124,7 @@ def _visit(ctx: Context, expr: ast.LoadExpr) -> Visit | None:
     return ctx.choose(expr.visit, VISITS, "CP0411", message)
 
 
-def _tail(ctx: Context, expr: ast.LoadExpr, visit: Visit | None, split: Axes | None) -> Tail | None:
+def _tail(ctx: CheckContext, expr: ast.LoadExpr, visit: Visit | None, split: Axes | None) -> Tail | None:
     if expr.tail is None:
         return "pad"
     message = f"a tail is {listed(TAILS, 'or')}, found `{expr.tail.text}`"

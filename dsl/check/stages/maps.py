@@ -1,4 +1,4 @@
-"""`map`: functions on records and on whole values, and how sharding limits them."""
+"""Checks of `map`: functions on records and on whole values, and the limits that sharding sets."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from msgspec.structs import replace
 from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.clauses.options import hints
-from commplan.dsl.check.context import Context, is_scalar
+from commplan.dsl.check.context import CheckContext, is_scalar
 from commplan.dsl.check.placements import resolve_axes, status
-from commplan.dsl.check.scope import Scope
+from commplan.dsl.check.scope import PhaseScope
 from commplan.ir.plan import AxisKind, Fn, Map, Value
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, Placement, RecordsType, TreeType, Type
 
 
-def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.MapExpr) -> Map | None:
+def check_map(
+    ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.MapExpr
+) -> Map | None:
     """`y, ... = map FN(x, ...) [per MEMBER]`."""
     operands = scope.operands(expr.operands)
     per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
@@ -39,7 +41,7 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
     _check_batches(ctx, expr, operands)
     placement = _combined(ctx, fn, expr.operands, operands)
     types = _results(ctx, statement, fn, loaded[0].type if loaded else None)
-    # The placement is that of one rank's result: every result of one call lies alike.
+    # This is the placement of one rank's result; all results of a call have the same placement.
     placement = replace(placement, per=ctx.ordered((*placement.per, *per)))
     results = tuple(
         scope.bind(name, type_, placement) for name, type_ in zip(statement.targets, types, strict=True)
@@ -48,21 +50,21 @@ def check_map(ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.Ma
     return Map(results, fn.name, refs, statement.span, members, per_record=bool(loaded), hints=options)
 
 
-def find_fn(ctx: Context, name: ast.Name) -> Fn | None:
-    """The declared fn, or None with the error reported (nothing is reported of a wrong declaration)."""
+def find_fn(ctx: CheckContext, name: ast.Name) -> Fn | None:
+    """The declaration of a function, or None after reporting an error (none if the declaration is wrong)."""
     how = "declare it: `fn NAME(TYPES) -> TYPES on host|device`"
     return ctx.look_up(name, ctx.fns, "CP0106", "fn", how)
 
 
 def check_call(
-    ctx: Context, fn: Fn, operands: int, results: int, call: Span, names: Span, *notes: Note
+    ctx: CheckContext, fn: Fn, operands: int, results: int, call: Span, names: Span, *notes: Note
 ) -> None:
-    """A fn is called with as many values as it takes, for as many names as it gives values."""
+    """Check the numbers of operands and results of a function call."""
     ctx.require("CP0207", rules.takes(fn.name, len(fn.operands), operands), call, fn, *notes)
     ctx.require("CP0208", rules.gives(fn.name, len(fn.results), results), names, fn)
 
 
-def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:
+def _types_match(ctx: CheckContext, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:
     sound = True
     for name, value, expected in zip(names, operands, fn.operands, strict=True):
         type_ = value.type
@@ -79,7 +81,7 @@ def _types_match(ctx: Context, names: Sequence[ast.Name], operands: Sequence[Val
     return sound
 
 
-def _check_batches(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -> None:
+def _check_batches(ctx: CheckContext, expr: ast.MapExpr, operands: Sequence[Value]) -> None:
     first: Value | None = None
     for name, value in zip(expr.operands, operands, strict=True):
         if not isinstance(value.type, RecordsType):
@@ -92,8 +94,8 @@ def _check_batches(ctx: Context, expr: ast.MapExpr, operands: Sequence[Value]) -
             ctx.fail("CP0211", message, name.span, value, first, note)
 
 
-def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None) -> tuple[Type, ...]:
-    """Types of the results: whole values as declared; on records, one per record."""
+def _results(ctx: CheckContext, statement: ast.StageStmt, fn: Fn, loaded: Type | None) -> tuple[Type, ...]:
+    """The types of the results: as declared for whole values, one per record for records."""
     if not isinstance(loaded, RecordsType):
         return fn.results
     if fn.where == "host":
@@ -109,8 +111,8 @@ def _results(ctx: Context, statement: ast.StageStmt, fn: Fn, loaded: Type | None
     )
 
 
-def _combined(ctx: Context, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Placement:
-    """The placement of what `fn` gives for these operands."""
+def _combined(ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Placement:
+    """The placement of the results of `fn` for these operands."""
     pairs = tuple(zip(names, operands, strict=True))
     _check_partial(ctx, fn, pairs)
     _check_split(ctx, fn, pairs)
@@ -131,7 +133,7 @@ def _combined(ctx: Context, fn: Fn, names: Sequence[ast.Name], operands: Sequenc
 Pairs = Sequence[tuple[ast.Name, Value]]
 
 
-def _check_partial(ctx: Context, fn: Fn, pairs: Pairs) -> None:
+def _check_partial(ctx: CheckContext, fn: Fn, pairs: Pairs) -> None:
     partial = next(((name, value) for name, value in pairs if value.placement.partial), None)
     if partial is None:
         return
@@ -156,8 +158,8 @@ def _check_partial(ctx: Context, fn: Fn, pairs: Pairs) -> None:
             ctx.fail("CP0304", message, lacks.span, value, other, note)
 
 
-def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:
-    """Split records are cut between records; split whole values need a fn that cannot tell."""
+def _check_split(ctx: CheckContext, fn: Fn, pairs: Pairs) -> None:
+    """Check split operands: records may be split, but whole values only for elementwise functions."""
     loaded = [pair for pair in pairs if isinstance(pair[1].type, RecordsType)]
     whole = [pair for pair in pairs if pair not in loaded and not is_scalar(pair[1].type)]
     cut = next((pair for pair in whole if pair[1].placement.split), None)
@@ -179,7 +181,9 @@ def _check_split(ctx: Context, fn: Fn, pairs: Pairs) -> None:
         _fail_lists(ctx, cut[0], cut[1], loaded[0][1], whole=True)
 
 
-def _fail_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, whole: bool = False) -> NoReturn:
+def _fail_lists(
+    ctx: CheckContext, name: ast.Name, value: Value, other: Value, *, whole: bool = False
+) -> NoReturn:
     note = (
         f"`{other.name}` is records and `{name.text}` is a whole value: gather it first"
         if whole
@@ -188,7 +192,7 @@ def _fail_lists(ctx: Context, name: ast.Name, value: Value, other: Value, *, who
     ctx.fail("CP0306", f"`{name.text}` and `{other.name}` are not cut alike", name.span, value, other, note)
 
 
-def _check_place(ctx: Context, pairs: Pairs) -> None:
+def _check_place(ctx: CheckContext, pairs: Pairs) -> None:
     for name, value in pairs[1:]:
         if value.placement.server != pairs[0][1].placement.server:
             misplaced, other = (name, value) if value.placement.server else pairs[0]

@@ -1,4 +1,4 @@
-"""`exchange` and `elastic`: states that live with workers or on servers."""
+"""Checks of `exchange` and `elastic`: stages with states on workers or on servers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from commplan.dsl.check.clauses.axes import check_on_workers, stage_axes
 from commplan.dsl.check.clauses.ops import check_operand, check_scalar, sum_or_mean, written_call
 from commplan.dsl.check.clauses.options import hints
 from commplan.dsl.check.clauses.via import algorithm, check_accumulation, keyed
-from commplan.dsl.check.context import Axes, Context, is_scalar
+from commplan.dsl.check.context import Axes, CheckContext, is_scalar
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.placements import Status, status
-from commplan.dsl.check.scope import Scope
+from commplan.dsl.check.scope import PhaseScope
 from commplan.dsl.check.stages.maps import check_call, find_fn
 from commplan.ir.plan import Elastic, Exchange, Fn, Ref, Value
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, Placement
 
 Mode = Literal["sync", "round_robin", "async", "hogwild"]
-OTHERWISE: dict[Status, str] = {"same": "CP0302", "split": "CP0314", "partial": "CP0315", "per": "CP0316"}
+STATUS_CODES: dict[Status, str] = {"same": "CP0302", "split": "CP0314", "partial": "CP0315", "per": "CP0316"}
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def check_exchange(
-    ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.ExchangeExpr
+    ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.ExchangeExpr
 ) -> Exchange | None:
     """`w [, m] = exchange g into w [, m] with FN over AXES by OP`."""
     gradient = scope.operand(expr.gradient)
@@ -65,8 +65,8 @@ def check_exchange(
     return Exchange(tuple(results), gradient.id, refs, fn.name, over, by.op, span, via=via, hints=options)
 
 
-def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
-    """Current values of the named states, or None with the errors reported."""
+def _states(ctx: CheckContext, scope: PhaseScope, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
+    """The current values of the named states, or None after reporting errors."""
     sound = True
     for name in names:
         if name.text in ctx.unknown or name.text in ctx.states:
@@ -82,44 +82,47 @@ def _states(ctx: Context, scope: Scope, names: Sequence[ast.Name]) -> tuple[Valu
     return scope.operands(names) if sound else None
 
 
-def _check_targets(ctx: Context, targets: Sequence[ast.Name], states: Sequence[ast.Name]) -> None:
-    wanted = [name.text for name in states]
-    if [name.text for name in targets] == wanted:
+def _check_targets(ctx: CheckContext, targets: Sequence[ast.Name], states: Sequence[ast.Name]) -> None:
+    state_names = [name.text for name in states]
+    if [name.text for name in targets] == state_names:
         return
-    wrong = next((t for t, s in zip(targets, wanted, strict=False) if t.text != s), targets[-1])
-    note = f"found {listed(name.text for name in targets)}; write `{', '.join(wanted)} = exchange ...`"
-    ctx.fail("CP0423", f"`exchange` gives back the states it takes: {listed(wanted)}", wrong.span, note)
+    wrong = next((t for t, s in zip(targets, state_names, strict=False) if t.text != s), targets[-1])
+    note = f"found {listed(name.text for name in targets)}; write `{', '.join(state_names)} = exchange ...`"
+    ctx.fail("CP0423", f"`exchange` gives back the states it takes: {listed(state_names)}", wrong.span, note)
 
 
-def _check_lies(
-    ctx: Context, name: ast.Name, value: Value, over: Sequence[ast.Name], wanted: Status, *why: str
+def _check_status(
+    ctx: CheckContext, name: ast.Name, value: Value, over: Sequence[ast.Name], expected: Status, *why: str
 ) -> None:
-    """A value is `wanted` along all of `over`. why: what the message says otherwise, then remarks."""
+    """Check that a value has placement `expected` along all of `over`.
+
+    `why` holds the end of the error message, followed by notes; `{}` in them is replaced by the axis.
+    """
     for axis in over:
         actual = status(value.placement, axis.text)
-        if actual != wanted:
+        if actual != expected:
             reason, *fix = (text.format(axis.text) for text in why)
             message = f"`{name.text}` is {actual} over `{axis.text}`, and {reason}"
-            ctx.fail(OTHERWISE[actual], message, axis.span, value, *fix)
+            ctx.fail(STATUS_CODES[actual], message, axis.span, value, *fix)
 
 
-def _check_terms(ctx: Context, expr: ast.ExchangeExpr, gradient: Value, over: Axes) -> None:
-    """The gradient must be partial over exactly the axes of the stage, and whole otherwise."""
+def _check_terms(ctx: CheckContext, expr: ast.ExchangeExpr, gradient: Value, over: Axes) -> None:
+    """Check that the gradient is partial over exactly the axes of the stage, and whole over all others."""
     check_on_workers(ctx, expr.gradient, gradient, "exchange")
     why = "`exchange` adds terms that are partial over it"
-    _check_lies(ctx, expr.gradient, gradient, expr.over, "partial", why)
+    _check_status(ctx, expr.gradient, gradient, expr.over, "partial", why)
     partial, split = gradient.placement.partial, gradient.placement.split
-    left = next((axis for axis in (*partial, *split) if axis not in over), None)
-    if left is not None:
+    axis = next((axis for axis in (*partial, *split) if axis not in over), None)
+    if axis is not None:
         code, way = "CP0314", "gather it first"
-        if left in partial:
-            code, way = "CP0303", f"add `{left}` to the axes of the exchange"
-        message = f"`{expr.gradient.text}` would stay {status(gradient.placement, left)} over `{left}`"
+        if axis in partial:
+            code, way = "CP0303", f"add `{axis}` to the axes of the exchange"
+        message = f"`{expr.gradient.text}` would stay {status(gradient.placement, axis)} over `{axis}`"
         ctx.fail(code, message, expr.gradient.span, gradient, f"the update needs whole values: {way}")
 
 
-def _check_states(ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value], over: Axes) -> None:
-    """The states live together, and all ranks of the exchange have the same ones."""
+def _check_states(ctx: CheckContext, expr: ast.ExchangeExpr, states: Sequence[Value], over: Axes) -> None:
+    """Check that the states have the same home and are the same on all ranks of the exchange."""
     broken = rules.one_home([(state.name, state.placement.server) for state in states])
     if broken is not None:
         index = broken.at
@@ -136,11 +139,13 @@ def _check_states(ctx: Context, expr: ast.ExchangeExpr, states: Sequence[Value],
             ctx.fail("CP0424", message, name.span, state, note)
 
 
-def _check_fn(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Value], gradient: Value) -> None:
-    """`FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
+def _check_fn(
+    ctx: CheckContext, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Value], gradient: Value
+) -> None:
+    """Check the update function: `FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
     values = (*states, gradient)
-    known = Note(f"the exchange gives {listed(value.name for value in values)}")
-    check_call(ctx, fn, len(values), len(states), expr.fn.span, expr.fn.span, known)
+    note = Note(f"the exchange gives {listed(value.name for value in values)}")
+    check_call(ctx, fn, len(values), len(states), expr.fn.span, expr.fn.span, note)
     update = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
     ctx.require("CP0214", update, expr.fn.span, fn)
     for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
@@ -149,15 +154,15 @@ def _check_fn(ctx: Context, expr: ast.ExchangeExpr, fn: Fn, states: Sequence[Val
 
 
 class Coefficient(msgspec.Struct, frozen=True):
-    """`eta` or `rho`: a literal, or a scalar value."""
+    """`eta` or `rho`: a literal or the reference of a scalar value."""
 
-    given: float | Ref
+    argument: float | Ref
     span: Span
     value: Value | None = None
 
 
 def check_elastic(
-    ctx: Context, scope: Scope, statement: ast.StageStmt, expr: ast.ElasticExpr
+    ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.ElasticExpr
 ) -> Elastic | None:
     """`d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)`."""
     operand = scope.operand(expr.operand)
@@ -168,12 +173,12 @@ def check_elastic(
     coefficients = _coefficients(ctx, scope, by, mode) if by and mode else None
     stage = f"elastic {mode}" if mode else "elastic sync"
     type_ = operand.type if operand else None
-    # With an unknown mode it is not known either what may stand in `via` and braces.
+    # The valid algorithms and options depend on the mode.
     via = algorithm(ctx, expr.via if mode else None, stage, over)
     options = hints(ctx, expr.options if mode else None, stage, type_)
     check_accumulation(ctx, expr.via, "elastic", via, options, operand)
     if by and mode and coefficients and over:
-        eta, rho = (coefficient.given for coefficient in coefficients)
+        eta, rho = (coefficient.argument for coefficient in coefficients)
         if not ctx.refuse("CP0425", rules.coefficients(eta, rho), by.span):
             ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), by.span)
     if centers is None:
@@ -191,11 +196,11 @@ def check_elastic(
             check_scalar(ctx, coefficient.value, operand, coefficient.span, f"`{key}`", "CP0425")
     pull = scope.bind(statement.targets[0], operand.type, operand.placement)
     result = scope.bind(statement.targets[1], center.type, center.placement)
-    eta, rho = (coefficient.given for coefficient in coefficients)
+    eta, rho = (coefficient.argument for coefficient in coefficients)
     return Elastic(pull, result, operand.id, center.id, over, mode, eta, rho, statement.span, via, options)
 
 
-def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
+def _check_pull_and_center(ctx: CheckContext, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
     targets = statement.targets
     if len(targets) != 2:
         message = f"`elastic` gives the pull and the new centre, found {plural(len(targets), 'name')}"
@@ -206,7 +211,7 @@ def _check_pull_and_center(ctx: Context, statement: ast.StageStmt, expr: ast.Ela
         ctx.fail("CP0423", message, targets[1].span, note)
 
 
-def _mode(ctx: Context, expr: ast.ElasticExpr, by: ast.Call | None) -> Mode | None:
+def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.Call | None) -> Mode | None:
     if expr.by is None:
         message = "the stage does not say how workers and centre meet"
         return ctx.error("CP0402", message, expr.span, f"add `by` with {listed(MODES, 'or')}")
@@ -217,21 +222,23 @@ def _mode(ctx: Context, expr: ast.ElasticExpr, by: ast.Call | None) -> Mode | No
 
 
 def _coefficients(
-    ctx: Context, scope: Scope, by: ast.Call, mode: Mode
+    ctx: CheckContext, scope: PhaseScope, by: ast.Call, mode: Mode
 ) -> tuple[Coefficient, Coefficient] | None:
-    given = keyed(ctx, by, ("eta", "rho"), "CP0405")
-    if given is None:
+    arguments = keyed(ctx, by, ("eta", "rho"), "CP0405")
+    if arguments is None:
         return None
-    missing = [key for key in ("eta", "rho") if key not in given]
+    missing = [key for key in ("eta", "rho") if key not in arguments]
     if missing:
         usage = f"write `{mode}(eta = .., rho = ..)`"
         return ctx.error("CP0405", f"`{mode}` needs {listed(missing)}", by.span, usage)
-    eta = _coefficient(ctx, scope, given["eta"].value, "eta")
-    rho = _coefficient(ctx, scope, given["rho"].value, "rho")
+    eta = _coefficient(ctx, scope, arguments["eta"].value, "eta")
+    rho = _coefficient(ctx, scope, arguments["rho"].value, "rho")
     return (eta, rho) if eta and rho else None
 
 
-def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, key: str) -> Coefficient | None:
+def _coefficient(
+    ctx: CheckContext, scope: PhaseScope, value: ast.Name | ast.Number, key: str
+) -> Coefficient | None:
     if isinstance(value, ast.Number):
         if value.unit is not None:
             return ctx.error("CP0425", f"`{key}` is a positive number, found `{written(value)}`", value.span)
@@ -247,20 +254,20 @@ def _coefficient(ctx: Context, scope: Scope, value: ast.Name | ast.Number, key: 
     return Coefficient(scalar.id, value.span, scalar)
 
 
-def _check_replicas(ctx: Context, expr: ast.ElasticExpr, operand: Value) -> None:
+def _check_replicas(ctx: CheckContext, expr: ast.ElasticExpr, operand: Value) -> None:
     check_on_workers(ctx, expr.operand, operand, "elastic")
     if isinstance(operand.type, ArrayType):
         broken = rules.floats("elastic", operand.type.dtype, f"`{operand.name}`")
         ctx.require("CP0406", broken, expr.operand.span, operand)
     why = "elastic averaging is for workers that have weights of their own"
-    _check_lies(ctx, expr.operand, operand, expr.over, "per", why, "declare it `per {}`")
+    _check_status(ctx, expr.operand, operand, expr.over, "per", why, "declare it `per {}`")
     if operand.placement.partial:
         message = f"`{expr.operand.text}` is partial over {listed(operand.placement.partial)}"
         ctx.fail("CP0303", message, expr.operand.span, operand, "reduce it first")
 
 
 def _check_center(
-    ctx: Context, expr: ast.ElasticExpr, operand: Value, center: Value, over: Axes, mode: Mode | None
+    ctx: CheckContext, expr: ast.ElasticExpr, operand: Value, center: Value, over: Axes, mode: Mode | None
 ) -> None:
     name = expr.center
     home = rules.center_home(mode, name.text, center.placement.server) if mode else None
@@ -269,10 +276,10 @@ def _check_center(
         message = f"the centre is {center.type}, and `{expr.operand.text}` is {operand.type}"
         ctx.fail("CP0428", message, name.span, center, operand)
     expected = operand.placement.same_over(over)
-    given = Placement(center.placement.per, center.placement.partial, center.placement.split)
-    if given != expected:
+    actual = Placement(center.placement.per, center.placement.partial, center.placement.split)
+    if actual != expected:
         message = (
-            f"the centre is placed `{given}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
+            f"the centre is placed `{actual}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
             f"over {listed(over)}"
         )
         ctx.fail("CP0428", message, name.span, center, operand)
