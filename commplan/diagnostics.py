@@ -1,7 +1,7 @@
-"""Diagnostics: what went wrong, where, what was expected and found, and how to mend it.
+"""Diagnostics: the mistake and its place, the expected and found content, and the fix.
 
-A diagnostic is a value. Rooms make them; only `commplan.cli` and `str()` of an error turn them
-into text. Every code has a page, `commplan/pages/CODE.md`, that `commplan explain CODE` prints.
+Diagnostics are values. Any package can create them, but only `commplan.cli` and `str()` of an error format
+them as text. Every code has a page, `commplan/pages/CODE.md`, that `commplan explain CODE` prints.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import NoReturn
 import msgspec
 
 MOST_LISTED = 24
-MOST_COMPARED = 500  # names that one name is compared with
-LONGEST_GUESS = 64  # letters of a name that is compared
-CLOSE, MARGIN = 0.7, 0.1  # how alike a misspelling is, and how much less any other name is
+MOST_COMPARED = 500  # the number of candidates that a name is compared with
+LONGEST_GUESS = 64  # the length of the longest name that is compared
+CLOSE, MARGIN = 0.7, 0.1  # the least similarity of a suggestion, and its least distance to the second best
 
 
 class Severity(enum.StrEnum):
-    """How bad it is. Only errors stop a compilation."""
+    """The severity of a diagnostic. Only errors stop a compilation."""
 
     ERROR = "error"
     WARNING = "warning"
 
 
 class Span(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A range of a `.plan` file. Lines and columns count from 1; the end column is exclusive."""
+    """A range in a `.plan` file. Lines and columns count from 1; the end column is exclusive."""
 
     line: int
     column: int
@@ -44,14 +44,14 @@ class Span(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A remark that belongs to a diagnostic, with its own place where it has one."""
+    """A remark of a diagnostic, with its own span if it has one."""
 
     text: str
     span: Span | None = None
 
 
 class Fix(msgspec.Struct, frozen=True):
-    """A replacement that is certain: put `text` in place of `span`."""
+    """A replacement of the text at `span` that is certain to be correct."""
 
     title: str
     span: Span
@@ -59,7 +59,7 @@ class Fix(msgspec.Struct, frozen=True):
 
 
 class Diagnostic(msgspec.Struct, frozen=True):
-    """One mistake: a stable code, one sentence, its place, remarks and a fix where one is certain."""
+    """A mistake: a stable code, a one-sentence message, a span, notes, and a fix if one is certain."""
 
     code: str
     message: str
@@ -79,7 +79,7 @@ class Diagnostic(msgspec.Struct, frozen=True):
 
 
 class CommplanError(Exception):
-    """A user's mistake, as diagnostics. Raised by every public call that cannot go on."""
+    """A user's mistake, as diagnostics. Public functions raise it if they cannot continue."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         super().__init__(*diagnostics)
@@ -90,18 +90,21 @@ class CommplanError(Exception):
 
 
 def fail(code: str, message: str, *notes: str, span: Span | None = None, file: str = "") -> NoReturn:
-    """Raise a `CommplanError` with one diagnostic; each of `notes` becomes a remark."""
+    """Raise a `CommplanError` with one diagnostic and `notes`."""
     raise CommplanError(Diagnostic(code, message, span, tuple(Note(note) for note in notes), file=file))
 
 
 def fail_if(problems: Sequence[Diagnostic]) -> None:
-    """Raise a `CommplanError` with all of `problems`, where there are any."""
+    """Raise a `CommplanError` with all of `problems`, if there are any."""
     if problems:
         raise CommplanError(*problems)
 
 
 def text_of(error: BaseException) -> str:
-    """`RuntimeError: no data here`; its kind alone where it has no text, or `str` of it fails."""
+    """The type and text of an error, as in `RuntimeError: no data here`.
+
+    Without a text, or if `str` of the error fails, this is the type alone.
+    """
     with contextlib.suppress(Exception):
         if text := str(error).strip():
             return f"{type(error).__name__}: {text}"
@@ -109,7 +112,7 @@ def text_of(error: BaseException) -> str:
 
 
 def listed(names: Iterable[str], joint: str = "and") -> str:
-    """`a`, `b` and `c`."""
+    """Join quoted names: `a`, `b` and `c`."""
     quoted = [f"`{name}`" for name in names]
     if len(quoted) > MOST_LISTED:
         return f"{', '.join(quoted[:MOST_LISTED])} {joint} {len(quoted) - MOST_LISTED} more"
@@ -118,46 +121,46 @@ def listed(names: Iterable[str], joint: str = "and") -> str:
     return f"{', '.join(quoted[:-1])} {joint} {quoted[-1]}"
 
 
-def near_names(name: str, known: Iterable[str]) -> list[tuple[str, float]]:
-    """The names among `known` that `name` may be a misspelling of, nearest first, with how alike they are.
+def near_names(name: str, candidates: Iterable[str]) -> list[tuple[str, float]]:
+    """The candidates that `name` may misspell, most similar first, with their similarities.
 
-    Alike is `difflib.SequenceMatcher.ratio`, from 0.7 on, in whatever case; the same letters in another order
-    count as 0.9. Long names, and names behind the first 500, are not compared.
+    The similarity is `difflib.SequenceMatcher.ratio`, ignoring case; at least 0.7 is required. Permutations
+    of letters count as 0.9. Long names, and candidates after the first 500, are not compared.
     """
-    from difflib import SequenceMatcher  # noqa: PLC0415  only mistakes need it
+    from difflib import SequenceMatcher  # noqa: PLC0415  imported only for errors
 
     if len(name) > LONGEST_GUESS:
         return []
     lower, matcher = name.lower(), SequenceMatcher()
     near: dict[str, float] = {}
     matcher.set_seq2(lower)
-    for other in islice((other for other in known if len(other) <= LONGEST_GUESS), MOST_COMPARED):
+    for other in islice((other for other in candidates if len(other) <= LONGEST_GUESS), MOST_COMPARED):
         matcher.set_seq1(other.lower())
         if matcher.real_quick_ratio() < CLOSE or matcher.quick_ratio() < CLOSE:
             continue
-        alike = matcher.ratio()
-        if alike < 0.9 and sorted(lower) == sorted(other.lower()):
-            alike = 0.9
-        if alike >= CLOSE:
-            near[other] = alike
+        similarity = matcher.ratio()
+        if similarity < 0.9 and sorted(lower) == sorted(other.lower()):
+            similarity = 0.9
+        if similarity >= CLOSE:
+            near[other] = similarity
     return sorted(near.items(), key=lambda item: -item[1])
 
 
-def near_name(name: str, known: Iterable[str]) -> str | None:
-    """The one name among `known` that `name` certainly was meant to be: no other one is about as near."""
-    (first, alike), (_, next_alike) = [*near_names(name, known), ("", 0.0), ("", 0.0)][:2]
+def near_name(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that `name` certainly misspells: no other one is about as similar."""
+    (first, alike), (_, next_alike) = [*near_names(name, candidates), ("", 0.0), ("", 0.0)][:2]
     return first if alike - next_alike > MARGIN else None
 
 
-def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
-    """The names among `known` that are near to `name`, two at most; else `otherwise`, and all of them."""
-    return next(iter(near_note(name, known)), f"{otherwise} {', '.join(known) or 'none'}")
+def did_you_mean(name: str, candidates: Collection[str], otherwise: str) -> str:
+    """A suggestion of at most two similar candidates, or else `otherwise` followed by all candidates."""
+    return next(iter(near_note(name, candidates)), f"{otherwise} {', '.join(candidates) or 'none'}")
 
 
-def near_note(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """A note with the names among `known` that are nearest to `name`, two at most; none if none is near."""
-    near = near_names(name, known)
-    likely = [other for other, alike in near if alike >= near[0][1] - MARGIN]
+def near_note(name: str, candidates: Iterable[str]) -> tuple[str, ...]:
+    """A note with the one or two candidates most similar to `name`, or no note."""
+    near = near_names(name, candidates)
+    likely = [other for other, similarity in near if similarity >= near[0][1] - MARGIN]
     return (f"did you mean {listed(likely[:2], 'or')}?",) if near else ()
 
 

@@ -69,7 +69,7 @@ def leaf_of(path: str, leaf: Any) -> Leaf:
     if is_key_type(dtype):
         return Leaf(path, (*shape, dtype.itemsize // DType.U32.nbytes), DType.U32)
     name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
-    known_dtype = DType.of(name)
+    known_dtype = DType.from_name(name)
     if known_dtype is None:
         known = ", ".join(t.numpy_name for t in DType)
         message = f"leaf `{path}` has dtype {name}, which plans do not know"

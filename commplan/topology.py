@@ -1,18 +1,18 @@
-"""Topologies: the levels of a machine, read from TOML, and how axes are placed on them.
+"""Topologies: the levels of a machine, read from TOML, and the placement of axes on them.
 
 name = "h100_64"
 [host]
 cores = 104
-names = ["n0", "n1", ..]  # in the order of their places; default: in the natural order of their names
+names = ["n0", "n1", ..]  # in the order of their places; by default sorted by name
 [[level]]                 # innermost first
 name      = "gpu"
-count     = 8             # places inside one place of the next level
+count     = 8             # places in one place of the next level
 latency   = "3us"
 bandwidth = "450GB/s"     # per member of the level and per direction
-[backend]                 # may be left out, and each of its keys
-devices = "h100"          # GPUs joined by NVLink: collectives of the backend's own are NCCL's
-call  = "8us"             # a collective of the backend's own, an empty one
-round = "7us"             # a round of a chunk program, where each is an operation
+[backend]                 # optional, like each of its keys
+devices = "h100"          # GPUs connected by NVLink: native collectives are those of NCCL
+call  = "8us"             # an empty native collective
+round = "7us"             # a round of a chunk program with one operation per round
 """
 
 from __future__ import annotations
@@ -37,20 +37,24 @@ from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Axis, CompiledTopology, Spread
 from commplan.tracebacks import ends_at_caller
 
-HOSTS = ("host", "node", "server", "machine")  # what levels are called whose members are hosts
-DEVICES = ("a100", "h100", "h200")  # GPUs for which NCCL is modelled
+HOSTS = ("host", "node", "server", "machine")  # names of levels whose members are hosts
+DEVICES = ("a100", "h100", "h200")  # GPUs with a model of NCCL
 _BANDWIDTH = {"Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9}
-SHOWN = 9  # names of hosts in a message
-MOST = 2**24  # places, and ranks that are priced on them: a table of the ranks then has 128 MiB
-LOG = logging.getLogger("commplan.topology")  # without a handler lines go to stderr
+SHOWN = 9  # the maximum number of host names in a message
+MOST = 2**24  # of places, and of ranks to price on them: a table of ranks then has 128 MiB
+LOG = logging.getLogger("commplan.topology")  # without a handler, messages go to stderr
 _announced: set[str] = set()
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class Level(msgspec.Struct, frozen=True):
-    """One level: `count` members inside each place of the level outside.
+    """One level: `count` members in each place of the next level.
 
-    latency: seconds. bandwidth: bytes a second, per member and per direction.
+    Attributes:
+        name: The name.
+        count: The number of members.
+        latency: Seconds.
+        bandwidth: Bytes per second, per member and per direction.
     """
 
     name: str
@@ -60,13 +64,19 @@ class Level(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """Levels, innermost first; `cores` are those of one host, None where unknown.
+    """A machine as a hierarchy of levels.
 
-    hosts: the names of the hosts, in the order of their places, of which each has equally many; empty where
-    the file does not list them. call, round: seconds of a call into the backend, and of a round of a chunk
-    program where each is an operation of its own; None where the file does not say. devices: the kind of GPU,
-    one of `DEVICES`; None for others and for CPUs. memory: bandwidth that the speed of copies and sums is
-    derived from, in bytes a second; None for that of the innermost level.
+    Attributes:
+        name: The name.
+        levels: The levels, innermost first.
+        cores: Cores per host, or None if unknown.
+        hosts: The names of the hosts in the order of their places, with equally many places each; empty if
+            the file does not list them.
+        call: Seconds of a call into the backend, or None if unknown.
+        round: Seconds of a round of a chunk program with one backend operation per round, or None if unknown.
+        devices: The kind of GPU, one of `DEVICES`; None for other devices.
+        memory: The bandwidth, in bytes per second, that the speed of copies and sums is derived from; None
+            for that of the innermost level.
     """
 
     name: str
@@ -79,12 +89,12 @@ class Topology(msgspec.Struct, frozen=True):
     memory: float | None = None
 
     def compiled(self, assumed: tuple[str, ...] = ()) -> CompiledTopology:
-        """What a schedule records of this topology."""
+        """The record of this topology in a schedule."""
         return CompiledTopology(self.name, self.digest, assumed)
 
     @property
     def digest(self) -> str:
-        """sha256, in hex, of all that the topology says."""
+        """The SHA-256, in hex, of the content of the topology."""
         fields = {key: value for key, value in msgspec.structs.asdict(self).items() if key != "memory"}
         if self.memory is not None:
             fields["memory"] = self.memory
@@ -96,8 +106,11 @@ class Topology(msgspec.Struct, frozen=True):
 
     @property
     def host_places(self) -> int:
-        """How many places lie in one host: as the names of the hosts say; else the members of the level that
-        is called host or node; else those of the innermost level, one host where there is no other."""
+        """The number of places per host.
+
+        It follows from the list of hosts, or else from the level named like a host. Without either, a member
+        of the second level is a host, or the whole machine if there is only one level.
+        """
         if self.hosts:
             return max(1, self.places // len(self.hosts))
         places = 1
@@ -113,7 +126,7 @@ class Topology(msgspec.Struct, frozen=True):
 
 @ends_at_caller
 def load_topology(path: str | Path) -> Topology:
-    """The topology in the file at `path`. Raises CP0712 where it cannot be read or is malformed."""
+    """Read the topology in the file at `path`. Raises CP0712 if it cannot be read or is malformed."""
     place = Path(path)
     try:
         text = io.read(place).decode()
@@ -124,10 +137,10 @@ def load_topology(path: str | Path) -> Topology:
 
 
 def topology_of(plan: Plan, topology: Topology | str | Path | None = None) -> Topology | None:
-    """The machine that `plan` is compiled for: `topology`, or the file of that name, else the one that the
-    plan declares, if any.
+    """The topology to compile `plan` for: `topology`, the file with that name, or the declared one.
 
-    Raises CP0712 if the file cannot be read or is malformed, at the line of the plan if that names it.
+    Raises CP0712 if the file cannot be read or is malformed, at the line of the plan if the plan names the
+    file.
     """
     if topology is not None:
         return load_topology(topology) if isinstance(topology, str | Path) else topology
@@ -148,7 +161,7 @@ def topology_of(plan: Plan, topology: Topology | str | Path | None = None) -> To
 
 @contextlib.contextmanager
 def declared_in(plan: Plan) -> Generator[None]:
-    """Around what uses the topology that `plan` declares: errors that have no place are at its line."""
+    """Add the span of the topology declaration of `plan` to errors without a span."""
     try:
         yield
     except CommplanError as error:
@@ -160,7 +173,7 @@ def declared_in(plan: Plan) -> Generator[None]:
 
 
 def _declared(diagnostic: Diagnostic, plan: Plan, span: Span) -> Diagnostic:
-    """`diagnostic` at the line of `plan`, with a note that names the topology's file unless it does."""
+    """`diagnostic` with the span of the declaration, and a note with the file of the topology if needed."""
     if diagnostic.span is not None:
         return diagnostic
     file = diagnostic.file
@@ -169,12 +182,12 @@ def _declared(diagnostic: Diagnostic, plan: Plan, span: Span) -> Diagnostic:
 
 
 def parse_topology(text: str, file: str = "<topology>") -> Topology:
-    """The topology that `text` (TOML) describes; CP0712 names what is wrong."""
-    return _Reader(file).topology(text)
+    """Parse a topology in TOML. Raises CP0712 if it is malformed."""
+    return _TopologyReader(file).topology(text)
 
 
 def topology_text(topology: Topology) -> str:
-    """`topology` as TOML that `parse_topology` reads, its numbers rounded."""
+    """`topology` as TOML that `parse_topology` reads, with rounded numbers."""
     host = [f"cores = {topology.cores}"] if topology.cores is not None else []
     host += [f"names = [{', '.join(map(json.dumps, topology.hosts))}]"] if topology.hosts else []
     times = {"call": topology.call, "round": topology.round}
@@ -196,8 +209,8 @@ def topology_text(topology: Topology) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Reads what a topology file says. file: its name, for CP0712."""
+class _TopologyReader:
+    """Parses a topology file. `file` is its name in errors."""
 
     file: str
 
@@ -229,7 +242,7 @@ class _Reader:
         return result
 
     def host(self, content: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:
-        """Cores of a host, and the names of the hosts."""
+        """The number of cores per host, and the names of the hosts."""
         host = content.get("host")
         if host is None:
             return None, ()
@@ -247,7 +260,7 @@ class _Reader:
         return cores, tuple(names)
 
     def backend(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Seconds of a call into the backend and of a round, and the kind of GPU, each if the file has it."""
+        """The seconds of a backend call and of a round, and the kind of GPU, if the file has them."""
         if "backend" not in content:
             return {}
         if not isinstance(content["backend"], dict):
@@ -279,10 +292,10 @@ class _Reader:
             self.fail(f"the bandwidth of {label} must be above zero")
         return Level(name, count, latency, bandwidth)
 
-    def known_keys(self, table: Mapping[str, Any], known: tuple[str, ...], label: str) -> None:
+    def known_keys(self, table: Mapping[str, Any], valid: tuple[str, ...], label: str) -> None:
         for key in table:
-            if key not in known:
-                self.fail(f"{label} has an unknown key `{key}`", did_you_mean(key, known, "known:"))
+            if key not in valid:
+                self.fail(f"{label} has an unknown key `{key}`", did_you_mean(key, valid, "known:"))
 
     def want(self, table: Mapping[str, Any], key: str, kind: type[Any], label: str) -> Any:
         if key not in table:
@@ -311,19 +324,23 @@ class _Reader:
 
 
 def natural_order(name: str) -> tuple[tuple[str, int], ...]:
-    """The sort key of `name` under which numbers in names count as numbers: node2 before node10."""
+    """A sort key that compares digits in names as numbers: node2 before node10."""
     return tuple((text, int(digits or -1)) for text, digits in re.findall(r"(\D*)(\d*)", name))
 
 
 def hosts_in_order(topology: Topology, hosts: Sequence[str]) -> tuple[str, ...]:
-    """The hosts of a job in the order of their places: as `topology` lists them, else in the natural order of
-    their names. hosts: the name of the host of each rank."""
+    """The hosts of a job in the order of their places: as listed by `topology`, else sorted by name.
+
+    `hosts` are the host names of all ranks. Numbers in names are compared by value.
+    """
     return topology.hosts or tuple(sorted(set(hosts), key=natural_order))
 
 
 def assumed_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[str, ...]:
-    """The assumption of `places_of_hosts`, in words, if the order of the hosts is one: several hosts, none of
-    them listed by `topology`."""
+    """The assumption of `places_of_hosts` in words, if the order of the hosts is an assumption.
+
+    It is one if there are several hosts and `topology` does not list any.
+    """
     names = hosts_in_order(topology, hosts)
     if topology.hosts or len(names) < 2:
         return ()
@@ -333,7 +350,7 @@ def assumed_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def announce(plan: str, assumed: Sequence[str]) -> None:
-    """Log each assumption about the machine of `plan`, once in a process."""
+    """Log each assumption about the machine of `plan`, once per process."""
     for text in assumed:
         line = f"commplan: plan `{plan}`: {text}"
         if line not in _announced:
@@ -342,10 +359,12 @@ def announce(plan: str, assumed: Sequence[str]) -> None:
 
 
 def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]:
-    """The place of each rank on `topology`, given the name of the host of each rank.
+    """The place of each rank on `topology`, from the host names of the ranks.
 
-    Hosts take places in the order of `hosts_in_order`, the ranks of a host in their own order. Without names
-    a host has the places of one member of the level of hosts, if all ranks fit there.
+    Hosts take places in the order of `hosts_in_order`, and the ranks of a host in their own order. If
+    `topology` does not list hosts, a host has the places of one member of the host level if all ranks fit
+    there.
+
     Raises CP0755 for a host that is not listed, and for more ranks than places.
     """
     names = hosts_in_order(topology, hosts)
@@ -354,20 +373,20 @@ def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]
     if topology.hosts or most > each or each * len(names) > topology.places:
         each = max(1, topology.places // max(1, len(names)))
     index_of = {name: index for index, name in enumerate(names)}
-    taken = Counter[str]()
+    occupied = Counter[str]()
     places: list[int] = []
     for host in hosts:
         if host not in index_of:
             message = f"a rank runs on host `{host}`, which topology `{topology.name}` does not list"
             fail("CP0755", message, did_you_mean(host, names, "it lists"))
-        at = index_of[host] * each + taken[host]
-        if taken[host] >= each or at >= topology.places:
+        at = index_of[host] * each + occupied[host]
+        if occupied[host] >= each or at >= topology.places:
             fail(
                 "CP0755",
                 f"host `{host}` runs more ranks than topology `{topology.name}` has places for it, {each}",
                 "start fewer ranks on each host, or take a topology with more places",
             )
-        taken[host] += 1
+        occupied[host] += 1
         places.append(at)
     return tuple(places)
 
@@ -375,11 +394,19 @@ def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]
 def place(
     axes: tuple[Axis, ...], topology: Topology, mapping: Mapping[str, str], *, oversubscribe: bool = False
 ) -> tuple[Axis, ...]:
-    """`axes` with their levels: as mapped, else by name, else laid out with the last axis innermost.
+    """Assign levels to axes: as in `mapping`, else by name, else from the last axis on, innermost first.
 
-    A level holds as many axes as its count has room for. Servers are processes of their own and take no room;
-    one that is mapped to a level goes round its members. Raises CP0713 (more ranks than places, unless
-    `oversubscribe`) and CP0714 (unknown axis or level in `mapping`).
+    Several axes fit on a level if its count allows. Servers are separate processes that use no places; a
+    server axis mapped to a level is distributed over its members.
+
+    Args:
+        axes: The axes.
+        topology: The topology.
+        mapping: Names of levels by axis.
+        oversubscribe: Whether several ranks may share a place.
+
+    Raises:
+        CommplanError: CP0713 (more ranks than places) or CP0714 (unknown axis or level in `mapping`).
     """
     names = [level.name for level in topology.levels]
     ranked = [axis for axis in axes if axis.kind is not AxisKind.SERVER]
@@ -417,16 +444,16 @@ def place(
 
 
 def _lay_out(names: list[str], room: dict[str, int], size: int) -> tuple[Spread, ...]:
-    """Take room for `size` members from the innermost level outward; what does not fit lies on the last."""
+    """Allocate `size` members from the innermost level outwards; the remainder goes to the last level."""
     spreads: list[Spread] = []
     for name in names:
         if size <= 1:
             break
-        taken = min(room[name], size)
-        if taken > 1:
-            spreads.append(Spread(name, taken))
-            room[name] //= taken
-            size = -(-size // taken)
+        allocated = min(room[name], size)
+        if allocated > 1:
+            spreads.append(Spread(name, allocated))
+            room[name] //= allocated
+            size = -(-size // allocated)
     if size > 1:
         last = spreads.pop().count if spreads and spreads[-1].level == names[-1] else 1
         spreads.append(Spread(names[-1], last * size))
@@ -436,11 +463,11 @@ def _lay_out(names: list[str], room: dict[str, int], size: int) -> tuple[Spread,
 def _check_mapping(
     axes: Sequence[Axis], names: list[str], mapping: Mapping[str, str], topology: Topology
 ) -> None:
-    known = [axis.name for axis in axes]
+    axis_names = [axis.name for axis in axes]
     for axis, level in mapping.items():
-        if axis not in known:
+        if axis not in axis_names:
             message = f"an axis `{axis}` is mapped, which the plan does not have"
-            fail("CP0714", message, did_you_mean(axis, known, "its axes are:"))
+            fail("CP0714", message, did_you_mean(axis, axis_names, "its axes are:"))
         if level not in names:
             message = f"topology `{topology.name}` has no level `{level}`"
             fail("CP0714", message, did_you_mean(level, names, "its levels are:"))

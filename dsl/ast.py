@@ -14,7 +14,7 @@ import msgspec
 from commplan.diagnostics import Span
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class SyntaxNode(msgspec.Struct, frozen=True, kw_only=True):
     """Base class of all nodes."""
 
     span: Span
@@ -26,11 +26,11 @@ def span_of(parts: Sequence[Any]) -> Span:
     return first if len(parts) == 1 else first.to(parts[-1].span)
 
 
-class Name(Node, frozen=True):
+class Name(SyntaxNode, frozen=True):
     text: str
 
 
-class Number(Node, frozen=True):
+class Number(SyntaxNode, frozen=True):
     """A literal: `text` as written, `value` without `_`, and `unit`, a unit of the language or None."""
 
     text: str
@@ -38,21 +38,21 @@ class Number(Node, frozen=True):
     unit: str | None = None
 
 
-class TypeExpr(Node, frozen=True):
+class TypeExpr(SyntaxNode, frozen=True):
     """`f32[3, 4]`, `f32`, `bytes`, `tree`. `dims` is None without brackets."""
 
     name: Name
     dims: tuple[Number, ...] | None = None
 
 
-class PlacementItem(Node, frozen=True):
+class PlacementItem(SyntaxNode, frozen=True):
     """`same`, `per A, B`, `partial A`, `split A, B`, with the axes in source order."""
 
     kind: Literal["same", "per", "partial", "split"]
     axes: tuple[Name, ...]
 
 
-class AxisDecl(Node, frozen=True):
+class AxisDecl(SyntaxNode, frozen=True):
     """`axis NAME = N`, `ensemble NAME = N`, `server NAME = N`; a `size` of None is `?`."""
 
     kind: Literal["axis", "ensemble", "server"]
@@ -60,12 +60,12 @@ class AxisDecl(Node, frozen=True):
     size: Number | None
 
 
-class SourceDecl(Node, frozen=True):
+class SourceDecl(SyntaxNode, frozen=True):
     name: Name
     type: TypeExpr
 
 
-class FnDecl(Node, frozen=True):
+class FnDecl(SyntaxNode, frozen=True):
     """A function declaration. `flags` are the words after `host` or `device`."""
 
     name: Name
@@ -75,26 +75,26 @@ class FnDecl(Node, frozen=True):
     flags: tuple[Name, ...] = ()
 
 
-class InputDecl(Node, frozen=True):
+class InputDecl(SyntaxNode, frozen=True):
     name: Name
     type: TypeExpr
     placement: tuple[PlacementItem, ...] = ()
 
 
-class StateDecl(Node, frozen=True):
+class StateDecl(SyntaxNode, frozen=True):
     name: Name
     type: TypeExpr
     placement: tuple[PlacementItem, ...] = ()
     server: Name | None = None
 
 
-class TopologyDecl(Node, frozen=True):
+class TopologyDecl(SyntaxNode, frozen=True):
     """`topology "FILE"`; `path` is the text inside the quotes."""
 
     path: str
 
 
-class Call(Node, frozen=True):
+class CallExpr(SyntaxNode, frozen=True):
     """`hierarchical(gpu = native, node)`, `sync(eta = eta, rho = 0.1)`, `ring`, `mean(weight = n)`.
 
     `args` is None without parentheses.
@@ -104,36 +104,36 @@ class Call(Node, frozen=True):
     args: tuple[CallArg, ...] | None = None
 
 
-class CallArg(Node, frozen=True):
-    """`eta`, `0.1`, `rho = 0.1` or `gpu = native` between the parentheses of a `Call`."""
+class CallArg(SyntaxNode, frozen=True):
+    """`eta`, `0.1`, `rho = 0.1` or `gpu = native` between the parentheses of a `CallExpr`."""
 
     value: Name | Number
     key: Name | None = None
 
 
-class Option(Node, frozen=True):
+class Option(SyntaxNode, frozen=True):
     """`bucket = 25 MiB` inside braces."""
 
     key: Name
     value: Name | Number
 
 
-class Options(Node, frozen=True):
+class Options(SyntaxNode, frozen=True):
     items: tuple[Option, ...]
 
 
-class Batch(Node, frozen=True):
+class BatchClause(SyntaxNode, frozen=True):
     """`batch 64`, or `batch [32, 32, 64] over MEMBER`."""
 
     sizes: tuple[Number, ...]
     over: Name | None = None
 
 
-class LoadExpr(Node, frozen=True):
+class LoadExpr(SyntaxNode, frozen=True):
     """`load SOURCE batch 64 split A per B visit V seed N tail T { .. }`. Absent clauses are None or empty."""
 
     source: Name
-    batch: Batch
+    batch: BatchClause
     split: tuple[Name, ...] = ()
     per: tuple[Name, ...] = ()
     visit: Name | None = None
@@ -142,7 +142,7 @@ class LoadExpr(Node, frozen=True):
     options: Options | None = None
 
 
-class MapExpr(Node, frozen=True):
+class MapExpr(SyntaxNode, frozen=True):
     """`map FN(A, B) per AXES { .. }`."""
 
     fn: Name
@@ -151,15 +151,15 @@ class MapExpr(Node, frozen=True):
     options: Options | None = None
 
 
-class Communication(Node, frozen=True, kw_only=True):
+class Communication(SyntaxNode, frozen=True, kw_only=True):
     """The clauses shared by stages over axes.
 
     Any stage may carry any of them here; the checker rejects those that a stage does not take.
     """
 
     over: tuple[Name, ...]
-    by: Call | Number | None = None
-    via: Call | None = None
+    by: CallExpr | Number | None = None
+    via: CallExpr | None = None
     options: Options | None = None
 
 
@@ -193,24 +193,24 @@ class ElasticExpr(Communication, frozen=True):
 Expr = LoadExpr | MapExpr | StageExpr | ExchangeExpr | ElasticExpr
 
 
-class StageStmt(Node, frozen=True):
+class StageStmt(SyntaxNode, frozen=True):
     """`targets = expr`."""
 
     targets: tuple[Name, ...]
     expr: Expr
 
 
-class OutputStmt(Node, frozen=True):
+class OutputStmt(SyntaxNode, frozen=True):
     names: tuple[Name, ...]
 
 
-class BadStmt(Node, frozen=True):
+class BadStmt(SyntaxNode, frozen=True):
     """A statement that did not parse. `targets` are the names before its `=`, which still get bound."""
 
     targets: tuple[Name, ...] = ()
 
 
-class PhaseDecl(Node, frozen=True):
+class PhaseDecl(SyntaxNode, frozen=True):
     """`at start`, `each step`, `every N steps`, `phase NAME`; `header` spans the words before `{`."""
 
     kind: Literal["start", "step", "every", "named"]
@@ -223,7 +223,7 @@ class PhaseDecl(Node, frozen=True):
 Decl = AxisDecl | SourceDecl | FnDecl | InputDecl | StateDecl | TopologyDecl | PhaseDecl | BadStmt
 
 
-class File(Node, frozen=True):
+class File(SyntaxNode, frozen=True):
     """A whole file. `name` is None if the `plan NAME` line is missing or wrong."""
 
     file: str

@@ -177,7 +177,7 @@ def _all(kind: type[_Child], children: _Children) -> tuple[Any, ...]:
 
 # The node class of a rule, and the source of each field: a child by index, all children of a type, or all
 # items of lists. Clauses and options fill the fields of the same name.
-_NODES: dict[str, tuple[type[ast.Node], dict[str, int | type[_Child]]]] = {
+_NODES: dict[str, tuple[type[ast.SyntaxNode], dict[str, int | type[_Child]]]] = {
     "axis": (ast.AxisDecl, {"kind": 0, "name": 1, "size": 3}),
     "source": (ast.SourceDecl, {"name": 1, "type": 3}),
     "input": (ast.InputDecl, {"name": 1, "type": 3, "placement": ast.PlacementItem}),
@@ -190,14 +190,14 @@ _NODES: dict[str, tuple[type[ast.Node], dict[str, int | type[_Child]]]] = {
     "collective": (ast.StageExpr, {"kind": 0, "operand": 1, "over_word": 2, "over": 3}),
     "exchange": (ast.ExchangeExpr, {"gradient": 1, "states": 3, "fn": 5}),
     "elastic": (ast.ElasticExpr, {"operand": 1, "center": 3}),
-    "batch": (ast.Batch, {"sizes": ast.Number}),
+    "batch": (ast.BatchClause, {"sizes": ast.Number}),
     "options": (ast.Options, {"items": ast.Option}),
     "option": (ast.Option, {"key": 0, "value": 2}),
 }
 _FIELDS = {"FROM": "root", "ON": "server"}  # fields of clauses that have another name
 
 
-def _node(rule: str, children: _Children) -> ast.Node:
+def _node(rule: str, children: _Children) -> ast.SyntaxNode:
     kind, sources = _NODES[rule]
     fields = {child.field: child.value for child in _all(_Clause, children)}
     if isinstance(children[-1], ast.Options):
@@ -227,7 +227,7 @@ def _phase(children: _Children) -> PhaseHeader:
 
 
 def _bracketed(
-    kind: type[ast.TypeExpr | ast.Call], field: str, item: type[_Child], children: _Children
+    kind: type[ast.TypeExpr | ast.CallExpr], field: str, item: type[_Child], children: _Children
 ) -> _Child:
     """`NAME` or `NAME(ITEMS)`; the items are None without brackets."""
     items = _all(item, children) if len(children) > 1 else None
@@ -256,7 +256,7 @@ _BUILD: dict[str, Callable[[_Children], Any]] = {
     "types": lambda children: _List(ast.span_of(children), _all(ast.TypeExpr, children)),
     "names": lambda children: _List(ast.span_of(children), tuple(map(name_of, children[::2]))),
     "number": lambda children: _number(children[0]),
-    "call": partial(_bracketed, ast.Call, "args", ast.CallArg),
+    "call": partial(_bracketed, ast.CallExpr, "args", ast.CallArg),
     "argument": _argument,
     **dict.fromkeys(_CLAUSES, _clause),
     **{rule: partial(_node, rule) for rule in _NODES},

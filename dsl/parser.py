@@ -41,7 +41,7 @@ def parse(text: str, file: str) -> tuple[ast.File, tuple[Diagnostic, ...]]:
 
     Returns:
         The whole tree, with a `BadStmt` for each statement that did not parse, and the diagnostics sorted by
-            position.
+        position.
     """
     return _PlanParser(text.removeprefix("\ufeff"), file).run()
 

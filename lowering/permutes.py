@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.postcondition import promise
-from commplan.collectives.program import Bools, Ints, Program, Round
-from commplan.collectives.transform import singles
+from commplan.collectives.postcondition import postcondition
+from commplan.collectives.program import Bools, ChunkProgram, Ints, Round
+from commplan.collectives.transform import expand_runs
 
 UNROLLED = 32  # rounds of a form that are written out; more of them become a loop
 
@@ -87,7 +87,7 @@ class Move(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def moves(program: Program, size: int) -> tuple[tuple[Move, ...], ...]:
+def moves(program: ChunkProgram, size: int) -> tuple[tuple[Move, ...], ...]:
     """The ppermutes of each round of `program` on `size` elements in all."""
     edges = bounds(program.kind, program.ranks, program.chunks, size)
     rounds = (tuple(_moves_of(each, edges, program.ranks)) for each in program.rounds)
@@ -155,7 +155,7 @@ class Step(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def steps(program: Program, size: int) -> tuple[Step, ...]:
+def steps(program: ChunkProgram, size: int) -> tuple[Step, ...]:
     """The rounds of `program` on `size` elements in all. The last one stores nothing where its arrival is all
     that a rank is to have."""
     rounds = moves(program, size)
@@ -190,7 +190,7 @@ def passed_on(before: Sequence[Move], now: Sequence[Move]) -> bool:
     )
 
 
-def lands_in_place(program: Program, size: int, last: Sequence[Move]) -> bool:
+def lands_in_place(program: ChunkProgram, size: int, last: Sequence[Move]) -> bool:
     """Whether what arrives last is all that a rank is to have: its block, whole."""
     part = _alone(last)
     if part is None or program.kind not in ("reduce_scatter", "scatter"):
@@ -200,19 +200,19 @@ def lands_in_place(program: Program, size: int, last: Sequence[Move]) -> bool:
     return part.length == own and part.is_whole and part.is_all and bool((part.start[1] == wanted).all())
 
 
-def written(program: Program, size: int, forwards: Sequence[bool], result: bool) -> list[bool]:
+def written(program: ChunkProgram, size: int, forwards: Sequence[bool], result: bool) -> list[bool]:
     """Whether what arrives in each round is read from its slot later, or is a part of the result.
 
     forwards: which rounds pass on what arrived before; result: whether the last one's arrival is the result.
     Rounds are those that move anything at all of `size` elements.
     """
     edges = bounds(program.kind, program.ranks, program.chunks, size)
-    live = promise(program.kind, program.ranks, program.chunks, program.root).ends.copy()
+    live = postcondition(program.kind, program.ranks, program.chunks, program.root).ends.copy()
     live &= not result
     rounds = [each for each in program.rounds if _moves(each, edges)]
     needed: list[bool] = []
     for sends, forward in zip(reversed(rounds), reversed(forwards), strict=True):
-        flat = [(*singles(send), send.reduce) for send in sends]
+        flat = [(*expand_runs(send), send.reduce) for send in sends]
         needed.append(any(bool(live[dst, chunk].any()) for _, dst, chunk, _ in flat))
         for _, dst, chunk, reduce in flat:
             live[dst, chunk] = reduce  # a sum needs what was there

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from commplan.collectives import layout, registry
 from commplan.collectives.hierarchical import NATIVE
-from commplan.collectives.program import ROOTED, Ints, Kind, Program
-from commplan.collectives.transform import placed
+from commplan.collectives.program import ROOTED, ChunkProgram, Ints, Kind
+from commplan.collectives.transform import permute_ranks
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Collective, Schedule, Spread
@@ -100,7 +100,7 @@ def program_of(
     spread: Mapping[str, tuple[Spread, ...]],
     nbytes: int,
     file: str = "",
-) -> Program | None:
+) -> ChunkProgram | None:
     """The program that carries out `op`, proved; None where the backend does so itself, or a level of it.
 
     Its ranks are those along `op.axes`, counted row-major, first named major. nbytes: of the whole buffer,
@@ -120,7 +120,7 @@ def program_of(
         return program_named(op.algorithm.name, kind, ranks, op.root or 0, nbytes, op.hints.chunk, own)
 
 
-def program_at(level: Level, kind: Kind, op: Collective, nbytes: int, file: str = "") -> Program:
+def program_at(level: Level, kind: Kind, op: Collective, nbytes: int, file: str = "") -> ChunkProgram:
     """The program of one level of `op`, proved, cut into slices as `program_of` says, and raising as it does.
 
     kind: what is to be done at that level, on `nbytes`.
@@ -142,7 +142,7 @@ def _named_line(op: Collective, file: str) -> Generator[None]:
 
 def program_named(
     name: str, kind: Kind, ranks: int, root: int, nbytes: int, chunk: int | None, own: tuple[Level, ...] = ()
-) -> Program:
+) -> ChunkProgram:
     """The program of algorithm `name` with levels `own`, proved, cut into slices for messages of `chunk`
     bytes as `program_of` says, and raising as it does. root: where `kind` has one."""
     root = root if kind in ROOTED else 0
@@ -160,7 +160,9 @@ def members(level: Level, ranks: int) -> Ints:
 
 
 @lru_cache(maxsize=256)
-def _proved(name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int, slices: int) -> Program:
+def _proved(
+    name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int, slices: int
+) -> ChunkProgram:
     if own:
         # The innermost level counts fastest.
         place, step = np.zeros(ranks, np.int64), 1
@@ -168,7 +170,9 @@ def _proved(name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int
             place += level.place(np.arange(ranks, dtype=np.int64)) * step
             step *= level.ranks
         pairs = [(level.algorithm, level.ranks) for level in own]
-        program = placed(registry.hierarchical(pairs, kind, root=int(place[root]), slices=slices), place)
+        program = permute_ranks(
+            registry.hierarchical(pairs, kind, root=int(place[root]), slices=slices), place
+        )
     else:
         program = registry.program(name, kind, ranks, root=root, slices=slices)
     wrong = prove(program)

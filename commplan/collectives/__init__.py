@@ -1,1 +1,1 @@
-"""Collective algorithms as chunk programs: one definition, and many that read it."""
+"""Collective algorithms as chunk programs, each defined once for all backends and analyses."""

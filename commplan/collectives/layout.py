@@ -1,4 +1,4 @@
-"""Where the chunks of a program lie in a buffer of any size."""
+"""Offsets of the chunks of a program in a buffer of any size."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ import numpy as np
 from commplan.collectives.program import IN_BLOCKS, Ints, Kind
 from commplan.diagnostics import fail
 
-# Bytes of one message over MPI at most: Open MPI sends up to 64 KiB over TCP, headers included, without
-# asking its receiver first.
+# The maximum bytes of one message over MPI: Open MPI sends up to 64 KiB over TCP, including headers, without
+# a handshake.
 MESSAGE = 64 * 1024 - 256
-HALVED = 12 * 1024  # bytes of a message at least, where chunks are halved only so that two are under way
-LONGEST = 8  # bytes of an element
-PARTS = 8192  # of a buffer, at most, whatever size is written for them
+HALVED = 12 * 1024  # the minimum bytes of a message, if chunks are halved only to overlap two messages
+LONGEST = 8  # bytes of the largest element
+PARTS = 8192  # the maximum number of parts of a buffer, for any requested size
 
 
-def message(of_chunk: float, asked: int | None) -> int:
-    """Bytes of a message over MPI at most, for chunks of `of_chunk` bytes where `asked` bytes are asked for.
+def message(of_chunk: float, requested: int | None) -> int:
+    """The maximum bytes of an MPI message, for chunks of `of_chunk` bytes.
 
-    Where nothing is asked for, chunks that are not short travel in halves at least: one half is added and
-    sent on while the other arrives. Chunks of one buffer differ by one element; none has a third part for it.
+    `requested` is the message size in the plan, if any. By default, chunks that are not short are sent in at
+    least two messages, so that one half is added and sent on while the other arrives. Chunks of one buffer
+    differ by one element, which must not cause a third message.
 
     >>> message(25_600, None), message(16_384, None), message(1e6, None), message(25_600, 16_384)
     (12808, 65280, 65280, 16384)
     """
     half = math.ceil(of_chunk / 2) + LONGEST
-    return min(asked or (half if half > HALVED else MESSAGE), MESSAGE)
+    return min(requested or (half if half > HALVED else MESSAGE), MESSAGE)
 
 
 def bounds(kind: Kind, ranks: int, chunks: int, size: int) -> Ints:
     """Offsets [chunks + 1], in elements, of the chunks in a buffer of `size` elements.
 
-    Where all ranks share one buffer (all_reduce, broadcast, reduce) chunk i is `i*size//chunks` to
-    `(i+1)*size//chunks`. Where every rank has a block, `size` is `ranks` times the block, and each block is
-    cut in that way into `chunks / ranks` parts. Chunks differ by one element at most, and where there are
-    fewer elements than chunks some are empty. Raises CP0738 where the blocks would not be equal.
+    If all ranks share one buffer (all_reduce, broadcast, reduce), chunk i is `i*size//chunks` to
+    `(i+1)*size//chunks`. If every rank has a block, `size` is `ranks` times the block, and each block is
+    divided in the same way into `chunks / ranks` parts. Chunks differ by at most one element, and some are
+    empty if there are fewer elements than chunks. Raises CP0738 if the blocks would not be equal.
 
     >>> bounds("all_reduce", 3, 3, 10).tolist()
     [0, 3, 6, 10]
@@ -55,10 +56,15 @@ def bounds(kind: Kind, ranks: int, chunks: int, size: int) -> Ints:
 
 
 def slices(chunks: int, nbytes: int, size: int | None) -> int:
-    """Into how many slices each of `chunks` chunks is cut, so that what moves at once has `size` bytes.
+    """The number of slices per chunk, so that about `size` bytes are sent at once.
 
-    nbytes: of the whole buffer. None: chunks stay whole. A buffer is cut into no more than about `PARTS`
-    parts, so that a small size does not make a program that takes longer to prove than to run.
+    A buffer is cut into at most about `PARTS` parts, because a program with more parts would take longer to
+    verify than to run.
+
+    Args:
+        chunks: The number of chunks.
+        nbytes: The bytes of the whole buffer.
+        size: The requested bytes; None keeps chunks whole.
 
     >>> slices(4, 1024, 100), slices(4, 1024, None), slices(1, 1 << 20, 1)
     (3, 1, 8192)

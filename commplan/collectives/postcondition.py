@@ -1,9 +1,10 @@
-"""What each collective promises, as data, and what no program for it can go below.
+"""The postconditions of collectives, as data, and lower bounds of their costs.
 
-Before the first round some slots hold a contribution of their rank, all others nothing. After the last round
-some slots must hold every contribution to their chunk, each exactly once; what lies in the others is not
-defined. Of the kinds that reduce every rank contributes to every chunk; of the others each chunk has one
-source, and "every contribution" is a copy of it. Of a swap every slot of every rank has a source of its own.
+Before the first round, some slots hold a contribution of their rank, all others nothing. After the last
+round, some slots must hold every contribution to their chunk exactly once; the content of the others is
+undefined. In reductions, every rank contributes to every chunk. In other collectives each chunk has one
+source, and the result is a copy of its contribution. In a swap, every slot of every rank has a different
+source.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import BLOCKED, NO_TARGETS, Bools, Ints, Kind, Program, log2_up, ranks
+from commplan.collectives.program import BLOCKED, NO_TARGETS, Bools, ChunkProgram, Ints, Kind, log2_up, ranks
 from commplan.diagnostics import fail
 
 SLOTS = 2**26
 
 
 class Holders(enum.Enum):
-    """Who holds a chunk, of the ranks of a collective or of the places of a level."""
+    """The ranks of a collective, or places of a level, that hold a chunk."""
 
     ALL = "all places"
     OWN = "the place whose part it is"
@@ -32,7 +33,7 @@ class Holders(enum.Enum):
     FROM = "each place what the others had for it"
 
 
-# Who must hold a chunk before a collective, and who holds it after.
+# The holders of a chunk before and after a collective.
 HOLDERS: dict[Kind, tuple[Holders, Holders]] = {
     "all_reduce": (Holders.ALL, Holders.ALL),
     "reduce_scatter": (Holders.ALL, Holders.OWN),
@@ -45,18 +46,22 @@ HOLDERS: dict[Kind, tuple[Holders, Holders]] = {
 }
 
 
-class Promise(NamedTuple):
-    """`starts[r, c]`: rank r begins with a contribution to chunk c. `ends[r, c]`: it must end with chunk c
-    complete, the contributions of all r' with `starts[r', c]`. Both [ranks, chunks]."""
+class Postcondition(NamedTuple):
+    """The initial and final contents of slots, both [ranks, chunks].
+
+    Attributes:
+        starts: `starts[r, c]`: rank r begins with a contribution to chunk c.
+        ends: `ends[r, c]`: rank r must end with the contributions of all r' with `starts[r', c]` to chunk c.
+    """
 
     starts: Bools
     ends: Bools
 
 
-def promise(kind: Kind, n: int, chunks: int, root: int = 0, *, few: int | None = None) -> Promise:
-    """What `kind` promises; `chunks` is a multiple of `n` if every rank has a block of its own.
+def postcondition(kind: Kind, n: int, chunks: int, root: int = 0, *, few: int | None = None) -> Postcondition:
+    """The postcondition of `kind`; `chunks` is a multiple of `n` if every rank has a block.
 
-    few: how many chunks, from chunk 0 on, the result is of; None for all. Raises CP0737 if that is more than
+    The result covers the first `few` chunks, or all if it is None. Raises CP0737 if it would have more than
     `SLOTS` slots.
     """
     columns = chunks if few is None else few
@@ -71,22 +76,29 @@ def promise(kind: Kind, n: int, chunks: int, root: int = 0, *, few: int | None =
         return np.ones((n, columns), np.bool_)
 
     before, after = HOLDERS[kind]
-    return Promise(slots(before), slots(after))
+    return Postcondition(slots(before), slots(after))
 
 
-def sources(program: Program, few: int | None = None) -> Ints:
-    """Of a kind that copies, the rank whose contribution a slot must end with where the promise says that it
-    holds one: [ranks, chunks] of a swap, else [1, chunks]. few: as of `promise`, of all kinds but a swap."""
+def sources(program: ChunkProgram, few: int | None = None) -> Ints:
+    """The source of the content that each slot must end with, for a collective that copies.
+
+    Args:
+        program: The program.
+        few: As in `postcondition`; not for a swap.
+
+    Returns:
+        Ranks, [ranks, chunks] for a swap, else [1, chunks]. Only slots in the postcondition are meaningful.
+    """
     if program.kind == "swap":
         return np.repeat(program.sources, program.chunks // program.ranks, axis=1)
-    starts = promise(program.kind, program.ranks, program.chunks, program.root, few=few).starts
+    starts = postcondition(program.kind, program.ranks, program.chunks, program.root, few=few).starts
     return starts.argmax(axis=0)[None, :]
 
 
 def targets(kind: Kind, sizes: Sequence[int]) -> Ints:
-    """`Program.targets` of ranks that are counted level by level, the innermost first and fastest.
+    """`ChunkProgram.targets` for ranks counted level by level, with the innermost level first and fastest.
 
-    Raises CP0737 as `promise` does.
+    Raises CP0737 as `postcondition` does.
 
     >>> targets("swap", [3]).tolist()
     [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
@@ -111,12 +123,12 @@ def _check_slots(n: int, chunks: int) -> None:
 
 
 def lower_bounds(kind: Kind, n: int) -> tuple[int, Fraction]:
-    """The least rounds, and the least share of S that some rank must send or receive.
+    """Lower bounds of rounds, and of the fraction of S that some rank must send or receive.
 
-    Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and
-    experience" (2007), table I: what one rank has or needs cannot reach all in fewer than ceil(log2 n)
-    rounds, as the ranks that it has reached at most double; a root sends or receives all that it does not
-    keep; a reduced chunk is made of n - 1 received ones, and then sent to n - 1 ranks.
+    Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience"
+    (2007), table I. The number of ranks reached by one rank at most doubles per round, so data takes
+    ceil(log2 n) rounds to reach all. A root sends or receives everything that it does not keep. A reduced
+    chunk requires receiving n - 1 chunks, and sending the result to n - 1 ranks.
     """
     if n == 1:
         return 0, Fraction(0)

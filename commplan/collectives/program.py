@@ -1,18 +1,19 @@
-"""What a chunk program is.
+"""Chunk programs.
 
-The buffer of a collective is cut into `chunks` parts, and every rank has a slot for each. An algorithm is a
-sequence of rounds; a round is a set of transfers: `src` sends what it held in `chunk` before the round to the
-same slot of `dst`, which takes it over (`copy`) or adds its own to it (`reduce`). Nothing else happens.
+The buffer of a collective is divided into `chunks` parts, and every rank has a slot for each. An algorithm is
+a sequence of rounds, and a round is a set of transfers: `src` sends the content of `chunk` before the round
+to the same slot of `dst`, which stores it (`copy`) or adds it to its content (`reduce`). There are no other
+operations.
 
-Slots of a `swap` (all-to-all) are counted by distance, so that its transfers are of this form, too: slot d of
-rank r begins with r's block for rank r + d and ends with the block of rank r - d. In a hierarchy that sum is
-made level by level; `Program.targets` says whose block each slot begins with.
+Slots of a `swap` (all-to-all) are numbered by distance, so that its transfers have this form too: slot d of
+rank r begins with r's block for rank r + d and ends with the block of rank r - d. In a hierarchy the sum is
+computed level by level; `ChunkProgram.targets` has the destination of the initial block of each slot.
 
-Within a round a slot takes in at most one transfer. A rank may send to several ranks and receive from
-several; all transfers of a round from one rank to another are one message, of several runs of chunks.
+In a round, a slot receives at most one transfer. A rank may send to several ranks and receive from several.
+All transfers of a round from one rank to another form one message, with several runs of chunks.
 
-Rounds are written as functions of the rank. Evaluated for all ranks at once they are NumPy arrays, one entry
-for each transfer.
+Rounds are functions of the rank. Evaluated for all ranks at once, they are NumPy arrays with one entry per
+transfer.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 REDUCING: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED: tuple[Kind, ...] = ("broadcast", "reduce", "scatter", "gather")
-# Where every rank has a block of its own: chunks r*c to (r+1)*c - 1 of n*c are the block of rank r.
+# Kinds in which every rank has a block: chunks r*c to (r+1)*c - 1 of n*c are the block of rank r.
 BLOCKED: tuple[Kind, ...] = ("reduce_scatter", "all_gather", "scatter", "gather")
-IN_BLOCKS: tuple[Kind, ...] = (*BLOCKED, "swap")  # the buffer is as many equal blocks as there are ranks
+IN_BLOCKS: tuple[Kind, ...] = (*BLOCKED, "swap")  # the buffer consists of one block per rank
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -42,10 +43,9 @@ NO_TARGETS = np.zeros((0, 0), np.int64)
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Send:
-    """Transfers of one round, one for each index of the arrays, which are equally long.
+    """Transfers of one round, one for each index of the arrays, which have equal lengths.
 
-    `src` sends chunks `chunk` to `chunk + count - 1`, a run that does not wrap around, to the same slots of
-    `dst`.
+    `src` sends chunks `chunk` to `chunk + count - 1`, which do not wrap around, to the same slots of `dst`.
     """
 
     src: Ints
@@ -57,11 +57,11 @@ class Send:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Rotation:
-    """Transfers of one round that are alike on all ranks, in a program of as many chunks as ranks.
+    """Transfers of one round that are the same on all ranks, in a program with as many chunks as ranks.
 
     Rank r sends chunks `r + first` to `r + first + length - 1` to rank `r + step`, all modulo `ranks`. The
-    columns are those of a `Send`, computed when they are read: a round takes no memory for each rank. A run
-    of chunks that wraps around is two transfers.
+    columns of the equivalent `Send` are computed on access, so that a round needs no memory per rank. A run
+    of chunks that wraps around becomes two transfers.
     """
 
     ranks: int
@@ -105,42 +105,44 @@ Family = Send | Rotation
 Round = tuple[Family, ...]
 
 
-class Body(NamedTuple):
-    """What an algorithm makes for n ranks, root 0: the number of chunks, and the rounds.
+class RoundSequence(NamedTuple):
+    """The result of an algorithm for n ranks and root 0: the number of chunks, and the rounds.
 
-    Of the kinds in `IN_BLOCKS` there are as many chunks as ranks. Nothing is written out before the rounds
-    are iterated over, which may be done once.
+    Kinds in `IN_BLOCKS` have as many chunks as ranks. Rounds are generated lazily and can be iterated over
+    once.
     """
 
     chunks: int
     rounds: Iterable[Round]
 
 
-Programs = Mapping[Kind, Callable[[int], Body]]
+Programs = Mapping[Kind, Callable[[int], RoundSequence]]
 
 
 class AlgorithmFile(Protocol):
-    """What a module that holds an algorithm has; its name is the name of the algorithm."""
+    """The interface of a module with an algorithm. The name of the module is the name of the algorithm."""
 
     @property
     def PROGRAMS(self) -> Programs:  # noqa: N802
-        """The body for n ranks, of each collective that the algorithm carries out."""
+        """For each supported collective, a function from the number of ranks to its rounds."""
         ...
 
     @property
     def formula(self) -> Callable[[Kind, int], tuple[int, Fraction]]:
-        """Of kind and n: rounds, and the share of S that the busiest rank sends or receives, whichever is
-        more."""
+        """A function from kind and n to the number of rounds and the fraction of S on the busiest rank.
+
+        The fraction is the maximum over sending and receiving.
+        """
         ...
 
 
 def ranks(n: int) -> Ints:
-    """The ranks 0 to n-1: what rounds are written as functions of."""
+    """The ranks 0 to n-1, the argument of functions that define rounds."""
     return np.arange(n, dtype=np.int64)
 
 
 def log2_up(n: int) -> int:
-    """The least k for which 2**k >= n; n is at least 1."""
+    """The least k with 2**k >= n; n is at least 1."""
     return (n - 1).bit_length()
 
 
@@ -153,7 +155,16 @@ def send(
     reduce: bool = False,
     where: Bools | None = None,
 ) -> Send:
-    """What each rank sends: `to` whom, from which `chunk` on, how many; `where` leaves ranks out."""
+    """The transfers of all ranks in one round.
+
+    Args:
+        rank: The senders.
+        to: The receiver of each transfer.
+        chunk: The first chunk.
+        count: The number of chunks.
+        reduce: Whether receivers add the chunks.
+        where: A mask of the transfers to keep.
+    """
     columns = np.broadcast_arrays(rank, to, chunk, count)
     src, dst, first, many = (np.asarray(column, np.int64).ravel() for column in columns)
     if where is None:
@@ -162,11 +173,11 @@ def send(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
-    """A chunk program for `ranks` ranks. `name` is how a user would write it after `via`.
+class ChunkProgram:
+    """A chunk program for `ranks` ranks. `name` is its name in a `via` clause.
 
-    targets: of a swap, for which rank the block is that each slot of each rank begins with, [ranks, ranks]:
-    a Latin square.
+    `targets` [ranks, ranks] is, for a swap, the destination of the initial block of each slot of each rank, a
+    Latin square.
     """
 
     name: str
@@ -179,10 +190,10 @@ class Program:
 
     @property
     def sources(self) -> Ints:
-        """Of a swap, from which rank the block is that each slot of each rank ends with, [ranks, ranks]."""
+        """For a swap, the source of the final block of each slot of each rank, [ranks, ranks]."""
         return np.argsort(self.targets, axis=0)
 
     @property
     def arrivals(self) -> Ints:
-        """Of a swap the slot of each rank that ends with the block from each rank, [ranks, ranks]."""
+        """For a swap, the slot of each rank that ends with the block from each rank, [ranks, ranks]."""
         return np.argsort(self.sources, axis=1)

@@ -1,4 +1,4 @@
-"""Programs made from programs: other roots and places, slices, reversal, what is needless left out."""
+"""Transformations of programs: roots, permutations of ranks, slices, reversal and pruning."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from commplan.collectives.program import (
     BLOCKED,
     IN_BLOCKS,
     NO_TARGETS,
-    Body,
     Bools,
+    ChunkProgram,
     Family,
     Ints,
-    Program,
     Programs,
     Rotation,
     Round,
+    RoundSequence,
     Send,
 )
 from commplan.diagnostics import fail
 
 
-def singles(send: Family) -> tuple[Ints, Ints, Ints]:
-    """Source, destination and chunk of `send`, with an entry for each chunk instead of each run."""
+def expand_runs(send: Family) -> tuple[Ints, Ints, Ints]:
+    """Source, destination and chunk of each chunk in `send`, instead of each run."""
     src, dst, first = (np.repeat(x, send.count) for x in (send.src, send.dst, send.chunk))
     start = np.repeat(np.cumsum(send.count) - send.count, send.count)
     return src, dst, first + np.arange(len(src), dtype=np.int64) - start
 
 
 def runs(src: Ints, dst: Ints, chunk: Ints, reduce: bool) -> Send:
-    """The way back: transfers of single chunks in order, neighbouring chunks joined to runs."""
+    """The inverse of `expand_runs`: joins transfers of adjacent chunks into runs."""
     order = np.lexsort((chunk, dst, src))
     src, dst, chunk = src[order], dst[order], chunk[order]
     begins = np.ones(len(src), np.bool_)
@@ -43,17 +43,17 @@ def runs(src: Ints, dst: Ints, chunk: Ints, reduce: bool) -> Send:
     return Send(src[at], dst[at], chunk[at], count.astype(np.int64), reduce)
 
 
-def tidy(rounds: Iterable[Round]) -> tuple[Round, ...]:
-    """Without families that transfer nothing and rounds that have none."""
-    kept = (tuple(s for s in each if isinstance(s, Rotation) or s.src.size) for each in rounds)
-    return tuple(each for each in kept if each)
+def drop_empty(rounds: Iterable[Round]) -> tuple[Round, ...]:
+    """Remove sends without transfers, and empty rounds."""
+    non_empty = (tuple(s for s in each if isinstance(s, Rotation) or s.src.size) for each in rounds)
+    return tuple(each for each in non_empty if each)
 
 
-def placed(program: Program, places: Sequence[int] | Ints) -> Program:
-    """`program` with its ranks renamed: rank r does what position `places[r]` of `program` does.
+def permute_ranks(program: ChunkProgram, places: Sequence[int] | Ints) -> ChunkProgram:
+    """Rename the ranks of `program`: rank r takes the part of position `places[r]`.
 
-    Where every rank has a block of its own, the blocks are renamed with the ranks. Raises CP0737 where
-    `places` is no permutation.
+    If every rank has a block, the blocks are renamed with the ranks. Raises CP0737 if `places` is not a
+    permutation.
     """
     position = np.asarray(places, np.int64)
     n = program.ranks
@@ -65,26 +65,26 @@ def placed(program: Program, places: Sequence[int] | Ints) -> Program:
     return dataclasses.replace(program, rounds=tuple(rounds), root=int(rank[program.root]), targets=targets)
 
 
-def _renamed(send: Family, program: Program, rank: Ints) -> Send:
+def _renamed(send: Family, program: ChunkProgram, rank: Ints) -> Send:
     if program.kind not in BLOCKED:
         return Send(rank[send.src], rank[send.dst], send.chunk, send.count, send.reduce)
     parts = program.chunks // program.ranks
-    src, dst, chunk = singles(send)
+    src, dst, chunk = expand_runs(send)
     return runs(rank[src], rank[dst], rank[chunk // parts] * parts + chunk % parts, send.reduce)
 
 
-def rooted(program: Program, root: int) -> Program:
-    """`program`, whose root is 0, with another root: all ranks are moved on by `root`."""
+def rooted(program: ChunkProgram, root: int) -> ChunkProgram:
+    """`program`, whose root is 0, with another root: all ranks are shifted by `root`."""
     if not root:
         return program
-    return placed(program, (np.arange(program.ranks) - root) % program.ranks)
+    return permute_ranks(program, (np.arange(program.ranks) - root) % program.ranks)
 
 
-def pipelined(program: Program, slices: int) -> Program:
-    """Every chunk cut into `slices`; slice j does round t of `program` in round t + j.
+def pipelined(program: ChunkProgram, slices: int) -> ChunkProgram:
+    """Cut every chunk into `slices`; slice j does round t of `program` in round t + j.
 
-    Where all ranks share one buffer, it is the buffer that is cut: chunk k of slice j is `j*chunks + k`.
-    Where every rank has a block, it is the block: `k*slices + j`.
+    If all ranks share one buffer, the buffer is cut: chunk k of slice j is `j*chunks + k`. If every rank has
+    a block, the block is cut: `k*slices + j`.
     """
     if slices == 1:
         return program
@@ -93,19 +93,19 @@ def pipelined(program: Program, slices: int) -> Program:
     for time in range(last):
         now = range(max(0, time - len(program.rounds) + 1), min(slices, time + 1))
         parts = [_slice(send, j, slices, program) for j in now for send in program.rounds[time - j]]
-        rounds.append(tuple(joined(parts, reduce) for reduce in sorted({part.reduce for part in parts})))
+        rounds.append(tuple(merge_sends(parts, reduce) for reduce in sorted({part.reduce for part in parts})))
     return dataclasses.replace(program, chunks=program.chunks * slices, rounds=tuple(rounds))
 
 
-def _slice(send: Family, j: int, slices: int, program: Program) -> Send:
+def _slice(send: Family, j: int, slices: int, program: ChunkProgram) -> Send:
     if program.kind not in IN_BLOCKS:
         return Send(send.src, send.dst, send.chunk + j * program.chunks, send.count, send.reduce)
-    src, dst, chunk = singles(send)
+    src, dst, chunk = expand_runs(send)
     return Send(src, dst, chunk * slices + j, np.ones_like(chunk), send.reduce)
 
 
-def joined(sends: Iterable[Family], reduce: bool) -> Family:
-    """Those of `sends` that reduce, or those that do not, as one family."""
+def merge_sends(sends: Iterable[Family], reduce: bool) -> Family:
+    """The elements of `sends` that reduce, or those that do not, as one `Send`."""
     of = [send for send in sends if send.reduce == reduce]
     if len(of) == 1:
         return of[0]
@@ -115,11 +115,12 @@ def joined(sends: Iterable[Family], reduce: bool) -> Family:
 
 
 def reversed_rounds(rounds: Iterable[Round], *, reduce: bool) -> Iterator[Round]:
-    """The rounds in reverse order, every transfer backwards.
+    """The rounds in reverse order, with every transfer reversed.
 
-    Of a program that copies, and writes no slot twice, that is with `reduce` the collective that gathers sums
+    For a program that copies and writes no slot twice, the result with `reduce` is the collective that sums
     along the same paths (broadcast --> reduce, all_gather --> reduce_scatter), and without it the one that
-    gathers blocks (scatter --> gather). It sends what the original receives: the costs are the same.
+    gathers blocks (scatter --> gather). The result sends as much as the original receives, so the costs are
+    equal.
     """
     for each in reversed(tuple(rounds)):
         yield tuple(_backwards(send, reduce) for send in each)
@@ -134,44 +135,44 @@ def _backwards(send: Family, reduce: bool) -> Family:
 def from_root(
     broadcast: Callable[[int], Iterator[Round]], scatter: Callable[[int], Iterator[Round]]
 ) -> Programs:
-    """The collectives along one way from rank 0 to all others, of which `broadcast` and `scatter` are given.
+    """The collectives along the paths of `broadcast` and `scatter` from rank 0 to all others.
 
-    Reduce and gather are the same way backwards; all_reduce is a reduce and a broadcast after it.
+    Reduce and gather use the paths in reverse; all_reduce is a reduce followed by a broadcast.
     """
 
     def up(n: int) -> Iterator[Round]:
         return reversed_rounds(broadcast(n), reduce=True)
 
     return {
-        "all_reduce": lambda n: Body(1, itertools.chain(up(n), broadcast(n))),
-        "broadcast": lambda n: Body(1, broadcast(n)),
-        "reduce": lambda n: Body(1, up(n)),
-        "scatter": lambda n: Body(n, scatter(n)),
-        "gather": lambda n: Body(n, reversed_rounds(scatter(n), reduce=False)),
+        "all_reduce": lambda n: RoundSequence(1, itertools.chain(up(n), broadcast(n))),
+        "broadcast": lambda n: RoundSequence(1, broadcast(n)),
+        "reduce": lambda n: RoundSequence(1, up(n)),
+        "scatter": lambda n: RoundSequence(n, scatter(n)),
+        "gather": lambda n: RoundSequence(n, reversed_rounds(scatter(n), reduce=False)),
     }
 
 
 def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, ...]:
-    """The rounds of a program that copies, without transfers of what is already there or never needed.
+    """Remove transfers of chunks that the receiver already has or never needs, from a program that copies.
 
-    starts, ends: as in `Promise`, [ranks, chunks].
+    `starts` and `ends` are as in `Postcondition`, [ranks, chunks].
     """
-    held = starts.copy()
-    kept: list[list[tuple[Ints, Ints, Ints]]] = []
+    present = starts.copy()
+    useful_rounds: list[list[tuple[Ints, Ints, Ints]]] = []
     for each in rounds:
         new: list[tuple[Ints, Ints, Ints]] = []
-        for src, dst, chunk in map(singles, each):
-            useful = held[src, chunk] & ~held[dst, chunk]
+        for src, dst, chunk in map(expand_runs, each):
+            useful = present[src, chunk] & ~present[dst, chunk]
             new.append((src[useful], dst[useful], chunk[useful]))
         for _, dst, chunk in new:
-            held[dst, chunk] = True
-        kept.append(new)
+            present[dst, chunk] = True
+        useful_rounds.append(new)
     needed, backwards = ends & ~starts, list[Round]()
-    for moved in reversed(kept):
+    for moved in reversed(useful_rounds):
         masks = [needed[dst, chunk] for _, dst, chunk in moved]
         pairs = zip(masks, moved, strict=True)
         new = [(src[mask], dst[mask], chunk[mask]) for mask, (src, dst, chunk) in pairs]
         for src, _, chunk in new:
             needed[src, chunk] = True
         backwards.append(tuple(runs(*single, False) for single in new))
-    return tidy(reversed(backwards))
+    return drop_empty(reversed(backwards))

@@ -98,7 +98,7 @@ class Predictor:
 
     def query(self, work: Work) -> CollectiveTime | None:
         """The prediction for a collective that an op asks for; the same is computed once."""
-        work = work._replace(what="", name="")
+        work = work._replace(label="", name="")
         if work not in self._known:
             kind, form = cast("CostKind", work.kind), cast("Form | None", work.form)
             self._known[work] = self.predict(

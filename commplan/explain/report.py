@@ -25,7 +25,7 @@ from commplan.explain.step_cost import StepCost, step_costs
 from commplan.explain.times import basis, compared, phase_times
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
-from commplan.ir.analysis.server_ops import sent
+from commplan.ir.analysis.server_ops import worker_operands
 from commplan.ir.grouping import grouped
 from commplan.ir.remark import Alternative, Choice, SharingCost
 from commplan.ir.types import DType, sized, timed
@@ -234,7 +234,7 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
 
 def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> Step:
     # States that live on servers stay there, but for what a worker gets of them.
-    moved = sent(op) or ir.results(op) if op.asks_servers(values) else ir.operands(op)
+    moved = worker_operands(op) or ir.results(op) if op.uses_servers(values) else ir.operands(op)
     moved = ir.results(op) if isinstance(op, ir.Pack) else moved
     nbytes = sum(values[ref].nbytes for ref in moved)
     step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)

@@ -26,7 +26,7 @@ def phase_title(phase: Phase) -> str:
 
 def stage_lines(stage: Stage) -> tuple[str, ...]:
     """What `stage` does, then where, then how, then its hints: one string each, empty ones left out."""
-    lines = (*stage.said(), *_how(stage))
+    lines = (*stage.summary(), *_how(stage))
     return tuple(line for line in lines if line)
 
 

@@ -1,4 +1,4 @@
-"""Binding axis sizes: every axis of the plan gets a number, and what depends on it is checked."""
+"""Bind the sizes of axes, and check the rules that depend on them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from commplan.ir.types import LARGEST, MOST_SERVERS
 
 
 def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
-    """The axes of `plan` with their sizes (ranks along each).
+    """The axes of `plan` with their sizes.
 
-    `sizes` gives those written `?` and may repeat the others. Raises CP0706 (unbound), CP0708
-    (another size than declared, or no size at all), CP0709 (no such axis), CP0710 (the sizes
-    break a rule of a stage).
+    Args:
+        plan: The plan.
+        sizes: The number of ranks along axes by name. It must contain the axes declared `?` and may contain
+            others.
+
+    Raises:
+        CommplanError: CP0706 (no size), CP0708 (a size other than the declared one, or an invalid one),
+            CP0709 (no such axis) or CP0710 (the sizes violate a rule of a stage).
     """
     names = {axis.name for axis in plan.axes}
     problems = [_unknown(plan, name) for name in sizes if name not in names]
@@ -40,11 +45,11 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
     return tuple(bound)
 
 
-def _size(plan: Plan, axis: PlanAxis, given: object) -> int | Diagnostic:
-    """The size of `axis` where `given` may say it, or what is wrong with it."""
-    size = axis.size if given is None else _whole(given)
-    if size is None and given is not None:
-        message = f"axis `{axis.name}` has size {given!r}, which is no whole number"
+def _size(plan: Plan, axis: PlanAxis, requested: object) -> int | Diagnostic:
+    """The size of `axis`, from the plan or `requested`, or the diagnostic of an error."""
+    size = axis.size if requested is None else _whole(requested)
+    if size is None and requested is not None:
+        message = f"axis `{axis.name}` has size {requested!r}, which is no whole number"
         return _problem(plan, "CP0708", message, axis.span, "expected the number of ranks along it")
     if size is None:
         how = (
@@ -66,7 +71,7 @@ def _size(plan: Plan, axis: PlanAxis, given: object) -> int | Diagnostic:
 
 
 def check_mesh(plan: Plan, mesh: Mapping[str, int]) -> None:
-    """Refuse a mesh that lacks an axis of the plan (CP0707). Servers are no axes of a mesh."""
+    """Raise CP0707 if a mesh lacks an axis of the plan. Servers are not axes of a mesh."""
     sizes = ", ".join(f"{name}={size}" for name, size in mesh.items()) or "no axes"
     problems: list[Diagnostic] = []
     for axis in plan.axes:
@@ -79,7 +84,7 @@ def check_mesh(plan: Plan, mesh: Mapping[str, int]) -> None:
 
 
 def _whole(size: object) -> int | None:
-    """`size` as an int where it is a whole number of any kind."""
+    """`size` as an int if it is a whole number of any type, else None."""
     if isinstance(size, bool) or not isinstance(size, SupportsIndex):
         return None
     return operator.index(size)

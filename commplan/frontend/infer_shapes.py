@@ -1,4 +1,4 @@
-"""Shapes of every value of a plan, from what is given for inputs, states and map results."""
+"""Infer the shapes of all values of a plan from those of inputs, states and map results."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from commplan.ir.types import ArrayType, RecordsType, TreeType
 
 
 def infer(plan: graph.Plan, sizes: Mapping[str, int], shapes: Shapes) -> dict[graph.Ref, Value]:
-    """Every value of `plan` as one rank holds it.
+    """All values of `plan` as held by one rank.
 
-    `sizes`: ranks along each axis. `shapes`: leaves by name, per dimensions omitted, split ones
-    uncut, records without their batch. Raises every missing (CP0701), unknown (CP0702) and
-    contradictory (CP0705) shape at once.
+    Args:
+        plan: The plan.
+        sizes: The number of ranks along each axis.
+        shapes: Leaves by name, without `per` dimensions, before any split, and per record for records.
+
+    Raises:
+        CommplanError: With all missing (CP0701), unknown (CP0702) and contradictory (CP0705) shapes.
     """
     report = ShapeReport(plan.file)
     check_names(plan, shapes, report)
     shaper = _Shaper(plan, sizes, shapes, report)
-    known = {value.id: shaper.whole(value.id) for value in plan.values}
-    check_agreement(plan, shapes, known, report)
+    leaves = {value.id: shaper.whole(value.id) for value in plan.values}
+    check_agreement(plan, shapes, leaves, report)
     fail_if(report.problems)
     return {value.id: shaper.local(value) for value in plan.values}
 
 
 class _Shaper:
-    """One inference. `whole` is memoised; None stands for "already reported"."""
+    """A single inference. `whole` is memoized; a result of None means that an error was reported."""
 
     def __init__(
         self, plan: graph.Plan, sizes: Mapping[str, int], shapes: Shapes, report: ShapeReport
@@ -41,11 +45,11 @@ class _Shaper:
         self._makers = {r: s for ph in plan.phases for s in ph.stages for r in graph.results(s)}
         self._states = {self._values[ref].name: ref for ref in plan.states}
         self._inputs = {self._values[ref].name for ref in plan.inputs}
-        self._known: dict[graph.Ref, Leaves | None] = {}
+        self._leaves: dict[graph.Ref, Leaves | None] = {}
 
     def local(self, value: graph.Value) -> Value:
-        """One rank's share of `value`: batch divided, split leaves cut."""
-        leaves = self._known[value.id] or ()
+        """One rank's shard of `value`, with the batch divided and split leaves cut."""
+        leaves = self._leaves[value.id] or ()
         placement = value.placement
         ways = [self.sizes[axis] for axis in placement.split]
         if isinstance(value.type, RecordsType):
@@ -60,8 +64,10 @@ class _Shaper:
         return Value(value.id, kind, cut_all(kind, leaves, ways), placement, whole)
 
     def _batched(self, ref: graph.Ref) -> int | None:
-        """The global batch, where `ref` is made record by record on the device: a whole value whose
-        leading dimension counts records."""
+        """The global batch size of a value that is made per record on the device, else None.
+
+        Such a value is a whole value whose leading dimension counts records.
+        """
         maker = self._makers.get(ref)
         if not isinstance(maker, graph.Map) or not maker.per_record:
             return None
@@ -71,11 +77,11 @@ class _Shaper:
         return None if are_records or records is None else max(records.batch)
 
     def whole(self, ref: graph.Ref) -> Leaves | None:
-        """The leaves of `ref` before any cut (of one record, for records)."""
-        if ref not in self._known:
-            self._known[ref] = None  # asked again on the way, it is found missing further out
-            self._known[ref] = self._compute(self._values[ref])
-        return self._known[ref]
+        """The leaves of `ref` before any split, per record for records."""
+        if ref not in self._leaves:
+            self._leaves[ref] = None  # a cycle that comes back here is reported by the outer call
+            self._leaves[ref] = self._compute(self._values[ref])
+        return self._leaves[ref]
 
     def _compute(self, value: graph.Value) -> Leaves | None:
         element = value.type.element if isinstance(value.type, RecordsType) else value.type
@@ -86,10 +92,10 @@ class _Shaper:
             return self._entry(value)
         match maker:
             case graph.Load():
-                given = self.shapes.get(value.name, self.shapes.get(maker.source))
-                if given is None:
+                leaves = self.shapes.get(value.name, self.shapes.get(maker.source))
+                if leaves is None:
                     return self._report.missing(value, f"records of source `{maker.source}`")
-                return given
+                return leaves
             case graph.Map():
                 leaves, batch = self._mapped(value, maker), self._batched(value.id)
                 if leaves is None or batch is None:
@@ -103,10 +109,10 @@ class _Shaper:
                 return self.whole(maker.operand)
 
     def _entry(self, value: graph.Value) -> Leaves | None:
-        """An input or a state on entry: given, else what `at start` binds the state to."""
-        given = self.shapes.get(value.name)
-        if given is not None:
-            return given
+        """The leaves of an input or state: as passed in, or else those of the value that `at start` binds."""
+        leaves = self.shapes.get(value.name)
+        if leaves is not None:
+            return leaves
         if value.name not in self._states:
             return self._report.missing(value, "an input")
         start = (phase for phase in self.plan.phases if phase.kind == "start")
@@ -116,14 +122,14 @@ class _Shaper:
             if not isinstance(maker, graph.Map):
                 return self.whole(ref)
             if self.plan.fn(maker.fn).elementwise and self._tree_operands(maker):
-                return self._first_tree(maker)  # without asking the state itself
+                return self._first_tree(maker)  # does not depend on the shape of the state
         return self._report.missing(value, "a state")
 
     def _mapped(self, value: graph.Value, maker: graph.Map) -> Leaves | None:
-        given = self.shapes.get(value.name)
+        passed = self.shapes.get(value.name)
         elementwise = self.plan.fn(maker.fn).elementwise
-        if given is not None and not (elementwise and value.name in self._inputs):
-            return given
+        if passed is not None and not (elementwise and value.name in self._inputs):
+            return passed
         if elementwise and self._tree_operands(maker):
             return self._first_tree(maker)
         if value.name in self._states:

@@ -1,4 +1,4 @@
-"""What can be wrong with shapes, and how it is said."""
+"""Diagnostics about shapes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Shapes = Mapping[str, Leaves]
 
 
 class ShapeReport:
-    """Collects problems, each said once for a name."""
+    """Collects diagnostics, with one per code and name."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self._problems: list[Diagnostic] = []
-        self._said: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._missing: dict[str, tuple[graph.Value, str]] = {}
 
     @property
@@ -30,63 +30,63 @@ class ShapeReport:
         return [*self._problems, *self._all_missing()]
 
     def add(self, code: str, name: str, message: str, *notes: str, value: graph.Value | None = None) -> None:
-        if (code, name) in self._said:
+        if (code, name) in self._reported:
             return
-        self._said.add((code, name))
+        self._reported.add((code, name))
         remarks = tuple(Note(note) for note in notes)
         self._problems.append(Diagnostic(code, message, value and value.span, remarks, file=self.file))
 
     def missing(self, value: graph.Value, kind: str) -> None:
-        """Shapes that nothing gives and nothing implies."""
+        """Record a tree whose shapes are neither passed in nor implied."""
         self._missing.setdefault(value.name, (value, kind))
 
     def _all_missing(self) -> list[Diagnostic]:
-        """CP0701, once for all trees."""
+        """One CP0701 for all trees without shapes."""
         if not self._missing:
             return []
         names = [f"`{name}`" for name in self._missing]
-        (value, kind), *others = self._missing.values()
+        (value, kind), *further = self._missing.values()
         message = f"no shapes are given for {names[0]}, {kind} of type tree".replace(",,", ",")
-        if others:
+        if further:
             message = f"no shapes are given for {len(names)} trees: {', '.join(names)}"
-        notes = [Note(f"`{other.name}` is {role.rstrip(',')}", other.span) for other, role in others]
-        given = ", ".join(f'"{name}": tree' for name in self._missing)
-        how = f"pass shapes={{{given}}}, pytrees whose leaves have shape and dtype; to the command"
+        notes = [Note(f"`{other.name}` is {role.rstrip(',')}", other.span) for other, role in further]
+        example = ", ".join(f'"{name}": tree' for name in self._missing)
+        how = f"pass shapes={{{example}}}, pytrees whose leaves have shape and dtype; to the command"
         notes.append(Note(f"{how} --shapes MODULE:FUNCTION, which returns them, or a JSON file"))
         return [Diagnostic("CP0701", message, value.span, tuple(notes), file=self.file)]
 
-    def differs(self, value: graph.Value, actual: Leaves, expected: Leaves, who: str) -> None:
-        """CP0705: two shapes for one thing; the first difference is shown."""
+    def differs(self, value: graph.Value, actual: Leaves, expected: Leaves, subject: str) -> None:
+        """Report CP0705: two shapes for one value. The first difference is shown."""
         pairs = zip(actual, expected, strict=False)
         first = next(
             (f"expected {_show(b)}, found {_show(a)}" for a, b in pairs if a != b),
             f"expected {len(expected)} leaves, found {len(actual)}",
         )
-        message = f"`{value.name}` has other shapes than {who}"
+        message = f"`{value.name}` has other shapes than {subject}"
         self.add("CP0705", value.name, message, first, "give one set of shapes, or another name", value=value)
 
 
 def check_names(plan: graph.Plan, shapes: Shapes, report: ShapeReport) -> None:
-    """Every name in `shapes` must be one of the plan's values or sources (CP0702)."""
-    known = sorted({value.name for value in plan.values} | {source.name for source in plan.sources})
+    """Report CP0702 for every name in `shapes` that is no value or source of the plan."""
+    names = sorted({value.name for value in plan.values} | {source.name for source in plan.sources})
     for name in shapes:
-        if name in known:
+        if name in names:
             continue
-        hint = did_you_mean(name, known, "its values are:")
+        hint = did_you_mean(name, names, "its values are:")
         report.add("CP0702", name, f"shapes are given for `{name}`, which the plan does not have", hint)
 
 
 def check_agreement(
-    plan: graph.Plan, shapes: Shapes, known: Mapping[graph.Ref, Leaves | None], report: ShapeReport
+    plan: graph.Plan, shapes: Shapes, inferred: Mapping[graph.Ref, Leaves | None], report: ShapeReport
 ) -> None:
-    """Shapes that are given or declared twice, or that must be equal, are (CP0705)."""
+    """Report CP0705 for shapes that contradict each other."""
     values = {value.id: value for value in plan.values}
     states = {values[ref].name: ref for ref in plan.states}
 
-    def agree(ref: graph.Ref, like: graph.Ref, who: str) -> None:
-        actual, expected = known[ref], known[like]
+    def agree(ref: graph.Ref, like: graph.Ref, subject: str) -> None:
+        actual, expected = inferred[ref], inferred[like]
         if actual is not None and expected is not None and actual != expected:
-            report.differs(values[ref], actual, expected, who)
+            report.differs(values[ref], actual, expected, subject)
 
     for phase in plan.phases:
         for binding in phase.updates:
@@ -96,31 +96,35 @@ def check_agreement(
                 agree(stage.operand, stage.center, "its centre")
             if isinstance(stage, graph.Exchange):
                 agree(stage.gradient, stage.states[0], "the weights that it is exchanged into")
-    _given_for_results(plan, shapes, known, report)
+    _given_for_results(plan, shapes, inferred, report)
 
 
 def _given_for_results(
-    plan: graph.Plan, shapes: Shapes, known: Mapping[graph.Ref, Leaves | None], report: ShapeReport
+    plan: graph.Plan, shapes: Shapes, inferred_leaves: Mapping[graph.Ref, Leaves | None], report: ShapeReport
 ) -> None:
-    """Shapes given for what the plan implies or declares must be what it implies or declares."""
+    """Report CP0705 for passed shapes that contradict the shapes that the plan implies or declares."""
     mapped = {ref for ph in plan.phases for s in ph.stages if isinstance(s, graph.Map) for ref in s.results}
     open_ = {*plan.inputs, *plan.states, *mapped}
     free = {value.name for value in plan.values if value.id in open_ and is_tree(value)}
     for value in plan.values:
-        given, inferred = shapes.get(value.name), known[value.id]
-        if given is None or inferred is None or value.name in free:
+        passed, inferred = shapes.get(value.name), inferred_leaves[value.id]
+        if passed is None or inferred is None or value.name in free:
             continue
-        if given != inferred:
-            who = "the plan implies" if is_tree(value) else "the plan declares"
-            report.differs(value, given, inferred, who)
+        if passed != inferred:
+            subject = "the plan implies" if is_tree(value) else "the plan declares"
+            report.differs(value, passed, inferred, subject)
 
 
 def check_leaves(
     plan: graph.Plan, values: Mapping[graph.Ref, Value], sizes: Mapping[str, int]
 ) -> list[Diagnostic]:
-    """Means and elastic pulls need float leaves (CP0704); truth values have no sum (CP0721); a sum of the
-    backend's own is as wide as what travels (CP0606); what each part draws is no scalar of all (CP0758); and
-    the rules of the stages themselves (CP0429); options have an effect (CP0613, CP0614)."""
+    """Check the leaf types of a plan whose shapes are bound.
+
+    Returns:
+        Diagnostics of means and elastic pulls of leaves that are no floats (CP0704), sums of bools (CP0721),
+        native sums with a wider accumulator (CP0606), scalars drawn separately for each shard (CP0758),
+        violated rules of stages (CP0429), and options without effect (CP0613, CP0614).
+    """
     problems: list[Diagnostic] = []
     for stage in (stage for phase in plan.phases for stage in phase.stages):
         if isinstance(stage, StageOverAxes):
@@ -162,7 +166,7 @@ def check_leaves(
 
 
 def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> list[Diagnostic]:
-    """Options for floats of a stage that sends none (CP0613), and options that change nothing (CP0614)."""
+    """Float options of a stage that sends no floats (CP0613), and options without effect (CP0614)."""
     sent = stage.sends()
     if sent is None or not values[sent[0]].leaves:
         return []
@@ -186,8 +190,8 @@ def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> l
 
 
 def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int) -> list[Diagnostic]:
-    """No value has more bytes, over all ranks, than can be counted (CP0725)."""
-    wide: dict[str, Diagnostic] = {}  # by name: once for all the values that follow from it
+    """Report CP0725 for values with more bytes, over all ranks, than a count can represent."""
+    wide: dict[str, Diagnostic] = {}  # by name: once for all values derived from it
     for value in plan.values:
         leaves = values[value.id].uncut
         wrong = next((leaf for leaf in leaves if leaf.size * leaf.dtype.nbytes * ranks > LARGEST), None)

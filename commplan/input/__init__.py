@@ -1,4 +1,4 @@
-"""Input that members share, as arithmetic: what stands where, who makes which rows, what moves.
+"""Arithmetic of the input pipeline: record order, division of work, transfers between hosts, and costs.
 
-The prover, the cost model and the runtime all read the same functions.
+The prover, the cost model and the runtime call the same functions.
 """

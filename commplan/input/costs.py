@@ -1,21 +1,21 @@
-"""What each design of sharing costs: CPU per record and member, time of a step, bytes between hosts, memory.
+"""Costs of sharing designs: CPU per record and member, time per step, bytes between hosts, memory.
 
-The model. N members get the same batch of B records each step. P is the CPU time of what is done before the
-cut for one record, C that of what each member does for itself behind it, s the bytes of the record at the
-cut. Without sharing every member spends P + C. With it the record is made once, by one of the readers, and
-where the members run on H hosts its bytes are sent and received H - 1 times, w seconds of CPU a byte at each
-end: per record and member P/N + T + C, with T = 2 w s (H - 1)/N. Inside a host nothing is copied. The ratio
-is the bound of "Exploring Flexible Communications for Streamlining DNN Ensemble Training Pipelines" (SC
-2018), (P + C)/(P/N + T + C). The least of these sums over all cuts, and P + C, is the physical limit: no
-design is below it, since none reads or decodes a record less than once. What the pipeline itself takes for
-each record and batch is charged to the designs and not to the limit, and so is what making takes more where
-more processes of a host make records than it has cores: each keeps a decoder's memory of its own, which has
-left the caches when its turn comes again.
+The model: N members receive the same batch of B records in each step. P is the CPU time per record before the
+cut, C the CPU time that each member spends after it, and s the bytes of a record at the cut. Without sharing,
+every member spends P + C. With sharing, one reader makes the record. If the members run on H hosts, its bytes
+are sent and received H - 1 times, at w seconds of CPU per byte at each end, so the cost per record and member
+is P/N + T + C, with T = 2 w s (H - 1)/N. Inside a host there are no copies. The ratio of the costs is the
+bound of "Exploring Flexible Communications for Streamlining DNN Ensemble Training Pipelines" (SC 2018), (P +
+C)/(P/N + T + C). The minimum of these sums over all cuts, and of P + C, is the physical limit: no design is
+cheaper, since each reads and decodes every record at least once. Designs have two further costs that are not
+in the limit: the pipeline's own time per record and batch, and slower preprocessing if more processes of a
+host make records than it has cores. In that case each process has its own decoder memory, which is no longer
+in the caches when the process runs again.
 
-A step takes as long as the slowest of: the CPU work of a host over its cores; one process, its threads sped
-up by Amdahl's law (1967) with what holds the interpreter's lock as the serial part; the links; the consumer.
-Work ahead runs beside the consumer, so the largest counts and not the sum; collectives that go out from the
-consumer's own thread (JAX) are added to it.
+The time of a step is the maximum of: the CPU work of a host divided by its cores; one process, with its
+threads sped up by Amdahl's law (1967) and the work under the interpreter's lock as the serial part; the
+links; the consumer. It is the maximum instead of the sum because prefetching overlaps with the consumer.
+Collectives that run in the consumer's thread (JAX) are added to the consumer's time.
 """
 
 from __future__ import annotations
@@ -27,57 +27,77 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
-from commplan.input.work_partition import Division, Move, division
+from commplan.input.work_partition import Division, HostTransfer, division
 from commplan.ir.remark import Design
 
-TIE = 0.02  # of the time of a step: differences below it decide nothing
-CLOSE = 0.01  # of CPU time and bytes, alike
+TIME_TOLERANCE = 0.02  # as a fraction of the step time: smaller differences are ties
+COST_TOLERANCE = 0.01  # as a fraction of CPU time or bytes: smaller differences are ties
 DESIGNS: tuple[Design, ...] = ("duplicate", "all_shared", "single_broadcast", "multi_broadcast")
-MANY = 32  # members: with more, not every number of readers is tried
+MANY = 32  # with at most this many members, every number of readers is tried
 
 Prefer = Literal["time", "cpu"]
-Links = Callable[[tuple[int, ...], Move, float], float]
-"""Seconds of a move: the members that lead its hosts, the move, bytes of the whole buffer."""
+Links = Callable[[tuple[int, ...], HostTransfer, float], float]
+"""Seconds of a transfer: the members that lead its hosts, the transfer, bytes of the whole buffer."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """Work on one record. cpu: seconds, `serial` of them under the interpreter's lock; wait: seconds that
-    pass without CPU, at the disk. steps: stages of the pipeline."""
+class RecordWork:
+    """The work for one record.
+
+    Attributes:
+        cpu: CPU seconds.
+        serial: The part of `cpu` under the interpreter's lock.
+        wait: Seconds without CPU use, such as reads from disk.
+        steps: The number of pipeline stages.
+    """
 
     cpu: float = 0.0
     serial: float = 0.0
     wait: float = 0.0
     steps: int = 0
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: RecordWork) -> RecordWork:
         cpu, serial = self.cpu + other.cpu, self.serial + other.serial
-        return Work(cpu, serial, self.wait + other.wait, self.steps + other.steps)
+        return RecordWork(cpu, serial, self.wait + other.wait, self.steps + other.steps)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Where sharing could happen. shared: what is done once for each record, before the cut. own: what every
-    member does behind it. nbytes: of one record at the cut. name: for people, such as "after `decode`"."""
+class SharingCut:
+    """A point in the pipeline at which members could share records.
+
+    Attributes:
+        name: A description, such as "after `decode`".
+        shared: The work before the cut, done once per record.
+        per_member: The work after it, done by every member.
+        nbytes: The bytes of one record at the cut.
+    """
 
     name: str
-    shared: Work
-    own: Work
+    shared: RecordWork
+    per_member: RecordWork
     nbytes: int
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The machine, and what runs on it.
+    """The machine and the load.
 
-    rows: records of a batch, of one member. groups: the host of each member, for each group of processes that
-    share with one another (several where a batch is split between ranks). cores: of a host. threads: of one
-    process. record, batch: CPU seconds of the pipeline itself for each record and stage, and for each batch
-    and member. crossing: CPU seconds a byte at each end of a link. step, step_cpu: seconds and CPU seconds of
-    a member's step; 0 where nothing was measured. by_caller: whether moves run in the consumer's thread.
-    slots: batches that a process of a host may be ahead, and the one in use. processes: whether functions run
-    in worker processes, each with a lock of its own. cold: the share by which making takes more where more
-    processes of a host make records than it has cores.
+    Attributes:
+        rows: Records per batch of one member.
+        groups: The host of each member, for each group of processes that share records. There are several
+            groups if a batch is split between ranks.
+        cores: Cores per host.
+        threads: Threads per process.
+        record: CPU seconds of the pipeline itself per record and stage.
+        batch: CPU seconds of the pipeline itself per batch and member.
+        crossing: CPU seconds per byte at each end of a link.
+        step: Seconds of a member's step; 0 if not measured.
+        step_cpu: CPU seconds of a member's step; 0 if not measured.
+        by_caller: Whether transfers run in the consumer's thread.
+        slots: The number of batches that a process of a host may be ahead, plus the one in use.
+        processes: Whether functions run in worker processes, each with its own interpreter lock.
+        cold: The fraction by which preprocessing slows down if more processes of a host make records than it
+            has cores.
     """
 
     rows: int
@@ -100,7 +120,7 @@ class Setting:
 
     @functools.cached_property
     def patterns(self) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
-        """Groups whose members lie alike on hosts, under the numbers of hosts in order of appearance."""
+        """Groups with equal host assignments, keyed by hosts numbered in order of appearance."""
         patterns: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for group in self.groups:
             order = {host: place for place, host in enumerate(dict.fromkeys(group))}
@@ -110,16 +130,23 @@ class Setting:
 
 @dataclass(frozen=True)
 class Predicted:
-    """One design with its readers, at one cut.
+    """The predicted costs of a design with its readers, at one cut.
 
-    cpu: CPU seconds per record and member. wall: seconds of a step. waits_for: what that time is spent on.
-    nbytes: bytes that arrive from other hosts in a step, all hosts together. memory: bytes of the slots on
-    the fullest host. limit: CPU seconds per record and member below which no design gets.
+    Attributes:
+        design: The design.
+        readers: The number of readers, for designs with readers.
+        cut: The cut.
+        cpu: CPU seconds per record and member.
+        wall: Seconds per step.
+        waits_for: The resource that determines `wall`.
+        nbytes: Bytes received from other hosts per step, over all hosts.
+        memory: Bytes of slots on the host with the most.
+        limit: The physical limit of `cpu`.
     """
 
     design: Design
     readers: int | None
-    cut: Cut
+    cut: SharingCut
     cpu: float
     wall: float
     waits_for: str
@@ -129,26 +156,26 @@ class Predicted:
 
     @property
     def distance(self) -> float:
-        """CPU time over the limit: 1 is the best there can be."""
+        """CPU time divided by the limit; 1 is optimal."""
         return self.cpu / self.limit if self.limit > 0 else 1.0
 
 
-def limit(setting: Setting, cuts: Iterable[Cut]) -> float:
-    """The physical limit in CPU seconds per record and member; see the head of this module."""
+def limit(setting: Setting, cuts: Iterable[SharingCut]) -> float:
+    """The physical limit in CPU seconds per record and member; see the module."""
     members = setting.members
     crossings = sum(len(set(group)) - 1 for group in setting.groups) / len(setting.groups)
     bounds: list[float] = []
     for cut in cuts:
         moved = 2 * setting.crossing * cut.nbytes * crossings
-        bounds.append((cut.shared.cpu + moved) / members + cut.own.cpu)
-        bounds.append(cut.shared.cpu + cut.own.cpu)
+        bounds.append((cut.shared.cpu + moved) / members + cut.per_member.cpu)
+        bounds.append(cut.shared.cpu + cut.per_member.cpu)
     return min(bounds, default=0.0)
 
 
 def predict(
-    setting: Setting, cut: Cut, design: Design, readers: int | None, links: Links | None, bound: float
+    setting: Setting, cut: SharingCut, design: Design, readers: int | None, links: Links | None, bound: float
 ) -> Predicted:
-    """What `design` would cost at `cut`. bound: the physical limit. links: None inside one host."""
+    """The costs of `design` at `cut`. `bound` is the physical limit; `links` is None for a single host."""
     load: defaultdict[int, float] = defaultdict(float)
     slowest = arrived = moving = 0.0
     divided = {pattern: division(design, pattern, readers) for pattern in setting.patterns}
@@ -159,7 +186,7 @@ def predict(
         sent, got = _crossed(share, setting.rows, cut.nbytes)
         for member, host in enumerate(pattern):
             making = _seconds(cut.shared, setting) * rows[member]
-            cpu = making + _seconds(cut.own, setting) * setting.rows + setting.batch
+            cpu = making + _seconds(cut.per_member, setting) * setting.rows + setting.batch
             if share.leader(host) == member:
                 cpu += setting.crossing * (sent[host] + got[host])
             colder = cpu + setting.cold * making
@@ -188,7 +215,7 @@ def predict(
 
 
 def _crowded(setting: Setting, divided: Mapping[tuple[int, ...], Division]) -> set[int]:
-    """The hosts on which more processes make records than there are cores."""
+    """The hosts with more processes that make records than cores."""
     makers: Counter[int] = Counter()
     for pattern, groups in setting.patterns.items():
         share = divided[pattern]
@@ -199,34 +226,37 @@ def _crowded(setting: Setting, divided: Mapping[tuple[int, ...], Division]) -> s
 
 
 def _rows(share: Division, member: int, rows: int) -> int:
-    """Records of a batch that `member` makes."""
-    return sum(high - low for low, high in (share.part(rows, number) for number in share.of(member)))
+    """The number of records of a batch that `member` makes."""
+    return sum(high - low for low, high in (share.part(rows, number) for number in share.parts_of(member)))
 
 
-def _seconds(work: Work, setting: Setting) -> float:
+def _seconds(work: RecordWork, setting: Setting) -> float:
     return work.cpu + work.steps * setting.record
 
 
-def _process(setting: Setting, cut: Cut, records: int, cpu: float) -> float:
-    """Seconds of one process a step: what holds the lock is serial, the rest is spread over its threads,
-    which wait for the disk side by side."""
+def _process(setting: Setting, cut: SharingCut, records: int, cpu: float) -> float:
+    """Seconds of one process per step.
+
+    The work under the interpreter's lock is serial. The rest is divided among threads, which wait for the
+    disk in parallel.
+    """
     rows = setting.rows
     threads = max(1, min(setting.threads, setting.cores))
-    serial = 0.0 if setting.processes else cut.shared.serial * records + cut.own.serial * rows
-    steps = cut.shared.steps * records + cut.own.steps * rows
-    serial += steps * setting.record + setting.batch  # the pipeline itself is Python
-    waiting = cut.shared.wait * records + cut.own.wait * rows
+    serial = 0.0 if setting.processes else cut.shared.serial * records + cut.per_member.serial * rows
+    steps = cut.shared.steps * records + cut.per_member.steps * rows
+    serial += steps * setting.record + setting.batch  # the pipeline itself is Python code
+    waiting = cut.shared.wait * records + cut.per_member.wait * rows
     return min(serial, cpu) + max(0.0, cpu - serial) / threads + waiting / max(1, setting.threads)
 
 
-def _sizes(share: Division, move: Move, rows: int, nbytes: int) -> list[int]:
-    """Bytes of each run of `move`."""
+def _sizes(share: Division, move: HostTransfer, rows: int, nbytes: int) -> list[int]:
+    """The bytes of each run of a transfer."""
     ends = [(share.part(rows, low)[0], share.part(rows, high - 1)[1]) for low, high in move.runs]
     return [(end - begin) * nbytes for begin, end in ends]
 
 
 def _crossed(share: Division, rows: int, nbytes: int) -> tuple[Counter[int], Counter[int]]:
-    """Bytes that each host sends and gets in a batch, in moves that carry every byte once to every host."""
+    """The bytes that each host sends and receives per batch, if each byte goes to every host once."""
     sent: Counter[int] = Counter()
     got: Counter[int] = Counter()
     for move in share.moves():
@@ -237,20 +267,20 @@ def _crossed(share: Division, rows: int, nbytes: int) -> tuple[Counter[int], Cou
             for host in move.hosts[1:]:
                 got[host] += sizes[0]
             continue
-        following = [*sizes[1:], sizes[0]]  # round a ring: what the next one has made comes to it in no round
-        for host, own, other in zip(move.hosts, sizes, following, strict=True):
-            sent[host] += sum(sizes) - other
-            got[host] += sum(sizes) - own
+        following = [*sizes[1:], sizes[0]]  # in a ring, a host never receives the part of the next host
+        for host, size, next_size in zip(move.hosts, sizes, following, strict=True):
+            sent[host] += sum(sizes) - next_size
+            got[host] += sum(sizes) - size
     return sent, got
 
 
 def _moving(share: Division, rows: int, nbytes: int, leaders: dict[int, int], links: Links) -> float:
-    """Seconds of the moves of a batch, one after another."""
+    """Seconds of the transfers of a batch, one after another."""
     total = 0.0
     for move in share.moves():
         sizes = _sizes(share, move, rows, nbytes)
         whole = float(sum(sizes))
-        # Uneven parts: as if all were such that the busiest link carries as much.
+        # Uneven parts cost as much as equal ones with the same bytes on the busiest link.
         if move.kind == "all_gather":
             whole = (whole - min(sizes)) * len(sizes) / (len(sizes) - 1)
         if whole > 0:
@@ -258,18 +288,19 @@ def _moving(share: Division, rows: int, nbytes: int, leaders: dict[int, int], li
     return total
 
 
-def _memory(setting: Setting, cut: Cut, design: Design) -> float:
-    """Bytes of the slots on the fullest host: one set for all that share there, else one for each member."""
+def _memory(setting: Setting, cut: SharingCut, design: Design) -> float:
+    """Bytes of slots on the fullest host: one set if members share, else one per member."""
     sets: Counter[int] = Counter()
     for group in setting.groups:
         sets.update(group if design == "duplicate" else set(group))
     return max(sets.values()) * setting.slots * setting.rows * cut.nbytes
 
 
-def candidates(setting: Setting, cuts: Sequence[Cut], links: Links | None = None) -> list[Predicted]:
-    """Every design with every number of readers at every cut, the simplest first.
+def candidates(setting: Setting, cuts: Sequence[SharingCut], links: Links | None = None) -> list[Predicted]:
+    """The predicted costs of all designs, numbers of readers and cuts, simplest first.
 
-    cuts: the one after the longest prefix first. Not sharing is `duplicate`, which knows no cut.
+    `cuts` are sorted by the length of the shared prefix, longest first. Not sharing is the design
+    `duplicate`, without a cut.
     """
     bound = limit(setting, cuts)
     costs = [predict(setting, cuts[0], "duplicate", None, links, bound)]
@@ -284,8 +315,10 @@ def candidates(setting: Setting, cuts: Sequence[Cut], links: Links | None = None
 
 
 def reader_counts(setting: Setting) -> list[int]:
-    """The numbers of readers that are tried: all of them for few members, else powers of two, the number of
-    hosts, and all members."""
+    """The numbers of readers to try.
+
+    These are all numbers for few members, else powers of two, the number of hosts, and the number of members.
+    """
     members = setting.members
     if members <= MANY:
         return list(range(1, members + 1))
@@ -294,34 +327,44 @@ def reader_counts(setting: Setting) -> list[int]:
 
 
 def best(costs: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
-    """The one to take.
+    """The design to use.
 
-    1. Steps within `TIE` of the shortest are alike. Where not sharing is among them, preprocessing is not
-       the bottleneck, and members are left to themselves: sharing would make them wait for one another and
-       gain no time. With `prefer="cpu"` this rule is left out.
-    2. Of those the least CPU time; within `CLOSE` of it the fewest bytes between hosts; then the shortest
-       step, and the simplest, as `costs` stand.
+    1. Steps within `TIME_TOLERANCE` of the shortest are ties. If not sharing is among them, preprocessing is
+       not the bottleneck, and members do not share: sharing would make them wait for one another without
+       saving time. With `prefer="cpu"` this rule does not apply.
+    2. Among these, the least CPU time wins, then within `COST_TOLERANCE` of it the fewest bytes between
+       hosts, then the shortest step, then the simplest design, in the order of `costs`.
     """
     shortest = min(cost.wall for cost in costs)
-    left = [cost for cost in costs if cost.wall <= shortest * (1 + TIE)]
-    alone = next((cost for cost in left if cost.design == "duplicate"), None)
+    remaining = [cost for cost in costs if cost.wall <= shortest * (1 + TIME_TOLERANCE)]
+    alone = next((cost for cost in remaining if cost.design == "duplicate"), None)
     if alone is not None and prefer == "time":
         return alone
     for quantity in map(attrgetter, ("cpu", "nbytes", "wall")):
-        least = min(map(quantity, left))
-        left = [cost for cost in left if quantity(cost) <= least * (1 + CLOSE)]
-    return left[0]
+        least = min(map(quantity, remaining))
+        remaining = [cost for cost in remaining if quantity(cost) <= least * (1 + COST_TOLERANCE)]
+    return remaining[0]
 
 
-def of_each_design(costs: Sequence[Predicted], taken: Predicted, prefer: Prefer = "time") -> list[Predicted]:
-    """The best of each design, and `taken`'s design at its other cuts: the table that `explain` shows."""
+def of_each_design(
+    costs: Sequence[Predicted], selected: Predicted, prefer: Prefer = "time"
+) -> list[Predicted]:
+    """The best costs of each design, and those of the selected design at its other cuts, for `explain`."""
     shown: list[Predicted] = []
     for design in DESIGNS:
-        of_it = [cost for cost in costs if cost.design == design]
-        if not of_it:
+        same_design = [cost for cost in costs if cost.design == design]
+        if not same_design:
             continue
-        chosen = taken if taken.design == design else best(of_it, prefer if design != "duplicate" else "cpu")
+        chosen = (
+            selected
+            if selected.design == design
+            else best(same_design, prefer if design != "duplicate" else "cpu")
+        )
         shown.append(chosen)
-        if taken.design == design:
-            shown += [cost for cost in of_it if cost.readers == taken.readers and cost.cut is not taken.cut]
+        if selected.design == design:
+            shown += [
+                cost
+                for cost in same_design
+                if cost.readers == selected.readers and cost.cut is not selected.cut
+            ]
     return shown

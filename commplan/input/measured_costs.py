@@ -1,29 +1,29 @@
-"""What input work was measured to cost, as the `[input]` part of a calibration keeps it.
+"""Measured costs of input work: the `[input]` section of a calibration file.
 
 [input]
 date = "2026-11-21"
-host = "n0"            # where it was measured
-cores = 2              # CPUs that the measurement could use
-copy = 6.1e-11         # CPU seconds for each byte copied into a slot
-record = 4.1e-06       # CPU seconds for each record, step of the pipeline and member, beside the functions
-batch = 1.9e-04        # CPU seconds for each batch and member, beside the records
-wire = 4.0e-10         # CPU seconds for each byte sent to or received from another host; may be left out
+host = "n0"            # the host of the measurement
+cores = 2              # the number of CPUs of the measurement
+copy = 6.1e-11         # CPU seconds per byte copied into a slot
+record = 4.1e-06       # CPU seconds per record, pipeline step and member, without functions
+batch = 1.9e-04        # CPU seconds per batch and member, without records
+wire = 4.0e-10         # CPU seconds per byte sent to or received from another host; optional
 [[input.source]]
 name = "images"
-cpu = 2.1e-05          # CPU seconds (user and system) for each record read
-wait = 1.3e-05         # seconds for each record beside the CPU: the disk
-nbytes = 48213.0       # of a record, on average
+cpu = 2.1e-05          # CPU seconds (user and system) per record
+wait = 1.3e-05         # seconds per record without CPU use, such as reads from disk
+nbytes = 48213.0       # mean bytes per record
 [[input.fn]]
 name = "decode"
-cpu = 1.74e-03         # CPU seconds for each record, its result written into a batch
-held = 0.03            # the part of them under the interpreter's lock, 0 to 1; left out where unknown
+cpu = 1.74e-03         # CPU seconds per record, including the write into a batch
+held = 0.03            # the fraction of them under the interpreter's lock, 0 to 1; optional
 nbytes_in = 48213.0
 nbytes_out = 150528.0
 [[input.consumer]]
 plan = "ensemble_shared"
 phase = "step"
-seconds = 0.021        # of a step that never waits for its batch
-cpu = 0.018            # CPU seconds of a step, 0 where a device computes
+seconds = 0.021        # seconds of a step that never waits for its batch
+cpu = 0.018            # CPU seconds of a step, 0 if a device computes
 """
 
 from __future__ import annotations
@@ -38,22 +38,25 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
-WIRE_COPIES = 3  # what a byte through a socket costs at one end, in copies, where `wire` was not measured
+WIRE_COPIES = 3  # the CPU cost of a byte through a socket at one end, in copies, if `wire` was not measured
 
 
 class SourceCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Reading one record: CPU seconds, seconds of waiting beside them, bytes."""
+    """The costs of reading one record: CPU seconds, seconds of waiting, and bytes."""
 
     name: Name
     cpu: AtLeastZero
     wait: AtLeastZero = 0.0
     nbytes: AtLeastZero = 0.0
-    records: int = 0  # how many were measured
+    records: int = 0  # the number of measured records
 
 
 class FnCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One call of a host function: CPU seconds, the part of them under the interpreter's lock (None where one
-    core could not tell), bytes."""
+    """The costs of one call of a host function.
+
+    `cpu` is in CPU seconds. `held` is the fraction of it under the interpreter's lock, or None if it could
+    not be measured on a single core.
+    """
 
     name: Name
     cpu: AtLeastZero
@@ -64,7 +67,7 @@ class FnCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ConsumerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step of one phase of a plan: seconds, and CPU seconds of one member's process."""
+    """The costs of one step of a phase: seconds, and CPU seconds of one member's process."""
 
     plan: Name
     phase: Name
@@ -73,7 +76,7 @@ class ConsumerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the head of this module; all are seconds, or seconds per byte."""
+    """The content of the `[input]` section; see the module. All costs are in seconds, or seconds per byte."""
 
     date: Printed
     cores: Annotated[int, msgspec.Meta(ge=1)]
@@ -88,7 +91,7 @@ class InputCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def crossing(self) -> float:
-        """CPU seconds for each byte sent to, and for each received from, another host."""
+        """CPU seconds per byte sent to, and per byte received from, another host."""
         return WIRE_COPIES * self.copy if self.wire is None else self.wire
 
     def source_named(self, name: str) -> SourceCost | None:
@@ -102,9 +105,9 @@ class InputCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def merged(old: InputCosts | None, new: InputCosts) -> InputCosts:
-    """`new`, with the sources, functions and consumers of `old` that it does not measure again.
+    """`new`, plus the sources, functions and consumers of `old` that it does not measure.
 
-    Costs of another host or number of cores do not go together with new ones: then `old` is dropped.
+    Costs from another host or number of cores are not comparable: then `old` is dropped.
     """
     if old is None or (old.host, old.cores) != (new.host, new.cores):
         return new

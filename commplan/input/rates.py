@@ -1,14 +1,15 @@
-"""Members by their own clocks: what they take from one stream of records, and how far apart they get.
+"""Members with different batch sizes that read one stream of records: units, buffer sizes and lags.
 
 All members visit the records of an epoch in the same order, each in batches of its own size. The stream is
-cut into units, as many records as divide every batch; a step of a member takes some whole units. After a
-round, the least number of records that all batches divide, all of them have taken the same again.
+divided into units of g records, with g the greatest common divisor of the batch sizes; a step of a member
+takes a number of whole units. After a round, the least common multiple of the batch sizes, all members have
+taken the same records.
 
-Members keep pace when they get through equally many records in the same time. At time t (in records), with
-batches b_i, member i works on its batch number floor(t / b_i): it was given everything before (floor(t / b_i)
-+ 1) b_i, and has passed what comes before floor(t / b_i) b_i. All that is said here of buffers and lags
-follows from that. The least that t mod b_j falls short of b_j, at times when i begins a batch, is gcd(b_i,
-b_j): multiples of b_i reach every multiple of that divisor modulo b_j.
+Members keep pace if they process records at equal rates. At time t (in records), with batch sizes b_i, member
+i works on batch floor(t / b_i): it has received all records before (floor(t / b_i) + 1) b_i and released
+those before floor(t / b_i) b_i. Buffer sizes and lags follow from that. When member i begins a batch, the
+minimum of b_j - t mod b_j is gcd(b_i, b_j), because multiples of b_i reach every multiple of that divisor
+modulo b_j.
 """
 
 from __future__ import annotations
@@ -24,82 +25,93 @@ from commplan.ir.types import sized
 
 @dataclass(frozen=True)
 class Rates:
-    """batches: records of one step of each member. prefetch: steps of work ahead that each may have in
-    stock."""
+    """Batch sizes of members that read one stream.
+
+    Attributes:
+        batches: Records per step of each member.
+        prefetch: The number of steps that each member may have prefetched.
+    """
 
     batches: tuple[int, ...]
     prefetch: int = PREFETCH
 
     @property
     def unit(self) -> int:
-        """Records of a unit: the greatest number that divides every batch."""
+        """The number of records per unit: the greatest common divisor of the batch sizes."""
         return math.gcd(*self.batches)
 
     @property
     def units(self) -> tuple[int, ...]:
-        """Units that a step of each member takes."""
+        """The number of units per step of each member."""
         return tuple(batch // self.unit for batch in self.batches)
 
     @property
     def round(self) -> int:
-        """Records after which all members have taken the same again."""
+        """The number of records after which all members have taken the same records."""
         return math.lcm(*self.batches)
 
     @property
     def round_steps(self) -> tuple[int, ...]:
-        """Steps of each member in a round."""
+        """The number of steps of each member in a round."""
         return tuple(self.round // batch for batch in self.batches)
 
     @property
     def lag(self) -> int:
-        """The most records that one member was given more than another while they keep pace: the largest b_i
-        - gcd(b_i, b_j). It is reached when i begins a batch and j is one divisor short of beginning one."""
-        return self.kept(held=0)
+        """The largest lead, in received records, of one member over another while they keep pace.
 
-    def kept(self, ahead: int = 0, held: int = 1) -> int:
-        """Records that must be kept at once so that members who keep pace never wait for room.
+        It is max(b_i - gcd(b_i, b_j)), reached when i begins a batch and j is one divisor short of beginning
+        one.
+        """
+        return self.buffered(in_use=0)
 
-        ahead: batches that each member has in stock beside the one that it works on. held: batches that it
-        has not let go of, that one included. From the first record that member j holds to the last that
-        member i is to have there are at most (ahead + 1) b_i + held b_j - gcd(b_i, b_j), and that many are
-        reached.
+    def buffered(self, ahead: int = 0, in_use: int = 1) -> int:
+        """The number of records to buffer so that members that keep pace never wait for space.
+
+        From the first record that member j holds to the last that member i needs, there are at most (ahead +
+        1) b_i + in_use b_j - gcd(b_i, b_j) records, and this bound is attained.
+
+        Args:
+            ahead: The number of prefetched batches per member, without the current one.
+            in_use: The number of batches that a member has not released, including the current one.
         """
         sizes = sorted(set(self.batches))
-        return max((ahead + 1) * i + held * j - math.gcd(i, j) for i in sizes for j in sizes)
+        return max((ahead + 1) * i + in_use * j - math.gcd(i, j) for i in sizes for j in sizes)
 
     @property
     def bound(self) -> int:
-        """Records that the stream keeps at once, a multiple of `unit`: enough that members who keep pace
-        never wait, each with `prefetch` batches in stock, and twice the largest batch at least.
+        """The number of buffered records of the stream, a multiple of `unit`.
 
-        With one largest batch nothing can lock: whoever is behind has passed all that is kept before it, so
-        that its next batch finds room; the second is for a member that looks at its batch while it asks for
-        the next.
+        Members that keep pace never wait, each with `prefetch` batches ready. It is at least twice the
+        largest batch. One largest batch prevents deadlock: the slowest member has released all records before
+        its position, so there is space for its next batch. The second one is for a member that uses a batch
+        while it requests the next.
         """
-        return max(self.kept(self.prefetch), 2 * max(self.batches))
+        return max(self.buffered(self.prefetch), 2 * max(self.batches))
 
     def lead(self, member: int) -> int:
-        """The most records that another member may be given more than `member`, however slow it is: what is
-        kept from the first record of the batch that `member` works on."""
+        """The largest lead, in received records, of another member over a stalled `member`.
+
+        It is the number of buffered records from the start of the current batch of `member`.
+        """
         return self.bound - self.batches[member]
 
-    def of(
+    def order_of(
         self, member: int, length: int, seed: int, visit: Visit = "exactly_once", tail: Tail = "pad"
     ) -> Order:
-        """What member number `member` visits by itself."""
+        """The visits of member number `member`."""
         return Order(length, self.batches[member], seed, visit, tail)
 
-    def taken(self, member: int, step: int) -> tuple[int, int]:
-        """The units [low, high) of step `step` of a member, counted in each epoch from 0."""
+    def units_of(self, member: int, step: int) -> tuple[int, int]:
+        """The units [low, high) of step `step` of a member, counted from 0 in each epoch."""
         each = self.units[member]
         return step * each, (step + 1) * each
 
     def epoch(self, length: int, visit: Visit = "exactly_once", tail: Tail = "pad") -> int:
-        """Units of an epoch of `length` records: as many as the member that takes most of them.
+        """The number of units in an epoch of `length` records: the maximum over members.
 
-        The others pass over what is left; every member begins the next epoch with the same unit. Units past
-        the end of the records hold what pads the last batches; of a short last batch only some units hold
-        rows.
+        Other members skip the remaining units, so that all begin the next epoch with the same unit. Units
+        past the end of the records hold the padding of the last batches. In a short last batch, only some
+        units hold rows.
         """
         most = 0
         for batch in set(self.batches):
@@ -111,10 +123,14 @@ class Rates:
 
 
 def rates(batches: Sequence[int], prefetch: int = PREFETCH) -> Rates:
-    """How members with these batches go together.
+    """The rates of members with these batch sizes.
 
-    batches: records of a step, member by member, each at least 1. prefetch: batches of work ahead, at least
-    1. Raises ValueError for other numbers.
+    Args:
+        batches: Records per step of each member, each at least 1.
+        prefetch: The number of prefetched batches, at least 1.
+
+    Raises:
+        ValueError: If a number is too small.
     """
     if not batches or min(batches) < 1 or prefetch < 1:
         raise ValueError(f"no rates: batches {list(batches)}, prefetch {prefetch}")
@@ -122,15 +138,14 @@ def rates(batches: Sequence[int], prefetch: int = PREFETCH) -> Rates:
 
 
 def round_text(rates: Rates) -> str:
-    """The round in words: `a round of 64 records (2 steps of batch 32, 1 of 64)`."""
+    """A description such as `a round of 64 records (2 steps of batch 32, 1 of 64)`."""
     steps = [f"{rates.round // batch} of {batch}" for batch in dict.fromkeys(rates.batches)]
     first = steps[0].replace(" of ", f" step{'s' if rates.round > rates.batches[0] else ''} of batch ", 1)
     return f"a round of {rates.round} records ({', '.join([first, *steps[1:]])})"
 
 
-def kept_text(rates: Rates, record_nbytes: int = 0) -> str:
-    """What is kept and how far members part, in words. record_nbytes: of what is kept; 0 where it is not
-    known."""
+def buffer_text(rates: Rates, record_nbytes: int = 0) -> str:
+    """A description of the buffer and the largest lag. `record_nbytes` is 0 if it is unknown."""
     nbytes = f" ({sized(rates.bound * record_nbytes)})" if record_nbytes else ""
     most = rates.lead(rates.batches.index(min(rates.batches)))
     ahead = f"in units of {rates.unit}, {rates.prefetch} batches ahead"

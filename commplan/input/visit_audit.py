@@ -1,11 +1,11 @@
-"""The contract of a visit, checked while it runs: were the records of an epoch those that were promised?
+"""Audits at run time that each epoch visited the records that the plan promises.
 
-Nobody can keep a list of all records of a large source. What is kept is a few numbers, whatever the order and
-however the records are spread over steps: how many there were, and the sum modulo 2**64 of their ids, each
+A list of all visited records would be too large. The audit keeps a few numbers that do not depend on the
+order of records or their assignment to steps: the count, and the sum modulo 2**64 of the record ids, each
 mixed by a fixed permutation of the 64-bit numbers. Such sums are multiset hashes (Clarke, Devadas, van Dijk,
 Gassend and Suh, "Incremental multiset hash functions", 2003): another multiset of ids has the same count and
-sum with a chance of 2**-64. The sum of the plain ids and their extremes are kept as well; with them a single
-record that is missing or that came twice can be named.
+sum with probability 2**-64. The sum of the plain ids and their extremes are kept too, to identify a single
+record that is missing or duplicated.
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ from commplan.input.order import Order, mixed_array, permuted
 Ids = npt.NDArray[np.int64]
 
 _MASK = (1 << 64) - 1
-_BLOCK = 1 << 16  # ids at a time: what one block needs stays in a core's cache
-_SEARCHED = 1 << 26  # records of a source in which a culprit is looked for, at most
+_BLOCK = 1 << 16  # ids per block, so that the arrays of a block fit in a core's cache
+_SEARCHED = 1 << 26  # sources with more records are not searched for a wrong one
 
 
 @dataclass(frozen=True)
-class Sums:
-    """A multiset of record ids in a few numbers. count: how many. total: of the mixed ids, modulo 2**64.
-    plain: of the ids themselves. low, high: the least and the greatest id, -1 where there are none."""
+class RecordSums:
+    """A summary of a multiset of record ids.
+
+    Attributes:
+        count: The number of ids.
+        total: The sum of the mixed ids modulo 2**64.
+        plain: The sum of the ids.
+        low: The smallest id, or -1 if there are no ids.
+        high: The largest id, or -1 if there are no ids.
+    """
 
     count: int = 0
     total: int = 0
@@ -38,76 +45,86 @@ class Sums:
     low: int = -1
     high: int = -1
 
-    def __add__(self, other: Sums) -> Sums:
+    def __add__(self, other: RecordSums) -> RecordSums:
         if not self.count or not other.count:
             return self if self.count else other
         low, high = min(self.low, other.low), max(self.high, other.high)
         total = (self.total + other.total) & _MASK
-        return Sums(self.count + other.count, total, self.plain + other.plain, low, high)
+        return RecordSums(self.count + other.count, total, self.plain + other.plain, low, high)
 
-    def times(self, number: int) -> Sums:
-        """The multiset taken `number` times."""
+    def times(self, number: int) -> RecordSums:
+        """The summary of the multiset repeated `number` times."""
         if not number:
-            return Sums()
+            return RecordSums()
         total = self.total * number & _MASK
-        return Sums(self.count * number, total, self.plain * number, self.low, self.high)
+        return RecordSums(self.count * number, total, self.plain * number, self.low, self.high)
 
-    def same(self, other: Sums) -> bool:
-        """Whether both are the same multiset (see the head of this module)."""
+    def same(self, other: RecordSums) -> bool:
+        """Whether both summarize the same multiset, with high probability (see the module)."""
         return (self.count, self.total) == (other.count, other.total)
 
 
-def sums(ids: Ids) -> Sums:
-    """Of `ids`, int64 of any shape, each 0 or more."""
+def sums(ids: Ids) -> RecordSums:
+    """The summary of `ids`, non-negative int64 of any shape."""
     if not ids.size:
-        return Sums()
+        return RecordSums()
     total = int(mixed_array(ids.astype(np.uint64).ravel()).sum(dtype=np.uint64))
-    return Sums(ids.size, total, int(ids.sum()), int(ids.min()), int(ids.max()))
+    return RecordSums(ids.size, total, int(ids.sum()), int(ids.min()), int(ids.max()))
 
 
-class Tally:
-    """What one member was given so far in one epoch. Constant in memory, for one thread at a time."""
+class EpochTally:
+    """The records that one member received in one epoch. Uses constant memory; not thread-safe."""
 
     def __init__(self) -> None:
-        self.sums = Sums()
+        self.sums = RecordSums()
         self.skipped = 0
 
     def add(self, ids: Ids, skipped: int = 0) -> None:
-        """A batch: the ids of its slots that count by the visit's contract, any shape, those of records
-        included that were skipped because they failed; skipped: how many those are."""
+        """Add a batch.
+
+        Args:
+            ids: The ids in the slots that count as visits, of any shape, including skipped records.
+            skipped: The number of records that failed and were skipped.
+        """
         self.sums += sums(ids)
         self.skipped += skipped
 
 
 def _blocks(low: int, high: int) -> Iterator[Ids]:
-    """The numbers [low, high), some at a time."""
+    """The numbers [low, high) in blocks."""
     return (np.arange(start, min(start + _BLOCK, high)) for start in range(low, high, _BLOCK))
 
 
 @functools.lru_cache(maxsize=16)
-def _all(length: int) -> Sums:
-    """Every record of a source once."""
-    return sum(map(sums, _blocks(0, length)), Sums())
+def _all(length: int) -> RecordSums:
+    """The summary of every record of a source."""
+    return sum(map(sums, _blocks(0, length)), RecordSums())
 
 
-def _stretch(order: Order, epoch: int, member: int | None, low: int, high: int) -> Sums:
-    """The records at positions [low, high), less than an epoch."""
+def _stretch(order: Order, epoch: int, member: int | None, low: int, high: int) -> RecordSums:
+    """The summary of the records at positions [low, high), less than an epoch."""
     places = (block % order.length for block in _blocks(low, high))
-    return sum((sums(permuted(at, order.length, order.seed, epoch, member)) for at in places), Sums())
+    return sum((sums(permuted(at, order.length, order.seed, epoch, member)) for at in places), RecordSums())
 
 
-def promised(
+def expected_sums(
     order: Order, epoch: int, member: int | None = None, *, start: int = 0, steps: int | None = None,
     shards: Sequence[int] = (), ways: int = 1,
-) -> Sums:  # fmt: skip
-    """What a member is to be given from step `start` to the end of an epoch.
+) -> RecordSums:  # fmt: skip
+    """The expected summary of a member's records from step `start` to the end of an epoch.
 
-    order: of its load. member: whose order it is, None where all members have the same. steps: steps of the
-    epoch, where other loads of the phase set them; the load's own by default. shards, ways: where the load is
-    split and a process holds some shards only: which, and how many there are.
+    Whole epochs cost one sum over all record numbers per source length. Only records that are omitted or
+    repeated at the end are looked up in the order. If a process has only some of the shards, all of its
+    records are looked up.
 
-    Whole epochs cost a sum over the records' numbers, once for each length; only what is left out at the end
-    or given again has to be looked up in the order. Of a part of the shards every record has to be.
+    Args:
+        order: The order of the load.
+        epoch: The epoch.
+        member: The member, or None if all members have the same order.
+        start: The first step.
+        steps: The number of steps of the epoch, if other loads of the phase determine it.
+        shards: The shards that the process has, if the load is split.
+        ways: The number of shards.
     """
     end = order.steps if steps is None else steps
     if ways > 1 and len(shards) < ways:
@@ -117,27 +134,27 @@ def promised(
     if order.visit != "at_least_once":
         last = min(last, order.length)
     if last <= first:
-        return Sums()
+        return RecordSums()
     if not first and last == order.length:
         return _all(order.length)
     if last <= order.length < 2 * (last - first):
         before = _stretch(order, epoch, member, 0, first)
         behind = _stretch(order, epoch, member, last, order.length)
         return _less(_all(order.length), before + behind, order)
-    whole, rest = divmod(last - first, order.length)
-    return _all(order.length).times(whole) + _stretch(order, epoch, member, first, first + rest)
+    whole, remainder = divmod(last - first, order.length)
+    return _all(order.length).times(whole) + _stretch(order, epoch, member, first, first + remainder)
 
 
-def _less(whole: Sums, part: Sums, order: Order) -> Sums:
-    """`whole` without `part`, which it holds; its extremes are those of the source."""
+def _less(whole: RecordSums, part: RecordSums, order: Order) -> RecordSums:
+    """`whole` without its subset `part`; the extremes are those of the source."""
     total = (whole.total - part.total) & _MASK
-    return Sums(whole.count - part.count, total, whole.plain - part.plain, 0, order.length - 1)
+    return RecordSums(whole.count - part.count, total, whole.plain - part.plain, 0, order.length - 1)
 
 
 def _shards(
     order: Order, epoch: int, member: int | None, steps: range, shards: Sequence[int], ways: int
-) -> Sums:
-    total = Sums()
+) -> RecordSums:
+    total = RecordSums()
     for step in steps:
         ids, counted = order.records(epoch, step, member), order.counted(step)
         each = len(ids) // ways
@@ -147,11 +164,19 @@ def _shards(
 
 
 @dataclass(frozen=True)
-class Told:
-    """Whose epoch it was, for the message. what: the source. member: its name and index in words, "" where
-    all are alike. visit: the contract. span, file: the load's line."""
+class EpochContext:
+    """The epoch of an audit, for messages.
 
-    what: str
+    Attributes:
+        source: The source.
+        visit: The kind of visit.
+        epoch: The epoch.
+        member: The member's name and index in words, or "" if all members have the same order.
+        span: The load in the plan.
+        file: The file of the plan.
+    """
+
+    source: str
     visit: str
     epoch: int
     member: str = ""
@@ -159,20 +184,20 @@ class Told:
     file: str = ""
 
 
-def check(tally: Tally, promise: Sums, context: Told, length: int) -> None:
-    """Raise CP0763 where the records of an epoch were not those that were promised.
+def check(tally: EpochTally, expected: RecordSums, context: EpochContext, length: int) -> None:
+    """Raise CP0763 if the records of an epoch differ from the expected ones.
 
-    length: records of the source. The message says how many are missing or too many, and names the record
-    where one alone is.
+    The message has the number of missing or extra records, and identifies a single wrong record. `length` is
+    the number of records of the source.
     """
-    if tally.sums.same(promise):
+    if tally.sums.same(expected):
         return
     whose = f" for {context.member}" if context.member else ""
-    message = f"epoch {context.epoch} of `{context.what}`{whose} was not visited {context.visit}"
+    message = f"epoch {context.epoch} of `{context.source}`{whose} was not visited {context.visit}"
     notes = (
-        f"expected {_words(promise)}",
+        f"expected {_words(expected)}",
         f"found {_words(tally.sums)}" + (f", {tally.skipped} of them skipped" if tally.skipped else ""),
-        *_culprit(tally.sums, promise, length),
+        *_culprit(tally.sums, expected, length),
         "what was trained on is not what the plan promises",
         "the length and the records of a source must not change while it is read",
     )
@@ -181,18 +206,18 @@ def check(tally: Tally, promise: Sums, context: Told, length: int) -> None:
     )
 
 
-def _words(given: Sums) -> str:
-    if not given.count:
+def _words(summary: RecordSums) -> str:
+    if not summary.count:
         return "no records"
-    return f"{given.count} records from {given.low} to {given.high}, checksum {given.total:016x}"
+    return f"{summary.count} records from {summary.low} to {summary.high}, checksum {summary.total:016x}"
 
 
-def _culprit(given: Sums, promise: Sums, length: int) -> tuple[str, ...]:
-    """What is known of the records that are missing or too many."""
-    more, gap = given.count - promise.count, given.plain - promise.plain
-    mixed = (given.total - promise.total) & _MASK
-    if given.high >= length:
-        return (f"record {given.high} does not exist: the source has {length}",)
+def _culprit(actual: RecordSums, expected: RecordSums, length: int) -> tuple[str, ...]:
+    """Descriptions of the records that are missing or too many."""
+    more, gap = actual.count - expected.count, actual.plain - expected.plain
+    mixed = (actual.total - expected.total) & _MASK
+    if actual.high >= length:
+        return (f"record {actual.high} does not exist: the source has {length}",)
     if more == 1 and 0 <= gap < length and sums(np.array([gap])).total == mixed:
         return (f"record {gap} was given once too often",)
     if more == -1 and 0 <= -gap < length and -sums(np.array([-gap])).total & _MASK == mixed:
@@ -206,7 +231,7 @@ def _culprit(given: Sums, promise: Sums, length: int) -> tuple[str, ...]:
 
 
 def _swapped(gap: int, mixed: int, length: int) -> int | None:
-    """The record in whose place the one `gap` further on was given: their mixed ids differ by `mixed`."""
+    """The record replaced by the one `gap` further on, given the difference `mixed` of their mixed ids."""
     low, high = max(0, -gap), min(length, length - gap)
     if high - low > _SEARCHED:
         return None

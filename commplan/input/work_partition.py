@@ -1,9 +1,9 @@
-"""Who makes which rows of a batch, and what then moves between hosts.
+"""The division of preprocessing among processes, and the resulting transfers between hosts.
 
-The processes that share a value are counted 0 to n - 1. `readers` of them make it; the rows of each batch are
-cut into as many parts, which differ by one row at most. Inside a host all write to the same memory, so only
-whole hosts exchange anything: readers are put in the order of their hosts, and a host's parts lie in one run
-of rows.
+The processes that share a value are numbered 0 to n - 1, and `readers` of them make it. The rows of each
+batch are divided into as many parts, whose sizes differ by at most one row. Processes of a host write to
+shared memory, so only whole hosts exchange data: readers are sorted by host, and the parts of a host are
+contiguous.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from commplan.ir.remark import Design
 
 
 @dataclass(frozen=True)
-class Move:
+class HostTransfer:
     """One collective between hosts.
 
-    kind: what it is. hosts: those that take part, in order; all of them call it alike. parts: for each of
-    them the parts that it brings; of a broadcast there is one entry, the root's. root: the place in `hosts`
-    that a broadcast comes from.
+    Attributes:
+        kind: The kind of collective.
+        hosts: The participating hosts in order, the same for all of them.
+        parts: The parts that each host contributes; for a broadcast only the root's.
+        root: The index in `hosts` of the root of a broadcast.
     """
 
     kind: Literal["all_gather", "broadcast"]
@@ -33,16 +35,18 @@ class Move:
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """`parts` as [low, high), which they are unless hosts make parts of dead ones elsewhere."""
+        """`parts` as ranges [low, high); parts are contiguous unless hosts took over parts of dead ones."""
         return tuple(_run(parts) for parts in self.parts)
 
 
 @dataclass(frozen=True)
 class Division:
-    """The work of one shared value.
+    """The division of work for one shared value.
 
-    design: the schedule's. readers: the processes that make rows, part by part. hosts: the host of each
-    process.
+    Attributes:
+        design: The design in the schedule.
+        readers: The process that makes each part.
+        hosts: The host of each process.
     """
 
     design: Design
@@ -57,66 +61,68 @@ class Division:
         """The rows [low, high) of part `number` in a batch of `rows`."""
         return number * rows // self.parts, (number + 1) * rows // self.parts
 
-    def of(self, process: int) -> tuple[int, ...]:
-        """The parts that `process` makes; all of them where each process makes everything for itself."""
+    def parts_of(self, process: int) -> tuple[int, ...]:
+        """The parts that `process` makes; all parts in the design `duplicate`."""
         if self.design == "duplicate":
             return tuple(range(self.parts))
         return tuple(number for number, reader in enumerate(self.readers) if reader == process)
 
-    def made(self, host: int) -> tuple[int, ...]:
+    def parts_on(self, host: int) -> tuple[int, ...]:
         """The parts that are made on `host`."""
         if self.design == "duplicate":
             return tuple(range(self.parts))
         return tuple(number for number, reader in enumerate(self.readers) if self.hosts[reader] == host)
 
-    def run(self, host: int) -> tuple[int, int]:
-        """The parts [low, high) that are made on `host`; (0, 0) where none are.
+    def part_range(self, host: int) -> tuple[int, int]:
+        """The parts [low, high) that are made on `host`, or (0, 0) if there are none.
 
-        They are a run as `division` gives them; where hosts make parts of dead ones elsewhere `made`
-        tells."""
-        return _run(self.made(host))
+        Parts of a host are contiguous in the result of `division`. After a failover they may not be; use
+        `parts_on`.
+        """
+        return _run(self.parts_on(host))
 
     def leader(self, host: int) -> int:
-        """The process that speaks for `host`: its first."""
+        """The process that communicates for `host`: its first one."""
         return self.hosts.index(host)
 
-    def heir(self, process: int, alive: Collection[int]) -> int | None:
-        """Who makes the part of a dead `process`: the next living one of its host, in a ring; None: nobody
-        lives there.
+    def successor(self, process: int, alive: Collection[int]) -> int | None:
+        """The next live process on the host of a dead `process`, cyclically, which takes over its part.
 
-        Every process of a host sees every part of its memory, a mere consumer too.
+        Returns None if the host has no live process. Any process of a host can access every part of its
+        memory, even if it is not a reader.
         """
         peers = [other for other, host in enumerate(self.hosts) if host == self.hosts[process]]
         at = peers.index(process)
         return next((other for other in (*peers[at + 1 :], *peers[:at]) if other in alive), None)
 
-    def moves(self, alive: Collection[int] | None = None) -> tuple[Move, ...]:
-        """What goes between hosts once every host has its own parts, in order; none inside one host.
+    def moves(self, alive: Collection[int] | None = None) -> tuple[HostTransfer, ...]:
+        """The transfers between hosts after each host has made its parts, in order; none for a single host.
 
-        alive: the processes that live, all of them where None; hosts without one have no part in it. Of
-        several broadcasts at once each goes round from its root, so that a chain of hosts loads all of them
-        alike.
+        Several simultaneous broadcasts are chains that begin at their roots, so that all links carry equal
+        loads. `alive` are the live processes, all of them if None; hosts without one do not participate.
         """
         processes = range(len(self.hosts)) if alive is None else sorted(alive)
         everyone = tuple(dict.fromkeys(self.hosts[process] for process in processes))
         if len(everyone) < 2 or self.design == "duplicate":
             return ()
-        makers = tuple(host for host in everyone if self.made(host))
-        others = tuple(host for host in everyone if host not in makers)
+        makers = tuple(host for host in everyone if self.parts_on(host))
+        receivers = tuple(host for host in everyone if host not in makers)
         if self.design == "multi_broadcast":
-            return tuple(Move("broadcast", _from(everyone, host), (self.made(host),)) for host in makers)
-        gathered = Move("all_gather", makers, tuple(self.made(host) for host in makers))
-        spread = Move("broadcast", (makers[-1], *others), (tuple(range(self.parts)),))
-        return (*((gathered,) if len(makers) > 1 else ()), *((spread,) if others else ()))
+            return tuple(
+                HostTransfer("broadcast", _from(everyone, host), (self.parts_on(host),)) for host in makers
+            )
+        gathered = HostTransfer("all_gather", makers, tuple(self.parts_on(host) for host in makers))
+        spread = HostTransfer("broadcast", (makers[-1], *receivers), (tuple(range(self.parts)),))
+        return (*((gathered,) if len(makers) > 1 else ()), *((spread,) if receivers else ()))
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Readers of one host that take turns: `width` of them make a batch, those that follow make the next.
+    """Readers of one host that take turns: `width` of them make a batch, the following ones the next batch.
 
-    A process that makes ten times the rows of every tenth batch goes to work a tenth as often. Each of
-    `division.readers` makes as much as every other over `period` batches. width: 1 to `division.parts`, which
-    is everybody in each batch.
+    A process that makes ten times as many rows of every tenth batch is scheduled a tenth as often. All of
+    `division.readers` make equally many rows over `period` batches. With `width` equal to `division.parts`,
+    all take part in each batch.
     """
 
     division: Division
@@ -124,16 +130,16 @@ class Turns:
 
     @property
     def period(self) -> int:
-        """Batches after which the turns begin anew."""
+        """The number of batches after which the turns repeat."""
         return len(self._divisions)
 
     def at(self, number: int) -> Division:
-        """The work of batch `number`, counted from the first that the processes make."""
+        """The division of batch `number`, counted from the first batch that the processes make."""
         return self._divisions[number % self.period]
 
     def next(self, process: int, number: int) -> int | None:
-        """The first batch from `number` on of which `process` makes a part; None where it makes none."""
-        coming = (n for n in range(number, number + self.period) if self.at(n).of(process))
+        """The first batch from `number` on with a part made by `process`, or None if there is none."""
+        coming = (n for n in range(number, number + self.period) if self.at(n).parts_of(process))
         return next(coming, None)
 
     @functools.cached_property
@@ -145,9 +151,12 @@ class Turns:
 
 
 def width(readers: int, cores: int, ahead: int) -> int:
-    """How many of `readers` make a batch together, so that the batches in the making keep all cores busy.
+    """The number of `readers` per batch, so that the batches in progress keep all cores busy.
 
-    cores: that the processes may run on, all together. ahead: batches in the making at a time, at most.
+    Args:
+        readers: The number of readers.
+        cores: The total number of cores available to the processes.
+        ahead: The maximum number of batches in progress.
     """
     return max(1, min(readers, -(-cores // max(ahead, 1))))
 
@@ -164,8 +173,11 @@ def _from(hosts: tuple[int, ...], first: int) -> tuple[int, ...]:
 def division(design: Design, hosts: Sequence[int], readers: int | None = None) -> Division:
     """The division of work between processes on `hosts`.
 
-    readers: how many make rows (`single_broadcast`, `multi_broadcast`): processes 0 to readers - 1; all of
-    them where None. They are put in the order in which their hosts first appear.
+    Args:
+        design: The design.
+        hosts: The host of each process.
+        readers: The number of readers (`single_broadcast`, `multi_broadcast`): processes 0 to readers - 1, or
+            all if None. Readers are sorted by the first appearance of their hosts.
     """
     count = len(hosts) if readers is None or design == "all_shared" else min(readers, len(hosts))
     order = {host: place for place, host in enumerate(dict.fromkeys(hosts))}
@@ -173,13 +185,15 @@ def division(design: Design, hosts: Sequence[int], readers: int | None = None) -
     return Division(design, tuple(chosen), tuple(hosts))
 
 
-def adopted(whole: Division, alive: Collection[int]) -> Division:
-    """The division that holds when only `alive` processes are left: the same parts, and those of the dead are
-    made by others besides their own.
+def failover(whole: Division, alive: Collection[int]) -> Division:
+    """The division of the same parts among the `alive` processes.
 
-    First the heirs of their hosts; where a whole host is gone, the readers of the other hosts take its parts
-    in turn, or all their processes, where no reader lives. It depends on who is alive alone, and a part
-    changes hands only when its maker dies. Raises ValueError where nobody lives.
+    Parts of dead processes go to their successors on the same host. If a whole host is dead, the readers of
+    other hosts take its parts in turn, or any processes if no reader is alive. The result depends only on the
+    set of live processes, and a part changes its maker only if the maker dies.
+
+    Raises:
+        ValueError: If no process is alive.
     """
     if not alive:
         raise ValueError("no process is left")
@@ -191,14 +205,14 @@ def _maker(whole: Division, part: int, alive: Collection[int]) -> int:
     reader = whole.readers[part]
     if reader in alive:
         return reader
-    heir = whole.heir(reader, alive)
-    if heir is not None:
-        return heir
+    successor = whole.successor(reader, alive)
+    if successor is not None:
+        return successor
     host = whole.hosts[reader]
     turn = sum(whole.hosts[other] == host for other in whole.readers[:part])
     for candidates in (whole.readers, range(len(whole.hosts))):
-        others = [other for other in candidates if whole.hosts[other] != host]
-        chosen = next((other for other in (*others[turn:], *others[:turn]) if other in alive), None)
+        remote = [other for other in candidates if whole.hosts[other] != host]
+        chosen = next((other for other in (*remote[turn:], *remote[:turn]) if other in alive), None)
         if chosen is not None:
             return chosen
     raise ValueError("no process is left")

@@ -1,5 +1,6 @@
-"""The two graphs: `plan` as it was checked, `schedule` as it runs, and what all rooms ask of them.
+"""The two graphs of a plan: `plan`, the checked source, and `schedule`, the compiled form.
 
-`stages` and `ops` define what a line and an op are, one file each; `symbolic` is their meaning on symbols,
-`types` and `values` what they hold, `analysis` what is asked of a graph, `serialization` how it is written.
+`stages` and `ops` define the nodes, one module per kind. `symbolic` defines their semantics, `types` and
+`values` their operands and results. `analysis` holds analyses of a graph, and `serialization` its file
+formats.
 """

@@ -1,4 +1,4 @@
-"""Structs that say again what others say."""
+"""Build a struct from the fields of other structs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def assemble(kind: type[T], *sources: object, **fields: Any) -> T:
-    """A `kind` with `fields`; its other fields are those of `sources` under the same names, if they have
-    them: of the last that does."""
+    """Build a `kind` from `fields`, and its other fields from attributes of `sources`; later sources win."""
     names = [name for name in kind.__struct_fields__ if name not in fields]
     for source in sources:
         fields |= {name: getattr(source, name) for name in names if hasattr(source, name)}

@@ -1,14 +1,14 @@
-"""Ranks and their coordinates. Everywhere ranks count row-major over axes, the axis named first major."""
+"""Ranks and coordinates. Ranks are row-major over axes everywhere, with the first axis as the major one."""
 
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-Axis = TypeVar("Axis", bound=Hashable)  # an axis or a level, by name or number
+Axis = TypeVar("Axis", bound=Hashable)  # an axis or level, by name or index
 
 
 def coordinates(rank: int, axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> dict[Axis, int]:
-    """Where rank `rank`, counted over `axes`, stands along each of them.
+    """The coordinates of a rank along `axes`.
 
     >>> coordinates(5, ("rack", "worker"), {"rack": 2, "worker": 4})
     {'worker': 1, 'rack': 1}
@@ -20,7 +20,7 @@ def coordinates(rank: int, axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> d
 
 
 def position(place: Mapping[Axis, int], axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> int:
-    """The number of the rank at `place`, counted over `axes`.
+    """The rank at the coordinates `place`, row-major over `axes`.
 
     >>> position({"worker": 1, "rack": 1}, ("worker", "rack"), {"rack": 2, "worker": 4})
     3
@@ -32,7 +32,7 @@ def position(place: Mapping[Axis, int], axes: Iterable[Axis], sizes: Mapping[Axi
 
 
 def group(place: Mapping[str, int], along: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The ranks, counted over all of `sizes`, that differ from `place` along `along` alone, row-major.
+    """The ranks, row-major over all of `sizes`, that differ from `place` only along `along`.
 
     >>> group({"rack": 1, "worker": 2}, ("worker",), {"rack": 2, "worker": 4})
     (4, 5, 6, 7)
@@ -43,6 +43,6 @@ def group(place: Mapping[str, int], along: Sequence[str], sizes: Mapping[str, in
 
 def groups(along: Sequence[str], sizes: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
     """All groups along `along`, row-major over the other axes."""
-    others = [axis for axis in sizes if axis not in along]
-    for at in itertools.product(*(range(sizes[axis]) for axis in others)):
-        yield group(dict(zip(others, at, strict=True)), along, sizes)
+    other_axes = [axis for axis in sizes if axis not in along]
+    for at in itertools.product(*(range(sizes[axis]) for axis in other_axes)):
+        yield group(dict(zip(other_axes, at, strict=True)), along, sizes)

@@ -1,4 +1,4 @@
-"""Things by what they have in common."""
+"""Group items by a key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """`items` by key, keys and the items of each in the order in which they come."""
+    """Group `items` by key; keys and items keep their first order."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

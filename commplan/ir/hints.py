@@ -1,4 +1,4 @@
-"""How a stage is to be carried out, as written in the plan, and the mathematics of a reduction."""
+"""Execution hints of a stage, and the operators of reductions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Arg(msgspec.Struct, frozen=True, gc=False):
 
 
 class Algorithm(msgspec.Struct, frozen=True, gc=False):
-    """What stands behind `via`: how a stage is carried out."""
+    """The algorithm that implements a stage, as in a `via` clause."""
 
     name: Execution[str]
     args: Execution[tuple[Arg, ...]] = ()
@@ -36,7 +36,7 @@ class Algorithm(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def levels(self) -> tuple[tuple[str, Algorithm], ...]:
-        """Axis and algorithm of each level of `hierarchical(..)`, innermost first; none of any other."""
+        """The axis and algorithm of each level of `hierarchical(..)`, innermost first; else empty."""
         if self.name != "hierarchical":
             return ()
         return tuple(
@@ -46,10 +46,11 @@ class Algorithm(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Hints and limits of one stage, as written in its braces. Sizes are bytes.
+    """The options of one stage, as in its braces. Sizes are in bytes.
 
-    overlap: what it runs beside: `backward`, and, where the compiler says so, `update`. integers: what a mean
-    makes of leaves that are no floats: their maximum, or those of the first rank.
+    `overlap` names the computation that the stage overlaps with: `backward`, or `update` if the compiler
+    chose so. `integers` is the treatment of integer leaves in a mean: their maximum, or the values of the
+    first rank.
     """
 
     bucket: Execution[int | None] = None
@@ -66,11 +67,17 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     integers: Meaning[Literal["max", "first"] | None] = None
 
     def wire_types(self, dtype: DType, *, adds: bool = True) -> tuple[DType, DType]:
-        """The types in which values of `dtype` travel and are added.
+        """The types in which values of `dtype` are sent and added.
 
-        Only floats change. Values that are only moved (`adds` is false) never travel in a wider type than
-        their own. A sum is never narrower than its terms on the wire; by default values are added in their
-        own type.
+        Only floats change type. Values that are moved without addition (`adds` is False) are never sent in a
+        wider type. The accumulator is at least as wide as the wire type and defaults to `dtype`.
+
+        Args:
+            dtype: The type of the values.
+            adds: Whether the values are added.
+
+        Returns:
+            The wire type and the accumulation type.
         """
         if not dtype.is_float:
             return dtype, dtype
@@ -81,15 +88,16 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return wire, accumulate if accumulate.nbytes >= wire.nbytes else wire
 
     def changes(self, dtype: DType) -> bool:
-        """Whether sums of values of `dtype` travel or are added in another type."""
+        """Whether sums of values of `dtype` are sent or added in another type."""
         return self.wire_types(dtype) != (dtype, dtype)
 
     def for_mean(self, dtypes: Collection[DType], via: Algorithm | None, *, is_weighted: bool) -> Hints:
-        """The hints of a mean of leaves of `dtypes`: f16 is added in f32 unless the plan says otherwise, and
-        so is bf16 if the mean is weighted.
+        """The hints of a mean of leaves of `dtypes`.
 
-        The mean of f16 values fits f16, their sum may not. An algorithm named by `via` adds in the type of
-        its operand: values, which are divided first (`divides_first`), or the f32 terms of a weighted mean.
+        Without `accumulate`, f16 values are added in f32, and bf16 values too if the mean is weighted: the
+        mean of f16 values fits in f16, but their sum may not. An algorithm named by `via` adds in the type of
+        its operand, so an unweighted mean divides the values first (`divides_first`), and a weighted one adds
+        f32 terms.
         """
         f16, bf16 = DType.F16 in dtypes, DType.BF16 in dtypes
         if self.accumulate is None and (f16 or bf16 if is_weighted else f16 and via is None):
@@ -97,18 +105,17 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return self
 
     def product(self, dtype: DType) -> DType:
-        """The type of the terms of a weighted mean of values of `dtype`: that in which they are added, if it
-        is wider."""
+        """The type of the terms of a weighted mean: the wider of `dtype` and the accumulation type."""
         accumulate = self.wire_types(dtype)[1]
         return accumulate if accumulate.nbytes > dtype.nbytes else dtype
 
     def divides_first(self, dtype: DType) -> bool:
-        """Whether a mean of values of `dtype` divides its terms and not their sum: a sum in f16 overflows."""
+        """Whether a mean of `dtype` divides its terms instead of their sum, since a sum in f16 overflows."""
         return self.wire_types(dtype)[1] is DType.F16
 
 
 def weight_type(weight: DType, dtypes: Collection[DType]) -> DType:
-    """The float type in which weights of a mean of leaves of `dtypes` are added."""
+    """The float type in which the weights of a mean of leaves of `dtypes` are added."""
     return DType.F64 if weight in (DType.F64, DType.I64) or DType.F64 in dtypes else DType.F32
 
 
@@ -116,7 +123,7 @@ NO_HINTS = Hints()
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """The mathematics of a reduction. `weight` is the numeric scalar of a weighted mean."""
+    """The operator of a reduction. `weight` is the numeric scalar of a weighted mean."""
 
     READS: ClassVar[tuple[str, ...]] = ("weight",)
 
@@ -124,5 +131,5 @@ class Reduction(msgspec.Struct, frozen=True):
     weight: Meaning[Ref | None] = None
 
     def text(self) -> str:
-        """As it is written."""
+        """The source text of the operator."""
         return f"{self.name}(weight = {name_of(self.weight)})" if self.weight else self.name

@@ -1,8 +1,8 @@
 """The plan graph: typed SSA values and the stages that make them, symbolic over axis sizes.
 
-The checker (`commplan.dsl.check`) makes it; passes, explain and the drawings read it. A value is
-named `NAME.VERSION`: binding a name again makes the next version. Inputs and states have version
-0 and are the same value in every phase that reads them.
+The checker (`commplan.dsl.check`) builds it; passes, `explain` and diagrams read it. A value is named
+`NAME.VERSION`, and binding a name again makes the next version. Inputs and states have version 0 and are the
+same value in every phase that reads them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from commplan.ir.types import AxisKind as AxisKind
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """A declared axis, ensemble or group of servers. `size` None is `?`: bound at compile time."""
+    """A declared axis, ensemble or group of servers. A `size` of None is `?`: bound at compile time."""
 
     name: Meaning[Name]
     kind: Meaning[AxisKind]
@@ -49,7 +49,7 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A declared source of records: `type` is that of one record."""
+    """A declared source; `type` is the type of one record."""
 
     name: Meaning[Name]
     type: Meaning[ArrayType | BytesType | TreeType]
@@ -70,7 +70,7 @@ class Fn(msgspec.Struct, frozen=True):
 
 
 class Value(msgspec.Struct, frozen=True):
-    """One SSA value. `id` is `NAME.VERSION`."""
+    """An SSA value. `id` is `NAME.VERSION`."""
 
     id: Meaning[Ref]
     type: Meaning[Type]
@@ -83,7 +83,7 @@ class Value(msgspec.Struct, frozen=True):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """A name and the value it stands for: an output of a phase, or the new value of a state."""
+    """A name bound to a value: an output of a phase, or the new value of a state."""
 
     name: Meaning[Name]
     value: Meaning[Ref]
@@ -92,7 +92,7 @@ class Binding(msgspec.Struct, frozen=True):
 class Phase(msgspec.Struct, frozen=True):
     """`at start`, `each step`, `every N steps` or `phase NAME`, in plan order.
 
-    `name` is `start`, `step`, `every_N` or the user's.
+    `name` is `start`, `step`, `every_N` or the name in the plan.
     """
 
     name: Meaning[Name]
@@ -101,14 +101,11 @@ class Phase(msgspec.Struct, frozen=True):
     period: Meaning[int] = 1
     stages: Meaning[tuple[Stage, ...]] = ()
     outputs: Meaning[tuple[Binding, ...]] = ()
-    updates: Meaning[tuple[Binding, ...]] = ()  # states bound in this phase, and their value at its end
+    updates: Meaning[tuple[Binding, ...]] = ()  # states that the phase binds, with their final values
 
 
 class DeclaredTopology(msgspec.Struct, frozen=True):
-    """`topology "FILE"`: the machine that a plan is compiled for by default.
-
-    path: relative to the folder of the plan's file.
-    """
+    """`topology "FILE"`: the default machine of a plan. `path` is relative to the plan's folder."""
 
     path: Presentation[Printed]
     span: Presentation[Span]

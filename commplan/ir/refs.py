@@ -1,4 +1,4 @@
-"""References to values: the fields of ops and stages that hold them, which def-use is made from."""
+"""References to values: the fields of ops and stages that hold them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -14,26 +14,26 @@ Node = TypeVar("Node", bound=msgspec.Struct)
 
 
 def name_of(ref: Ref) -> str:
-    """`grads` of `grads.1`."""
+    """The name without the version: `grads` for `grads.1`."""
     return ref.rpartition(".")[0]
 
 
 def base_name(ref: Ref) -> str:
-    """`grads.1` of `grads.1/shard`: what a value was called before passes made several of it."""
+    """The value before passes divided it: `grads.1` for `grads.1/shard`."""
     return ref.partition("/")[0].partition("~")[0]
 
 
 @cache
 def getter(kind: type[msgspec.Struct], fields: tuple[str, ...]) -> Callable[[Any], tuple[Ref, ...]]:
-    """The function that gives the values which `fields` of a struct of `kind` name, field by field.
+    """A function that returns the values named by `fields` of a struct of `kind`, in field order.
 
-    A field holds a value, several, one or none (or a number), or structs with READS of their own; of a tuple
-    of structs each value is given once.
+    A field holds one value, several, an optional one (or a number), or structs with `READS`. Values in a
+    tuple of structs are returned once each.
     """
     if not fields:
         return lambda node: ()
-    held = {field.name: field.type for field in roles.fields(kind)}
-    kinds, get = [held[name] for name in fields], attrgetter(*fields)
+    types = {field.name: field.type for field in roles.fields(kind)}
+    kinds, get = [types[name] for name in fields], attrgetter(*fields)
     values = [_values(kind) for kind in kinds]
     if len(fields) == 1:
         only = values[0]
@@ -46,12 +46,12 @@ def getter(kind: type[msgspec.Struct], fields: tuple[str, ...]) -> Callable[[Any
 
 
 def substitute(node: Node, names: Mapping[Ref, Ref], fields: tuple[str, ...]) -> Node:
-    """`node`, whose `fields` name `names[ref]` where they named `ref`."""
+    """`node` with the references in `fields` renamed by `names`."""
     return msgspec.structs.replace(node, **{name: _renamed(getattr(node, name), names) for name in fields})
 
 
 def _values(kind: Any) -> Callable[[Any], Iterable[Ref]]:
-    """From what a field of type `kind` holds to the values that it names."""
+    """A function from the content of a field of type `kind` to the values that it names."""
     if kind is Ref:
         return lambda item: (item,)
     if get_origin(kind) is Annotated:

@@ -1,4 +1,4 @@
-"""What passes decide, kept in the schedule for `explain`."""
+"""Decisions of passes, stored in the schedule for `explain`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Design = Literal["duplicate", "all_shared", "single_broadcast", "multi_broadcast
 
 
 class Alternative(msgspec.Struct, frozen=True, gc=False):
-    """What a pass might have taken instead. `seconds` is its predicted time, None where nothing tells;
-    `why` is what else speaks against it."""
+    """An alternative that a pass rejected.
+
+    `seconds` is its predicted time, or None without a prediction. `why` is any other reason against it.
+    """
 
     what: str
     seconds: float | None = None
@@ -21,12 +23,20 @@ class Alternative(msgspec.Struct, frozen=True, gc=False):
 
 
 class SharingCost(msgspec.Struct, frozen=True, gc=False):
-    """What a design of sharing is predicted to cost, see `commplan.input.costs`.
+    """The predicted cost of a sharing design; see `commplan.input.costs`.
 
-    cut: where members part, in words. cpu: CPU seconds per record and member. wall: seconds of a step, most
-    of all spent on `waits_for`. nbytes: bytes that arrive from other hosts in a step, all hosts together.
-    memory: bytes of the slots on the fullest host. limit: CPU seconds per record and member below which no
-    design gets; distance: cpu over it. taken: whether the schedule does it so.
+    Attributes:
+        design: The design.
+        readers: The number of readers, for designs with readers.
+        cut: The point at which members diverge, in words.
+        cpu: CPU seconds per record and member.
+        wall: Seconds per step.
+        waits_for: The resource that accounts for most of `wall`.
+        nbytes: Bytes received from other hosts per step, over all hosts.
+        memory: Bytes of slots on the host with the most.
+        limit: A lower bound of `cpu` over all designs.
+        distance: `cpu` divided by `limit`.
+        taken: Whether the schedule uses this design.
     """
 
     design: Design
@@ -43,11 +53,18 @@ class SharingCost(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """What a pass decided, for `explain`: the rejected alternatives with the reason.
+    """A decision of a pass, with the rejected alternatives and reasons.
 
-    seconds: the predicted time of what was chosen. source: where the times come from, the model of a
-    topology or a measurement with its date, after whose they are where the choice is about several ops.
-    sharing: of a choice how to share, all designs with their costs.
+    Attributes:
+        by: The pass.
+        what: The subject of the decision.
+        why: The reason.
+        span: The stage in the plan.
+        rejected: Rejected options, in words.
+        seconds: The predicted time of the choice.
+        source: The origin of the times: the model of a topology, or a measurement with its date.
+        alternatives: Rejected alternatives with times.
+        sharing: For a sharing decision, all designs with their costs.
     """
 
     by: str
@@ -62,5 +79,5 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def measure(self) -> str:
-        """What its seconds and those of its alternatives are: of a phase, of a collective, or of a step."""
+        """The quantity in `seconds`: the exposed time of a phase, one collective alone, or a step."""
         return {"search": "exposed", "share": "a step takes"}.get(self.by, "alone")

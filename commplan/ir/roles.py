@@ -1,5 +1,4 @@
-"""The roles of fields: whether a field says what a schedule computes, or only how, at what price, or in what
-words.
+"""The roles of fields: semantics, execution, cost or presentation.
 
 Each field of each struct of a schedule declares its role in its annotation: `lane: Cost[str]`.
 """
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 class Role(enum.Enum):
-    """What a field is for, and where a wrong value of it is found."""
+    """The purpose of a field, and the check that detects a wrong value."""
 
     MEANING = "what is computed: compared with the plan"
     STRUCTURE = "follows from the other fields: derived again on load, and compared"
@@ -36,7 +35,7 @@ Presentation = Annotated[T, Role.PRESENTATION]
 
 
 class Field(NamedTuple):
-    """A field of a struct: its name, its type without the role, and its role (None: undeclared)."""
+    """A field of a struct: its name, its type without the role, and its role (None if undeclared)."""
 
     name: str
     type: Any
@@ -45,14 +44,14 @@ class Field(NamedTuple):
 
 @functools.cache
 def fields(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """The fields of a struct, inherited ones included."""
+    """The fields of a struct, including inherited ones."""
     return tuple(Field(field.name, *_declared(field.type)) for field in msgspec.structs.fields(kind))
 
 
 def structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """The structs that a value of type `kind` can hold, at any depth, each once.
+    """The structs that a value of type `kind` can contain, at any depth, each once.
 
-    Fields of presentation are not followed: all that they hold is presentation.
+    Presentation fields are skipped, since all of their content is presentation.
     """
     visited = dict[type[msgspec.Struct], None]()
     stack: list[Any] = [kind]
@@ -68,7 +67,7 @@ def structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
 
 
 def table(kind: Any) -> str:
-    """The fields of all structs in `kind` by their roles, as a table in Markdown."""
+    """A Markdown table of the fields of all structs in `kind`, by role."""
     lines = ["| |" + "".join(f" {role.name.lower()} |" for role in Role), "|---" * (len(Role) + 1) + "|"]
     for struct in structs(kind):
         by_role = {role: [f"`{f.name}`" for f in fields(struct) if f.role is role] for role in Role}
@@ -79,7 +78,7 @@ def table(kind: Any) -> str:
 
 
 def _title(struct: type[msgspec.Struct]) -> str:
-    """What the table calls a struct: the op `map` and the stage `map` have the same class name."""
+    """The title of a struct in the table. An op and a stage may have the same class name."""
     *_, folder, module = struct.__module__.split(".")
     if folder in ("ops", "stages"):
         return f"{folder[:-1]} `{struct.__struct_config__.tag}`"
@@ -87,10 +86,10 @@ def _title(struct: type[msgspec.Struct]) -> str:
 
 
 def _declared(kind: Any) -> tuple[Any, Role | None]:
-    """A type without the role in its annotation, and the role."""
+    """Split an annotation into the type and the role."""
     if get_origin(kind) is not Annotated:
         return kind, None
     bare, *marks = get_args(kind)
-    rest = [mark for mark in marks if not isinstance(mark, Role)]
+    metadata = [mark for mark in marks if not isinstance(mark, Role)]
     role = next((mark for mark in marks if isinstance(mark, Role)), None)
-    return (Annotated[(bare, *rest)] if rest else bare), role
+    return (Annotated[(bare, *metadata)] if metadata else bare), role

@@ -1,11 +1,11 @@
-"""The schedule: what runs where and in what order, the same text for every rank.
+"""The schedule: the ops that each device runs, in order. All ranks have the same schedule.
 
-`commplan.frontend.lower.stages` makes it from a plan, the other passes rewrite it, the lowerings run it.
-Shapes are those of one rank: `per` dimensions stripped, `split` leaves cut and padded. An op
-names its operands and results; results are in SSA form over the whole phase.
+`commplan.frontend.lower.stages` creates it from a plan, the other passes rewrite it, and the lowerings run
+it. Shapes are those of one rank: `per` dimensions are stripped, `split` leaves are cut and padded. Ops name
+their operands and results; results are in SSA form over the whole phase.
 
-What a schedule has thousands of is `gc=False`: frozen structs of numbers, texts and tuples have no
-cycles, and a collector that follows them all takes longer than the passes.
+Structs with thousands of instances are `gc=False`: frozen structs of numbers, strings and tuples have no
+cycles, and traversing them all in the garbage collector would take longer than the passes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,11 @@ Backend = Literal["jax", "mpi"]
 
 
 class Binding(msgspec.Struct, frozen=True, gc=False):
-    """A name and its value. `source_only` is true where it depends on sources alone: then `batches`
-    yields it, made on the host and by per-record device functions, and the phase does not."""
+    """A name bound to a value.
+
+    If `source_only`, the value depends on sources alone, and `batches` yields it instead of the phase. It is
+    computed on the host or by per-record device functions.
+    """
 
     name: Meaning[Ref]
     value: Meaning[Ref]
@@ -67,36 +70,36 @@ class Binding(msgspec.Struct, frozen=True, gc=False):
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """One phase: its ops in the order in which every rank issues them."""
+    """A phase; every rank issues its ops in this order."""
 
     name: Meaning[Name]
     kind: Meaning[Literal["start", "step", "every", "named"]]
     span: Presentation[Span]
     period: Meaning[int]
     ops: Meaning[tuple[Op, ...]]
-    inputs: Structure[tuple[Ref, ...]]  # inputs of the plan that it reads
-    states: Structure[tuple[Ref, ...]]  # states that it reads, as on entry
+    inputs: Structure[tuple[Ref, ...]]  # inputs of the plan that the phase reads
+    states: Structure[tuple[Ref, ...]]  # states that the phase reads, with their values on entry
     outputs: Meaning[tuple[Binding, ...]]
     updates: Meaning[tuple[Binding, ...]]
-    values: Structure[tuple[Value, ...]]  # results of its ops
+    values: Structure[tuple[Value, ...]]  # results of the ops
     takes: Structure[
         tuple[Binding, ...]
-    ] = ()  # source-only values that its other ops need: arguments of the phase
+    ] = ()  # source-only values that other ops read: arguments of the phase
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """`count` members of an axis beside each other on one level of the topology."""
+    """`count` members of an axis next to each other on one level of the topology."""
 
     level: Execution[Printed]
     count: Execution[int]
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """An axis of the plan with the size that it was compiled for.
+    """An axis of the plan with its size at compile time.
 
-    levels: how it is spread over the topology, innermost first, or, where ranks are known to be dealt out
-    otherwise, in the order in which its index counts through them; the counts multiply to `size` (more where
-    the last one is not full). Empty without a topology.
+    `levels` is how the axis maps to the topology, innermost first, or in index order if ranks are assigned
+    differently. The product of the counts is `size`, or more if the last level is not full. Empty without a
+    topology.
     """
 
     name: Meaning[Name]
@@ -106,14 +109,14 @@ class Axis(msgspec.Struct, frozen=True):
 
     @property
     def level(self) -> str | None:
-        """The outermost level that it reaches: the one a collective along it waits for."""
+        """The outermost level that the axis reaches, which bounds the speed of collectives along it."""
         return self.levels[-1].level if self.levels else None
 
 
 class FnType(msgspec.Struct, frozen=True):
-    """A declared function as schedules keep it: what goes in and comes out, and where it runs.
+    """The signature of a declared function, and the kind of processor it runs on.
 
-    elementwise: it may be called on shards. random: it takes a source of random numbers as well.
+    `elementwise` functions may be called on shards. `random` ones take a source of random numbers too.
     """
 
     name: Meaning[Name]
@@ -124,21 +127,23 @@ class FnType(msgspec.Struct, frozen=True):
     random: Meaning[bool] = False
 
     @classmethod
-    def of(cls, fn: Fn) -> FnType:
-        """`fn` of a plan."""
+    def from_fn(cls, fn: Fn) -> FnType:
+        """The type of a function of a plan."""
         return cls(fn.name, fn.operands, fn.results, fn.where, elementwise=fn.elementwise, random=fn.random)
 
 
 class SourceType(msgspec.Struct, frozen=True):
-    """A declared source: `type` is that of one record."""
+    """A declared source; `type` is the type of one record."""
 
     name: Meaning[Name]
     type: Meaning[ArrayType | BytesType | TreeType]
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The plan that a schedule was compiled from; `values`: what one rank holds of each of its values before
-    any pass, for the sizes and shapes that it was compiled for."""
+    """The plan that a schedule was compiled from.
+
+    `values` are one rank's values before any pass, for the sizes and shapes of the compilation.
+    """
 
     plan: Meaning[Plan]
     values: Meaning[tuple[Value, ...]]
@@ -146,8 +151,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class CompiledTopology(msgspec.Struct, frozen=True):
-    """The topology that a schedule was compiled for: its name and digest, and what was assumed of it, a
-    sentence each."""
+    """The topology that a schedule was compiled for: name, digest, and assumptions, one sentence each."""
 
     name: Presentation[Printed]
     digest: Presentation[Digest]
@@ -157,7 +161,7 @@ class CompiledTopology(msgspec.Struct, frozen=True):
 def topologies_text(
     first: CompiledTopology | None, second: CompiledTopology | None
 ) -> tuple[str, str] | None:
-    """Both topologies in words, with their digests if they have one name; None if they are the same."""
+    """Descriptions of two topologies, with digests if the names are equal; None if they are the same."""
     if (first.digest if first else None) == (second.digest if second else None):
         return None
     has_one_name = first is not None and second is not None and first.name == second.name
@@ -171,32 +175,42 @@ def topologies_text(
 
 
 class Ownership(msgspec.Struct, frozen=True):
-    """Who keeps the parts of a value that is the same along `axes`: each rank along them, first major, its
-    row; or `owners` alone, counted over all axes, one row each, and what other ranks hold is undefined."""
+    """The owners of the shards of a value that is the same along `axes`.
+
+    Each rank along `axes` (first major) owns one row. If `owners` is not empty, only these ranks, counted
+    over all axes, own a row each, and the content on other ranks is undefined.
+    """
 
     axes: Execution[Over]
     owners: Execution[tuple[int, ...]] = ()
 
     def part_of(self, value: Value, axes: Sequence[Axis]) -> Value:
-        """What one rank holds of `value`; `axes`: all of the plan, with sizes. All ranks own: it is split.
-        Some: ranks hold different things."""
+        """The shard of `value` on one rank.
+
+        `axes` are all axes of the plan, with sizes. If all ranks own a shard, the result is split; else it is
+        `per` rank.
+        """
         return ValueTypes(axes, {}).part(value, value.id, self.axes, self.owners)
 
 
 class StateShard(msgspec.Struct, frozen=True):
-    """A state that lies in parts though its plan does not cut it."""
+    """A state that is stored in shards although its plan does not split it."""
 
     state: Execution[Ref]
     ownership: Execution[Ownership]
 
 
 class Schedule(msgspec.Struct, frozen=True, dict=True):
-    """The whole compiled plan. `entry` holds the values of inputs and states (version 0).
+    """A compiled plan.
 
-    origin: the plan that it was compiled from; None of files that earlier versions wrote. state_shards: who
-    keeps the parts of states that lie otherwise than the plan says. backend: what it was compiled for: its
-    costs and forms. hosts: the names of the topology's hosts in the order of its places, where it lists
-    them.
+    Attributes:
+        plan: The name of the plan.
+        entry: The values of inputs and states (version 0).
+        origin: The source plan; None in files that earlier versions wrote.
+        state_shards: The owners of states that are sharded beyond the plan.
+        backend: The backend whose costs and forms were used.
+        hosts: The host names of the topology in order of places, if it lists them.
+        pipeline: The passes that made the schedule, as text.
     """
 
     plan: Meaning[Name]
@@ -220,7 +234,7 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def mesh_axes(self) -> tuple[Axis, ...]:
-        """The axes along which ranks lie. Servers are processes of their own and no part of a mesh."""
+        """The axes of the mesh. Servers are separate processes outside the mesh."""
         return tuple(axis for axis in self.axes if axis.kind is not AxisKind.SERVER)
 
     @property
@@ -235,13 +249,13 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
         return self.fn_types[name]
 
     def phase(self, name: str) -> Phase:
-        """Raises CP0817 where there is none so called."""
-        known = {phase.name: phase for phase in self.phases}
-        if name not in known:
-            quoted = ", ".join(f"`{other}`" for other in known) or "none"
-            near = near_note(name, known)
+        """The phase called `name`. Raises CP0817 if there is none."""
+        phases = {phase.name: phase for phase in self.phases}
+        if name not in phases:
+            quoted = ", ".join(f"`{other}`" for other in phases) or "none"
+            near = near_note(name, phases)
             fail("CP0817", f"the plan has no phase `{name}`", *near, f"it has: {quoted}", file=self.file)
-        return known[name]
+        return phases[name]
 
     def size(self, axes: tuple[str, ...]) -> int:
         """The number of ranks along `axes`."""
@@ -249,16 +263,25 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def named(self) -> dict[str, Value]:
-        """What names mean outside the plan: the last output so called, else the state or input, else the last
-        source value that a phase takes as an argument. In this order."""
-        outputs, taken = dict[str, Value](), dict[str, Value]()
+        """The meaning of names outside the plan.
+
+        A name refers to the last output with this name, or else to the state or input, or else to the last
+        source value that a phase takes as an argument.
+        """
+        outputs, arguments = dict[str, Value](), dict[str, Value]()
         for phase in self.phases:
             values = {value.id: value for value in (*self.entry, *phase.values)}
             outputs |= {binding.name: values[binding.value] for binding in phase.outputs}
-            taken |= {binding.name: values[binding.value] for binding in phase.takes}
+            arguments |= {binding.name: values[binding.value] for binding in phase.takes}
         values = {value.id: value for value in self.entry}
         entry = {name_of(ref): values[ref] for ref in (*self.states, *self.inputs)}
-        return {**outputs, **entry, **taken, **entry, **outputs}  # where the first stand, as the last say
+        return {
+            **outputs,
+            **entry,
+            **arguments,
+            **entry,
+            **outputs,
+        }  # the first occurrence sets the position, the last one the value
 
     @cached_property
     def fn_types(self) -> dict[str, FnType]:
@@ -266,13 +289,13 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def values(self) -> dict[Ref, Value]:
-        """The values on entry and those of all phases by name; of several of one name the last."""
-        rooms = (self.entry, *(phase.values for phase in self.phases))
-        return {value.id: value for room in rooms for value in room}
+        """The values on entry and of all phases by name; later phases win."""
+        groups = (self.entry, *(phase.values for phase in self.phases))
+        return {value.id: value for group in groups for value in group}
 
 
 def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:
-    """The lane of a collective: the levels of the topology that it crosses, where they are known."""
+    """The lane of a collective: the levels of the topology that it crosses, if there is one."""
     inside = set(over)
     levels = dict.fromkeys(axis.level for axis in axes if axis.name in inside and axis.level)
     return f"network:{'+'.join(levels)}" if levels else "network"

@@ -1,8 +1,8 @@
-"""How a leaf lies on one rank once it is cut: the one place that knows the padding.
+"""The shapes of shards, including padding.
 
-Tree leaves are flattened, zero-padded to a multiple of the number of ranks and cut; scalars stay.
-An array is cut along its leading dimension, padded likewise. Several axes cut one after another,
-major first, each padding for itself.
+Tree leaves are flattened, zero-padded to a multiple of the number of ranks and split; scalars are kept. An
+array is split along its leading dimension, padded in the same way. Several axes split one after another,
+major first, each with its own padding.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from commplan.ir.values import Kind, Leaf
 
 
 def cut(kind: Kind, leaf: Leaf, ways: int) -> Leaf:
-    """What one of `ways` ranks keeps of `leaf`.
+    """The shard of `leaf` on one of `ways` ranks.
 
-    A tree leaf of s elements becomes [ceil(s / ways)], a scalar stays as it is; an array of
-    shape [d, ...] becomes [ceil(d / ways), ...].
+    A tree leaf of s elements becomes [ceil(s / ways)], a scalar is kept, and an array of shape [d, ...]
+    becomes [ceil(d / ways), ...].
     """
     if not leaf.shape:
         return leaf
@@ -27,7 +27,7 @@ def cut(kind: Kind, leaf: Leaf, ways: int) -> Leaf:
 
 
 def cut_all(kind: Kind, leaves: Iterable[Leaf], sizes: Iterable[int]) -> tuple[Leaf, ...]:
-    """`leaves` cut along axes of `sizes`, in this order."""
+    """Split `leaves` along axes of `sizes`, in this order."""
     result = tuple(leaves)
     for ways in sizes:
         result = tuple(cut(kind, leaf, ways) for leaf in result)
@@ -35,7 +35,7 @@ def cut_all(kind: Kind, leaves: Iterable[Leaf], sizes: Iterable[int]) -> tuple[L
 
 
 def row_size(kind: Kind, leaf: Leaf, ways: int) -> int:
-    """Elements in one of `ways` rows of `leaf`, padding included (see `schedule.Pack`)."""
+    """The number of elements in one of `ways` rows of `leaf`, including padding (see `schedule.Pack`)."""
     if ways == 1:
         return leaf.size
     if kind in ("array", "records") and leaf.shape:

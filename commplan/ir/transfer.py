@@ -1,4 +1,4 @@
-"""What `transfer` and `check` of ops (`ir.ops`) see and share: what results are, given the operands."""
+"""Shared parts of `transfer` and `check` of ops (`ir.ops`): operand values and result types."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from commplan.ir.stages.rules import Violation
 
 Results = tuple[Value, ...]
-Violations = Iterator[tuple[str, str]]  # code and message of each rule that an op breaks
+Violations = Iterator[tuple[str, str]]  # code and message of each violated rule
 
 
 def broken(code: str, violation: Violation | None) -> Violations:
-    """A rule of stages (`ir.stages.rules`), where it is broken."""
+    """Yield a violated rule of stages (`ir.stages.rules`), if there is one."""
     if violation is not None:
         yield code, violation.message
 
@@ -29,8 +29,8 @@ def broken(code: str, violation: Violation | None) -> Violations:
 class ValueTypes:
     """The values of a phase by name, and the `Axis`, `FnType` and `SourceType` structs of its schedule.
 
-    Values are those before the op, and its results as they are declared: what is bound from outside, such as
-    the leaves of a tree that a function makes, an op takes from there.
+    Values are those before an op and its declared results. An op takes properties that are bound from outside
+    from these, such as the leaves of a tree that a function returns.
     """
 
     def __init__(
@@ -49,42 +49,45 @@ class ValueTypes:
         return math.prod(self.sizes[axis] for axis in axes)
 
     def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
-        """`axes` as the plan declares them."""
+        """`axes` in declaration order."""
         inside = set(axes)
         return tuple(axis for axis in self.sizes if axis in inside)
 
     def per(self, placement: Placement, axes: Iterable[str]) -> Placement:
-        """`placement` where ranks along `axes` hold different things."""
-        rest = placement.without(axes)
-        return msgspec.structs.replace(rest, per=self.ordered((*rest.per, *axes)))
+        """`placement`, but with different values on ranks along `axes`."""
+        others_same = placement.without(axes)
+        return msgspec.structs.replace(others_same, per=self.ordered((*others_same.per, *axes)))
 
     def join(self, placements: Iterable[Placement]) -> Placement:
-        """How a value lies that is made of values that lie so: cut, or stacked, where all agree."""
-        joined: Placement | None = None
-        for placement in dict.fromkeys(placements):
-            joined = placement if joined is None else self._both(joined, placement)
-        return joined or SAME
+        """The placement of a value computed from values with these placements.
 
-    def _both(self, left: Placement, right: Placement) -> Placement:
-        mixed = [*left.per, *right.per]
-        for mine, theirs in ((left.split, right.split), (left.stacked, right.stacked)):
+        It is split or stacked if all of them agree.
+        """
+        result: Placement | None = None
+        for placement in dict.fromkeys(placements):
+            result = placement if result is None else self._both(result, placement)
+        return result or SAME
+
+    def _both(self, first: Placement, second: Placement) -> Placement:
+        mixed = [*first.per, *second.per]
+        for mine, theirs in ((first.split, second.split), (first.stacked, second.stacked)):
             mixed += [*mine, *theirs] if mine and theirs and mine != theirs else []
-        partial = self.ordered((*left.partial, *right.partial))
-        split, stacked = left.split or right.split, left.stacked or right.stacked
-        both = msgspec.structs.replace(left, partial=partial, split=split, stacked=stacked)
+        partial = self.ordered((*first.partial, *second.partial))
+        split, stacked = first.split or second.split, first.stacked or second.stacked
+        both = msgspec.structs.replace(first, partial=partial, split=split, stacked=stacked)
         return self.per(both, mixed)
 
     def check_terms(self, refs: Iterable[Ref]) -> Violations:
-        """Terms of a sum go with terms of the same sum."""
+        """Check that terms of a sum are combined only with terms of the same sum."""
         refs = tuple(dict.fromkeys(refs))
         sums = {frozenset(self.values[ref].placement.partial): ref for ref in refs}
         if len(sums) > 1:
-            (first, left), (second, right) = list(sums.items())[:2]
+            (first, first_ref), (second, second_ref) = list(sums.items())[:2]
             message = f"one is a term of a sum over `{min(first ^ second)}`, the other is not"
-            yield "CP0734", f"of `{left}` and `{right}` {message}"
+            yield "CP0734", f"of `{first_ref}` and `{second_ref}` {message}"
 
     def check_axes(self, axes: Sequence[str], kind: AxisKind | None = None) -> Violations:
-        """`axes` are known, no servers, named once, and of `kind` where one is wanted."""
+        """Check that `axes` exist, are no servers, are unique, and have `kind` if it is not None."""
         for axis in axes:
             if axis not in self.sizes:
                 yield "CP0734", f"there is no axis `{axis}`"
@@ -96,7 +99,7 @@ class ValueTypes:
             yield "CP0734", f"an axis is named twice: {', '.join(axes)}"
 
     def check_cut(self, ref: Ref, axes: Sequence[str], owners: Sequence[int]) -> Violations:
-        """`ref` is cut among the ranks along `axes`, or among `owners` of them."""
+        """Check that `ref` can be split among the ranks along `axes`, or among the `owners` of them."""
         if not axes:
             yield "CP0734", f"`{ref}` is cut over no axis"
         wrong = [*self.check_axes(axes)]
@@ -109,10 +112,10 @@ class ValueTypes:
         if not all(0 <= rank < ranks for rank in owners):
             yield "CP0735", f"there is no such owner among {ranks} ranks: {list(owners)}"
 
-    def check_leaves(self, ref: Ref, wanted: tuple[Leaf, ...]) -> Violations:
-        if self.values[ref].leaves != wanted:
+    def check_leaves(self, ref: Ref, expected: tuple[Leaf, ...]) -> Violations:
+        if self.values[ref].leaves != expected:
             actual = shown(self.values[ref].leaves)
-            yield "CP0731", f"`{ref}` has the leaves {actual}, {shown(wanted)} were expected"
+            yield "CP0731", f"`{ref}` has the leaves {actual}, {shown(expected)} were expected"
 
     def check_scalar(self, ref: object) -> Violations:
         if isinstance(ref, str) and [leaf.shape for leaf in self.values[ref].leaves] != [()]:
@@ -124,7 +127,7 @@ class ValueTypes:
             yield "CP0731", f"`{ref}` is no flat buffer of {ways} rows"
 
     def check_part(self, part: Part, leaves_of: Ref, ways: int, columns: int) -> Violations:
-        """A part lies inside its leaf of `leaves_of`, and inside a buffer's row of `columns`."""
+        """Check that a part fits in its leaf of `leaves_of` and in a buffer row of `columns` elements."""
         value = self.values[leaves_of]
         if not 0 <= part.leaf < len(value.leaves):
             yield "CP0731", f"`{leaves_of}` has no leaf {part.leaf}"
@@ -136,8 +139,7 @@ class ValueTypes:
             yield "CP0731", f"{where} do not lie inside its row of {row} and the buffer's of {columns}"
 
     def part(self, value: Value, result: Ref, axes: Sequence[str], owners: Sequence[int] = ()) -> Value:
-        """What one rank has of `value` where each rank along `axes` has its cut; or the `owners` among
-        them, one each."""
+        """The shard of `value` on one rank, split along `axes` or among the `owners` of them."""
         placement, ways = value.placement.without(axes), len(owners) or self.ranks(axes)
         split = msgspec.structs.replace(placement, split=(*placement.split, *axes))
         leaves = tuple(cut(value.kind, leaf, ways) for leaf in value.leaves)
@@ -147,7 +149,7 @@ class ValueTypes:
         return Value(result, value.kind, leaves, split, whole)
 
     def with_whole(self, value: Value) -> Value:
-        """`value`, a piece of something cut, with the leaves that its cuts make together."""
+        """`value`, a piece of a split value, with the leaves that all its shards form together."""
         ways = self.ranks(value.placement.split)
         if value.kind not in ("tree", "array") or value.whole or not value.placement.split:
             return value
@@ -161,11 +163,11 @@ def flat(ref: Ref, size: int, dtype: DType, placement: Placement) -> Value:
 
 
 def placed(value: Value, ref: Ref, placement: Placement | None = None) -> Value:
-    """`value` as another value, which lies elsewhere where `placement` says so."""
+    """`value` renamed to `ref`, with another placement if there is one."""
     return Value(ref, value.kind, value.leaves, placement or value.placement, value.whole)
 
 
 def shown(leaves: tuple[Leaf, ...]) -> str:
-    """Leaves in a message."""
+    """A description of leaves for messages."""
     words = [f"{leaf.path or 'array'} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves[:3]]
     return ", ".join([*words, "..."] if len(leaves) > 3 else words) or "none"

@@ -1,4 +1,4 @@
-"""Types and placements: what a value is, and how it lies over the axes of a plan."""
+"""Types and placements of values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ import msgspec
 
 from commplan.ir.roles import Meaning, Structure
 
-LARGEST = 2**63 - 1  # what indices, and counts of ranks and of bytes, can hold
-MOST_SERVERS = 2**16  # each is gone through by itself
+LARGEST = 2**63 - 1  # the largest index, number of ranks or number of bytes
+MOST_SERVERS = 2**16  # some analyses visit servers one at a time
 
-# What a file holds is checked against these as it is read: names become parts of paths, of names of shared
-# memory and of what is printed.
+# Patterns that are checked when a file is read. Names become parts of paths, of shared-memory names and of
+# output.
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
-Ref = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_./~-]*\Z")]  # the id of a value: "grads.1"
+Ref = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_./~-]*\Z")
+]  # the id of a value, such as "grads.1"
 Refs = Annotated[tuple[Ref, ...], msgspec.Meta(min_length=1)]
-Over = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]  # axes, at least one
-Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]  # of elements, or of records
+Over = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]  # one or more axes
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]  # of elements or records
 Batch = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
-EntryRef = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.0\Z")]  # of an input or a state
+EntryRef = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.0\Z")
+]  # the id of an input or a state
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Printed = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
 
@@ -45,7 +49,7 @@ class DType(enum.StrEnum):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one element."""
+        """Bytes per element."""
         return _NBYTES[self]
 
     @property
@@ -54,17 +58,17 @@ class DType(enum.StrEnum):
 
     @property
     def is_only_moved(self) -> bool:
-        """Whether plans move its values and do not reduce them."""
+        """Whether plans can move values of this type but not reduce them."""
         return self in (DType.I8, DType.I16, DType.U16, DType.U32)
 
     @property
     def numpy_name(self) -> str:
-        """The name that NumPy (with ml_dtypes for bfloat16) gives it."""
+        """The NumPy name of the type (with ml_dtypes for bfloat16)."""
         return _NUMPY[self]
 
     @classmethod
-    def of(cls, name: str) -> DType | None:
-        """The type that NumPy calls `name` (or that the language calls so), if there is one."""
+    def from_name(cls, name: str) -> DType | None:
+        """The type with this NumPy or plan name, or None."""
         return _BY_NUMPY.get(name)
 
 
@@ -82,7 +86,7 @@ _BY_NUMPY = {name: dtype for dtype, name in _NUMPY.items()} | {str(dtype): dtype
 
 
 class AxisKind(enum.StrEnum):
-    """What stands along an axis: replicas, the members of an ensemble, or servers, which hold no ranks."""
+    """The kind of an axis: replicas, members of an ensemble, or servers, which have no ranks."""
 
     REPLICA = "axis"
     ENSEMBLE = "ensemble"
@@ -90,7 +94,7 @@ class AxisKind(enum.StrEnum):
 
 
 class ArrayType(msgspec.Struct, frozen=True, tag="array"):
-    """An array with written dimensions (global: before any placement cuts or repeats it)."""
+    """An array with its global shape, before any placement splits or repeats it."""
 
     dtype: Meaning[DType]
     shape: Meaning[tuple[Count, ...]] = ()
@@ -104,7 +108,7 @@ class ArrayType(msgspec.Struct, frozen=True, tag="array"):
 
 
 class BytesType(msgspec.Struct, frozen=True, tag="bytes"):
-    """One record of variable length."""
+    """A record of variable length."""
 
     def __str__(self) -> str:
         return "bytes"
@@ -121,10 +125,10 @@ Element = ArrayType | BytesType | TreeType
 
 
 class RecordsType(msgspec.Struct, frozen=True, tag="records"):
-    """A loaded value: a batch of records.
+    """A batch of loaded records.
 
-    `batch` is the global number of records a step, one number, or one per member where members
-    have clocks of their own.
+    `batch` is the global number of records per step: one number, or one per member if members load at their
+    own rates.
     """
 
     batch: Meaning[Batch]
@@ -139,12 +143,11 @@ Type = ArrayType | BytesType | TreeType | RecordsType
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """How a value lies over the axes: `same` on each axis that is not named here.
+    """The placement of a value over the axes: `same` on each axis that is not named here.
 
-    `per` and `partial` stand in the order in which the plan declares the axes; `split` is one
-    ordered list, major first: the leading dimension is cut along its first axis, then its second.
-    `stacked`: the leading rows of a flat buffer are those of the ranks along these axes, of each one
-    the row that this rank was sent.
+    `per` and `partial` are in declaration order. `split` is ordered, major first: the leading dimension is
+    split along the first axis, then along the second. `stacked` axes mean that the leading rows of a flat
+    buffer are those that this rank received from each rank along these axes.
     """
 
     per: Structure[tuple[str, ...]] = ()
@@ -157,7 +160,7 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
         return " ".join(self.words()) or "same"
 
     def words(self, write: Callable[[str], str] = str) -> list[str]:
-        """One of `per a, b`, `split c` or `on SERVER` for each thing that it says."""
+        """The non-empty parts: `per a, b`, `split c`, `on SERVER`, and so on."""
         words = [
             f"{word} {', '.join(map(write, axes))}"
             for word in ("per", "partial", "split", "stacked")
@@ -167,24 +170,24 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def varying(self) -> tuple[str, ...]:
-        """Every axis along which ranks hold different data."""
+        """The axes along which ranks hold different data."""
         return self.per + self.partial + self.split + self.stacked
 
     def varies(self, axis: str) -> bool:
         return axis in self.per or axis in self.partial or axis in self.split or axis in self.stacked
 
     def same_over(self, axes: Iterable[str]) -> Placement:
-        """This placement with `axes` no longer per or partial: what a reduction or broadcast leaves."""
+        """This placement with `axes` no longer per or partial, as after a reduction or broadcast."""
         bare = self.without(axes)
         return msgspec.structs.replace(bare, split=self.split, stacked=self.stacked)
 
     def without(self, axes: Iterable[str]) -> Placement:
-        """This placement, the same over `axes`."""
-        gone = frozenset(axes)
-        if gone.isdisjoint(self.varying):
+        """This placement, but the same over `axes`."""
+        removed = frozenset(axes)
+        if removed.isdisjoint(self.varying):
             return self
         fields = (self.per, self.partial, self.split, self.stacked)
-        per, partial, split, stacked = (tuple(a for a in axes if a not in gone) for axes in fields)
+        per, partial, split, stacked = (tuple(a for a in axes if a not in removed) for axes in fields)
         return Placement(per, partial, split, self.server, stacked)
 
 
@@ -192,18 +195,18 @@ SAME = Placement()
 
 
 def timed(seconds: float) -> str:
-    """A time in the largest unit that leaves it readable: `1.83 s`, `3.2 ms`, `45 us`, `0 us`."""
+    """Format a time with a readable unit: `1.83 s`, `3.2 ms`, `45 us`, `0 us`."""
     units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
     return _in_units(seconds, units) or (f"{seconds * 1e9:.2g} ns" if seconds else "0 us")
 
 
 def sized(nbytes: float) -> str:
-    """A number of bytes in the largest unit that leaves it readable: `25 MiB`, `1.5 KiB`, `12 B`."""
+    """Format a number of bytes with a readable unit: `25 MiB`, `1.5 KiB`, `12 B`."""
     return _in_units(nbytes, (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))) or f"{nbytes:.4g} B"
 
 
 def _in_units(number: float, units: Iterable[tuple[str, float]]) -> str | None:
-    """`number` in the first of `units` that it has one of."""
+    """`number` in the largest of `units` that does not exceed it, or None."""
     for unit, scale in units:
         if number >= scale:
             return f"{number / scale:.3g} {unit}" if number < 1000 * scale else f"{number / scale:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""The values of a schedule, as one rank holds them."""
+"""The values of a schedule, as held by one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = Literal["tree", "array", "records", "flat"]
 
 
 class Leaf(msgspec.Struct, frozen=True, gc=False):
-    """One array of a value on one rank. `path` is its key path, parts joined by `/`; "" for an array."""
+    """One array of a value on one rank. `path` is its key path, joined by `/`; "" for an array."""
 
     path: Structure[str]
     shape: Structure[tuple[Count, ...]]
@@ -31,21 +31,21 @@ class Leaf(msgspec.Struct, frozen=True, gc=False):
         return self.size * self.dtype.nbytes
 
     def rows(self, ways: int) -> Leaf:
-        """The leaf that `ways` of this one make, one behind the other along the leading dimension."""
+        """The concatenation of `ways` such leaves along the leading dimension."""
         return Leaf(self.path, (*(ways * rows for rows in self.shape[:1]), *self.shape[1:]), self.dtype)
 
     def label(self, ref: Ref) -> str:
-        """What messages call this leaf of the value `ref`."""
+        """The name of this leaf of the value `ref` in messages."""
         return f"leaf `{self.path}` of `{name_of(ref)}`" if self.path else f"`{name_of(ref)}`"
 
 
 class Value(msgspec.Struct, frozen=True, gc=False):
-    """A value of the schedule, as one rank holds it.
+    """A value of the schedule, as held by one rank.
 
-    kind: `tree` (a pytree, leaves in JAX's flattening order), `array` (one leaf), `records` (a
-    loaded batch; its leaf has the local batch as leading dimension, none if it is `bytes`), `flat`
-    (a contiguous one-dimensional buffer made by the compiler; one leaf).
-    `whole` keeps, for a tree or array that is split, the leaves before the first cut.
+    `kind` is `tree` (a pytree, leaves in JAX's flattening order), `array` (one leaf), `records` (a loaded
+    batch; its leaf has the local batch as leading dimension, and there is none for `bytes`) or `flat` (a
+    one-dimensional buffer made by the compiler; one leaf). For a tree or array that is split, `whole` holds
+    the leaves before the first split.
     """
 
     id: Structure[Ref]
@@ -55,7 +55,7 @@ class Value(msgspec.Struct, frozen=True, gc=False):
     whole: Structure[tuple[Leaf, ...]] = ()
 
     def of_types(self, dtypes: Sequence[DType]) -> Value:
-        """This value with the types of its leaves replaced."""
+        """This value with other element types."""
         pairs = list(zip(self.leaves, dtypes, strict=False))
         if all(leaf.dtype == dtype for leaf, dtype in pairs):
             return self
@@ -68,7 +68,7 @@ class Value(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def uncut(self) -> tuple[Leaf, ...]:
-        """The leaves before any cut, where they are known."""
+        """The leaves before any split."""
         return self.whole or self.leaves
 
     @property
@@ -78,9 +78,9 @@ class Value(msgspec.Struct, frozen=True, gc=False):
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """A run of elements of leaf `leaf` of `value`, and where it lies in a buffer.
+    """A range of elements of leaf `leaf` of `value`, and its offset in a buffer.
 
-    Source and destination both have `ways` rows (see `Pack`); `start`, `size` and `offset` count
+    Source and destination have the same number of rows (see `Pack`); `start`, `size` and `offset` are in
     elements within a row.
     """
 
@@ -94,5 +94,5 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
 
 def widest(leaves: tuple[Leaf, ...]) -> DType:
-    """The widest element type among `leaves`; f32 where there are none."""
+    """The widest element type among `leaves`; f32 if there are none."""
     return max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.nbytes, default=DType.F32)

@@ -58,7 +58,7 @@ class Document:
         ]  # fmt: skip
         return next((token for token in near if token.is_word), near[0] if near else None)
 
-    def statement_at(self, line: int) -> ast.Node | None:
+    def statement_at(self, line: int) -> ast.SyntaxNode | None:
         """The innermost declaration or statement on a line."""
         holding = [node for node in statements(self.analysis.tree) if _on(node.span, line)]
         return holding[-1] if holding else None

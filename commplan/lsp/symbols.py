@@ -22,7 +22,7 @@ class Symbol(msgspec.Struct, eq=False):
 
     name: str
     kind: Kind
-    node: ast.Node
+    node: ast.SyntaxNode
     places: list[Span]
     phase: Span | None = None
 
@@ -83,7 +83,7 @@ class Symbols:
         return [item for item in self._tree.items if isinstance(item, ast.PhaseDecl)]
 
     def _declare(self, item: ast.Decl) -> None:
-        kinds: dict[type[ast.Node], Kind] = {
+        kinds: dict[type[ast.SyntaxNode], Kind] = {
             ast.SourceDecl: "source", ast.FnDecl: "fn", ast.InputDecl: "input", ast.StateDecl: "state",
         }  # fmt: skip
         if isinstance(item, ast.PhaseDecl | ast.TopologyDecl | ast.BadStmt):
@@ -141,7 +141,7 @@ class Symbols:
         """Names in parentheses: values behind `by`, axes behind `via`."""
         if not isinstance(expr, ast.Communication):
             return
-        by = expr.by.args or () if isinstance(expr.by, ast.Call) else ()
+        by = expr.by.args or () if isinstance(expr.by, ast.CallExpr) else ()
         for arg in by:
             if isinstance(arg.value, ast.Name):
                 self._use(arg.value, bound.get(arg.value.text) or self.declared.get(arg.value.text))
@@ -182,7 +182,7 @@ def _holds(span: Span, line: int, column: int) -> bool:
     return (span.line, span.column) <= (line, column) <= (span.end_line, span.end_column)
 
 
-def statements(tree: ast.File) -> Iterator[ast.Node]:
+def statements(tree: ast.File) -> Iterator[ast.SyntaxNode]:
     """Every declaration and every statement of a phase, in order; a phase before what is in it."""
     for item in tree.items:
         yield item

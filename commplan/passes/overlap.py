@@ -76,7 +76,7 @@ def issue_order(ops: Sequence[Op], *, levels_apart: bool = False) -> list[Op]:
         -->  scatter a; sum a; scatter b; gather a; sum b; gather b
     """
     uses = DefUse(ops)
-    makers, urgency = uses.places, [(place, 0) for place in _urgency(uses)]
+    makers, urgency = uses.indices, [(place, 0) for place in _urgency(uses)]
     sends = [index for index, op in enumerate(ops) if isinstance(op, Collective)]
     if levels_apart:
         _stagger(urgency, [_level(index, uses) for index in sends], sends)
@@ -140,7 +140,7 @@ def _level(index: int, uses: DefUse[Op]) -> tuple[int, int]:
     op, first, levels = uses.ops[index], index, 0
     while isinstance(op, Collective | Cast | LocalSum | Scale):
         axes = op.axes if isinstance(op, Collective) else ()
-        source = uses.places.get(op.operand)
+        source = uses.indices.get(op.operand)
         if source is None:
             break
         op = uses.ops[source]

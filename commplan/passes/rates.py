@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from commplan.input.prefetch import prefetch
-from commplan.input.rates import kept_text, rates, round_text
+from commplan.input.rates import buffer_text, rates, round_text
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Map, Phase, Read, Schedule, operands, results
@@ -35,7 +35,7 @@ def _choice(schedule: Schedule, phase: Phase, op: Read) -> Choice:
         _record(phase, ref, max(op.batch) // schedule.size(op.split)) for ref in _kept(schedule, phase, op)
     )
     text = f"`{name_of(op.result)}` of {phase.name} by the clocks of `{op.clock}`: {round_text(timing)}"
-    return Choice("rates", text, kept_text(timing, nbytes), op.span)
+    return Choice("rates", text, buffer_text(timing, nbytes), op.span)
 
 
 def _kept(schedule: Schedule, phase: Phase, load: Read) -> list[Ref]:

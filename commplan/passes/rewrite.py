@@ -115,7 +115,7 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
     An op that waits on itself, through operands or `after`, keeps its place at the end: the
     verifier names it.
     """
-    makers = DefUse(ops).places
+    makers = DefUse(ops).indices
     if all(
         makers.get(ref, -1) < index for index, op in enumerate(ops) for ref in (*operands_of(op), *op.after)
     ):

@@ -1,4 +1,4 @@
-"""Diagnostics to text, in five styles. Nothing here decides what is wrong; it only says it."""
+"""Format diagnostics as text, in five styles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ Style = Literal["human", "concise", "json", "github", "sarif"]
 def render(
     diagnostics: Sequence[Diagnostic], texts: Mapping[str, str], style: Style = "human", color: bool = False
 ) -> str:
-    """`diagnostics` in one style, in their order; "" for none, except that json and sarif are documents.
+    """Format `diagnostics` in their order.
 
-    `texts` maps a diagnostic's file to what is written there, for the excerpts of `human`.
-    `color` is for `human` alone.
+    Args:
+        diagnostics: The diagnostics.
+        texts: The content of the files, by name, for the excerpts of style `human`.
+        style: The style.
+        color: Whether to use terminal colors; only for style `human`.
+
+    Returns:
+        The text. It is empty without diagnostics, except for `json` and `sarif`, which are documents.
     """
     if style == "human":
-        if not diagnostics:  # the usual answer of `commplan check` loads nothing
+        if not diagnostics:  # the usual case of `commplan check` needs no imports
             return ""
         from commplan.render.human import human
 

@@ -1,4 +1,4 @@
-"""Diagnostics for people: the line, carets under it, the remarks, the fix."""
+"""Diagnostics for people: the source line, carets below it, notes and the fix."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from commplan.diagnostics import Diagnostic, Severity, Span
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
-_WIDEST = 140  # columns of an excerpt; longer lines are shown around the mark
+_WIDEST = 140  # columns of an excerpt; longer lines are cut around the mark
 
-_MOST_CODES = 4  # that the last line names
+_MOST_CODES = 4  # the maximum number of codes in the summary line
 _STYLES = {"error": "1;31", "warning": "1;33", "frame": "1;34", "note": "1;36", "fix": "1;32", "strong": "1"}
 
 
-class _Mark(NamedTuple):
+class _SourceMark(NamedTuple):
     span: Span
     sign: str
     label: str
@@ -30,7 +30,7 @@ class _Paint(NamedTuple):
 
 
 def human(diagnostics: Sequence[Diagnostic], texts: Mapping[str, str], color: bool) -> str:
-    """Every diagnostic with an excerpt of its file, and how many there were."""
+    """Every diagnostic with an excerpt of its file, followed by a summary line."""
     lines = {file: _NEWLINE.split(text.removeprefix("\ufeff")) for file, text in texts.items()}
     paint = _Paint(color)
     blocks = [_block(diagnostic, lines.get(diagnostic.file), paint) for diagnostic in diagnostics]
@@ -63,7 +63,7 @@ def _block(d: Diagnostic, lines: Sequence[str] | None, paint: _Paint) -> str:
         if place:
             out.append(f" {paint('-->', 'frame')} {place}")
     else:
-        marks = [_Mark(d.span, "^", ""), *(_Mark(n.span, "-", n.text) for n in d.notes if n.span)]
+        marks = [_SourceMark(d.span, "^", ""), *(_SourceMark(n.span, "-", n.text) for n in d.notes if n.span)]
         width = len(str(max(_last_line(mark.span) for mark in marks)))
         out.append(f"{' ' * width}{paint('-->', 'frame')} {d.file or '<plan>'}:{d.span.line}:{d.span.column}")
         out += _excerpt(marks, lines, width, kind, paint)
@@ -77,19 +77,21 @@ def _block(d: Diagnostic, lines: Sequence[str] | None, paint: _Paint) -> str:
 def _remark(word: str, text: str, width: int, paint: _Paint, style: str) -> list[str]:
     first, *more = text.splitlines() or [""]
     lead = f"{' ' * width} {paint('=', 'frame')} "
-    rest = " " * (width + 3 + len(word) + 2)
-    return [f"{lead}{paint(word, style)}: {_shown(first)}", *(rest + _shown(line) for line in more)]
+    indent = " " * (width + 3 + len(word) + 2)
+    return [f"{lead}{paint(word, style)}: {_shown(first)}", *(indent + _shown(line) for line in more)]
 
 
 def _last_line(span: Span) -> int:
     return span.end_line if span.end_line - span.line <= 1 else span.line
 
 
-def _excerpt(marks: Sequence[_Mark], lines: Sequence[str], width: int, kind: str, paint: _Paint) -> list[str]:
-    """The lines that are marked, in order, each with its marks below."""
+def _excerpt(
+    marks: Sequence[_SourceMark], lines: Sequence[str], width: int, kind: str, paint: _Paint
+) -> list[str]:
+    """The marked lines in order, with the marks below each."""
     bar = paint("|", "frame")
     out = [f"{' ' * width} {bar}"]
-    by_line: dict[int, list[_Mark]] = {}
+    by_line: dict[int, list[_SourceMark]] = {}
     for mark in marks:
         for line in range(mark.span.line, _last_line(mark.span) + 1):
             by_line.setdefault(line, []).append(mark)
@@ -111,20 +113,20 @@ def _excerpt(marks: Sequence[_Mark], lines: Sequence[str], width: int, kind: str
     return out
 
 
-def _start(mark: _Mark, number: int, text: str) -> int:
+def _start(mark: _SourceMark, number: int, text: str) -> int:
     return mark.span.column if number == mark.span.line else len(text) - len(text.lstrip()) + 1
 
 
-def _end(mark: _Mark, number: int, text: str) -> int:
+def _end(mark: _SourceMark, number: int, text: str) -> int:
     return mark.span.end_column if number == mark.span.end_line else len(text) + 1
 
 
 class _Window(NamedTuple):
-    """A line as it is shown: tabs and control characters replaced, long ones cut around the mark."""
+    """A line for display, without tabs and control characters; long lines are cut around the mark."""
 
     text: str
-    first: int  # the column of the line that stands first
-    lead: int  # the width of what stands before it: an ellipsis, or nothing
+    first: int  # the column of the first character
+    lead: int  # the width of the ellipsis before it
     source: str
 
     @classmethod
@@ -138,7 +140,7 @@ class _Window(NamedTuple):
         return cls(f"{before}{_shown(piece)}{after}", first, len(before), piece)
 
     def columns(self, start: int, end: int) -> tuple[int, int]:
-        """Where a mark from column `start` to before `end` begins on the screen, and how wide it is."""
+        """The screen column and width of a mark from column `start` to before `end`."""
         before = self.source[: max(0, start - self.first)]
         within = self.source[max(0, start - self.first) : max(0, end - self.first)]
         return self.lead + _width(before), max(1, _width(within))
@@ -149,7 +151,7 @@ def _shown(text: str) -> str:
 
 
 def _width(text: str) -> int:
-    """The columns of a terminal that `text` takes."""
+    """The width of `text` on a terminal, in columns."""
     marks = sum(unicodedata.combining(c) > 0 for c in text)
     wide = sum(unicodedata.east_asian_width(c) in "WF" and not unicodedata.combining(c) for c in text)
     return len(text) + 3 * text.count("\t") + wide - marks

@@ -1,4 +1,4 @@
-"""Diagnostics for machines: one line each, JSON, GitHub's workflow commands, SARIF 2.1.0."""
+"""Diagnostics for programs: concise lines, JSON, GitHub workflow commands and SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def counts(diagnostics: Sequence[Diagnostic]) -> dict[str, int]:
 
 
 def json_document(diagnostics: Sequence[Diagnostic]) -> str:
-    """One JSON document: version, diagnostics, and how many there are of each severity."""
+    """A JSON document with a version, the diagnostics, and their number by severity."""
     document = {"version": FORMAT_VERSION, "diagnostics": diagnostics, "summary": counts(diagnostics)}
     return dump(document)
 
 
 def dump(document: object) -> str:
-    """JSON as the command prints it."""
+    """JSON in the format of the command's output."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def github(diagnostics: Sequence[Diagnostic]) -> str:
-    """Workflow commands, which GitHub shows beside the lines of a pull request."""
+    """Workflow commands, which GitHub displays at the lines of a pull request."""
     return "".join(_command(diagnostic) for diagnostic in diagnostics)
 
 
@@ -56,7 +56,7 @@ def _command(d: Diagnostic) -> str:
         properties["file"] = d.file
     if d.span:
         properties |= {"line": d.span.line, "endLine": d.span.end_line}
-        # GitHub shows columns only where both ends are on one line.
+        # GitHub shows columns only if both ends are on one line.
         if d.span.line == d.span.end_line:
             properties |= {"col": d.span.column, "endColumn": d.span.end_column}
     properties["title"] = d.code
@@ -76,7 +76,7 @@ def _escape(text: str, more: str) -> str:
 
 
 def sarif(diagnostics: Sequence[Diagnostic]) -> str:
-    """SARIF 2.1.0, one run; columns count Unicode code points."""
+    """SARIF 2.1.0 with one run; columns count Unicode code points."""
     codes = sorted({d.code for d in diagnostics})
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "commplan", "rules": [_rule(code) for code in codes]}},

@@ -37,10 +37,10 @@ from commplan.ir.schedule import (
 )
 from commplan.ir.serialization.canonical_json import plan_digest
 from commplan.ir.symbolic.blocks import Block, aligned
-from commplan.ir.symbolic.compare import Comparison
+from commplan.ir.symbolic.compare import TermComparison
 from commplan.ir.symbolic.interpretation import Interpretation, Paths
 from commplan.ir.symbolic.terms import Algebra, UnsayableError
-from commplan.ir.symbolic.values import Place, SymbolicValue, place
+from commplan.ir.symbolic.values import ElementRun, SymbolicValue, place
 from commplan.ir.symbolic.wording import block_in_words, element, term
 from commplan.ir.transfer import ValueTypes
 from commplan.verify.plan_graph import check_plan
@@ -54,7 +54,7 @@ class Reference:
         self.origin = origin
         self.axes = tuple(axes)
         self.algebra = Algebra({axis.name: axis.size for axis in axes if axis.kind is not AxisKind.SERVER})
-        self.comparison = Comparison(self.algebra)
+        self.comparison = TermComparison(self.algebra)
         self.values = {value.id: value for value in origin.values}
         self.matches = _matches(origin, self.values)
         self._phases: dict[str, Interpretation] = {}
@@ -90,9 +90,9 @@ class Reference:
         where, blank = self.values[value.id].placement, self.interpretation({})
         own = (*where.per, *where.partial)
         if shard is None:
-            return blank.own_elements(value.id, value, own, where.split)
+            return blank.fresh_elements(value.id, value, own, where.split)
         owner = self.algebra.owner(shard.axes, shard.owners) if len(shard.owners) == 1 else None
-        held = blank.own_elements(value.id, self.values[value.id], own, where.split, owner)
+        held = blank.fresh_elements(value.id, self.values[value.id], own, where.split, owner)
         return blank.sliced(held, value, *blank.row(shard.axes, shard.owners))
 
 
@@ -101,7 +101,7 @@ def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths]
     matches: dict[tuple[str, Paths], LeafMatch] = {}
     elementwise = {fn.name for fn in origin.plan.fns if fn.elementwise}
     for stage in (stage for phase in origin.plan.phases for stage in phase.stages):
-        fn, operands, results = stage.called() or ("", (), ())
+        fn, operands, results = stage.function_call() or ("", (), ())
         if fn not in elementwise:
             continue
         whole = [values[ref].uncut for ref in (*operands, *results)]
@@ -207,7 +207,7 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
         ("name", schedule.plan, plan.name),
         ("axes", axes, declared),
         ("sources", schedule.sources, tuple(SourceType(source.name, source.type) for source in plan.sources)),
-        ("functions", schedule.fns, tuple(FnType.of(fn) for fn in plan.fns)),
+        ("functions", schedule.fns, tuple(FnType.from_fn(fn) for fn in plan.fns)),
         ("inputs", schedule.inputs, plan.inputs),
         ("states", schedule.states, plan.states),
         ("phases", *map(_frames, (schedule.phases, plan.phases))),
@@ -282,7 +282,9 @@ def _check_phase(
                 continue
             if value.kind == "tree" and not value.leaves:
                 continue  # without elements there is nothing to compare
-            difference = _difference(reference, actual.of(binding.value), expected.of(original.value), shard)
+            difference = _difference(
+                reference, actual.get(binding.value), expected.get(original.value), shard
+            )
             if difference is None:
                 continue
             path = f", leaf `{shape.leaves[difference.leaf].path}`" if len(shape.leaves) > 1 else ""
@@ -366,7 +368,7 @@ def _first(reference: Reference, actual: SymbolicValue, expected: SymbolicValue)
     return None
 
 
-def _same(compare: Comparison, actual: Place | None, expected: Place | None) -> bool:
+def _same(compare: TermComparison, actual: ElementRun | None, expected: ElementRun | None) -> bool:
     zero = [side is None or not side.term.parts for side in (actual, expected)]
     if actual is None or expected is None or all(zero):
         return all(zero)
@@ -374,7 +376,7 @@ def _same(compare: Comparison, actual: Place | None, expected: Place | None) -> 
     return alike and compare(actual.term, expected.term)
 
 
-def _side_by_side(mine: Block, wanted: Block) -> Iterator[tuple[int, Place | None, Place | None]]:
+def _side_by_side(mine: Block, wanted: Block) -> Iterator[tuple[int, ElementRun | None, ElementRun | None]]:
     """The runs of two leaves, cut where either has an edge."""
     for at, _, runs in aligned((mine, wanted)):
         left, right = (run and place(block, run, at) for block, run in zip((mine, wanted), runs, strict=True))

@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from commplan.diagnostics import CommplanError
-from commplan.ir.analysis.server_ops import ServerOp, renewed, sent, server_op
+from commplan.ir.analysis.server_ops import ServerOp, server_op, server_results, worker_operands
 from commplan.ir.plan import AxisKind, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule, results
 from commplan.ir.stages import rules
@@ -174,9 +174,9 @@ def check_served(scope: Scope) -> None:
     unread = {*served}
     for op in phase.ops:
         if (asking := server_op(op, values)) is not None:
-            unread.update(renewed(asking))
+            unread.update(server_results(asking))
             served.update(results(op))
-        for ref in sent(op):
+        for ref in worker_operands(op):
             if ref in unread:
                 report.add("CP0764", f"`{results(op)[0]}` reads `{ref}`, {_KEPT}", op.span)
     for binding in phase.outputs:

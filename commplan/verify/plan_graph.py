@@ -76,7 +76,7 @@ def _wrong(stage: Stage, plan: Plan, types: ValueTypes, known: set[Ref], defined
         yield from broken("CP0735", stage.misfit(leaves, types.ranks))
     for ref in getter(type(stage), stage.SCALARS)(stage):
         yield from types.check_scalar(ref)
-    for group in stage.alike():
+    for group in stage.same_leaves():
         if len({(plan.value(ref).type, _uncut(plan.value(ref), types)) for ref in group}) > 1:
             yield "CP0731", f"{', '.join(f'`{ref}`' for ref in group)} have different shapes"
 
@@ -95,7 +95,7 @@ def _names(stage: Stage, types: ValueTypes, known: set[Ref], defined: set[Ref]) 
         yield from types.check_axes(getter(type(stage), (field,))(stage))
     if isinstance(stage, Load) and stage.source not in types.sources:
         yield "CP0730", f"there is no source `{stage.source}`"
-    fn, given, gives = stage.called() or ("", (), ())
+    fn, given, gives = stage.function_call() or ("", (), ())
     if fn in types.fns:
         yield from broken("CP0731", rules.takes(fn, len(types.fns[fn].operands), len(given)))
         yield from broken("CP0731", rules.gives(fn, len(types.fns[fn].results), len(gives)))

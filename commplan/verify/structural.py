@@ -154,7 +154,7 @@ def _unobeyed(op: Op) -> Violations:
     """Options that would change what an op makes, if ops of its kind obeyed them."""
     hints: Hints = getattr(op, "hints", NO_HINTS)
     for name in _MEANT if hints is not NO_HINTS else ():
-        if getattr(hints, name) is not None and name not in op.OBEYS:
+        if getattr(hints, name) is not None and name not in op.APPLIED_HINTS:
             yield "CP0735", f"`{results(op)[0]}` has the option `{name}`, which no {op.title} has"
 
 

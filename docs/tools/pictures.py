@@ -11,7 +11,7 @@ from html import escape
 
 import commplan
 from commplan.collectives import registry
-from commplan.collectives.program import REDUCING, Kind, Program
+from commplan.collectives.program import REDUCING, ChunkProgram, Kind
 from commplan.explain.report import explain_plan
 
 WANTED = re.compile(r"^<!-- picture: ([\w ]+) -->$", re.M)
@@ -124,7 +124,7 @@ def _legend(kind: Kind) -> str:
     )
 
 
-def _before(program: Program) -> Held:
+def _before(program: ChunkProgram) -> Held:
     """What slots hold at first."""
     n, chunks = program.ranks, program.chunks
     held = dict[tuple[int, int], frozenset[int]]()
@@ -143,7 +143,7 @@ def _before(program: Program) -> Held:
     return held
 
 
-def _transfers(program: Program, number: int) -> Iterator[tuple[int, int, list[int], bool]]:
+def _transfers(program: ChunkProgram, number: int) -> Iterator[tuple[int, int, list[int], bool]]:
     """Of one round: from, to, a run of chunks, whether they are added."""
     for send in program.rounds[number]:
         for src, dst, first, count in zip(send.src, send.dst, send.chunk, send.count, strict=True):
@@ -158,7 +158,7 @@ def _after(held: Held, sent: list[tuple[int, int, list[int], bool]]) -> Held:
     return new
 
 
-def _slots(canvas: Canvas, program: Program, held: Held, rank: int, x: float, y: float) -> None:
+def _slots(canvas: Canvas, program: ChunkProgram, held: Held, rank: int, x: float, y: float) -> None:
     for chunk in range(program.chunks):
         left = x + chunk * CELL
         terms = held[rank, chunk]

@@ -32,8 +32,7 @@ def check_all(tree: ast.File) -> tuple[Plan | None, tuple[Value, ...], tuple[Dia
 
     Returns:
         The plan graph (None if there are errors), the values that could be checked, and the diagnostics in
-            the order
-        in which they were detected.
+        the order in which they were detected.
     """
     ctx = CheckContext(tree.file, tree.text)
     phases: tuple[Phase, ...] = ()

@@ -69,8 +69,7 @@ class CheckContext:
             message: The message.
             span: The place of the error.
             notes: Text, a `Note`, a value (shown with its type and placement), or an axis or function (its
-                declaration
-                is shown). None is skipped.
+                declaration is shown). None is skipped.
             fix: A replacement of source text that corrects the error.
         """
         if len(self.diagnostics) >= MOST_ERRORS:

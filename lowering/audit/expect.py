@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from commplan.collectives.program import Ints, Kind, Program
+from commplan.collectives.program import ChunkProgram, Ints, Kind
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import Span
 from commplan.ir.analysis.def_use import DefUse
@@ -112,7 +112,7 @@ def computed(phase: Phase) -> tuple[Op, ...]:
     """The ops that a call of `phase` carries out."""
     outputs = [binding for binding in phase.outputs if not binding.source_only]
     wanted = [binding.value for binding in (*outputs, *phase.updates)]
-    return DefUse(phase.ops).behind(wanted, {binding.value for binding in phase.takes})
+    return DefUse(phase.ops).ancestors(wanted, {binding.value for binding in phase.takes})
 
 
 class Moved(NamedTuple):
@@ -182,7 +182,7 @@ class Moved(NamedTuple):
             return self.native(kind, count, (level.axis,), everyone, root)
         return self.native(kind, count, op.axes, groups, root)
 
-    def permutes(self, program: Program, size: int, groups: Ints) -> list[Expected]:
+    def permutes(self, program: ChunkProgram, size: int, groups: Ints) -> list[Expected]:
         """The permutes of a program on `size` elements within each of `groups`; a loop has them once."""
         dtype = self._dtype("permute")
         if self.leaf.dtype is DType.BOOL:

@@ -60,4 +60,4 @@ def collectives_of(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[str, 
 
 def typed(dtype: str, shape: tuple[int, ...]) -> str:
     """Type and shape of an array, in a few letters: `f32[8,3]`."""
-    return f"{DType.of(dtype) or dtype}[{','.join(map(str, shape))}]"
+    return f"{DType.from_name(dtype) or dtype}[{','.join(map(str, shape))}]"

@@ -14,7 +14,7 @@ from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
-from commplan.ir.analysis.server_ops import ServerOp, sent, server_op
+from commplan.ir.analysis.server_ops import ServerOp, server_op, worker_operands
 from commplan.ir.plan import Gather, name_of
 from commplan.ir.refs import base_name
 from commplan.lowering.jax import _compat, ops, packing, servers
@@ -106,7 +106,7 @@ class Lowered:
         """The ops that run on the device when the phase is called."""
         known = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
         wanted = [binding.value for binding in (*self.outputs, *self.phase.updates)]
-        return DefUse(self.phase.ops).behind(wanted, frozenset(known))
+        return DefUse(self.phase.ops).ancestors(wanted, frozenset(known))
 
     @cached_property
     def counts(self) -> bool:
@@ -147,7 +147,7 @@ class Lowered:
             blocked: list[ir.Op] = []
             for op in left:
                 asking = server_op(op, self.values)
-                needs = ir.operands(op) if asking is None else sent(asking)
+                needs = ir.operands(op) if asking is None else worker_operands(asking)
                 after = asking is not None and any(server_op(earlier, self.values) for earlier in blocked)
                 if begun and (after or not all(ref in env for ref in needs)):
                     blocked.append(op)
@@ -207,7 +207,7 @@ class Lowered:
         if value.kind != "tree":
             return LEAF
         paths = [leaf.path for leaf in value.leaves]
-        for met in sent(op):
+        for met in worker_operands(op):
             if [leaf.path for leaf in self.values[met].leaves] == paths:
                 return env[met].structure
         return structure_by(paths, self.structures)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives import layout
-from commplan.collectives.program import BLOCKED, Family, Ints, Program
+from commplan.collectives.program import BLOCKED, ChunkProgram, Family, Ints
 
 SEND, RECEIVE, RECEIVE_REDUCE, COPY, ZERO = range(5)
 INPUT, OUTPUT, SCRATCH = range(3)
@@ -74,7 +74,7 @@ class Transfer(NamedTuple):
     hi: int
 
 
-def transfers(program: Program, rank: int, bounds: Ints, piece: int) -> Iterator[list[Transfer]]:
+def transfers(program: ChunkProgram, rank: int, bounds: Ints, piece: int) -> Iterator[list[Transfer]]:
     """What `rank` sends and receives in each round, cut into pieces of at most `piece` elements.
 
     Both ends of a transfer cut it alike and number their messages alike, so that a number names a message.
@@ -105,7 +105,7 @@ def of_rank(send: Family, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, 
             yield (True, dst, lo, hi) if src == rank else (False, src, lo, hi)
 
 
-def instructions(program: Program, rank: int, size: int, itemsize: int, piece: int) -> Instructions:
+def instructions(program: ChunkProgram, rank: int, size: int, itemsize: int, piece: int) -> Instructions:
     """The list of `rank` for slots of `size` elements of `itemsize` bytes.
 
     size: of the whole; where every rank has a block, `ranks` blocks. piece: bytes of a message, at most;
@@ -124,7 +124,7 @@ class _Builder:
     """
 
     def __init__(
-        self, program: Program, rank: int, bounds: Ints, itemsize: int, rounds: list[list[Transfer]]
+        self, program: ChunkProgram, rank: int, bounds: Ints, itemsize: int, rounds: list[list[Transfer]]
     ) -> None:
         self.kind, self.itemsize, self.rounds = program.kind, itemsize, rounds
         block = program.chunks // program.ranks if program.kind in BLOCKED else 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.program import Program
+from commplan.collectives.program import ChunkProgram
 from commplan.lowering.jax.collectives.bitcast import from_bits, to_bits
 from commplan.lowering.jax.collectives.programs import blocks, slots
 from commplan.lowering.jax.typing_shim import jnp
@@ -33,7 +33,7 @@ def after(token: Array, y: Array) -> Array:
     return jnp.where(token == -1, first.astype(token.dtype), token)
 
 
-def run(program: Program, x: Array, rank: int, op: str, comm: Any) -> Array:
+def run(program: ChunkProgram, x: Array, rank: int, op: str, comm: Any) -> Array:
     """What `rank` holds after `program`; one-dimensional, as in `lowering.jax.collectives.programs.run`.
 
     comm: the communicator of the program's ranks, for mpi4jax alone.

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from commplan.collectives.layout import message
-from commplan.collectives.program import IN_BLOCKS, Program, Send
+from commplan.collectives.program import IN_BLOCKS, ChunkProgram, Send
 from commplan.diagnostics import fail
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Form, ReduceOp, Spread
@@ -52,7 +52,7 @@ class Spec:
 class Choice:
     """program: for the ranks along the axes. piece: bytes of a message."""
 
-    program: Program
+    program: ChunkProgram
     piece: int
 
 
@@ -90,11 +90,11 @@ def _without_native(level: programs.Level, kind: Kind) -> programs.Level:
     return level._replace(algorithm=usual) if level.algorithm == NATIVE.name else level
 
 
-def _shift(ranks: int, distance: int) -> Program:
+def _shift(ranks: int, distance: int) -> ChunkProgram:
     """One round in which each rank sends all it has to the one `distance` further, and takes what comes. Of
     its slots it is an all-reduce: every rank begins and ends with all of them."""
     src = np.arange(ranks, dtype=np.int64)
     ones, rounds = np.ones_like(src), ()
     if distance % ranks:
         rounds = ((Send(src, (src + distance) % ranks, 0 * src, ones, False),),)
-    return Program("shift", "all_reduce", ranks, 1, rounds)
+    return ChunkProgram("shift", "all_reduce", ranks, 1, rounds)

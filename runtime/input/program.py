@@ -213,7 +213,7 @@ def _flow(
     per = tuple(dict.fromkeys(axis for read in reads for axis in read.per))
     shares = [op for op in ops if isinstance(op, Share) and op.design != "duplicate"] if apart else []
     _agree(shares, file)
-    before = DefUse(ops).behind(op.result for op in shares)
+    before = DefUse(ops).ancestors(op.result for op in shares)
     computed = {ref for op in before for ref in results(op)} & set(elements)
     after = [op for op in ops if op not in before]
     asked = set(roots).union(*(operands(op) for op in after))
@@ -283,7 +283,7 @@ def host_program(
             on_host.update(dict.fromkeys(results(op), op))
     bound = (binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only)
     roots = tuple(DefUse(phase.ops).sources(bound, on_host))
-    chosen = DefUse(dict.fromkeys(on_host.values())).behind(roots)
+    chosen = DefUse(dict.fromkeys(on_host.values())).ancestors(roots)
     elements: dict[Ref, Element] = {}
     for op in chosen:
         elements.update(record_types(schedule, op, elements))

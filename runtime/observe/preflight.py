@@ -407,7 +407,7 @@ def _described(step: Step, place: int) -> str:
 
 def _arguments(lowered: Any) -> tuple[str, ...]:
     return tuple(
-        f"argument {jax.tree_util.keystr(path[1:])}: {DType.of(str(leaf.dtype)) or leaf.dtype}"
+        f"argument {jax.tree_util.keystr(path[1:])}: {DType.from_name(str(leaf.dtype)) or leaf.dtype}"
         f"{list(leaf.shape)}{', donated' if leaf.donated else ''}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(lowered.args_info)
     )

@@ -12,7 +12,7 @@ from support.commands import document
 from commplan.cli import main
 from commplan.collectives import registry
 from commplan.collectives.algorithms import ring
-from commplan.collectives.program import Body
+from commplan.collectives.program import RoundSequence
 from commplan.verify.programs import algorithm_proof
 
 PLAN = """plan two_level
@@ -51,9 +51,9 @@ def _broken(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     programs = ring.PROGRAMS
 
-    def all_reduce(n: int) -> Body:
+    def all_reduce(n: int) -> RoundSequence:
         whole = programs["all_reduce"](n)
-        return Body(whole.chunks, tuple(whole.rounds)[:-1])
+        return RoundSequence(whole.chunks, tuple(whole.rounds)[:-1])
 
     registry.files()
     monkeypatch.setattr(ring, "PROGRAMS", {**programs, "all_reduce": all_reduce})

@@ -12,7 +12,7 @@ from support.rounds import counted, expressions, keeps_its_promise, transfers
 from test_programs import contributions, roots, sizes
 
 from commplan.collectives.hierarchical import REVERSAL
-from commplan.collectives.postcondition import promise
+from commplan.collectives.postcondition import postcondition
 from commplan.collectives.program import BLOCKED, KINDS, REDUCING, ROOTED, Kind
 from commplan.collectives.registry import algorithms, formula, hierarchical, program, stages
 from commplan.diagnostics import CommplanError
@@ -53,7 +53,7 @@ def test_mixtures(kind: Kind, split: tuple[int, ...]):
             assert keeps_its_promise(made, size), (levels, root)
             contributions(made)
             if kind in REDUCING:
-                ends = promise(kind, n, made.chunks, root).ends
+                ends = postcondition(kind, n, made.chunks, root).ends
                 found = expressions(made)
                 assert all(len(set(found[ends[:, c], c])) == 1 for c in range(made.chunks)), levels
 
@@ -151,7 +151,7 @@ def test_blocks_are_in_rank_order_whatever_the_levels(kind: Kind):
     flat = program("ring", kind, 12, root=0)
     made = hierarchical([("ring", 2), ("ring", 3), ("ring", 2)], kind)
     assert made.chunks == flat.chunks == 12
-    assert (promise(kind, 12, 12).ends == promise(made.kind, made.ranks, made.chunks).ends).all()
+    assert (postcondition(kind, 12, 12).ends == postcondition(made.kind, made.ranks, made.chunks).ends).all()
     assert keeps_its_promise(made, 36)
 
 

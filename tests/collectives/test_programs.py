@@ -15,8 +15,8 @@ import pytest
 from support.rounds import counted, expressions, keeps_its_promise, transfers
 
 import commplan.collectives
-from commplan.collectives.postcondition import lower_bounds, promise, sources
-from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, Kind, Program, Send
+from commplan.collectives.postcondition import lower_bounds, postcondition, sources
+from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, ChunkProgram, Kind, Send
 from commplan.collectives.registry import algorithms, formula, program
 from commplan.dsl.check.clauses.via import COLLECTIVES
 
@@ -58,9 +58,9 @@ def test_keeps_its_promise(name: str, kind: Kind):
                 assert keeps_its_promise(made, size, seed=n), f"{n} ranks, root {root}, {slices} slices"
 
 
-def contributions(made: Program) -> None:
+def contributions(made: ChunkProgram) -> None:
     """Fails where a transfer brings nothing new, brings noise, clashes with another, or matters to nobody."""
-    starts, ends = promise(made.kind, made.ranks, made.chunks, made.root)
+    starts, ends = postcondition(made.kind, made.ranks, made.chunks, made.root)
     holds = [[{r} if starts[r, c] else set[int]() for c in range(made.chunks)] for r in range(made.ranks)]
     for each in made.rounds:
         assert each and all(send.src.size for send in each)
@@ -105,7 +105,7 @@ def test_every_rank_has_the_same_sum(name: str, kind: Kind):
     for n in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 19, 24):
         for slices in (1, 2):
             made = program(name, kind, n, slices=slices)
-            ends = promise(kind, n, made.chunks).ends
+            ends = postcondition(kind, n, made.chunks).ends
             found = expressions(made)
             assert all(len(set(found[ends[:, c], c])) == 1 for c in range(made.chunks)), n
 
@@ -117,7 +117,7 @@ def test_the_check_of_sums_tells_orders_apart():
     turning = tuple(
         tuple(Send(s.src, s.dst, 0 * s.chunk, s.count, True) for s in each) for each in made.rounds
     )
-    wrong = Program("wrong", "all_reduce", n, 1, turning)
+    wrong = ChunkProgram("wrong", "all_reduce", n, 1, turning)
     assert len(set(expressions(wrong)[:, 0])) > 1
 
 

@@ -11,28 +11,28 @@ from support.rounds import expressions, keeps_its_promise, transfers
 from test_programs import contributions
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.postcondition import promise
-from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, Kind, Program
+from commplan.collectives.postcondition import postcondition
+from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, ChunkProgram, Kind
 from commplan.collectives.registry import algorithms, hierarchical, program, stages
-from commplan.collectives.transform import placed
+from commplan.collectives.transform import permute_ranks
 from commplan.diagnostics import CommplanError
 
 kinds = st.sampled_from(KINDS)
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def programs(draw: st.DrawFn) -> ChunkProgram:
     kind = draw(kinds)
     n = draw(st.integers(1, 24))
     root = draw(st.integers(0, n - 1)) if kind in ROOTED else 0
     made = program(
         draw(st.sampled_from(algorithms(kind))), kind, n, root=root, slices=draw(st.integers(1, 4))
     )
-    return placed(made, draw(st.permutations(range(n)))) if draw(st.booleans()) else made
+    return permute_ranks(made, draw(st.permutations(range(n)))) if draw(st.booleans()) else made
 
 
 @st.composite
-def hierarchies(draw: st.DrawFn) -> Program:
+def hierarchies(draw: st.DrawFn) -> ChunkProgram:
     kind: Kind = draw(kinds)
     shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).filter(lambda ns: math.prod(ns) <= 30))
     levels = [(draw(st.sampled_from(algorithms())), n) for n in shape]
@@ -42,36 +42,36 @@ def hierarchies(draw: st.DrawFn) -> Program:
     except CommplanError:
         levels = [("bruck" if kind == "swap" else "ring", n) for n in shape]
     made = hierarchical(levels, kind, root=root, slices=draw(st.integers(1, 3)))
-    return placed(made, draw(st.permutations(range(made.ranks)))) if draw(st.booleans()) else made
+    return permute_ranks(made, draw(st.permutations(range(made.ranks)))) if draw(st.booleans()) else made
 
 
-def right(made: Program, size: int) -> None:
+def right(made: ChunkProgram, size: int) -> None:
     assert keeps_its_promise(made, size * made.ranks if made.kind in IN_BLOCKS else size)
     contributions(made)
     if made.kind in REDUCING:
-        ends = promise(made.kind, made.ranks, made.chunks, made.root).ends
+        ends = postcondition(made.kind, made.ranks, made.chunks, made.root).ends
         found = expressions(made)
         assert all(len(set(found[ends[:, c], c])) == 1 for c in range(made.chunks))
 
 
 @settings(max_examples=60)
 @given(programs(), st.integers(0, 40))
-def test_programs(made: Program, size: int):
+def test_programs(made: ChunkProgram, size: int):
     right(made, size)
 
 
 @settings(max_examples=60)
 @given(hierarchies(), st.integers(0, 40))
-def test_hierarchies(made: Program, size: int):
+def test_hierarchies(made: ChunkProgram, size: int):
     right(made, size)
 
 
 @settings(max_examples=60)
 @given(programs(), st.data())
-def test_places_are_names_alone(made: Program, data: st.DataObject):
+def test_places_are_names_alone(made: ChunkProgram, data: st.DataObject):
     """Renamed and named back, a program is what it was."""
     places = np.array(data.draw(st.permutations(range(made.ranks))), np.int64)
-    back = placed(placed(made, places), np.argsort(places))
+    back = permute_ranks(permute_ranks(made, places), np.argsort(places))
     assert back.root == made.root
     for one, two in zip(made.rounds, back.rounds, strict=True):
         assert set(transfers(one)) == set(transfers(two))

@@ -7,10 +7,10 @@ import pytest
 from support.rounds import keeps_its_promise
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.postcondition import promise
+from commplan.collectives.postcondition import postcondition
 from commplan.collectives.program import KINDS, ROOTED, Kind, Send
 from commplan.collectives.registry import algorithms, files, formula, hierarchical, program, stages, supports
-from commplan.collectives.transform import placed, pruned, runs, singles
+from commplan.collectives.transform import expand_runs, permute_ranks, pruned, runs
 from commplan.diagnostics import CommplanError
 
 
@@ -106,13 +106,13 @@ def test_ranks_at_other_places(kind: Kind):
             places = draw.permutation(n)
             for slices in (1, 2):
                 made = program(name, kind, n, root=n // 2 if kind in ROOTED else 0, slices=slices)
-                moved = placed(made, places)
+                moved = permute_ranks(made, places)
                 assert places[moved.root] == made.root
                 assert keeps_its_promise(moved, 3 * n)
 
 
 def test_a_ring_at_other_places_goes_another_way():
-    moved = placed(program("ring", "all_gather", 4), [0, 2, 1, 3])
+    moved = permute_ranks(program("ring", "all_gather", 4), [0, 2, 1, 3])
     send = moved.rounds[0][0]
     assert dict(zip(send.src.tolist(), send.dst.tolist(), strict=True)) == {0: 2, 2: 1, 1: 3, 3: 0}
     assert np.array_equal(send.chunk, send.src)  # each sends its own block first
@@ -121,7 +121,7 @@ def test_a_ring_at_other_places_goes_another_way():
 @pytest.mark.parametrize("places", [[0, 1], [0, 1, 1], [1, 2, 3], [[0, 1, 2]]])
 def test_places_are_a_permutation(places: list[int]):
     with pytest.raises(CommplanError, match="each once") as caught:
-        placed(program("ring", "all_reduce", 3), places)
+        permute_ranks(program("ring", "all_reduce", 3), places)
     assert caught.value.diagnostics[0].code == "CP0737"
 
 
@@ -146,7 +146,7 @@ def test_blocks_are_equal(chunks: int, size: int):
 
 def test_runs_and_singles():
     send = Send(*(np.array(x) for x in ([1, 0, 1], [0, 2, 0], [4, 0, 6], [2, 1, 1])), reduce=True)
-    src, dst, chunk = singles(send)
+    src, dst, chunk = expand_runs(send)
     assert (src.tolist(), dst.tolist(), chunk.tolist()) == ([1, 1, 0, 1], [0, 0, 2, 0], [4, 5, 0, 6])
     back = runs(src, dst, chunk, reduce=True)
     assert [x.tolist() for x in (back.src, back.dst, back.chunk, back.count)] == [
@@ -163,7 +163,7 @@ def test_pruned_leaves_out_what_is_there_and_what_nobody_needs():
         src, dst, chunk = (np.array(x) for x in zip(*moves, strict=True))
         return (Send(src, dst, chunk, np.ones_like(src), reduce=False),)
 
-    told = promise("scatter", 3, 3)
+    told = postcondition("scatter", 3, 3)
     kept = pruned(
         [
             copies((0, 1, 1), (0, 1, 2), (0, 2, 1)),  # rank 2 never needs block 1
@@ -173,5 +173,5 @@ def test_pruned_leaves_out_what_is_there_and_what_nobody_needs():
         ],
         *told,
     )
-    moves = [[tuple(map(int, m)) for s in each for m in zip(*singles(s), strict=True)] for each in kept]
+    moves = [[tuple(map(int, m)) for s in each for m in zip(*expand_runs(s), strict=True)] for each in kept]
     assert moves == [[(0, 1, 1)], [(0, 2, 2)]]

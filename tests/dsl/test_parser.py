@@ -36,11 +36,11 @@ def declaration(line: str) -> Any:
     return tree_of(f"plan p\n{line}\n").items[0]
 
 
-def nodes(node: Any) -> Iterator[ast.Node]:
+def nodes(node: Any) -> Iterator[ast.SyntaxNode]:
     if isinstance(node, tuple):
         for item in node:
             yield from nodes(item)
-    if isinstance(node, ast.Node):
+    if isinstance(node, ast.SyntaxNode):
         yield node
         for field in node.__struct_fields__:
             yield from nodes(getattr(node, field))
@@ -75,7 +75,7 @@ def test_every_span_of_the_examples_holds_what_it_says(path: Path) -> None:
                 assert written(text, node.header) == piece.partition("{")[0].rstrip()
             case ast.Options():
                 assert piece[0] == "{" and piece[-1] == "}"
-            case ast.Call():
+            case ast.CallExpr():
                 assert piece.startswith(node.name.text) and (node.args is None or piece.endswith(")"))
             case ast.AxisDecl() | ast.PlacementItem() | ast.StageExpr():
                 assert piece.startswith(node.kind)
@@ -85,7 +85,7 @@ def test_every_span_of_the_examples_holds_what_it_says(path: Path) -> None:
 
 def test_the_examples_hold_every_kind_of_node() -> None:
     found = {type(node) for path in PLANS for node in nodes(tree_of(path.read_text(encoding="utf-8")))}
-    kinds = {*ast.Node.__subclasses__(), *ast.Communication.__subclasses__()} - {ast.Communication}
+    kinds = {*ast.SyntaxNode.__subclasses__(), *ast.Communication.__subclasses__()} - {ast.Communication}
     assert kinds - found == {ast.BadStmt}
 
 

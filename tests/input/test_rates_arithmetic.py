@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commplan.input.order import Order
-from commplan.input.rates import Rates, kept_text, rates, round_text
+from commplan.input.rates import Rates, buffer_text, rates, round_text
 
 batches = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 
@@ -36,9 +36,9 @@ def test_the_plan_of_the_manual() -> None:
     assert (found.unit, found.round, found.units, found.round_steps) == (32, 64, (1, 1, 2), (2, 2, 1))
     assert (found.lag, found.bound) == (32, 192)
     assert round_text(found) == "a round of 64 records (2 steps of batch 32, 1 of 64)"
-    kept = kept_text(found, 12288)
+    kept = buffer_text(found, 12288)
     assert "at most 192 records are kept (2.25 MiB), in units of 32, 2 batches ahead" in kept
-    assert "are 32 records apart at most, and none gets more than 160 ahead" in kept_text(found)
+    assert "are 32 records apart at most, and none gets more than 160 ahead" in buffer_text(found)
 
 
 def test_one_batch_for_all_is_a_round_of_one_step() -> None:
@@ -50,7 +50,7 @@ def test_one_batch_for_all_is_a_round_of_one_step() -> None:
 def test_batches_without_a_common_divisor_go_record_by_record() -> None:
     found = rates([2, 3])
     assert (found.unit, found.round, found.round_steps, found.lag) == (1, 6, (3, 2), 2)
-    assert found.kept() == 4
+    assert found.buffered() == 4
 
 
 @settings(max_examples=200)
@@ -65,8 +65,8 @@ def test_what_is_kept_is_the_most_of_all_instants(batches: tuple[int, ...], ahea
         for i in members
         for j in members
     )
-    assert found.kept(ahead, held) == most
-    assert found.bound >= max(found.kept(found.prefetch), 2 * max(batches))
+    assert found.buffered(ahead, held) == most
+    assert found.bound >= max(found.buffered(found.prefetch), 2 * max(batches))
     assert found.bound % found.unit == 0
 
 
@@ -106,9 +106,9 @@ def test_units_put_together_are_what_each_member_visits(
     units = found.epoch(length, visit, tail)  # type: ignore[arg-type]
     used = 0
     for member in range(len(batches)):
-        own = found.of(member, length, seed, visit, tail)  # type: ignore[arg-type]
+        own = found.order_of(member, length, seed, visit, tail)  # type: ignore[arg-type]
         for step in range(own.steps):
-            low, high = found.taken(member, step)
+            low, high = found.units_of(member, step)
             taken = [stream.records(3, unit) for unit in range(low, min(high, units))]
             counted = sum(stream.counted(unit) for unit in range(low, min(high, units)))
             assert np.concatenate(taken).tolist() == own.records(3, step).tolist()
@@ -147,4 +147,4 @@ def test_a_thousand_members_cost_what_their_sizes_cost() -> None:
     assert found.lag == 3 * 2**9 - 3
     assert found.round == 3 * 2**9
     sizes = found.batches[:10]
-    assert found.kept(2) == max(3 * i + j - math.gcd(i, j) for i in sizes for j in sizes)
+    assert found.buffered(2) == max(3 * i + j - math.gcd(i, j) for i in sizes for j in sizes)

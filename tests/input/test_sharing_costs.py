@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commplan.input.costs import (
-    TIE,
-    Cut,
+    TIME_TOLERANCE,
     Predicted,
+    RecordWork,
     Setting,
-    Work,
+    SharingCut,
     best,
     candidates,
     limit,
@@ -25,16 +25,16 @@ from commplan.input.costs import (
     predict,
 )
 from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost, merged
-from commplan.input.work_partition import Move, division
+from commplan.input.work_partition import HostTransfer, division
 from commplan.ir.remark import Design
 
-DECODE = Work(1.75e-3, 0.1e-3, 0.0, 2)
-AUGMENT = Work(2e-4, 2e-4, 0.0, 1)
-PIXELS = Cut("after `decode`", DECODE, Work(), 150_528)
-OWN = Cut("after `decode`", DECODE, AUGMENT, 150_528)
+DECODE = RecordWork(1.75e-3, 0.1e-3, 0.0, 2)
+AUGMENT = RecordWork(2e-4, 2e-4, 0.0, 1)
+PIXELS = SharingCut("after `decode`", DECODE, RecordWork(), 150_528)
+OWN = SharingCut("after `decode`", DECODE, AUGMENT, 150_528)
 times = st.floats(0.0, 1e-2)
-works = st.tuples(times, st.floats(0, 1), times).map(lambda of: Work(of[0], of[0] * of[1], of[2], 1))
-cuts = st.builds(Cut, st.just("somewhere"), works, works, st.integers(1, 10**6))
+works = st.tuples(times, st.floats(0, 1), times).map(lambda of: RecordWork(of[0], of[0] * of[1], of[2], 1))
+cuts = st.builds(SharingCut, st.just("somewhere"), works, works, st.integers(1, 10**6))
 host_lists = st.lists(st.integers(0, 3), min_size=1, max_size=7).map(tuple)
 designs = st.sampled_from(get_args(Design))
 
@@ -43,13 +43,13 @@ def on_hosts(hosts: tuple[int, ...], rows: int = 64, **more: float) -> Setting:
     return Setting(rows, (hosts,), 2, **more)  # pyright: ignore[reportArgumentType]
 
 
-def one(setting: Setting, cut: Cut, design: Design, readers: int | None = None) -> Predicted:
+def one(setting: Setting, cut: SharingCut, design: Design, readers: int | None = None) -> Predicted:
     return predict(setting, cut, design, readers, None, limit(setting, [cut]))
 
 
 @given(host_lists, cuts, designs, st.integers(1, 7), st.integers(1, 70), times)
 def test_cpu_and_bytes_are_those_of_a_count_row_by_row(
-    hosts: tuple[int, ...], cut: Cut, design: Design, readers: int, rows: int, crossing: float
+    hosts: tuple[int, ...], cut: SharingCut, design: Design, readers: int, rows: int, crossing: float
 ) -> None:
     setting = on_hosts(hosts, rows, crossing=crossing, record=1e-6, batch=1e-4)
     found = one(setting, cut, design, min(readers, len(hosts)))
@@ -64,26 +64,26 @@ def test_cpu_and_bytes_are_those_of_a_count_row_by_row(
         made[shared.readers[part]] += 1
         arrived += cut.nbytes * (len(set(hosts)) - 1)  # every other host gets it once
     cpu = sum(made.values()) * (cut.shared.cpu + cut.shared.steps * 1e-6)
-    cpu += len(hosts) * (rows * (cut.own.cpu + cut.own.steps * 1e-6) + 1e-4)
+    cpu += len(hosts) * (rows * (cut.per_member.cpu + cut.per_member.steps * 1e-6) + 1e-4)
     cpu += 2 * crossing * arrived
     assert found.cpu == pytest.approx(cpu / rows / len(hosts))
     assert found.nbytes == arrived
 
 
 @given(cuts, st.lists(st.integers(1, 12), min_size=2, max_size=6))
-def test_more_members_on_a_host_never_cost_each_more(cut: Cut, counts: list[int]) -> None:
+def test_more_members_on_a_host_never_cost_each_more(cut: SharingCut, counts: list[int]) -> None:
     costs = [one(on_hosts((0,) * n, 64, batch=1e-4), cut, "all_shared").cpu for n in sorted(counts)]
     assert all(after <= before * (1 + 1e-12) for before, after in itertools.pairwise(costs))
 
 
 @given(cuts, st.integers(1, 12))
-def test_without_sharing_members_do_not_matter(cut: Cut, members: int) -> None:
+def test_without_sharing_members_do_not_matter(cut: SharingCut, members: int) -> None:
     alone, many = (one(on_hosts((0,) * n), cut, "duplicate").cpu for n in (1, members))
     assert many == pytest.approx(alone)
 
 
 @given(cuts, st.integers(2, 8), st.floats(0, 1e-8))
-def test_more_hosts_never_cost_less(cut: Cut, members: int, crossing: float) -> None:
+def test_more_hosts_never_cost_less(cut: SharingCut, members: int, crossing: float) -> None:
     spread = [tuple(place * hosts // members for place in range(members)) for hosts in range(1, members + 1)]
     costs = [one(on_hosts(where, crossing=crossing), cut, "all_shared").cpu for where in spread]
     assert all(after >= before * (1 - 1e-9) for before, after in itertools.pairwise(costs))
@@ -91,7 +91,7 @@ def test_more_hosts_never_cost_less(cut: Cut, members: int, crossing: float) -> 
 
 @given(host_lists, st.lists(cuts, min_size=1, max_size=3), st.floats(0, 1e-8), times)
 def test_nothing_is_below_the_limit(
-    hosts: tuple[int, ...], listed: list[Cut], crossing: float, batch: float
+    hosts: tuple[int, ...], listed: list[SharingCut], crossing: float, batch: float
 ) -> None:
     setting = on_hosts(hosts, crossing=crossing, batch=batch)
     for found in candidates(setting, listed):
@@ -121,19 +121,19 @@ def test_one_member_shares_with_nobody() -> None:
 
 @given(host_lists, st.lists(cuts, min_size=1, max_size=3), st.floats(0, 0.5), st.floats(0, 0.5))
 def test_what_is_taken_follows_the_rule(
-    hosts: tuple[int, ...], listed: list[Cut], step: float, step_cpu: float
+    hosts: tuple[int, ...], listed: list[SharingCut], step: float, step_cpu: float
 ) -> None:
     setting = on_hosts(hosts, step=step, step_cpu=step_cpu, crossing=1e-10)
     found = candidates(setting, listed)
     for prefer in ("time", "cpu"):
         taken = best(found, prefer)
         shortest = min(each.wall for each in found)
-        assert taken.wall <= shortest * (1 + TIE)
+        assert taken.wall <= shortest * (1 + TIME_TOLERANCE)
         alone = next(each for each in found if each.design == "duplicate")
-        if prefer == "time" and alone.wall <= shortest * (1 + TIE):
+        if prefer == "time" and alone.wall <= shortest * (1 + TIME_TOLERANCE):
             assert taken is alone
             continue
-        near = [each for each in found if each.wall <= shortest * (1 + TIE)]
+        near = [each for each in found if each.wall <= shortest * (1 + TIME_TOLERANCE)]
         assert taken.cpu <= min(each.cpu for each in near) * 1.0101
 
 
@@ -157,8 +157,8 @@ def test_consumers_take_cpu_from_the_readers() -> None:
 
 
 def test_the_lock_of_the_interpreter_is_serial() -> None:
-    bound = Cut("after `decode`", Work(1e-3, 1e-3), Work(), 100)
-    free = Cut("after `decode`", Work(1e-3, 0.0), Work(), 100)
+    bound = SharingCut("after `decode`", RecordWork(1e-3, 1e-3), RecordWork(), 100)
+    free = SharingCut("after `decode`", RecordWork(1e-3, 0.0), RecordWork(), 100)
     setting = Setting(64, ((0, 0),), 8, threads=8)
     assert one(setting, bound, "single_broadcast", 1).wall == pytest.approx(0.064)
     assert one(setting, bound, "single_broadcast", 1).waits_for == "one process"
@@ -169,14 +169,14 @@ def test_the_lock_of_the_interpreter_is_serial() -> None:
 
 
 def test_a_slow_disk_counts_in_time_and_not_in_cpu() -> None:
-    slow = Cut("after reading", Work(0.0, 0.0, 1e-3), Work(), 100)
+    slow = SharingCut("after reading", RecordWork(0.0, 0.0, 1e-3), RecordWork(), 100)
     found = one(Setting(64, ((0, 0),), 2, threads=2), slow, "duplicate")
     assert found.cpu == 0
     assert found.wall == pytest.approx(0.032)
 
 
 def test_moves_of_jax_are_a_part_of_the_step() -> None:
-    def links(leaders: Sequence[int], move: Move, nbytes: float) -> float:
+    def links(leaders: Sequence[int], move: HostTransfer, nbytes: float) -> float:
         return nbytes / 1e8
 
     for by_caller, expected in ((False, 0.2), (True, 0.2 + 32 * 2 * PIXELS.nbytes / 1e8)):
@@ -197,7 +197,7 @@ def test_moves_of_jax_are_a_part_of_the_step() -> None:
 def test_every_move_is_asked_for(design: Design, readers: int | None, whole: float) -> None:
     asked: list[tuple[tuple[int, ...], str, float]] = []
 
-    def links(leaders: Sequence[int], move: Move, nbytes: float) -> float:
+    def links(leaders: Sequence[int], move: HostTransfer, nbytes: float) -> float:
         asked.append((tuple(leaders), move.kind, nbytes))
         return 0.0
 
@@ -221,7 +221,7 @@ def test_groups_on_one_host_share_its_cores() -> None:
 
 
 def test_the_table_has_every_design_and_the_cuts_of_the_one_taken() -> None:
-    early = Cut("after `read`", Work(1e-5), Work(1.74e-3), 1000)
+    early = SharingCut("after `read`", RecordWork(1e-5), RecordWork(1.74e-3), 1000)
     found = candidates(on_hosts((0,) * 4), [PIXELS, early])
     taken = best(found)
     shown = of_each_design(found, taken)

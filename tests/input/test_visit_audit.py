@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from commplan.diagnostics import CommplanError, Span
 from commplan.input.order import Order
-from commplan.input.visit_audit import Sums, Tally, Told, check, promised, sums
+from commplan.input.visit_audit import EpochContext, EpochTally, RecordSums, check, expected_sums, sums
 
-TOLD = Told("images", "exactly_once", 3, "member 2", Span(7, 1, 7, 9), "a.plan")
+TOLD = EpochContext("images", "exactly_once", 3, "member 2", Span(7, 1, 7, 9), "a.plan")
 orders = st.builds(
     Order,
     length=st.integers(1, 90),
@@ -42,8 +42,8 @@ def test_the_promise_is_what_the_order_gives(
     end = order.steps if steps is None else steps
     start = data.draw(st.integers(0, end))
     ids = np.array(given_ids(order, epoch, member, range(start, end)), np.int64)
-    assert promised(order, epoch, member, start=start, steps=steps).same(sums(ids))
-    assert promised(order, epoch, member, start=start, steps=steps).plain == ids.sum()
+    assert expected_sums(order, epoch, member, start=start, steps=steps).same(sums(ids))
+    assert expected_sums(order, epoch, member, start=start, steps=steps).plain == ids.sum()
 
 
 @settings(max_examples=100)
@@ -51,11 +51,11 @@ def test_the_promise_is_what_the_order_gives(
 def test_shards_add_up_to_the_whole(order: Order, ways: int, data: st.DataObject) -> None:
     if order.tail == "short" or order.batch % ways:
         return
-    parts = [promised(order, 1, shards=(shard,), ways=ways) for shard in range(ways)]
-    whole = Sums()
+    parts = [expected_sums(order, 1, shards=(shard,), ways=ways) for shard in range(ways)]
+    whole = RecordSums()
     for part in parts:
         whole += part
-    assert whole.same(promised(order, 1))
+    assert whole.same(expected_sums(order, 1))
 
 
 @settings(max_examples=100)
@@ -63,7 +63,7 @@ def test_shards_add_up_to_the_whole(order: Order, ways: int, data: st.DataObject
 def test_sums_do_not_know_the_order_nor_the_batches(ids: list[int], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(ids))
     cut = data.draw(st.integers(0, len(ids)))
-    tally = Tally()
+    tally = EpochTally()
     tally.add(np.array(shuffled[:cut], np.int64))
     tally.add(np.array(shuffled[cut:], np.int64))
     assert tally.sums == sums(np.array(ids, np.int64))
@@ -75,9 +75,9 @@ def test_any_other_multiset_is_refused(order: Order, data: st.DataObject) -> Non
     ids = given_ids(order, 0, None, range(order.steps))
     other = data.draw(st.lists(st.integers(0, order.length - 1), min_size=len(ids), max_size=len(ids)))
     other = data.draw(st.sampled_from([other, ids[1:], [*ids, ids[0]] if ids else [0]]))
-    tally = Tally()
+    tally = EpochTally()
     tally.add(np.array(other, np.int64))
-    promise = promised(order, 0)
+    promise = expected_sums(order, 0)
     if Counter(other) == Counter(ids):
         check(tally, promise, TOLD, order.length)
         return
@@ -87,10 +87,10 @@ def test_any_other_multiset_is_refused(order: Order, data: st.DataObject) -> Non
 
 
 def refusal(ids: list[int], length: int = 100, batch: int = 8) -> str:
-    tally = Tally()
+    tally = EpochTally()
     tally.add(np.array(ids, np.int64))
     with pytest.raises(CommplanError) as caught:
-        check(tally, promised(Order(length, batch, 5), 3), TOLD, length)
+        check(tally, expected_sums(Order(length, batch, 5), 3), TOLD, length)
     (found,) = caught.value.diagnostics
     assert found.span == TOLD.span
     assert found.file == "a.plan"
@@ -127,18 +127,18 @@ def test_many_mistakes_are_counted() -> None:
 
 
 def test_skipped_records_are_told() -> None:
-    tally = Tally()
+    tally = EpochTally()
     tally.add(np.arange(99), skipped=2)
     with pytest.raises(CommplanError, match="2 of them skipped"):
-        check(tally, promised(Order(100, 8, 5), 3), TOLD, 100)
+        check(tally, expected_sums(Order(100, 8, 5), 3), TOLD, 100)
 
 
 def test_a_large_epoch_is_summed_in_blocks() -> None:
     """More records than a block, with a dropped tail that lies in the middle of the numbers."""
     order = Order(200_003, 1000, 9, "at_most_once", "drop")
-    tally = Tally()
+    tally = EpochTally()
     for step in range(order.steps):
         tally.add(order.records(2, step))
     assert tally.sums.count == 200_000
-    check(tally, promised(order, 2), TOLD, order.length)
-    assert not tally.sums.same(promised(order, 1))
+    check(tally, expected_sums(order, 2), TOLD, order.length)
+    assert not tally.sums.same(expected_sums(order, 1))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from commplan.input.work_partition import Division, Turns, adopted, division, width
+from commplan.input.work_partition import Division, Turns, division, failover, width
 from commplan.ir.remark import Design
 
 DESIGNS: tuple[Design, ...] = ("duplicate", "all_shared", "single_broadcast", "multi_broadcast")
@@ -39,7 +39,7 @@ def held_after(found: Division, alive: Collection[int]) -> dict[int, Counter[int
     """How often each host has got each part when all moves are done, those that it makes included."""
     hosts = {found.hosts[process] for process in alive}
     held = {host: Counter(p for process in alive if found.hosts[process] == host
-                          for p in (found.of(process) if found.design != "duplicate" else ()))
+                          for p in (found.parts_of(process) if found.design != "duplicate" else ()))
             for host in hosts}  # fmt: skip
     if found.design == "duplicate":
         return {host: Counter(range(found.parts)) for host in hosts}
@@ -71,7 +71,7 @@ def test_rows_are_cut_without_gap_or_overlap_and_evenly() -> None:
 
 def test_every_part_has_one_maker_and_readers_are_the_first_processes() -> None:
     for found in divisions(5):
-        makers = Counter(part for process in range(len(found.hosts)) for part in found.of(process))
+        makers = Counter(part for process in range(len(found.hosts)) for part in found.parts_of(process))
         if found.design == "duplicate":
             assert set(makers.values()) == {len(found.hosts)}
         else:
@@ -89,8 +89,8 @@ def test_every_host_gets_every_part_once_in_every_design() -> None:
 def test_the_parts_of_a_host_are_a_run() -> None:
     for found in divisions(5):
         for host in set(found.hosts):
-            low, high = found.run(host)
-            assert found.made(host) == tuple(range(low, high))
+            low, high = found.part_range(host)
+            assert found.parts_on(host) == tuple(range(low, high))
         for move in found.moves():
             assert [tuple(range(low, high)) for low, high in move.runs] == list(move.parts)
 
@@ -101,14 +101,14 @@ def test_whoever_dies_every_part_is_made_once_by_the_living() -> None:
         if found.design == "duplicate":
             continue
         for alive in living(len(found.hosts)):
-            left = adopted(found, alive)
+            left = failover(found, alive)
             assert left.parts == found.parts
             assert set(left.readers) <= set(alive)
             for was, now in zip(found.readers, left.readers, strict=True):
                 if was in alive:
                     assert now == was
                 elif any(found.hosts[p] == found.hosts[was] for p in alive):
-                    assert now == found.heir(was, alive)
+                    assert now == found.successor(was, alive)
             held = held_after(left, alive)
             assert all(parts == Counter(range(found.parts)) for parts in held.values())
 
@@ -119,10 +119,10 @@ def test_who_dies_first_makes_no_difference() -> None:
         for more in living(4):
             both = set(alive) & set(more)
             if both:
-                again = adopted(found, both)
-                assert [p for p in adopted(found, alive).readers if p in both] == [
+                again = failover(found, both)
+                assert [p for p in failover(found, alive).readers if p in both] == [
                     now
-                    for p, now in zip(adopted(found, alive).readers, again.readers, strict=True)
+                    for p, now in zip(failover(found, alive).readers, again.readers, strict=True)
                     if p in both
                 ]
 
@@ -130,18 +130,18 @@ def test_who_dies_first_makes_no_difference() -> None:
 def test_heirs_of_one_host_share_the_work_of_its_dead() -> None:
     """Two dead readers have different heirs where two others live between them."""
     found = division("all_shared", (0, 0, 0, 0))
-    assert [found.heir(dead, {1, 3}) for dead in (0, 2)] == [1, 3]
-    assert found.heir(3, {0, 1, 2}) == 0
-    assert found.heir(0, ()) is None
+    assert [found.successor(dead, {1, 3}) for dead in (0, 2)] == [1, 3]
+    assert found.successor(3, {0, 1, 2}) == 0
+    assert found.successor(0, ()) is None
 
 
 def test_a_dead_host_leaves_its_parts_to_readers_elsewhere_in_turn() -> None:
     found = division("all_shared", (0, 0, 1, 1))
-    assert adopted(found, {2, 3}).readers == (2, 3, 2, 3)
+    assert failover(found, {2, 3}).readers == (2, 3, 2, 3)
     one = division("single_broadcast", (0, 1, 1), 1)
-    assert adopted(one, {1, 2}).readers == (1,)
+    assert failover(one, {1, 2}).readers == (1,)
     with pytest.raises(ValueError, match="no process is left"):
-        adopted(found, ())
+        failover(found, ())
 
 
 def test_moves_of_the_designs() -> None:
@@ -170,11 +170,11 @@ def test_readers_that_take_turns_make_every_row_once_and_as_much_as_each_other(r
         turns, made = Turns(found, count), Counter[int]()
         for number in range(turns.period):
             here = turns.at(number)
-            rows = [row for p in range(9) for part in here.of(p) for row in range(*here.part(64, part))]
+            rows = [row for p in range(9) for part in here.parts_of(p) for row in range(*here.part(64, part))]
             assert sorted(rows) == [*range(64)]
             made.update(here.readers)
             for process in range(readers):
-                coming = [n for n in range(number, number + readers + 1) if turns.at(n).of(process)]
+                coming = [n for n in range(number, number + readers + 1) if turns.at(n).parts_of(process)]
                 assert turns.next(process, number) == coming[0]
         assert set(made.values()) == {made[0]} and len(made) == readers
         assert readers == 9 or turns.next(8, 0) is None, "a mere consumer"

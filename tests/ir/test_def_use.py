@@ -18,11 +18,11 @@ USES = DefUse([A, B, C, D])
 
 
 def test_makers_and_readers() -> None:
-    assert USES.maker("c") is B and USES.maker("x") is None and USES.places["d"] == 2
+    assert USES.maker("c") is B and USES.maker("x") is None and USES.indices["d"] == 2
     assert USES.readers("a") == [B] and USES.readers("x") == [A, C] and USES.readers("e") == []
 
 
 def test_what_a_value_is_made_from() -> None:
-    assert USES.behind(["d"]) == (A, B, C)
-    assert USES.behind(["d"], {"b"}) == (C,)
+    assert USES.ancestors(["d"]) == (A, B, C)
+    assert USES.ancestors(["d"], {"b"}) == (C,)
     assert USES.sources(["d", "e"], {"x", "b", "a"}) == ["b", "x", "a"]

@@ -15,7 +15,7 @@ from support.embedding import mesh_of
 from support.oracle.programs import execute
 
 from commplan.collectives import registry
-from commplan.collectives.program import KINDS, REDUCING, ROOTED, Kind, Program
+from commplan.collectives.program import KINDS, REDUCING, ROOTED, ChunkProgram, Kind
 from commplan.lowering import permutes
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.collectives import programs
@@ -26,12 +26,12 @@ Op = Literal["sum", "max", "min"]
 class Trial(NamedTuple):
     """A program, and what its ranks hold before, [ranks, elements]."""
 
-    program: Program
+    program: ChunkProgram
     op: Op
     held: np.ndarray[Any, Any]
 
 
-def numbers(program: Program, dtype: str, size: int) -> np.ndarray[Any, Any]:
+def numbers(program: ChunkProgram, dtype: str, size: int) -> np.ndarray[Any, Any]:
     """Whole numbers of all sizes that wrap around, or floats whose sums are rounded."""
     random = np.random.default_rng([program.ranks, size])
     length = program.ranks * size if program.kind in ("reduce_scatter", "scatter", "swap") else size
@@ -65,7 +65,7 @@ def agree(trials: Sequence[Trial], ranks: int) -> None:
         assert ours.tobytes() == right.tobytes(), (what, ours, right)
 
 
-def all_programs(ranks: int) -> list[Program]:
+def all_programs(ranks: int) -> list[ChunkProgram]:
     return [
         registry.program(name, kind, ranks, root=2 * ranks // 3 if kind in ROOTED else 0)
         for kind in KINDS

@@ -11,7 +11,7 @@ import pytest
 from support.oracle.programs import execute
 
 from commplan.collectives import registry
-from commplan.collectives.program import KINDS, ROOTED, Kind, Program
+from commplan.collectives.program import KINDS, ROOTED, ChunkProgram, Kind
 from commplan.ir.types import DType
 
 Array = npt.NDArray[np.int32]
@@ -48,7 +48,7 @@ def leaving(kind: Kind, held: Sequence[Array], root: int, op: Op) -> list[Array 
             return [np.concatenate(held) if rank == root else None for rank in range(ranks)]
 
 
-def check(program: Program, size: int, op: Op) -> None:
+def check(program: ChunkProgram, size: int, op: Op) -> None:
     held = entering(program.kind, program.ranks, size, np.random.default_rng([size, program.ranks]))
     before = [each.copy() for each in held]
     got = execute(program, held, op)

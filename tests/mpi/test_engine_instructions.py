@@ -11,7 +11,7 @@ import pytest
 from support.oracle.programs import execute
 
 from commplan.collectives import registry
-from commplan.collectives.program import IN_BLOCKS, KINDS, ROOTED, Kind, Program
+from commplan.collectives.program import IN_BLOCKS, KINDS, ROOTED, ChunkProgram, Kind
 from commplan.lowering.mpi import instructions as lists
 from commplan.lowering.mpi.instructions import Instructions, instructions
 
@@ -63,7 +63,7 @@ class Rank:
             self.early[row.dst_offset // ITEM :][:count] = dst
 
 
-def run(program: Program, given: list[Floats], whole: int, piece: int, seed: int) -> list[Floats]:
+def run(program: ChunkProgram, given: list[Floats], whole: int, piece: int, seed: int) -> list[Floats]:
     if program.kind == "swap":
         given = [blocks(x, order) for x, order in zip(given, program.targets, strict=True)]
     chance = random.Random(seed)

@@ -57,7 +57,7 @@ def batch(found: Division, number: int, rows: int) -> list[RowSlices]:
 
 def own(found: Division, index: int, whole: list[RowSlices]) -> list[RowSlices]:
     """What the process's host has of it: its parts, and nothing else."""
-    low, high = found.run(found.hosts[index])
+    low, high = found.part_range(found.hosts[index])
     parcels = []
     for parcel in whole:
         cells = np.full_like(parcel.cells, 99)

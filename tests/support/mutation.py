@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import KINDS, ROOTED, Kind, Program, Send
+from commplan.collectives.program import KINDS, ROOTED, ChunkProgram, Kind, Send
 from commplan.collectives.registry import algorithms, hierarchical, program
 from commplan.diagnostics import CommplanError
 
@@ -32,7 +32,7 @@ class End:
 class Draft:
     """A program that can be changed: message i is `sends[i]` and `receives[i]`, None where an end is gone."""
 
-    def __init__(self, of: Program) -> None:
+    def __init__(self, of: ChunkProgram) -> None:
         self.program = of
         self.sends: list[End | None] = []
         self.receives: list[End | None] = []
@@ -48,7 +48,7 @@ class Draft:
         sends, receives = (_posts([end for end in ends if end]) for ends in (self.sends, self.receives))
         return Projection(of.name, of.kind, of.ranks, of.chunks, sends, receives, of.root, of.targets)
 
-    def changed(self) -> Program | None:
+    def changed(self) -> ChunkProgram | None:
         """The program that it is now; None where the two ends of a message differ, which no program says."""
         rounds: dict[int, list[Send]] = {}
         for send, receive in zip(self.sends, self.receives, strict=True):
@@ -79,7 +79,7 @@ class Mutant(NamedTuple):
     kind: str
     what: str
     projection: Projection
-    program: Program | None
+    program: ChunkProgram | None
 
 
 def _other(rng: random.Random, below: int, *than: int) -> int | None:
@@ -189,7 +189,7 @@ MUTATIONS: dict[str, Callable[[random.Random, Draft, int], str | None]] = {
 }
 
 
-def some_program(rng: random.Random, most: int) -> Program:
+def some_program(rng: random.Random, most: int) -> ChunkProgram:
     """One of all that the registry has, hierarchies included, with at least one message."""
     while True:
         kind: Kind = rng.choice(KINDS)
@@ -202,20 +202,20 @@ def some_program(rng: random.Random, most: int) -> Program:
             return made
 
 
-def _flat(rng: random.Random, kind: Kind, most: int, slices: int) -> Program:
+def _flat(rng: random.Random, kind: Kind, most: int, slices: int) -> ChunkProgram:
     n = rng.randint(2, most if rng.random() < 0.25 else min(most, 13))
     name = rng.choice(algorithms(kind))
     return program(name, kind, n, root=rng.randrange(n) if kind in ROOTED else 0, slices=slices)
 
 
-def _hierarchy(rng: random.Random, kind: Kind, most: int, slices: int) -> Program:
+def _hierarchy(rng: random.Random, kind: Kind, most: int, slices: int) -> ChunkProgram:
     sizes = rng.choice([(2, 2), (3, 2), (2, 4), (4, 3), (2, 2, 2), (2, 3, 2)])
     levels = [(rng.choice(algorithms()), size) for size in sizes]
     root = rng.randrange(min(most, math.prod(sizes))) if kind in ROOTED else 0
     return hierarchical(levels, kind, root=root, slices=slices)
 
 
-def mutate(rng: random.Random, of: Program) -> Mutant:
+def mutate(rng: random.Random, of: ChunkProgram) -> Mutant:
     """`of` with one mistake, drawn evenly from all kinds of mistakes that it can have."""
     while True:
         kind = rng.choice(list(MUTATIONS))
@@ -225,7 +225,7 @@ def mutate(rng: random.Random, of: Program) -> Mutant:
             return Mutant(kind, what, draft.projection(), draft.changed())
 
 
-def same_as_project(of: Program) -> bool:
+def same_as_project(of: ChunkProgram) -> bool:
     """Whether a draft that nobody changed is the program's own projection."""
     one, other = Draft(of).projection(), project(of)
     return all(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from commplan.collectives.postcondition import promise, sources
+from commplan.collectives.postcondition import postcondition, sources
 from commplan.collectives.program import Ints
 from commplan.verify.programs.counterexample import Counterexample, terms
 
@@ -116,7 +116,7 @@ class _Machine:
     def __init__(self, projection: Projection, without: Write | None, last_first: bool) -> None:
         n, k = projection.ranks, projection.chunks
         self.projection, self.without, self.last_first = projection, without, last_first
-        starts, _ = promise(projection.kind, n, k, projection.root)
+        starts, _ = postcondition(projection.kind, n, k, projection.root)
         self.counts = np.zeros((n, k, n), np.int64)
         rank, chunk = np.nonzero(starts)
         self.counts[rank, chunk, rank] = 1
@@ -246,7 +246,7 @@ def correct(projection: Projection) -> bool:
 
 
 def _promised(projection: Projection) -> tuple[Any, Any]:
-    starts, ends = promise(projection.kind, projection.ranks, projection.chunks, projection.root)
+    starts, ends = postcondition(projection.kind, projection.ranks, projection.chunks, projection.root)
     if projection.kind == "swap":
         return np.eye(projection.ranks, dtype=np.int64)[sources(projection.head)], ends
     return starts.T.astype(np.int64), ends  # [(ranks,) chunks, ranks] counts wanted; [ranks, chunks] where

@@ -12,7 +12,7 @@ import dataclasses
 
 import numpy as np
 
-from commplan.collectives.program import NO_TARGETS, Bools, Ints, Kind, Program
+from commplan.collectives.program import NO_TARGETS, Bools, ChunkProgram, Ints, Kind
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Posts:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projection:
-    """The sends and the receives of all ranks. `name`, `root` and `targets` as in `Program`."""
+    """The sends and the receives of all ranks. `name`, `root` and `targets` as in `ChunkProgram`."""
 
     name: str
     kind: Kind
@@ -57,12 +57,12 @@ class Projection:
     targets: Ints = dataclasses.field(default_factory=lambda: NO_TARGETS)
 
     @property
-    def head(self) -> Program:
+    def head(self) -> ChunkProgram:
         """Its numbers, as a program without rounds."""
-        return Program(self.name, self.kind, self.ranks, self.chunks, (), self.root, self.targets)
+        return ChunkProgram(self.name, self.kind, self.ranks, self.chunks, (), self.root, self.targets)
 
 
-def project(program: Program) -> Projection:
+def project(program: ChunkProgram) -> Projection:
     """What every rank of `program` executes."""
     timed = [(time, family) for time, families in enumerate(program.rounds) for family in families]
     sizes = [len(family.src) for _, family in timed]

@@ -88,14 +88,14 @@ class Trees:
     def value(self) -> ast.Name | ast.Number:
         return self.name() if self.rng.random() < 0.5 else self.number()
 
-    def call(self) -> ast.Call:
+    def call(self) -> ast.CallExpr:
         args = self.maybe(
             lambda: tuple(
                 ast.CallArg(span=NOWHERE, value=self.value(), key=self.maybe(self.name))
                 for _ in range(self.rng.randint(0, 3))
             )
         )
-        return ast.Call(span=NOWHERE, name=self.name(), args=args)
+        return ast.CallExpr(span=NOWHERE, name=self.name(), args=args)
 
     def options(self) -> ast.Options:
         items = tuple(
@@ -135,7 +135,7 @@ class Trees:
         match self.rng.randrange(5):
             case 0:
                 sizes = tuple(self.whole() for _ in range(self.rng.randint(1, 3)))
-                batch = ast.Batch(span=NOWHERE, sizes=sizes, over=self.maybe(self.name))
+                batch = ast.BatchClause(span=NOWHERE, sizes=sizes, over=self.maybe(self.name))
                 return ast.LoadExpr(
                     span=NOWHERE, source=self.name(), batch=batch,
                     split=self.maybe(self.names) or (), per=self.maybe(self.names) or (),
@@ -315,7 +315,7 @@ def _declaration(node: Any) -> list[str]:
             return ["state", node.name.text, ":", *_type(node.type), *_placement(node.placement), *server]
 
 
-def _call(word: str, call: ast.Call | ast.Number | None) -> list[str]:
+def _call(word: str, call: ast.CallExpr | ast.Number | None) -> list[str]:
     if call is None:
         return []
     if isinstance(call, ast.Number):

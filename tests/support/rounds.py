@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.postcondition import promise, sources
-from commplan.collectives.program import REDUCING, Program, Round
+from commplan.collectives.postcondition import postcondition, sources
+from commplan.collectives.program import REDUCING, ChunkProgram, Round
 
 SLOTS = list[list[np.ndarray]]  # by rank and chunk
 
@@ -22,7 +22,9 @@ def transfers(each: Round) -> Iterator[tuple[int, int, int, bool]]:
                 yield int(src), int(dst), one, send.reduce
 
 
-def execute(program: Program, slots: SLOTS, add: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> SLOTS:
+def execute(
+    program: ChunkProgram, slots: SLOTS, add: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> SLOTS:
     for each in program.rounds:
         before = [list(rank) for rank in slots]
         for src, dst, chunk, reduce in transfers(each):
@@ -31,13 +33,13 @@ def execute(program: Program, slots: SLOTS, add: Callable[[np.ndarray, np.ndarra
     return slots
 
 
-def keeps_its_promise(program: Program, size: int, seed: int = 0) -> bool:
+def keeps_its_promise(program: ChunkProgram, size: int, seed: int = 0) -> bool:
     """Whether whole numbers come out right in a buffer of `size` elements; what is not promised is noise."""
     draw = np.random.default_rng(seed)
     at = bounds(program.kind, program.ranks, program.chunks, size)
     assert at[0] == 0 and at[-1] == size and np.all(np.diff(at) >= 0)
     whole = [draw.integers(-(2**40), 2**40, size) for _ in range(program.ranks)]
-    told = promise(program.kind, program.ranks, program.chunks, program.root)
+    told = postcondition(program.kind, program.ranks, program.chunks, program.root)
     slots = [[whole[r][at[c] : at[c + 1]] for c in range(program.chunks)] for r in range(program.ranks)]
     sums = [
         sum(slots[r][c] for r in range(program.ranks) if told.starts[r, c]) for c in range(program.chunks)
@@ -51,7 +53,7 @@ def keeps_its_promise(program: Program, size: int, seed: int = 0) -> bool:
     return all(np.array_equal(after[r][c], sums[c]) for r, c in np.argwhere(told.ends))
 
 
-def expressions(program: Program) -> np.ndarray:
+def expressions(program: ChunkProgram) -> np.ndarray:
     """What each slot holds at the end, as numbers [ranks, chunks] that are equal where the expressions are,
     a + b and b + a being one expression, (a + b) + c and a + (b + c) two."""
     draw = np.random.default_rng(1)
@@ -62,7 +64,7 @@ def expressions(program: Program) -> np.ndarray:
     return np.array(slots, np.uint64)
 
 
-def counted(program: Program) -> tuple[int, Fraction]:
+def counted(program: ChunkProgram) -> tuple[int, Fraction]:
     """Rounds, and the share of S that the busiest rank sends or receives, whichever is more.
 
     S are the bytes of the whole buffer, cut into equal chunks.

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from commplan.collectives.hierarchical import Stage
+from commplan.collectives.hierarchical import LevelStage
 from commplan.collectives.program import KINDS, ROOTED, Kind
 from commplan.collectives.registry import algorithms, hierarchical, stages
 from commplan.diagnostics import CommplanError
@@ -61,7 +61,7 @@ def test_65536_ranks_take_three_levels() -> None:
 LEVELS = [("ring", 4), ("ring", 3)]
 
 
-def changed(index: int, **fields: object) -> list[Stage]:
+def changed(index: int, **fields: object) -> list[LevelStage]:
     found = list(stages(LEVELS, "all_reduce"))
     found[index] = found[index]._replace(**fields)  # pyright: ignore[reportArgumentType]
     return found
@@ -79,7 +79,7 @@ def changed(index: int, **fields: object) -> list[Stage]:
         ([*changed(0), *changed(0)[:1]], "every contribution once, and has the sums of level 0 once more"),
     ],
 )
-def test_stages_that_do_not_add_up(wrong: list[Stage], said: str) -> None:
+def test_stages_that_do_not_add_up(wrong: list[LevelStage], said: str) -> None:
     found = compose(LEVELS, "all_reduce", wrong)
     assert found is not None
     assert (found.code, said in found.message) == ("CP0740", True), found.message

@@ -18,7 +18,7 @@ from commplan.cli import main
 from commplan.ir import schedule as ir
 from commplan.ir.hints import Hints
 from commplan.ir.serialization.canonical_json import encode
-from commplan.ir.symbolic.compare import Comparison
+from commplan.ir.symbolic.compare import TermComparison
 from commplan.ir.symbolic.rounding import accepts, allowed, cast
 from commplan.ir.symbolic.terms import Algebra, Argument, rank
 from commplan.ir.types import DType
@@ -463,7 +463,7 @@ def test_terms_are_compared_and_summed_however_deep_they_are() -> None:
     for _ in range(3000):
         terms = [algebra.call("f", [Argument(term, 0)]) for term in terms]
     terms = [algebra.total(term, ["w"]) for term in terms]
-    compare = Comparison(algebra)
+    compare = TermComparison(algebra)
     exact, sent, planned = terms
     assert [part.sums for part in planned.parts] == [("w",)]
     assert (compare(sent, planned), compare(sent, exact), compare(exact, exact)) == (True, False, True)
@@ -477,4 +477,4 @@ def test_rounded_elements_of_one_rank_are_summed_as_the_plan_says(added: DType, 
     planned = algebra.total(algebra.only(algebra.total(own, ["b"], event), [(rank("a"), 1)]), ["a"])
     sent = algebra.cast(algebra.cast(own, DType.F32, DType.BF16), DType.BF16, added)
     total = algebra.total(algebra.only(sent, [(rank("a"), 1)]), ["a", "b"])
-    assert Comparison(algebra)(algebra.cast(total, added, DType.F32), planned) == accepted
+    assert TermComparison(algebra)(algebra.cast(total, added, DType.F32), planned) == accepted

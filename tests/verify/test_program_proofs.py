@@ -14,7 +14,7 @@ from support.program_replay import correct, replay, rounds_of
 from support.projection import Projection, project
 from support.rounds import counted
 
-from commplan.collectives.program import KINDS, ROOTED, Kind, Program, Rotation, Send
+from commplan.collectives.program import KINDS, ROOTED, ChunkProgram, Kind, Rotation, Send
 from commplan.collectives.registry import algorithms, program
 from commplan.verify.programs.algorithm_proof import prove_task
 from commplan.verify.programs.composition import Task
@@ -25,7 +25,7 @@ from commplan.verify.programs.symbolic_execution import representatives, rotates
 Transfer = tuple[int, int, int, bool]
 
 
-def made(kind: Kind, ranks: int, chunks: int, *rounds: list[Transfer], root: int = 0) -> Program:
+def made(kind: Kind, ranks: int, chunks: int, *rounds: list[Transfer], root: int = 0) -> ChunkProgram:
     """A program of transfers (from, to, chunk, whether it adds)."""
     families = tuple(
         tuple(
@@ -34,12 +34,12 @@ def made(kind: Kind, ranks: int, chunks: int, *rounds: list[Transfer], root: int
         )
         for each in rounds
     )
-    return Program("made", kind, ranks, chunks, families, root)
+    return ChunkProgram("made", kind, ranks, chunks, families, root)
 
 
-def only(program: Program | Projection) -> Counterexample:
+def only(program: ChunkProgram | Projection) -> Counterexample:
     """The one counter-example of `program`, which happens when it runs."""
-    if isinstance(program, Program):
+    if isinstance(program, ChunkProgram):
         ((found,), projection) = prove(program), project(program)
         (other,) = matching.prove(projection)
         assert (found.failure, found.ranks, found.rounds) == (other.failure, other.ranks, other.rounds)
@@ -105,7 +105,7 @@ def test_one_chunk_stands_for_all_if_the_program_rotates(name: str, few: int) ->
     assert representatives(listed(program(name, "all_reduce", 8)))[1] == few
 
 
-def listed(program: Program) -> Program:
+def listed(program: ChunkProgram) -> ChunkProgram:
     """`program` with an entry for each rank."""
     rounds = (tuple(Send(s.src, s.dst, s.chunk, s.count, s.reduce) for s in each) for each in program.rounds)
     return dataclasses.replace(program, rounds=tuple(rounds))
@@ -341,7 +341,7 @@ def test_rounds_that_only_one_rank_numbers_otherwise_are_fine() -> None:
         made("broadcast", 2, 1, [(0, 1, 1, False)]),
     ],
 )
-def test_ranks_and_chunks_that_do_not_exist(broken: Program) -> None:
+def test_ranks_and_chunks_that_do_not_exist(broken: ChunkProgram) -> None:
     (found,) = prove(broken)
     assert found.code == "CP0742"
     assert replay(project(broken), found)

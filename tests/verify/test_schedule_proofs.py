@@ -10,7 +10,7 @@ from support.byhand import HERE, Maker, compiled, reduce_plan, tree
 
 from commplan.collectives import registry
 from commplan.collectives.algorithms import ring
-from commplan.collectives.program import Body
+from commplan.collectives.program import RoundSequence
 from commplan.diagnostics import Span
 from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
@@ -97,9 +97,9 @@ def test_a_broken_algorithm_is_refused_at_its_plan_line(monkeypatch: pytest.Monk
 
     programs = ring.PROGRAMS
 
-    def all_reduce(n: int) -> Body:
+    def all_reduce(n: int) -> RoundSequence:
         whole = programs["all_reduce"](n)
-        return Body(whole.chunks, tuple(whole.rounds)[:-1])
+        return RoundSequence(whole.chunks, tuple(whole.rounds)[:-1])
 
     files = {**registry.files()}
     monkeypatch.setattr(ring, "PROGRAMS", {**programs, "all_reduce": all_reduce})

@@ -17,7 +17,7 @@ import commplan
 from commplan.cli import main
 from commplan.input.order import Order
 from commplan.input.rates import Rates, rates
-from commplan.input.work_partition import Division, Move, adopted, division
+from commplan.input.work_partition import Division, HostTransfer, division, failover
 from commplan.ir.remark import Design
 from commplan.verify import verify
 from commplan.verify.input import proof
@@ -177,35 +177,35 @@ def test_rows_are_cut_without_gap_whatever_their_number() -> None:
 
 
 class PartDropped(Division):
-    def of(self, process: int) -> tuple[int, ...]:
-        return () if process == 1 else super().of(process)
+    def parts_of(self, process: int) -> tuple[int, ...]:
+        return () if process == 1 else super().parts_of(process)
 
 
 class PartMadeTwice(Division):
-    def of(self, process: int) -> tuple[int, ...]:
-        return (*super().of(process), *((0,) if process == 1 else ()))
+    def parts_of(self, process: int) -> tuple[int, ...]:
+        return (*super().parts_of(process), *((0,) if process == 1 else ()))
 
 
 class RootLacksAPart(Division):
     """The last maker broadcasts before it has gathered."""
 
-    def moves(self, alive: Collection[int] | None = None) -> tuple[Move, ...]:
+    def moves(self, alive: Collection[int] | None = None) -> tuple[HostTransfer, ...]:
         return tuple(reversed(super().moves(alive)))
 
 
 class MoveDropped(Division):
-    def moves(self, alive: Collection[int] | None = None) -> tuple[Move, ...]:
+    def moves(self, alive: Collection[int] | None = None) -> tuple[HostTransfer, ...]:
         return super().moves(alive)[:-1]
 
 
 class MovedTwice(Division):
-    def moves(self, alive: Collection[int] | None = None) -> tuple[Move, ...]:
+    def moves(self, alive: Collection[int] | None = None) -> tuple[HostTransfer, ...]:
         found = super().moves(alive)
         return (*found, *found[-1:])
 
 
 class WaitsForTheDead(Division):
-    def moves(self, alive: Collection[int] | None = None) -> tuple[Move, ...]:
+    def moves(self, alive: Collection[int] | None = None) -> tuple[HostTransfer, ...]:
         return super().moves()
 
 
@@ -241,7 +241,7 @@ def test_a_broken_division_is_refused(kind: type[Division], said: str) -> None:
 def test_the_dead_are_not_waited_for() -> None:
     found = as_kind(WaitsForTheDead, division("all_shared", HOSTS))
     wrong = prove_division(
-        found, 64, (0, 1), lambda one, alive: as_kind(WaitsForTheDead, adopted(one, alive))
+        found, 64, (0, 1), lambda one, alive: as_kind(WaitsForTheDead, failover(one, alive))
     )
     assert wrong is not None
     assert wrong.message == "move 1 (broadcast): it waits for host 2, with only processes 0, 1 left"
@@ -267,7 +267,7 @@ def test_the_survivors_that_are_looked_at_stand_for_all(many: int) -> None:
     one of those that are looked at; the real one fails for none."""
 
     def forgetful(one: Division, alive: Collection[int]) -> Division:
-        left = adopted(one, alive)
+        left = failover(one, alive)
         dead = [reader for reader in one.readers if reader not in alive]
         return replace(left, readers=left.readers if len(dead) != many else one.readers)
 
@@ -310,8 +310,8 @@ class LagOfOne(Rates):
 
 
 class StepSkippedByTheSecond(Rates):
-    def taken(self, member: int, step: int) -> tuple[int, int]:
-        low, high = super().taken(member, step)
+    def units_of(self, member: int, step: int) -> tuple[int, int]:
+        low, high = super().units_of(member, step)
         return (low, high) if member != 1 else (low + self.units[1], high + self.units[1])
 
 

@@ -1,2 +1,5 @@
-"""One file for each algorithm: a function from the number of ranks to a chunk program, and its entry for the
-registry (`commplan.collectives.registry`), which finds it here. Nothing else imports these files."""
+"""Collective algorithms, one module each.
+
+A module defines functions from the number of ranks to chunk programs. `commplan.collectives.registry`
+discovers the modules; no other package imports them.
+"""

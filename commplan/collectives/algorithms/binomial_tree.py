@@ -1,4 +1,4 @@
-"""binomial_tree: who has it sends it on in every round, to a rank half as far away each time.
+"""binomial_tree: in every round each rank with the data sends it on, over half of the last distance.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005); Chan et
 al., "Collective communication: theory, practice, and experience" (2007). With n ranks and S bytes
@@ -7,7 +7,7 @@ al., "Collective communication: theory, practice, and experience" (2007). With n
     all_reduce         2 ceil(log2 n) rounds: reduce, then broadcast; the root sends ceil(log2 n) S
     scatter, gather      ceil(log2 n) rounds, the root sends or receives (n-1)/n S
 
-Rounds are the lower bound but for all_reduce; bytes are of scatter and gather.
+The number of rounds is optimal except for all_reduce, the number of bytes for scatter and gather.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from commplan.collectives.transform import from_root
 
 
 def _broadcast(n: int) -> Iterator[Round]:
-    """Ranks that are multiples of 2d have it and send it `d` to the right; d is halved."""
+    """Ranks that are multiples of 2d have the data and send it to the rank `d` to the right; d is halved."""
     r = ranks(n)
     for k in reversed(range(log2_up(n))):
         d = 1 << k
@@ -30,7 +30,7 @@ def _broadcast(n: int) -> Iterator[Round]:
 
 
 def _scatter(n: int) -> Iterator[Round]:
-    """As `_broadcast`, but only the blocks of the ranks from the receiver on that it will serve."""
+    """As `_broadcast`, but each message has only the blocks that the receiver keeps or forwards."""
     r = ranks(n)
     for k in reversed(range(log2_up(n))):
         d = 1 << k

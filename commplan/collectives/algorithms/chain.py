@@ -1,13 +1,13 @@
-"""chain: everything goes down the line of ranks; for large buffers in slices, which follow each other.
+"""chain: data moves along the line of ranks; large buffers are pipelined in slices.
 
-With n ranks, S bytes and the root at the head of the line, cut into s slices,
+With n ranks, S bytes and the root at the start of the line, in s slices,
 
     broadcast, reduce   n + s - 2 rounds (n - 1 of one slice), a rank sends S
     all_reduce          2n + s - 3 rounds: up the line, down the line; a rank sends 2 S
     scatter, gather     n - 1 rounds, the root sends or receives (n-1)/n S
 
-The bytes of all but all_reduce are the lower bound of Chan et al. (2007). Scatter sends the farthest block
-first, so that all blocks arrive in the last round.
+The number of bytes is the lower bound of Chan et al. (2007), except for all_reduce. Scatter sends the
+farthest block first, so that all blocks arrive in the last round.
 """
 
 from __future__ import annotations

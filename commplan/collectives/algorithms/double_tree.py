@@ -1,15 +1,15 @@
-"""double_tree: two binary trees, each for half the buffer; an inner node of one is a leaf of the other.
+"""double_tree: two binary trees, each for half of the buffer; inner nodes of one are leaves of the other.
 
 Sanders, Speck and Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009). A
-tree over places 1 to m has the odd places as leaves, in order; the other tree is its mirror image (m even) or
-moved on by one (m odd). In a broadcast or reduction the root stands above both trees; in all_reduce each tree
-has a root of its own. With n ranks and S bytes, cut into s slices, and h = floor(log2 n):
+tree over places 1 to m has the odd places as leaves, in order. The other tree is its mirror image (m even) or
+shifted by one (m odd). In a broadcast or reduction the root is the parent of both trees; in all_reduce each
+tree has a separate root. With n ranks and S bytes, in s slices, and h = floor(log2 n):
 
     broadcast    ceil(log2 n) + s - 1 rounds, a rank sends S; it may send to both children in one round
     reduce       at most 2 ceil(log2 n) + s - 2 rounds, a rank sends S; its children send one after the other
     all_reduce   at most 3h + s - 1 rounds, a rank sends 2 S: reduce, then broadcast, in both trees
 
-The bytes of broadcast and reduce are lower bounds; with slices every rank sends and receives all the time.
+The bytes of broadcast and reduce are optimal; with slices every rank sends and receives in every round.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from fractions import Fraction
 
 import numpy as np
 
-from commplan.collectives.program import Body, Ints, Kind, Programs, Round, log2_up, ranks, send
+from commplan.collectives.program import Ints, Kind, Programs, Round, RoundSequence, log2_up, ranks, send
 from commplan.collectives.transform import reversed_rounds
 
 
 def _tree(m: int) -> tuple[Ints, Ints]:
-    """The parents [m] of places 1 to m, 0 of the top, and 1 for right children, 0 for left ones.
+    """The parents of places 1 to m, and whether each place is a right child.
 
-    Place p = odd * b, b a power of two, has its children at distance b/2, and its parent at distance b or,
-    where there is no such place, further up.
+    The children of place p = odd * b, with b a power of two, are at distance b/2. Its parent is at distance
+    b, or further up if there is no such place.
+
+    Returns:
+        Parents [m], 0 for the root, and flags [m], 1 for right children and 0 for left ones.
     """
     place = np.arange(1, m + 1, dtype=np.int64)
     parent = place
@@ -40,7 +43,7 @@ def _tree(m: int) -> tuple[Ints, Ints]:
 
 
 def _turns(parent: Ints, wait: Ints) -> Ints:
-    """The round [m] in which each place hears from its parent: `wait` rounds after it first could."""
+    """The round [m] in which each place receives from its parent: `wait` rounds after the earliest one."""
     at = np.zeros_like(parent)
     for _ in range(len(parent).bit_length()):
         at = np.where(parent > 0, at[parent - 1] + 1 + wait, 0)
@@ -48,8 +51,10 @@ def _turns(parent: Ints, wait: Ints) -> Ints:
 
 
 def _down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
-    """Both trees over ranks `first` to first + m - 1, from their tops down. A top, which has no parent, gets
-    its half from rank 0 in round 0; where the trees have all ranks there is no such round."""
+    """Both trees over ranks `first` to first + m - 1, from their roots down.
+
+    A tree's root receives its half from rank 0 in round 0, unless the trees contain all ranks.
+    """
     parent, right = _tree(m)
     at = _turns(parent, right if staggered else 0 * right)
     place = ranks(m)
@@ -66,12 +71,12 @@ def _up(m: int, first: int) -> Iterator[Round]:
 
 
 def _served(m: int) -> int:
-    """Rounds until a tree over m places is served, left children first. The left half is a full tree."""
+    """The number of rounds to serve a tree over m places, left children first; its left half is full."""
     levels = m.bit_length() - 1
     if levels < 1:
         return 0
-    rest = m - (1 << levels)
-    return max(2 * levels - 1, 2 + _served(rest) if rest else 0)
+    right_half = m - (1 << levels)
+    return max(2 * levels - 1, 2 + _served(right_half) if right_half else 0)
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
@@ -85,7 +90,7 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
 
 
 PROGRAMS: Programs = {
-    "all_reduce": lambda n: Body(2, itertools.chain(_up(n, 0), _down(n, 0, staggered=False))),
-    "broadcast": lambda n: Body(2, _down(n - 1, 1, staggered=False)),
-    "reduce": lambda n: Body(2, _up(n - 1, 1)),
+    "all_reduce": lambda n: RoundSequence(2, itertools.chain(_up(n, 0), _down(n, 0, staggered=False))),
+    "broadcast": lambda n: RoundSequence(2, _down(n - 1, 1, staggered=False)),
+    "reduce": lambda n: RoundSequence(2, _up(n - 1, 1)),
 }

@@ -1,4 +1,4 @@
-"""halving_doubling: pairs exchange halves of what they still share, and on the way back all they have.
+"""halving_doubling: pairs exchange halves of their remaining part, and on the way back all of it.
 
 Rabenseifner, "Optimization of collective reduction operations" (2004). With n ranks and S bytes on each
 
@@ -6,10 +6,10 @@ Rabenseifner, "Optimization of collective reduction operations" (2004). With n r
     reduce_scatter     ceil(log2 n) rounds, a rank sends  (n-1)/n S
     all_gather         ceil(log2 n) rounds, a rank sends  (n-1)/n S
 
-The bytes are lower bounds, and so are the rounds but of all_reduce. Where n is no power of two, messages go
-around a circle as in `bruck`, which costs the same; the usual folding of ranks would send up to 2 S more.
-In all_reduce neighbours exchange the large halves and far ranks the small ones; where blocks come out in rank
-order it is the other way round.
+The bytes are optimal, and so are the rounds except of all_reduce. If n is not a power of two, messages go
+around a ring as in `bruck`, at the same cost; folding ranks, as is usual, would send up to 2 S more. In
+all_reduce, neighbors exchange the large halves and distant ranks the small ones. Collectives with blocks in
+rank order do the opposite.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from commplan.collectives.algorithms.recursive_doubling import all_gather
-from commplan.collectives.program import Body, Kind, Programs, Round, log2_up, ranks, send
+from commplan.collectives.program import Kind, Programs, Round, RoundSequence, log2_up, ranks, send
 from commplan.collectives.transform import reversed_rounds
 
 
 def _halving(n: int) -> Iterator[Round]:
-    """Rank r keeps the upper half of its part where bit k of r is set, and sends the other to r ^ 2**k."""
+    """Rank r keeps the upper half of its part if bit k of r is set, and sends the other half to r ^ 2**k."""
     r = ranks(n)
     first, half = r * 0, n // 2
     for k in range(log2_up(n)):
@@ -51,7 +51,7 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
 
 
 PROGRAMS: Programs = {
-    "all_reduce": lambda n: Body(n, _all_reduce(n)),
-    "reduce_scatter": lambda n: Body(n, _reduce_scatter(n)),
-    "all_gather": lambda n: Body(n, all_gather(n)),
+    "all_reduce": lambda n: RoundSequence(n, _all_reduce(n)),
+    "reduce_scatter": lambda n: RoundSequence(n, _reduce_scatter(n)),
+    "all_gather": lambda n: RoundSequence(n, all_gather(n)),
 }

@@ -1,12 +1,12 @@
-"""pairwise: every rank sends each block directly to the rank that it is for, one after the other.
+"""pairwise: every rank sends each block directly to its destination, one after the other.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005), the
 all-to-all for long messages. With n ranks and S bytes on each
 
     swap   (n-1) rounds, a rank sends (n-1)/n S
 
-The bytes are the lower bound; rounds are not. In round d all ranks send d places further, so that each
-receives from one.
+The number of bytes is optimal, the number of rounds is not. In round d every rank sends to the rank d places
+further, so that each receives from one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from commplan.collectives.program import Body, Kind, Programs, Round, ranks, send
+from commplan.collectives.program import Kind, Programs, Round, RoundSequence, ranks, send
 
 
 def _swap(n: int) -> Iterator[Round]:
@@ -25,9 +25,9 @@ def _swap(n: int) -> Iterator[Round]:
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
-    """Rounds, and the share of S that the busiest rank sends or receives."""
+    """The number of rounds, and the fraction of S that the busiest rank sends or receives."""
     del kind
     return n - 1, Fraction(n - 1, n)
 
 
-PROGRAMS: Programs = {"swap": lambda n: Body(n, _swap(n))}
+PROGRAMS: Programs = {"swap": lambda n: RoundSequence(n, _swap(n))}

@@ -1,16 +1,16 @@
-"""recursive_doubling: halves of the ranks have their sums, and exchange them; few rounds, much sent.
+"""recursive_doubling: pairs exchange partial sums of groups that double in size; few rounds, many bytes.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005). For a
-number of ranks that is no power of two, those usually fold some ranks away, for two more rounds. Here halves
-may differ by one: the lower half is the larger, and its last rank, which has no partner in the upper half,
-hears the sum from the first rank there, which therefore sends twice. With n ranks and S bytes on each
+number of ranks that is not a power of two, they fold some ranks away, in two more rounds. Here halves may
+differ by one: the lower half is the larger one, and its last rank, which has no partner, receives the sum
+from the first rank of the upper half, which sends twice. With n ranks and S bytes on each
 
     all_reduce       ceil(log2 n) rounds, a rank sends and receives ceil(log2 n) S
-                     (where halves differ one may send S more)
+                     (S more on some ranks if halves differ)
     all_gather       ceil(log2 n) rounds, a rank sends (n-1)/n S
 
-Rounds are the lower bound. All ranks add the same sums of halves, so their results are bitwise the same. Of
-ranks whose number is no power of two, all_gather is Bruck's.
+The number of rounds is optimal. All ranks add the same sums of halves, so their results are bitwise equal. If
+the number of ranks is not a power of two, all_gather is Bruck's.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fractions import Fraction
 import numpy as np
 
 from commplan.collectives.algorithms import bruck
-from commplan.collectives.program import Body, Kind, Programs, Round, log2_up, ranks, send
+from commplan.collectives.program import Kind, Programs, Round, RoundSequence, log2_up, ranks, send
 
 
 def _all_reduce(n: int) -> Iterator[Round]:
-    """The groups of all rounds are made by cutting all ranks in halves, again and again."""
+    """The groups of all rounds result from recursive halving of all ranks."""
     r = ranks(n)
     low, size = np.zeros_like(r), np.full_like(r, n)
     rounds: list[Round] = []
@@ -53,7 +53,7 @@ def all_gather(n: int) -> Iterator[Round]:
 
 @functools.cache
 def _sends_most(n: int) -> int:
-    """Messages of the busiest rank. The rank that sends twice sends in every round of its half."""
+    """The number of messages of the busiest rank; one that sends twice sends in every round of its half."""
     if n == 1:
         return 0
     lower, upper = n - n // 2, n // 2
@@ -68,6 +68,6 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
 
 
 PROGRAMS: Programs = {
-    "all_reduce": lambda n: Body(1, _all_reduce(n)),
-    "all_gather": lambda n: Body(n, all_gather(n)),
+    "all_reduce": lambda n: RoundSequence(1, _all_reduce(n)),
+    "all_gather": lambda n: RoundSequence(n, all_gather(n)),
 }

@@ -1,8 +1,8 @@
 """torus: rings along the rows of a grid of ranks, then along its columns; fewer rounds than one ring.
 
-Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash" (2018). The n ranks are a
-grid of b rows of a, a the largest divisor of n up to its square root: a prime is one ring. It is
-`hierarchical` over the rows and columns. With S bytes on each rank (of the whole result, where ranks hold
+Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash" (2018). The n ranks form a
+grid of b rows of a ranks, with a the largest divisor of n up to its square root; a prime n is one ring. It is
+`hierarchical` over the rows and columns. With S bytes on each rank (of the whole result, if ranks hold
 blocks):
 
     all_reduce         2(a-1) + 2(b-1) rounds, a rank sends 2(n-1)/n S
@@ -11,8 +11,8 @@ blocks):
     broadcast, reduce  2(a-1) + 2(b-1) rounds, a rank sends (a+1)/a S, or S if a = 1
     scatter, gather     (a-1) +  (b-1) rounds, the root sends or receives (n-1)/n S
 
-The bytes are lower bounds but of broadcast and reduce. In a broadcast the root's row scatters, each column
-broadcasts its part along a ring, and all rows gather.
+The number of bytes is optimal except for broadcast and reduce. In a broadcast the root's row scatters, each
+column broadcasts its part along a ring, and all rows gather.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fractions import Fraction
 
 from commplan.collectives.algorithms import ring
 from commplan.collectives.hierarchical import composed
-from commplan.collectives.program import Body, Kind, Programs, Round
+from commplan.collectives.program import Kind, Programs, Round, RoundSequence
 
 
 def shape(n: int) -> tuple[int, int]:
-    """Columns and rows of the grid, the most nearly square one.
+    """The number of columns and rows of the most nearly square grid.
 
     >>> shape(12), shape(13)
     ((3, 4), (1, 13))
@@ -52,4 +52,4 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
             return once, Fraction(n - 1, n)
 
 
-PROGRAMS: Programs = {kind: lambda n, kind=kind: Body(n, _rounds(kind, n)) for kind in ring.PROGRAMS}
+PROGRAMS: Programs = {kind: lambda n, kind=kind: RoundSequence(n, _rounds(kind, n)) for kind in ring.PROGRAMS}

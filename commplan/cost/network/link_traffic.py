@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from commplan.collectives.program import Bools, Ints, Program, Round
+from commplan.collectives.program import Bools, ChunkProgram, Ints, Round
 from commplan.cost.network.network import Floats, Layout, Network
 
 
@@ -114,7 +114,7 @@ class Pattern:
         return all(step.lanes.alike for step in self.steps)
 
 
-def lay_out(program: Program, layout: Layout, network: Network) -> Pattern:
+def lay_out(program: ChunkProgram, layout: Layout, network: Network) -> Pattern:
     """The pattern of `program`, rank r of group g at place `layout.groups[g, r]`."""
     first = _first_links(network)
     seen: dict[tuple[bytes, ...], Lanes] = {}
@@ -145,7 +145,7 @@ def _first_links(network: Network) -> Ints:
 
 def _step(
     transfers: Round,
-    program: Program,
+    program: ChunkProgram,
     layout: Layout,
     network: Network,
     first: Ints,

@@ -188,7 +188,7 @@ class _Charge:
             prediction = self.predictor.query(work)
             known = prediction.seconds if prediction else None
         if known is None:
-            self.unknown[work.what] = None
+            self.unknown[work.label] = None
         return known or 0.0, prediction
 
 

@@ -1,5 +1,5 @@
-"""The plan graph, with sizes and shapes, becomes a schedule without any choice being made.
+"""Lower the plan graph, with sizes and shapes, to a schedule, without making any choices.
 
-`stages` walks through the phases, `server_ops` lowers what workers exchange with servers, and `builder`
-collects the ops and values of the phase at hand. A new stage verb is lowered in `stages`.
+`stages` visits the phases, `server_ops` lowers the traffic between workers and servers, and `builder`
+collects the ops and values of a phase. Lower new stage verbs in `stages`.
 """

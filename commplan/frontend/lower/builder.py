@@ -1,4 +1,4 @@
-"""The ops and values of a phase while the plan's stages are lowered into it; reductions as sums."""
+"""The ops and values of a phase during lowering, and the lowering of reductions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commplan.ir.types import DType
 
 
 class Sending(Protocol):
-    """A stage that becomes collectives: where it is written, and how it is to be carried out."""
+    """A stage that becomes collectives: its place in the plan, algorithm and hints."""
 
     @property
     def span(self) -> Span: ...
@@ -26,25 +26,25 @@ class Sending(Protocol):
     def hints(self) -> graph.Hints: ...
 
 
-class Builder:
-    """Ops so far, and every value by name.
+class PhaseBuilder:
+    """The ops so far, and all values by name.
 
-    weights: weights and their sums that the phase has made already, by weight, axes and type.
+    `weights` holds the weights and their sums that the phase has already computed, by weight, axes and type.
     """
 
     def __init__(self, axes: tuple[sched.Axis, ...], values: dict[graph.Ref, sched.Value]) -> None:
-        self.axes, self.of = axes, values
+        self.axes, self.values = axes, values
         self.types = ValueTypes(axes, values)
         self.ops: list[sched.Op] = []
         self.weights: dict[tuple[graph.Ref, tuple[str, ...], DType], tuple[graph.Ref, graph.Ref]] = {}
 
     def dtype(self, scalar: graph.Ref) -> DType:
         """The type of a scalar value."""
-        return self.of[scalar].leaves[0].dtype
+        return self.values[scalar].leaves[0].dtype
 
     def emit(self, op: sched.Op) -> graph.Ref:
-        """Append `op`, and add a result that is no value yet as the op says it is. Gives back its name."""
-        add_results(op, self.types, self.of, self.of)
+        """Append `op`, and add its results if they are not declared. Returns the name of the first result."""
+        add_results(op, self.types, self.values, self.values)
         self.ops.append(op)
         return sched.results(op)[0]
 
@@ -59,8 +59,8 @@ class Builder:
         root: int | None = None,
         divisor: int = 1,
     ) -> None:
-        """Append a collective on whole values, with what the stage says of it."""
-        value = self.of[operand]
+        """Append a collective on whole values, with the algorithm and hints of `stage`."""
+        value = self.values[operand]
         widest = sched.widest(value.leaves)
         self.emit(
             sched.Collective(
@@ -71,20 +71,22 @@ class Builder:
         )  # fmt: skip
 
 
-def reduction(building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter) -> None:
+def reduction(
+    building: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter
+) -> None:
     """Lower a reduce or scatter.
 
     max, min, sum      -->  one collective
     mean               -->  the sum, divided by the number of ranks
     mean, in another type than the values have
-                       -->  one collective, which divides before its sum travels on
-    mean(weight = n)   -->  the sum of x n / (sum of n), in the type that it is added in
+                       -->  one collective, which divides before its sum is sent on
+    mean(weight = n)   -->  the sum of x n / (sum of n), in its accumulation type
     """
     op, over = stage.op, stage.axes
     if op.name != "mean":
         building.collective(kind, stage.result, stage.operand, over, stage, op=op.name)
         return
-    dtypes = {leaf.dtype for leaf in building.of[stage.operand].leaves}
+    dtypes = {leaf.dtype for leaf in building.values[stage.operand].leaves}
     hints = stage.hints.for_mean(dtypes, stage.via, is_weighted=op.weight is not None)
     stage = replace(stage, hints=hints)
     if op.weight is not None:
@@ -101,36 +103,38 @@ def reduction(building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce
 
 
 def _weighted_mean(
-    building: Builder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter, weight: graph.Ref
+    building: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter, weight: graph.Ref
 ) -> None:
     """y = mean(x, weight = n)  -->  N = sum(n); y = sum(x n / N)
 
     y = mean(x of 16 bits)  -->  y = cast(sum(cast(x, f32) n / N), the types of x)
     """
-    own = tuple(leaf.dtype for leaf in building.of[stage.operand].leaves)
-    products = tuple(map(stage.hints.product, own))
+    dtypes = tuple(leaf.dtype for leaf in building.values[stage.operand].leaves)
+    products = tuple(map(stage.hints.product, dtypes))
     operand, total = stage.operand, stage.result
-    if not any(map(stage.hints.changes, products)):  # the terms travel in the type that they are added in
+    if not any(map(stage.hints.changes, products)):  # terms are sent in their accumulation type
         stage = replace(stage, hints=replace(stage.hints, wire=None, accumulate=None))
-    if products != own:
+    if products != dtypes:
         total = f"{stage.result}/sum"
         operand = building.emit(sched.Cast(f"{stage.result}/terms", operand, products, stage.span))
-    count, whole = total_weight(building, weight, stage, graph.weight_type(building.dtype(weight), own))
+    count, whole = total_weight(building, weight, stage, graph.weight_type(building.dtype(weight), dtypes))
     scaled = sched.Scale(f"{stage.result}/weighted", operand, "mul", count, stage.span, over=whole)
     building.collective(kind, total, building.emit(scaled), stage.axes, stage, op="sum")
-    if products != own:
-        building.emit(sched.Cast(stage.result, total, own, stage.span))
+    if products != dtypes:
+        building.emit(sched.Cast(stage.result, total, dtypes, stage.span))
 
 
 def total_weight(
-    building: Builder, weight: graph.Ref, stage: graph.Reduce | graph.Scatter, dtype: DType
+    building: PhaseBuilder, weight: graph.Ref, stage: graph.Reduce | graph.Scatter, dtype: DType
 ) -> tuple[graph.Ref, graph.Ref]:
-    """`weight` in `dtype`, and its sum over the axes of `stage`: along axes where it is the same a product.
-    Made once a phase."""
+    """`weight` in `dtype`, and its sum over the axes of `stage`, computed once per phase.
+
+    Along axes over which the weight is the same, the sum is a product.
+    """
     over, key = stage.axes, (weight, stage.axes, dtype)
     if key in building.weights:
         return building.weights[key]
-    placement = building.of[weight].placement
+    placement = building.values[weight].placement
     varying = tuple(axis for axis in over if placement.varies(axis))
     same = building.types.ranks(tuple(axis for axis in over if axis not in varying))
     if building.dtype(weight) != dtype:
@@ -138,7 +142,7 @@ def total_weight(
     total = weight
     if varying:
         total = f"{stage.result}/weights"
-        # A count is no gradient: it is neither sent nor added in a narrower type.
+        # A count is not a gradient: it is neither sent nor added in a narrower type.
         hints = replace(stage.hints, wire=None, accumulate=None, integers=None)
         via = scalar_algorithm(stage.via) if stage.via is not None and varying == over else None
         bare = replace(stage, hints=hints, via=via)

@@ -1,12 +1,12 @@
-"""What workers put on servers and get from them, as ops of their own.
+"""Lower the traffic between workers and servers to `Put` and `Get` ops.
 
-A state on a server that a phase sets otherwise than by `exchange` and `elastic` is put there; one that it
-reads otherwise is got before it is needed. The weights that an exchange gives come with its answer; anything
-else that a worker reads of a server after it is got.
+A state on a server that a phase sets without `exchange` or `elastic` is put there; one that it reads without
+them is fetched first. The weights of an exchange come with its answer; other results on servers are fetched
+afterwards.
 
     half = map fn(weights)          -->  weights.0/got = get(weights.0); half = map fn(weights.0/got)
     weights = broadcast params      -->  weights.1 = broadcast params; weights.1/there = put(weights.1)
-    center = broadcast params       -->  center.1/there = put(params.0), where no worker wants it
+    center = broadcast params       -->  center.1/there = put(params.0), if no worker reads it
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commplan.diagnostics import Span
-from commplan.frontend.lower.builder import Builder
+from commplan.frontend.lower.builder import PhaseBuilder
 from commplan.ir import schedule as sched
 from commplan.ir.analysis.def_use import DefUse
-from commplan.ir.analysis.server_ops import renewed, server_op
+from commplan.ir.analysis.server_ops import server_op, server_results
 from commplan.ir.ops import add_results
 from commplan.ir.plan import Binding, Ref, Value
 from commplan.ir.transfer import placed
@@ -26,11 +26,18 @@ Bindings = tuple[sched.Binding, ...]
 
 
 def lower_server_ops(
-    building: Builder, states: Sequence[Value], outputs: Sequence[Binding], updates: Sequence[Binding]
+    building: PhaseBuilder, states: Sequence[Value], outputs: Sequence[Binding], updates: Sequence[Binding]
 ) -> tuple[Bindings, Bindings]:
-    """Add `Get` and `Put` to the ops of a phase; its outputs and updates, bound to what they make.
+    """Add `Get` and `Put` ops to a phase.
 
-    states: all states of the plan.
+    Args:
+        building: The ops of the phase.
+        states: All states of the plan.
+        outputs: The outputs of the phase in the plan.
+        updates: The updates of the phase in the plan.
+
+    Returns:
+        The outputs and updates, bound to values of the schedule.
     """
     on_servers = {state.name: state for state in states if state.placement.server is not None}
     getting = _Getting(building, {state.id: state.span for state in on_servers.values()})
@@ -38,15 +45,15 @@ def lower_server_ops(
         getting.add(op)
     bound = tuple(sched.Binding(b.name, getting.get(b.value)) for b in outputs)
     building.ops = getting.ops
-    kept = {b.value for b in outputs}
-    return bound, _put(building, [(b, on_servers.get(b.name)) for b in updates], kept)
+    output_refs = {b.value for b in outputs}
+    return bound, _put(building, [(b, on_servers.get(b.name)) for b in updates], output_refs)
 
 
 class _Getting:
-    """The ops so far, and what lies on servers: each value with the place in the plan that it comes from."""
+    """The ops so far, and the values that are on servers, with their spans."""
 
-    def __init__(self, building: Builder, held: dict[Ref, Span]) -> None:
-        self.building, self.held = building, held
+    def __init__(self, building: PhaseBuilder, on_servers: dict[Ref, Span]) -> None:
+        self.building, self.on_servers = building, on_servers
         self.ops: list[sched.Op] = []
         self.got: dict[Ref, Ref] = {}
 
@@ -54,32 +61,31 @@ class _Getting:
         if isinstance(op, sched.Map):
             op = sched.substitute(op, {ref: self.get(ref, op.span) for ref in op.operands})
         self.ops.append(op)
-        asking = server_op(op, self.building.of)
-        if asking is not None:
-            self.held |= dict.fromkeys(renewed(asking), op.span)
+        request = server_op(op, self.building.values)
+        if request is not None:
+            self.on_servers |= dict.fromkeys(server_results(request), op.span)
 
     def get(self, ref: Ref, span: Span | None = None) -> Ref:
-        """`ref`, or what a worker gets of it where it lies on a server."""
-        if ref not in self.held:
+        """`ref`, or the value fetched from the server if it is there."""
+        if ref not in self.on_servers:
             return ref
         if ref not in self.got:
             self.got[ref] = f"{ref}/got"
-            self.ops.append(sched.Get(self.got[ref], ref, span or self.held[ref]))
-            add_results(self.ops[-1], self.building.types, self.building.of, self.building.of)
+            self.ops.append(sched.Get(self.got[ref], ref, span or self.on_servers[ref]))
+            add_results(self.ops[-1], self.building.types, self.building.values, self.building.values)
         return self.got[ref]
 
 
 def _put(
-    building: Builder, updates: Sequence[tuple[Binding, Value | None]], kept: set[Ref]
+    building: PhaseBuilder, updates: Sequence[tuple[Binding, Value | None]], read: set[Ref]
 ) -> tuple[sched.Binding, ...]:
-    """The updates, each with its state where that lies on a server: new values that were not made there are
-    put there. kept: what the phase puts out.
+    """The updates, with a `Put` for each new value of a state on a server that was not made there.
 
-    Where an op brings the first worker's value to all others, and only the servers want it, nobody needs to
-    wait for anybody, for it is the first worker that sends it there.
+    If an op broadcasts the value of the first worker and only servers need the result, the broadcast is
+    removed, since the first worker itself puts the value.
     """
     uses = DefUse(building.ops)
-    kept = kept.union(*(sched.operands(op) for op in building.ops))
+    read = read.union(*(sched.operands(op) for op in building.ops))
     bound, puts, unread = list[sched.Binding](), list[sched.Op](), set[Ref]()
     for binding, state in updates:
         ref, maker = binding.value, uses.maker(binding.value)
@@ -87,10 +93,10 @@ def _put(
             bound.append(sched.Binding(binding.name, ref))
             continue
         put = f"{ref}/there"
-        building.of[put] = placed(building.of[ref], put, state.placement)
+        building.values[put] = placed(building.values[ref], put, state.placement)
         bound.append(sched.Binding(binding.name, put))
         match maker:
-            case sched.Collective(kind="broadcast", root=0) if ref not in kept:
+            case sched.Collective(kind="broadcast", root=0) if ref not in read:
                 unread.add(ref)
                 puts.append(sched.Put(put, maker.operand, maker.span))
             case _:

@@ -1,7 +1,7 @@
-"""lower: the plan graph, with sizes and shapes, becomes a schedule.
+"""The pass `lower`: from the plan graph, with sizes and shapes, to a schedule.
 
-Each stage turns into the few ops that carry it out on whole values; later passes pack, cut and
-order them. `reduce by mean` --> all_reduce sum, then a division.
+Each stage becomes a few ops on whole values, which later passes pack, split and order. `reduce by mean` -->
+all_reduce sum, then a division.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from commplan.frontend.lower.builder import Builder, reduction
+from commplan.frontend.lower.builder import PhaseBuilder, reduction
 from commplan.frontend.lower.server_ops import lower_server_ops
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
@@ -26,16 +26,21 @@ def lower(
     backend: sched.Backend = "jax",
     hosts: tuple[str, ...] = (),
 ) -> sched.Schedule:
-    """The schedule of `plan` before any rewriting; `values` come from `shapes.infer`.
+    """The schedule of `plan` before any pass.
 
-    backend: what it is for. hosts: the names of the topology's hosts, where they are known.
+    Args:
+        plan: The plan.
+        axes: The axes with sizes.
+        values: One rank's values, from `infer_shapes.infer`.
+        backend: The target backend.
+        hosts: The names of the topology's hosts, if they are known.
     """
     return sched.Schedule(
         plan=plan.name,
         plan_digest=plan_digest(plan),
         axes=axes,
         sources=tuple(sched.SourceType(source.name, source.type) for source in plan.sources),
-        fns=tuple(map(sched.FnType.of, plan.fns)),
+        fns=tuple(map(sched.FnType.from_fn, plan.fns)),
         inputs=plan.inputs,
         states=plan.states,
         entry=tuple(values[ref] for ref in (*plan.inputs, *plan.states)),
@@ -50,8 +55,8 @@ def lower(
     )
 
 
-class Lowering(Builder):
-    """Lowers the stages of one phase after another, collecting ops and the values they make."""
+class Lowering(PhaseBuilder):
+    """Lowers the stages of one phase after another."""
 
     def __init__(
         self, plan: graph.Plan, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]
@@ -78,7 +83,9 @@ class Lowering(Builder):
             states=tuple(ref for ref in self.plan.states if ref in read),
             outputs=outputs,
             updates=updates,
-            values=tuple(self.of[ref] for op in self.ops for ref in sched.results(op) if ref in self.of),
+            values=tuple(
+                self.values[ref] for op in self.ops for ref in sched.results(op) if ref in self.values
+            ),
         )
         return bind_sources(lowered)
 
@@ -90,18 +97,18 @@ class Lowering(Builder):
         self.ops.append(assemble(sched.Map, stage, random=fn.random, stream=stream, lane=lane))
 
     def share(self, stage: graph.Share) -> None:
-        asked = stage.via.get("readers")
-        readers = int(asked) if asked is not None else None
+        count = stage.via.get("readers")
+        readers = int(count) if count is not None else None
         op = assemble(sched.Share, stage, design=stage.via.name, readers=readers, pinned=True)
         self.ops.append(op)
 
     def over_axes(self, stage: Any) -> None:
-        """One operand becomes one collective."""
+        """Lower a stage with one operand to one collective."""
         kind, root = cast("sched.CollectiveKind", stage.COLLECTIVE), stage.rank(self.types.ranks)
         self.collective(kind, stage.result, stage.operand, stage.axes, stage, root=root)
 
     def elastic(self, stage: graph.Elastic) -> None:
-        """sync --> pull, its sum, the centre moved by the sum; otherwise the whole exchange is one op."""
+        """sync --> pull, sum, and update of the center; other modes --> one op for the exchange."""
         if stage.mode != "sync":
             self.ops.append(assemble(sched.Elastic, stage, lane="network"))
             return

@@ -1,3 +1,5 @@
-"""What is asked of a graph: who makes and who reads a value, what depends on sources alone, what stays on
-servers, which leaf of an optimiser's state goes with which weight.
+"""Analyses of a graph.
+
+They compute definitions and uses, values that depend on sources alone, ops that use servers, and the leaves
+of an optimizer state that belong to each weight.
 """

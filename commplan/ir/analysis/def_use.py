@@ -1,4 +1,4 @@
-"""Which op makes a value, which ops read it, and what it is made from."""
+"""Definitions and uses of values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from commplan.ir.refs import Ref
 
 
 class DefUse(Generic[AnyOp]):
-    """The makers and readers of the values of `ops`, found in one pass over them.
+    """The defining op and the readers of each value in `ops`.
 
-    places: of the op that makes each value, its number among `ops`.
+    Attributes:
+        ops: The ops, in order.
+        indices: For each value, the index in `ops` of the op that makes it.
     """
 
     def __init__(self, ops: Iterable[AnyOp]) -> None:
         self.ops = tuple(ops)
-        self.places = {ref: place for place, op in enumerate(self.ops) for ref in results(op)}
+        self.indices = {ref: place for place, op in enumerate(self.ops) for ref in results(op)}
 
     @cached_property
     def _readers(self) -> dict[Ref, list[AnyOp]]:
@@ -29,33 +31,33 @@ class DefUse(Generic[AnyOp]):
         return readers
 
     def maker(self, ref: Ref) -> AnyOp | None:
-        """The op that makes `ref`; None where none of them does."""
-        place = self.places.get(ref)
+        """The op that makes `ref`, or None."""
+        place = self.indices.get(ref)
         return None if place is None else self.ops[place]
 
     def readers(self, ref: Ref) -> list[AnyOp]:
         """The ops that read `ref`, in order."""
         return self._readers.get(ref, [])
 
-    def behind(self, refs: Iterable[Ref], known: Container[Ref] = ()) -> tuple[AnyOp, ...]:
-        """The ops that `refs` depend on, in order, without what makes only values that are `known`."""
-        missing = {ref for ref in refs if ref not in known}
+    def ancestors(self, refs: Iterable[Ref], available: Container[Ref] = ()) -> tuple[AnyOp, ...]:
+        """The ops that `refs` depend on, in order, except through the `available` values."""
+        missing = {ref for ref in refs if ref not in available}
         chosen: list[AnyOp] = []
         for op in reversed(self.ops):
             if not missing.isdisjoint(results(op)):
                 chosen.append(op)
-                missing.update(ref for ref in operands(op) if ref not in known)
+                missing.update(ref for ref in operands(op) if ref not in available)
         return tuple(reversed(chosen))
 
     def sources(self, refs: Iterable[Ref], ends: Container[Ref]) -> list[Ref]:
-        """The first values in `ends` on all ways back from `refs`, in the order of these."""
+        """The nearest values in `ends` on all paths back from `refs`, in traversal order."""
         sources: dict[Ref, None] = {}
-        pending, seen = list(refs)[::-1], set[Ref]()
+        pending, visited = list(refs)[::-1], set[Ref]()
         while pending:
             ref = pending.pop()
             if ref in ends:
                 sources[ref] = None
-            elif ref in self.places and ref not in seen:
-                seen.add(ref)
-                pending += reversed(operands(self.ops[self.places[ref]]))
+            elif ref in self.indices and ref not in visited:
+                visited.add(ref)
+                pending += reversed(operands(self.ops[self.indices[ref]]))
         return list(sources)

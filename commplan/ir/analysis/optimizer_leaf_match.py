@@ -1,5 +1,7 @@
-"""Which leaf goes with which, in trees that are alike: an optimiser keeps, beside the weights, trees whose
-leaves lie at paths that end as the weights' do."""
+"""Match the leaves of optimizer states to weights.
+
+Optimizers keep trees shaped like the weights, with leaves whose paths end in the paths of the weights.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +11,40 @@ from typing import NamedTuple
 from commplan.ir.values import Leaf
 
 
-def weights_of(kept: Sequence[Leaf], weights: Sequence[Leaf]) -> tuple[int | None, ...]:
-    """Of each leaf of `kept` the weight that it belongs to, by its index; None where there is none.
+def weights_of(leaves: Sequence[Leaf], weights: Sequence[Leaf]) -> tuple[int | None, ...]:
+    """For each leaf of an optimizer state, the index of the weight that it belongs to, or None.
 
-    Of the weights of its shape with whose path its own path ends it is the one with the longest.
+    A leaf matches a weight of the same shape whose path is a suffix of the leaf's path; the longest suffix
+    wins.
 
     >>> from commplan.ir.types import DType
     >>> w, count = Leaf("w", (3,), DType.F32), Leaf("0/count", (), DType.I32)
     >>> weights_of((count, Leaf("0/mu/w", (3,), DType.F32)), (w,))
     (None, 0)
     """
-    known: dict[tuple[str, tuple[int, ...]], int] = {}
+    indices: dict[tuple[str, tuple[int, ...]], int] = {}
     for index, leaf in enumerate(weights):
-        known.setdefault((leaf.path, leaf.shape), index)
-    return tuple(_longest(leaf, known) for leaf in kept)
+        indices.setdefault((leaf.path, leaf.shape), index)
+    return tuple(_longest(leaf, indices) for leaf in leaves)
 
 
-def _longest(leaf: Leaf, known: dict[tuple[str, tuple[int, ...]], int]) -> int | None:
+def _longest(leaf: Leaf, indices: dict[tuple[str, tuple[int, ...]], int]) -> int | None:
     keys = leaf.path.split("/")
     for first in range(len(keys) + 1):
-        index = known.get(("/".join(keys[first:]), leaf.shape))
+        index = indices.get(("/".join(keys[first:]), leaf.shape))
         if index is not None:
             return index
     return None
 
 
 class LeafMatch(NamedTuple):
-    """Which leaves of its operands a leaf of a result of an elementwise function is made of.
+    """The operand leaves that each result leaf of an elementwise function depends on.
 
-    groups: for each result and each of its leaves, (operand, leaf) of those that belong to the same weight.
-    scalars: those that belong to no weight: all leaves may depend on them. straight: every leaf of every
-    result is made of the leaves of its own index, one of each operand that is no such scalar.
+    Attributes:
+        groups: For each result and each of its leaves, the (operand, leaf) pairs of the same weight.
+        scalars: The (operand, leaf) pairs of scalars that belong to no weight; all result leaves may depend
+            on them.
+        straight: Whether leaf i of each result depends on leaf i of every operand and on `scalars` only.
     """
 
     groups: tuple[tuple[tuple[tuple[int, int], ...] | None, ...], ...]
@@ -48,8 +53,10 @@ class LeafMatch(NamedTuple):
 
 
 def leaf_match(operands: Sequence[Sequence[Leaf]], results: Sequence[Sequence[Leaf]]) -> LeafMatch:
-    """See `LeafMatch`. The weights are the leaves of that tree, of all, that has the fewest that are no
-    scalars."""
+    """Match the leaves of operands and results; see `LeafMatch`.
+
+    The weights are the tree with the fewest leaves that are not scalars.
+    """
     trees = [leaves for leaves in (*results, *operands) if any(leaf.shape for leaf in leaves)]
     weights = min(trees or results, key=lambda leaves: sum(bool(leaf.shape) for leaf in leaves), default=())
     members: dict[int, list[tuple[int, int]]] = {}
@@ -68,9 +75,9 @@ def leaf_match(operands: Sequence[Sequence[Leaf]], results: Sequence[Sequence[Le
 
     groups = tuple(tuple(map(group, leaves, weights_of(leaves, weights))) for leaves in results)
     alone = {operand for operand, _ in scalars}
-    own = [operand for operand, leaves in enumerate(operands) if leaves and operand not in alone]
+    matched = [operand for operand, leaves in enumerate(operands) if leaves and operand not in alone]
     straight = all(len(operands[operand]) == 1 for operand in alone) and all(
-        each == tuple((operand, index) for operand in own)
+        each == tuple((operand, index) for operand in matched)
         for result in groups
         for index, each in enumerate(result)
     )

@@ -1,11 +1,11 @@
-"""Ops between workers and servers: which those are, and what of theirs never leaves a server."""
+"""Ops that use servers, and their operands and results that exist on servers only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import cast
 
-from commplan.ir.ops import kept
+from commplan.ir.ops import server_operands
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Value, operands, results
 
@@ -13,15 +13,15 @@ ServerOp = Exchange | Elastic | Put | Get
 
 
 def server_op(op: Op, values: Mapping[Ref, Value]) -> ServerOp | None:
-    """`op`, where it talks with servers; values: those of its phase and of the schedule's entry."""
-    return cast("ServerOp", op) if op.asks_servers(values) else None
+    """`op` if it uses servers, else None. `values` are those of its phase and of the schedule's entry."""
+    return cast("ServerOp", op) if op.uses_servers(values) else None
 
 
-def sent(op: Op) -> tuple[Ref, ...]:
-    """What workers hold of the operands of `op`: not the states that its servers keep."""
-    return tuple(ref for ref in operands(op) if ref not in kept(op))
+def worker_operands(op: Op) -> tuple[Ref, ...]:
+    """The operands of `op` that workers hold, which excludes states on servers."""
+    return tuple(ref for ref in operands(op) if ref not in server_operands(op))
 
 
-def renewed(op: ServerOp) -> tuple[Ref, ...]:
-    """The results of `op` that lie on servers alone: of an exchange the weights come with its answer."""
-    return results(op)[op.ANSWERS :]
+def server_results(op: ServerOp) -> tuple[Ref, ...]:
+    """The results of `op` that exist on servers only; an exchange also returns the weights."""
+    return results(op)[op.RETURNED :]

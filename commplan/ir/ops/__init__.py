@@ -1,5 +1,7 @@
-"""What a schedule consists of: one op, one file. Fields of an op and what it says of itself stand there;
-how it runs stands with each backend."""
+"""The ops of a schedule, one module each.
+
+A module defines the fields of an op and its semantics; each backend defines how to run it.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import TypeVar, get_args
@@ -32,36 +34,36 @@ AnyOp = TypeVar("AnyOp", bound=Op)
 
 _OPERANDS = {kind: refs.getter(kind, kind.READS) for kind in get_args(Op)}
 _RESULTS = {kind: refs.getter(kind, kind.WRITES) for kind in get_args(Op)}
-_KEPT = {kind: refs.getter(kind, kind.KEPT) for kind in get_args(Op)}
+_SERVER_OPERANDS = {kind: refs.getter(kind, kind.SERVER_OPERANDS) for kind in get_args(Op)}
 
 
 def operands(op: Op) -> tuple[Ref, ...]:
-    """Every value that `op` reads, in a fixed order, `after` not included."""
+    """The values that `op` reads, in a fixed order, without `after`."""
     return _OPERANDS[type(op)](op)
 
 
 def results(op: Op) -> tuple[Ref, ...]:
-    """Every value that `op` makes."""
+    """The values that `op` makes."""
     return _RESULTS[type(op)](op)
 
 
-def kept(op: Op) -> tuple[Ref, ...]:
-    """The operands of `op` that its servers keep."""
-    return _KEPT[type(op)](op)
+def server_operands(op: Op) -> tuple[Ref, ...]:
+    """The operands of `op` that servers store."""
+    return _SERVER_OPERANDS[type(op)](op)
 
 
 def substitute(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:
-    """`op`, which reads `names[ref]` where it read `ref`, by name or as a part of it."""
+    """`op` with operands renamed by `names`, both whole values and parts of values."""
     return refs.substitute(op, names, op.READS)
 
 
 def rename_results(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:
-    """`op`, which makes `names[ref]` where it made `ref`."""
+    """`op` with results renamed by `names`."""
     return refs.substitute(op, names, op.WRITES)
 
 
 def add_results(op: Op, types: ValueTypes, values: dict[Ref, Value], declared: Collection[Ref]) -> None:
-    """Add to `values` what `op` makes. Of a tree or an array in `declared` the plan says what it is."""
+    """Add the results of `op` to `values`, except trees and arrays in `declared`, which the plan defines."""
     for value in op.transfer(types):
         if value.id not in declared or value.kind == "flat":
             values[value.id] = value

@@ -8,15 +8,18 @@ from commplan.ir.refs import Ref, getter
 from commplan.ir.transfer import ValueTypes, Violations
 from commplan.ir.values import Value
 
-Ranks = Callable[[tuple[str, ...]], int]  # along these axes
+Ranks = Callable[[tuple[str, ...]], int]  # from axes to the number of ranks along them
 
 
 class Work(NamedTuple):
-    """What an op asks a cost model for: a collective of `nbytes` on each rank over `axes`, the call of the
-    function or source `name`, or a copy of so many bytes. what: in words."""
+    """The query of an op to a cost model.
+
+    It is a collective of `nbytes` per rank over `axes`, a call of the function or source `name`, or a copy of
+    `nbytes`. `label` describes it in words.
+    """
 
     kind: str
-    what: str
+    label: str
     nbytes: float
     axes: tuple[str, ...] = ()
     algorithm: Algorithm = Algorithm("native")
@@ -27,59 +30,60 @@ class Work(NamedTuple):
 
 
 class BaseOp(msgspec.Struct, frozen=True, gc=False):
-    """What every op says of itself beside its fields.
+    """Base class of ops.
 
-    READS, WRITES: the fields that name the values that it reads and makes, in the order in which `operands`
-    and `results` give them. KEPT: those of READS that servers keep and workers do not send. ANSWERS: how many
-    of the results come back from servers; the rest stays there. CONVERTS: it changes how elements lie, or
-    their type, and nothing else. OBEYS: those of its `hints` that change what it makes; others that could are
-    refused.
+    Class attributes:
+
+    - `READS`, `WRITES`: the fields that name operands and results, in the order of `operands` and `results`.
+    - `SERVER_OPERANDS`: the fields in `READS` that servers store and workers do not send.
+    - `RETURNED`: the number of leading results that servers return; further results stay on servers.
+    - `CONVERTS`: whether the op changes only layout or element types.
+    - `APPLIED_HINTS`: the hints that change the result. Other hints that could are rejected.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("operand",)
     WRITES: ClassVar[tuple[str, ...]] = ("result",)
-    KEPT: ClassVar[tuple[str, ...]] = ()
-    ANSWERS: ClassVar[int] = 1
+    SERVER_OPERANDS: ClassVar[tuple[str, ...]] = ()
+    RETURNED: ClassVar[int] = 1
     CONVERTS: ClassVar[bool] = False
-    OBEYS: ClassVar[tuple[str, ...]] = ()
+    APPLIED_HINTS: ClassVar[tuple[str, ...]] = ()
 
     @property
     def title(self) -> str:
-        """What it is called in an explanation."""
+        """The name of the op in explanations."""
         return str(self.__struct_config__.tag)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
-        """What an explanation says of it beside its title."""
+        """Details of the op in explanations, after its title."""
         return ""
 
-    def runs_ahead(self, known: Container[Ref]) -> bool:
-        """Whether it belongs to the input pipeline, where `known` are the source-only values so far."""
+    def runs_ahead(self, available: Container[Ref]) -> bool:
+        """Whether the op belongs to the input pipeline. `known` are the source-only values before it."""
         return False
 
-    def asks_servers(self, values: Mapping[Ref, Value]) -> bool:
-        """Whether it is carried out together with servers."""
+    def uses_servers(self, values: Mapping[Ref, Value]) -> bool:
+        """Whether the op runs on servers too."""
         return False
 
     @property
     def is_split(self) -> bool:
-        """Whether it goes on beside the ops behind it, until its result is read."""
+        """Whether the op runs concurrently with later ops until its result is read."""
         return False
 
     def staged(self, nbytes: Mapping[Ref, int]) -> int:
-        """Bytes that it takes beside operands and results while it runs."""
+        """The bytes of temporary memory that the op needs while it runs."""
         return 0
 
     def buffers(self, nbytes: Mapping[Ref, int]) -> int:
-        """Bytes that it works on, where it is a collective."""
+        """The bytes of all buffers of a collective; 0 for other ops."""
         return 0
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
-        """What a cost model is asked for: of the compiler's own ops a copy of what they make."""
+        """The query to a cost model. Ops that the compiler adds are priced as a copy of their results."""
         results = getter(type(self), self.WRITES)(self)
         return Work("copy", self.title, sum(nbytes.get(ref, 0) for ref in results))
 
     def check(self, types: ValueTypes) -> Violations:
-        """The rules that this op breaks, on its fields and its operands; with none broken, `transfer` says
-        what its results are."""
+        """Yield the rules that the op violates. If there are none, `transfer` gives its results."""
         del types
         yield from ()

@@ -11,8 +11,11 @@ from commplan.ir.values import Leaf, Value
 
 
 class Cast(BaseOp, frozen=True, tag="cast", gc=False):
-    """Convert every leaf to `dtype`. A tuple has one type for each leaf: it is a part of a weighted mean, and
-    no rounding on the way."""
+    """Convert every leaf to `dtype`.
+
+    A tuple has one type per leaf. It is used in weighted means, where the conversion is part of the plan and
+    not a rounding by the compiler.
+    """
 
     CONVERTS = True
 
@@ -37,7 +40,7 @@ class Cast(BaseOp, frozen=True, tag="cast", gc=False):
         return (placed(value.of_types(self.types(value.leaves)), self.result, value.placement),)
 
     def meaning(self, env: Interpretation) -> None:
-        operand, value = env.of(self.operand), env.values[self.result]
+        operand, value = env.get(self.operand), env.values[self.result]
         if isinstance(self.dtype, tuple):
             env.put(self.result, steps.converted(env, operand, value))
             return

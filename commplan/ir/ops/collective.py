@@ -18,37 +18,44 @@ from commplan.ir.values import Value
 CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "swap"
 ]  # fmt: skip
-# Kinds whose flat buffers have a row for each rank before, and after.
+# Kinds whose flat buffers have one row per rank before, and after, the collective.
 ROWS_IN: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_to_all", "swap")
 ROWS_OUT: tuple[CollectiveKind, ...] = ("all_gather", "all_to_all", "swap")
 ReduceOp = Literal["sum", "max", "min"]
-# How a backend carries out a chunk program: one operation of its own for each round (`lax.ppermute`,
-# `mpi4jax.sendrecv`), the whole program in one call, or a call that starts it and one that finishes it.
+# How a backend runs a chunk program: one backend operation per round (`lax.ppermute`, `mpi4jax.sendrecv`),
+# one call for the whole program, or one call that starts it and one that waits for it.
 Form = Literal["rounds", "call", "split"]
 
 
 class Collective(BaseOp, frozen=True, tag="collective", gc=False):
-    """One collective over `axes`, leaf by leaf.
+    """One collective over `axes`, applied to each leaf.
 
-    `algorithm`: `native`, a chunk program of `commplan.collectives`, or `hierarchical` with one per level:
-    the keys of its levels are axes of `axes`, or, of one axis, the levels of the topology that it spans
-    (`Axis.levels`). `hints.chunk` is the number of bytes of a message, where programs are cut into slices.
-    all_reduce: same shape out. reduce_scatter: a flat [n*k] in, this rank's [k] out.
-    all_gather: [k] in, [n*k] out in rank order. all_to_all: flat [n*k] in and out, row i to rank
-    i. broadcast: from `root`, counted row-major over `axes`, first major. reduce: the result on `root`, and
-    zeros elsewhere. shift: from each rank to the one `root` places further along the axis. swap: as
-    all_to_all, of what each rank has of its own, by rows of the leading dimension or of a flat buffer.
-    divisor: a sum is divided by it before it travels on. No backend does that; the pass `wire` emits it, and
-    packs leaves that `hints.integers` is for apart.
+    Kinds, with n ranks along `axes`:
+
+    - all_reduce: the result has the shape of the operand.
+    - reduce_scatter: flat [n*k] -> [k], this rank's row.
+    - all_gather: [k] -> [n*k] in rank order.
+    - all_to_all: flat [n*k] -> [n*k]; row i goes to rank i.
+    - broadcast: from `root`, row-major over `axes`.
+    - reduce: the result on `root`, zeros on other ranks.
+    - shift: from each rank to the one `root` places further along the axis.
+    - swap: an all_to_all of values that differ per rank, by rows of the leading dimension or of a flat
+      buffer.
+
+    `algorithm` is `native`, a chunk program of `commplan.collectives`, or `hierarchical` with one program per
+    level. The keys of its levels are axes of `axes`, or for a single axis the levels of the topology that it
+    spans (`Axis.levels`). `hints.chunk` is the message size in bytes. `divisor` divides a sum before it is
+    sent on. Backends do not divide: the pass `wire` expands it, and packs leaves that `hints.integers`
+    applies to separately.
     """
 
-    OBEYS = ("wire", "accumulate", "integers")
+    APPLIED_HINTS = ("wire", "accumulate", "integers")
 
     kind: Meaning[CollectiveKind]
     result: Meaning[Ref]
     operand: Meaning[Ref]
     axes: Meaning[Over]
-    dtype: Structure[DType]  # of the widest leaf that moves
+    dtype: Structure[DType]  # of the widest leaf
     nbytes: Structure[int]  # of one rank's operand
     span: Presentation[Span]
     op: Meaning[ReduceOp | None] = None
@@ -57,9 +64,9 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     hints: Meaning[Hints] = Hints()
     after: Execution[tuple[Ref, ...]] = ()
     lane: Cost[str] = "network"
-    form: Execution[Form | None] = None  # None: the backend's usual one
+    form: Execution[Form | None] = None  # None: the default of the backend
     divisor: Meaning[int] = 1
-    pinned: Cost[bool] = False  # the plan says `via`: no pass takes another algorithm
+    pinned: Cost[bool] = False  # whether the plan has a `via`, so that passes keep the algorithm
 
     def check(self, types: ValueTypes) -> Violations:
         if not self.axes:
@@ -140,9 +147,9 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         return (placed(operand, result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
-        operand, value = env.of(self.operand), env.values[self.result]
+        operand, value = env.get(self.operand), env.values[self.result]
         divisor, hints = self.divisor, self.hints
-        if env.written_out:  # no backend divides, casts, or reduces leaves in several ways
+        if env.written_out:  # backends do not divide, cast, or reduce leaves in different ways
             divisor, hints = 1, NO_HINTS
         if self.op is not None:
             again = self.kind == "all_reduce"
@@ -153,29 +160,29 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             operand = steps.moved(env, operand, hints)
         env.put(self.result, self._moved(env, operand, value))
 
-    def _moved(self, env: Interpretation, held: SymbolicValue, value: Value) -> SymbolicValue:
-        """What lies where, once sums are made."""
+    def _moved(self, env: Interpretation, operand: SymbolicValue, value: Value) -> SymbolicValue:
+        """Move elements between ranks, after sums are computed."""
         algebra, flat = env.algebra, value.kind == "flat"
         match self.kind:
             case "reduce_scatter" if flat:
-                return held.each(value, lambda block: moves.scattered(algebra, block, self.axes))
+                return operand.each(value, lambda block: moves.scattered(algebra, block, self.axes))
             case "reduce_scatter":
-                return env.sliced(held, value, *env.row(self.axes))
+                return env.sliced(operand, value, *env.row(self.axes))
             case "all_gather":
-                return env.gathered(held, value, self.axes)
+                return env.gathered(operand, value, self.axes)
             case "swap":
-                return env.swapped(held, value, self.axes)
+                return env.swapped(operand, value, self.axes)
             case "all_to_all":
-                return held.each(value, lambda block: moves.exchanged(algebra, block, self.axes))
+                return operand.each(value, lambda block: moves.exchanged(algebra, block, self.axes))
             case "shift":
-                return held.renamed(algebra, value, algebra.shift(self.axes, self.root or 0))
+                return operand.renamed(algebra, value, algebra.shift(self.axes, self.root or 0))
             case "broadcast":
-                return held.renamed(algebra, value, env.root(self.axes, self.root or 0))
+                return operand.renamed(algebra, value, env.root(self.axes, self.root or 0))
             case "reduce":
                 where = [(symbol, place[1]) for symbol, place in env.root(self.axes, self.root or 0).items()]
-                return held.like(value, lambda term, _: algebra.only(term, where))
+                return operand.like(value, lambda term, _: algebra.only(term, where))
             case "all_reduce":
-                return values.SymbolicValue(value, held.uniform, () if held.uniform else held.blocks)
+                return values.SymbolicValue(value, operand.uniform, () if operand.uniform else operand.blocks)
 
     @property
     def title(self) -> str:
@@ -190,7 +197,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         return self.form == "split"
 
     def staged(self, nbytes: Mapping[Ref, int]) -> int:
-        """A chunk program receives beside its buffer: a round brings at most one message into each slot."""
+        """A chunk program has a receive buffer: a round brings at most one message into each slot."""
         return 0 if self.algorithm.name == "native" else max(nbytes[self.operand], nbytes[self.result])
 
     def buffers(self, nbytes: Mapping[Ref, int]) -> int:

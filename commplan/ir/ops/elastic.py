@@ -13,16 +13,16 @@ from commplan.ir.values import Value
 
 
 class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
-    """`pull` = eta * rho * (operand - center), leaf by leaf (Zhang et al. 2015).
+    """`pull` = eta * rho * (operand - center) for each leaf (Zhang et al. 2015).
 
-    mode sync: local arithmetic; an all-reduce of `pull` and an `Update` follow. Any other mode
-    is the whole exchange with a server, makes `result` too, and is run by the exchange runtime.
+    In mode `sync` this is local arithmetic; an all-reduce of `pull` and an `Update` follow. In other modes it
+    is the whole exchange with a server: it also makes `result`, and the exchange runtime runs it.
     """
 
     READS = ("operand", "center", "eta", "rho")
     WRITES = ("pull", "result")
-    KEPT = ("center",)
-    OBEYS = ("wire", "accumulate", "staleness")
+    SERVER_OPERANDS = ("center",)
+    APPLIED_HINTS = ("wire", "accumulate", "staleness")
 
     pull: Meaning[Ref]
     operand: Meaning[Ref]
@@ -60,5 +60,5 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return self.mode
 
-    def asks_servers(self, values: Mapping[Ref, Value]) -> bool:
+    def uses_servers(self, values: Mapping[Ref, Value]) -> bool:
         return self.mode != "sync"

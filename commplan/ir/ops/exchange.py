@@ -7,18 +7,18 @@ from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.stages import rules
-from commplan.ir.stages.exchange import ServerStep
+from commplan.ir.stages.exchange import ExchangeFields
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
 from commplan.ir.values import Value
 
 
-class Exchange(ServerStep, BaseOp, frozen=True, tag="exchange", gc=False):
-    """A parameter-server step, run by the exchange runtime: results = fn(states, mean gradient)."""
+class Exchange(ExchangeFields, BaseOp, frozen=True, tag="exchange", gc=False):
+    """A parameter-server step: results = fn(states, mean gradient). The exchange runtime runs it."""
 
     READS = ("gradient", "states", "weight")
-    KEPT = ("states",)
-    OBEYS = ("wire", "accumulate", "staleness")
+    SERVER_OPERANDS = ("states",)
+    APPLIED_HINTS = ("wire", "accumulate", "staleness")
 
     op: Meaning[Literal["sum", "mean"]]
     span: Presentation[Span]
@@ -47,10 +47,10 @@ class Exchange(ServerStep, BaseOp, frozen=True, tag="exchange", gc=False):
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"with {self.fn} by {self.op}"
 
-    def asks_servers(self, values: Mapping[Ref, Value]) -> bool:
+    def uses_servers(self, values: Mapping[Ref, Value]) -> bool:
         return values[self.states[0]].placement.server is not None
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
-        """Gradients to owners among the ranks, parameters back: the bytes of an all-reduce."""
+        """Gradients go to owners among the ranks and parameters come back: the bytes of an all-reduce."""
         size = nbytes.get(self.gradient, 0)
         return Work("all_reduce", f"exchange of `{self.gradient}`", size, self.axes)

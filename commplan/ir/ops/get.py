@@ -10,9 +10,9 @@ from commplan.ir.values import Value
 
 
 class Get(BaseOp, frozen=True, tag="get", gc=False):
-    """`result` is the state `operand` on a server, as it is when its owners are asked."""
+    """Fetch the state `operand` from a server, with its value at the time of the request."""
 
-    KEPT = ("operand",)
+    SERVER_OPERANDS = ("operand",)
 
     result: Meaning[Ref]
     operand: Meaning[Ref]
@@ -25,10 +25,10 @@ class Get(BaseOp, frozen=True, tag="get", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         env.check_current(self.operand)
-        env.rename(self.result, env.of(self.operand), {})
+        env.rename(self.result, env.get(self.operand), {})
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{name_of(self.operand)} from {values[self.operand].placement.server}"
 
-    def asks_servers(self, values: Mapping[Ref, Value]) -> bool:
+    def uses_servers(self, values: Mapping[Ref, Value]) -> bool:
         return True

@@ -25,12 +25,12 @@ class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
         return types.check_rows(self.operand, self.ways)
 
     def transfer(self, types: ValueTypes) -> Results:
-        """Rows of all ranks are summed to this rank's cut of the sum."""
+        """Rows of all ranks are summed to this rank's shard of the sum."""
         operand = types.values[self.operand]
         leaf, placement = operand.leaves[0], operand.placement
-        stacked, rest = placement.stacked, placement.without(placement.stacked)
+        stacked, unstacked = placement.stacked, placement.without(placement.stacked)
         if stacked and types.ranks(stacked) == self.ways:
-            placement = msgspec.structs.replace(rest, split=(*rest.split, *stacked))
+            placement = msgspec.structs.replace(unstacked, split=(*unstacked.split, *stacked))
         else:
             placement = types.per(placement, stacked)
         return (flat(self.result, leaf.size // self.ways, leaf.dtype, placement),)
@@ -39,7 +39,7 @@ class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
         def summed(block: Block) -> Block:
             return moves.rows_summed(env.algebra, block, self.ways)
 
-        env.put(self.result, env.of(self.operand).each(env.values[self.result], summed))
+        env.put(self.result, env.get(self.operand).each(env.values[self.result], summed))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{self.ways} rows in {values[self.operand].leaves[0].dtype}"

@@ -3,22 +3,22 @@ from collections.abc import Container, Mapping
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Execution, Meaning, Structure
-from commplan.ir.stages.map import Call
+from commplan.ir.stages.map import MapFields
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
 from commplan.ir.types import ArrayType, AxisKind
 from commplan.ir.values import Value
 
 
-class Map(Call, BaseOp, frozen=True, tag="map", gc=False):
+class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
     """Apply a bound function. `per_record` on the device means `vmap` over the leading dimension.
 
-    `per`: the ensembles between whose members a random function differs. `stream`: the number of a random
-    call among those of its function in the phase, from 1, as the plan writes them. `hints.overlap`: it is an
-    update that may run in pieces, each beside the sums that others wait for.
+    `per` are the ensembles between whose members a random function differs. `stream` is the index of a random
+    call among those of its function in the phase, from 1, in plan order. `hints.overlap` marks an update that
+    may run in pieces, overlapping with the remaining reductions.
     """
 
-    OBEYS = ("on_error",)
+    APPLIED_HINTS = ("on_error",)
 
     random: Structure[bool] = False
     stream: Meaning[int] = 0
@@ -30,12 +30,12 @@ class Map(Call, BaseOp, frozen=True, tag="map", gc=False):
         if fn is None:
             yield "CP0730", f"there is no function `{self.fn}`"
             return
-        for noun, count, wanted in (
+        for noun, count, expected in (
             ("operands", len(self.operands), len(fn.operands)),
             ("results", len(self.results), len(fn.results)),
         ):
-            if count != wanted:
-                yield "CP0731", f"`{self.fn}` has {wanted} {noun}, {count} are written"
+            if count != expected:
+                yield "CP0731", f"`{self.fn}` has {expected} {noun}, {count} are written"
                 return
         if self.lane != ("host_compute" if fn.where == "host" else "device") or self.random != fn.random:
             yield "CP0735", f"`{self.fn}` is a {fn.where} function, but runs on lane {self.lane}"
@@ -57,21 +57,21 @@ class Map(Call, BaseOp, frozen=True, tag="map", gc=False):
             elif by_record and value.leaves[0].shape[1:] != kind.shape:
                 yield "CP0731", f"records of `{ref}` are {shown(value.leaves)}, not {kind}"
 
-    def drawn_from(self, env: Interpretation) -> int:
+    def random_stream(self, env: Interpretation) -> int:
         return self.stream
 
     def transfer(self, types: ValueTypes) -> Results:
-        """Kinds and leaves are bound with the function."""
-        joined = types.join(types.values[ref].placement for ref in self.operands)
-        placement = types.per(joined, self.per) if self.per else joined
+        """Kinds and leaves of results are bound with the function."""
+        merged = types.join(types.values[ref].placement for ref in self.operands)
+        placement = types.per(merged, self.per) if self.per else merged
         return tuple(placed(types.values[ref], ref, placement) for ref in self.results)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{self.fn}, record by record" if self.per_record else self.fn
 
-    def runs_ahead(self, known: Container[Ref]) -> bool:
+    def runs_ahead(self, available: Container[Ref]) -> bool:
         alone = self.lane == "host_compute" or self.per_record
-        return alone and all(ref in known for ref in self.operands)
+        return alone and all(ref in available for ref in self.operands)
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
         return Work("call", f"function `{self.fn}`", 0, name=self.fn)

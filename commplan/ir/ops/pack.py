@@ -12,13 +12,12 @@ from commplan.ir.values import Part, Value
 
 
 class Pack(BaseOp, frozen=True, tag="pack", gc=False):
-    """Copy parts of leaves into one flat buffer of `ways` equal rows, zero where no part lies.
+    """Copy parts of leaves into one flat buffer of `ways` equal rows, with zeros in the gaps.
 
-    A leaf is flattened, zero-padded to a multiple of `ways`, and seen as `ways` rows; each part
-    is a run of columns. With ways = 1 that is plain concatenation. A reduce-scatter of a buffer
-    packed `ways` = ranks leaves each rank the row that holds its shard of every leaf.
-    For an array (not a tree) that is cut along its leading dimension, the leading dimension is
-    padded instead, so that a row is a whole number of its rows.
+    Each leaf is flattened, zero-padded to a multiple of `ways`, and viewed as `ways` rows; a part is a range
+    of columns. With ways = 1 this is concatenation. After a reduce-scatter of a buffer with one row per rank,
+    each rank has its shard of every leaf. An array that is split along its leading dimension has this
+    dimension padded instead, so that a row is a whole number of its rows.
     """
 
     READS = ("parts",)
@@ -46,14 +45,16 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
             dtype = types.values[part.value].leaves[part.leaf].dtype if not wrong else leaf.dtype
             if dtype != leaf.dtype:
                 yield "CP0732", f"a leaf of {dtype} is packed into a buffer of {leaf.dtype}"
-        taken = sorted((part.offset, part.offset + part.size) for part in self.parts)
-        if any(before[1] > after[0] for before, after in itertools.pairwise(taken)):
+        ranges = sorted((part.offset, part.offset + part.size) for part in self.parts)
+        if any(before[1] > after[0] for before, after in itertools.pairwise(ranges)):
             yield "CP0731", f"two parts overlap in `{self.result}`"
         yield from types.check_terms(part.value for part in self.parts)
 
     def transfer(self, types: ValueTypes) -> Results:
-        """Scalars of a tree that is cut are the same on all ranks that it is cut among. The size is declared:
-        there may be room behind the last part."""
+        """Scalars of a tree are the same on all ranks among which it is split.
+
+        The size of the buffer is declared, since there may be padding after the last part.
+        """
         placements = dict[Placement, None]()
         for part in self.parts:
             value = types.values[part.value]

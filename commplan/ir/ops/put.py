@@ -10,11 +10,13 @@ from commplan.ir.values import Value
 
 
 class Put(BaseOp, frozen=True, tag="put", gc=False):
-    """`result`, a state on a server, becomes the `operand` of the first worker of its group, which sends it
-    to the owners; nobody waits. What is asked of the state later waits for it there.
+    """Store `operand` of the first worker of its group in `result`, a state on a server.
+
+    The worker sends it to the owners and does not wait. Later requests for the state wait on the server for
+    the new value.
     """
 
-    ANSWERS = 0
+    RETURNED = 0
 
     result: Meaning[Ref]
     operand: Meaning[Ref]
@@ -29,10 +31,10 @@ class Put(BaseOp, frozen=True, tag="put", gc=False):
         env.set_current(self.result)
         placement = env.values[self.result].placement
         same = [axis for axis in env.algebra.sizes if not placement.varies(axis)]
-        env.rename(self.result, env.of(self.operand), env.root(same, 0))
+        env.rename(self.result, env.get(self.operand), env.root(same, 0))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"{name_of(self.result)} on {values[self.result].placement.server}"
 
-    def asks_servers(self, values: Mapping[Ref, Value]) -> bool:
+    def uses_servers(self, values: Mapping[Ref, Value]) -> bool:
         return True

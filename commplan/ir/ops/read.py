@@ -4,16 +4,16 @@ from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution
 from commplan.ir.stages import rules
-from commplan.ir.stages.load import Batches
+from commplan.ir.stages.load import LoadFields
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken
 from commplan.ir.types import ArrayType, AxisKind, DType, Placement
 from commplan.ir.values import Leaf, Value
 
 
-class Read(Batches, BaseOp, frozen=True, tag="read", gc=False):
-    """Read a batch of records of a source. Lane: host read."""
+class Read(LoadFields, BaseOp, frozen=True, tag="read", gc=False):
+    """Read a batch of records of a source."""
 
-    OBEYS = ("on_error", "on_failure")
+    APPLIED_HINTS = ("on_error", "on_failure")
 
     after: Execution[tuple[Ref, ...]] = ()
     lane: Cost[str] = "host_read"
@@ -55,7 +55,7 @@ class Read(Batches, BaseOp, frozen=True, tag="read", gc=False):
         on_devices = f", {ahead} ahead on the devices" if ahead else ""
         return f"{self.source}, visit {self.visit}, tail {self.tail}{on_devices}"
 
-    def runs_ahead(self, known: Container[Ref]) -> bool:
+    def runs_ahead(self, available: Container[Ref]) -> bool:
         return True
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:

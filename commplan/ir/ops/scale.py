@@ -12,13 +12,13 @@ from commplan.ir.values import Value
 
 
 class Scale(BaseOp, frozen=True, tag="scale", gc=False):
-    """Multiply or divide every leaf by a number; or multiply it by a scalar value, or by the share
-    `by / over` of one scalar in another. Integers are left alone by 1.
+    """Scale every leaf by a number, a scalar value, or a ratio `by / over` of two scalars.
 
-    Numbers and scalars are converted to f32, or to the leaf's dtype if that is wider or holds a divisor. The
-    result is rounded once; a share is first divided in the type of its scalars.
-    A share leaves integers alone. Times zero is zero, NaN included (a term of weight zero does not count),
-    and a share of zero is zero (a weighted mean over no records is zero).
+    Numbers multiply or divide; scalars and ratios multiply. Numbers and scalars are converted to f32, or to
+    the leaf's dtype if that is wider or if the number divides. The result is rounded once; a ratio is first
+    computed in the type of its scalars. A factor of 1 or a ratio leaves integers unchanged. Zero times
+    anything, NaN included, is zero, so that a term of weight zero does not count; 0 / 0 is zero, so that a
+    weighted mean over no records is zero.
     """
 
     READS = ("operand", "by", "over")
@@ -43,7 +43,7 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
             yield "CP0735", f"`{self.operand}` is scaled by {self.by}"
 
     def transfer(self, types: ValueTypes) -> Results:
-        """A term of a sum stays one, whatever number each rank scales its own by."""
+        """A term of a sum remains one when ranks scale their terms by different numbers."""
         operand = types.values[self.operand]
         scalars = [ref for ref in (self.by, self.over) if isinstance(ref, str)]
         varying = dict.fromkeys(axis for ref in scalars for axis in types.values[ref].placement.varying)
@@ -52,7 +52,7 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         by = env.scalar(self.by) if isinstance(self.by, str) else self.by
-        operand, value = env.of(self.operand), env.values[self.result]
+        operand, value = env.get(self.operand), env.values[self.result]
         if self.over is not None and not isinstance(by, float | int):
             env.put(self.result, steps.shared(env, operand, value, by, env.scalar(self.over)))
         else:
@@ -62,6 +62,6 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
         if self.over is not None and isinstance(self.by, str):
             return f"times {name_of(self.by)} over its sum"
         by = f"{self.by:g}" if not isinstance(self.by, str) else name_of(self.by)
-        if isinstance(self.by, str) and "/" in self.by:  # made on the way: the sum of weights
+        if isinstance(self.by, str) and "/" in self.by:  # a sum of weights, computed by the schedule
             by += self.by[self.by.index("/") :]
         return f"{'times' if self.how == 'mul' else 'divided by'} {by}"

@@ -14,13 +14,14 @@ from commplan.ir.values import Value
 
 
 class Share(BaseOp, frozen=True, tag="share", gc=False):
-    """How a loaded value that is the same over ensembles is made so, between processes.
+    """Distribute a loaded value that is the same over ensembles between processes.
 
-    design: duplicate (each computes it), all_shared (each computes 1/n and all see all),
-    single_broadcast or multi_broadcast (`readers` compute). pinned: the plan says so, and with which options.
+    `design` is duplicate (each process computes it), all_shared (each computes 1/n and all gather it),
+    single_broadcast or multi_broadcast (`readers` processes compute it and send it). `pinned` is whether the
+    plan chose the design and its options.
     """
 
-    OBEYS = ("on_failure",)
+    APPLIED_HINTS = ("on_failure",)
 
     result: Meaning[Ref]
     operand: Meaning[Ref]
@@ -51,7 +52,7 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         if not self.pinned:
-            env.rename(self.result, env.of(self.operand), {})
+            env.rename(self.result, env.get(self.operand), {})
         else:
             steps.shared_by(env, self.result, self.operand, self.axes, self.design, self.readers, self.hints)
 
@@ -59,11 +60,11 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
         readers = f", {self.readers} readers" if self.readers else ""
         return f"{self.design} over {', '.join(self.axes)}{readers}"
 
-    def runs_ahead(self, known: Container[Ref]) -> bool:
-        return self.operand in known
+    def runs_ahead(self, available: Container[Ref]) -> bool:
+        return self.operand in available
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
-        """Every process makes a part and all get all; or what readers made is sent to the others."""
+        """All processes gather their parts, or readers send the value to the others."""
         title, size = f"sharing `{self.result}` by {self.design}", nbytes.get(self.result, 0)
         match self.design:
             case "duplicate":

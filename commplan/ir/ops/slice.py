@@ -11,13 +11,14 @@ from commplan.ir.values import Value
 
 
 class Slice(BaseOp, frozen=True, tag="slice", gc=False):
-    """Keep this rank's cut along `axes`. Each tree leaf is flattened, zero-padded and cut; scalars
-    stay. An array is cut along its leading dimension.
+    """Keep this rank's shard along `axes`.
 
-    axes: major first: one cut among the ranks of all of them, as a reduce-scatter over them makes it, and not
-    one cut after another, each with its own padding.
-    owners: the ranks that keep a part where not all do, counted over all axes: of len(owners) parts rank
-    owners[j] keeps the j-th, and all others the first.
+    Each tree leaf is flattened, zero-padded and split; scalars are kept. An array is split along its leading
+    dimension.
+
+    `axes` are major first. The split is a single one among all ranks of the axes, as a reduce-scatter makes
+    it, rather than one split per axis with its own padding. `owners` are the ranks, counted over all axes,
+    that keep a shard if not all do: rank owners[j] keeps shard j, and every other rank the first.
     """
 
     result: Meaning[Ref]
@@ -39,7 +40,7 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         row = env.row(self.axes, self.owners)
-        env.put(self.result, env.sliced(env.of(self.operand), env.values[self.result], *row))
+        env.put(self.result, env.sliced(env.get(self.operand), env.values[self.result], *row))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return f"along {', '.join(self.axes)}"

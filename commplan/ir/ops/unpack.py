@@ -11,10 +11,9 @@ from commplan.ir.values import Part
 
 
 class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
-    """The way back: make `result` from parts of flat buffers.
+    """The inverse of `Pack`: build `result` from parts of flat buffers.
 
-    Part.value names the buffer and Part.leaf the leaf of `result`; `ways` rows as in `Pack`,
-    padding dropped.
+    `Part.value` names the buffer and `Part.leaf` the leaf of `result`. Padding is dropped.
     """
 
     READS = ("parts",)
@@ -57,7 +56,7 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
         yield from types.check_terms(part.value for part in self.parts)
 
     def transfer(self, types: ValueTypes) -> Results:
-        """The leaves are declared; and where none is cut, so is along which axes they would be."""
+        """The leaves are declared. If none is split, the axes along which they would be are declared too."""
         result = types.values[self.result]
         placement = types.join(types.values[part.value].placement for part in self.parts)
         if not self.parts:

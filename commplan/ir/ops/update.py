@@ -7,7 +7,7 @@ from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 
 
 class Update(BaseOp, frozen=True, tag="update", gc=False):
-    """`result` = operand + delta, leaf by leaf: the new centre."""
+    """`result` = operand + delta for each leaf: the new center."""
 
     READS = ("operand", "delta")
 
@@ -28,5 +28,5 @@ class Update(BaseOp, frozen=True, tag="update", gc=False):
         return (placed(operand, self.result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
-        center, total = env.of(self.operand), env.of(self.delta)
+        center, total = env.get(self.operand), env.get(self.delta)
         env.put(self.result, steps.updated(env, center, total, env.values[self.result]))

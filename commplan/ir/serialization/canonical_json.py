@@ -1,7 +1,7 @@
-"""Schedules as canonical JSON, and digests that are the same on every machine.
+"""Schedules as canonical JSON, with digests that are the same on every machine.
 
-A file is one JSON object: `format`, `schema`, `digest` (of the schedule) and `schedule`. Keys stand in a
-fixed order and nothing in it depends on hashing, so that equal schedules give equal bytes.
+A file is one JSON object: `format`, `schema`, `digest` (of the schedule) and `schedule`. Keys have a fixed
+order and no content depends on hashing, so equal schedules have equal bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from commplan.ir.plan import Plan
 from commplan.ir.schedule import SCHEMA_VERSION, Schedule
 
 FORMAT = "commplan-schedule"
-# Where something was written, and the topology that it was compiled for, are no part of what it is: members
-# `span`, `file` and `topology`, which is flat once its `span` is gone. Each goes with one comma, which most
-# have behind them. In a JSON text a quote inside a string has a backslash before it, so that `"span":` is
-# always a key. Every pattern begins with literal text, which makes it fast.
+# Source positions and the topology are not part of a digest: the members `span`, `file` and `topology`, which
+# is flat without its `span`. Each is removed with one comma, usually the one after it. Quotes inside JSON
+# strings are escaped, so `"span":` is always a key. Every pattern begins with literal text, which makes the
+# search fast.
 _PLACES = [
     re.compile(rb'%b"%b":(?:\{[^{}]*\}|null|"(?:[^"\\]|\\.)*")%b' % (before, key, behind))
     for key in (b"span", b"file", b"topology")
@@ -32,7 +32,7 @@ _PLACES = [
 Verifier = Callable[[Schedule], tuple[Diagnostic, ...]]
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ScheduleFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str
     schema: int
     digest: str
@@ -40,31 +40,37 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan_digest(plan: Plan) -> str:
-    """sha256, in hex, of what `plan` says, without its topology, places in the text and the file's name."""
+    """The SHA-256 of `plan` in hex, without its topology, source positions and file name."""
     return _digest(plan)
 
 
 def schedule_digest(schedule: Schedule) -> str:
-    """sha256, in hex, of `schedule`, without its topology, places in the text and the file's name."""
+    """The SHA-256 of `schedule` in hex, without its topology, source positions and file name."""
     return _digest(schedule)
 
 
 def encode(schedule: Schedule) -> bytes:
-    """`schedule` as canonical JSON, UTF-8, ending in a newline."""
+    """`schedule` as canonical JSON in UTF-8, ending in a newline."""
     digest = schedule_digest(schedule)
     content = {"format": FORMAT, "schema": schedule.schema, "digest": digest, "schedule": schedule}
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
 def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None) -> Schedule:
-    """The schedule that `encode` wrote. `commplan.verify.load_schedule` proves it sound as well.
+    """Decode the result of `encode`. `commplan.verify.load_schedule` also verifies the schedule.
 
-    Raises CommplanError: CP1001 (no such file format), CP1002 (another schema version), CP1003 (a
-    field is wrong or unknown; its path is in the message), CP1005 (`verify` finds that the schedule
-    contradicts itself), CP1004 (it was changed after it was compiled).
+    Args:
+        data: The content of the file.
+        file: The file name to show in errors.
+        verify: A function that returns the contradictions in a schedule.
+
+    Raises:
+        CommplanError: CP1001 (not a schedule file), CP1002 (another schema version), CP1003 (a field is wrong
+            or unknown; the message has its path), CP1005 (`verify` found contradictions) or CP1004 (the
+            schedule was changed after compilation).
     """
     try:
-        head = io.decode_json(data, _File)
+        head = io.decode_json(data, _ScheduleFile)
     except ValueError as error:
         fix = "write one with `commplan compile -o NAME.json`"
         if data.lstrip().startswith(b"schedule"):
@@ -84,15 +90,14 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
 
 
 def check_schema(schema: Any, file: str) -> None:
-    """Raises CP1002 for any version of the form but this commplan's own."""
+    """Raise CP1002 unless `schema` is the version of this commplan."""
     if schema != SCHEMA_VERSION:
         message = f"the file has schema version {schema}, this commplan reads {SCHEMA_VERSION}"
         fail("CP1002", message, "compile the plan again", file=file)
 
 
 def compare_digest(schedule: Schedule, recorded: str | None, file: str) -> None:
-    """Raises CP1004 where `recorded`, the digest in a file, is not that of what the file says, and CP1003
-    where the file lacks the plan."""
+    """Raise CP1004 if `recorded` is not the digest of the schedule, and CP1003 if its plan is missing."""
     if schedule.origin is None:
         fail("CP1003", "a field of the schedule is wrong: `origin`, its plan, is missing", file=file)
     digest = schedule_digest(schedule)
@@ -110,26 +115,26 @@ def is_of(schedule: Schedule, plan: Plan) -> bool:
     return schedule.plan_digest == plan_digest(plan)
 
 
-def _schedule(head: _File, file: str) -> Schedule:
+def _schedule(head: _ScheduleFile, file: str) -> Schedule:
     try:
         plain: Any = io.decode_json(head.schedule, Any)
         schedule = msgspec.convert(plain, Schedule)
-        # Unknown fields are not decoded: what comes back must be all that was there.
-        known = msgspec.json.decode(msgspec.json.encode(schedule))
-    except OverflowError:  # JSON has no limit, and what is written has
+        # Unknown fields are not decoded, so the decoded fields must be all that are in the file.
+        decoded = msgspec.json.decode(msgspec.json.encode(schedule))
+    except OverflowError:  # JSON integers have no limit, encoded ones have
         fail("CP1003", "a field of the schedule is wrong: an integer of more than 64 bits", file=file)
     except (ValueError, msgspec.ValidationError, RecursionError) as error:
         fail("CP1003", f"a field of the schedule is wrong: {error}", file=file)
-    unknown = None if plain == known else _difference(plain, known, "$")
+    unknown = None if plain == decoded else _difference(plain, decoded, "$")
     if unknown is not None:
         fail("CP1003", f"a field of the schedule is wrong: {unknown}", file=file)
     return schedule
 
 
-def _difference(plain: Any, known: Any, path: str) -> str | None:
-    """The first thing in `plain` that is not in `known`, which was decoded from it."""
-    if isinstance(plain, dict) and isinstance(known, dict):
-        ours, theirs = cast("dict[str, Any]", known), cast("dict[str, Any]", plain)
+def _difference(plain: Any, decoded: Any, path: str) -> str | None:
+    """The first difference between the JSON of a file and the schedule decoded from it, or None."""
+    if isinstance(plain, dict) and isinstance(decoded, dict):
+        ours, theirs = cast("dict[str, Any]", decoded), cast("dict[str, Any]", plain)
         for key, item in theirs.items():
             if key not in ours:
                 return f"Object contains unknown field `{key}` - at `{path}`"
@@ -137,15 +142,15 @@ def _difference(plain: Any, known: Any, path: str) -> str | None:
             if inner is not None:
                 return inner
         return None
-    if isinstance(plain, list) and isinstance(known, list):
-        pairs = zip(cast("list[Any]", plain), cast("list[Any]", known), strict=True)
+    if isinstance(plain, list) and isinstance(decoded, list):
+        pairs = zip(cast("list[Any]", plain), cast("list[Any]", decoded), strict=True)
         inner = (_difference(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(pairs))
         return next((text for text in inner if text is not None), None)
     return None
 
 
 def _digest(value: msgspec.Struct) -> str:
-    """sha256 of the canonical JSON: keys sorted, without the members that say where something was written."""
+    """The SHA-256 of the canonical JSON: sorted keys, without source positions."""
     text = msgspec.json.encode(value, order="sorted")
     for place in _PLACES:
         text = place.sub(b"", text)

@@ -1,10 +1,9 @@
-"""The text form of both graphs: one op a line, results on the left, and the way back.
+"""The text form of both graphs: one op per line, with its results on the left.
 
-The form is generic: it is made from the structs themselves, so that a new op or field needs
-nothing here. A line is `results = op field=value .. @place`; fields with their default are left
-out. Special notations: a place `@1:2-3:4`, a type `f32[3, 4]`, a placement `<per a; split b>`, a leaf
-`"w/b": f32[3]`, an algorithm `hierarchical(gpu, node)` (as a quoted text where it is not plain). What
-stands behind `# ` is a comment.
+The form is derived from the structs, so new ops and fields need no code here. A line is `results = op
+field=value .. @place`; fields with default values are omitted. Special notations: a place `@1:2-3:4`, a type
+`f32[3, 4]`, a placement `<per a; split b>`, a leaf `"w/b": f32[3]`, and an algorithm `hierarchical(gpu,
+node)`, quoted if it is not a plain word. `# ` begins a comment.
 """
 
 from __future__ import annotations
@@ -23,33 +22,35 @@ _DIGEST = "# digest "
 
 
 def print_plan(plan: Plan) -> str:
-    """`plan` as text; `parse_plan` reads it back to an equal plan."""
+    """`plan` as text, which `parse_plan` reads back to an equal plan."""
     return _print("plan_graph", plan)
 
 
 def parse_plan(text: str, file: str = "<text>") -> Plan:
-    """The plan that `print_plan` wrote. Raises CP1008 for other text, with line and column."""
+    """Parse the result of `print_plan`. Raises CP1008 with line and column for other text."""
     return _parse("plan_graph", text, Plan, file)
 
 
 def print_schedule(schedule: Schedule) -> str:
-    """`schedule` as text; `parse_schedule` reads it back to an equal schedule."""
+    """`schedule` as text, which `parse_schedule` reads back to an equal schedule."""
     return _print("schedule", schedule)
 
 
 def parse_schedule(text: str, file: str = "<text>") -> Schedule:
-    """The schedule that `print_schedule` wrote. Raises CP1008 for other text, with line and column."""
+    """Parse the result of `print_schedule`. Raises CP1008 with line and column for other text."""
     return _parse("schedule", text, Schedule, file)
 
 
 def print_saved(schedule: Schedule) -> str:
-    """`print_schedule`, and behind it the digest of what it says."""
+    """The result of `print_schedule`, followed by the digest."""
     return f"{print_schedule(schedule)}{_DIGEST}{schedule_digest(schedule)}\n"
 
 
 def parse_saved(text: str, file: str = "<text>") -> tuple[Schedule, str | None]:
-    """The schedule that `print_saved` wrote, and the digest that stands behind it, if one does. Raises as
-    `parse_schedule`, and CP1002 for one of another schema."""
+    """Parse the result of `print_saved` into the schedule and its digest, or None without one.
+
+    Raises as `parse_schedule` does, and CP1002 for another schema version.
+    """
     last = text.rstrip().rpartition("\n")[2]
     digest = last.removeprefix(_DIGEST).strip() if last.startswith(_DIGEST) else None
     schedule = parse_schedule(text, file)
@@ -62,14 +63,14 @@ def _print(word: str, value: msgspec.Struct) -> str:
 
 
 def _parse(word: str, text: str, kind: type[Any], file: str) -> Any:
-    """The struct of `kind` that a text says."""
+    """Parse a text into a struct of `kind`."""
     try:
         reader = Reader(text)
         reader.word(word)
         return msgspec.convert(reader.plain(), kind)
     except msgspec.ValidationError as error:
         return fail("CP1008", str(error), span=Span(1, 1, 1, 2), file=file)
-    except (RecursionError, ValueError) as error:  # nested too deeply, a number too long, an odd escape
+    except (RecursionError, ValueError) as error:  # nested too deeply, a number too long, a wrong escape
         return fail("CP1008", f"this is no text form of a graph: {error}", file=file)
     except TextError as error:
         return fail("CP1008", str(error), span=error.span, file=file)

@@ -1,4 +1,4 @@
-"""The notation under `ir.serialization.text`: frozen structs to lines, and lines back to plain values."""
+"""The notation of `ir.serialization.text`: write frozen structs as lines, and read lines as plain values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _END = "the end"
 
 
 class TextError(Exception):
-    """What is wrong with a text, and where."""
+    """A syntax error and its position."""
 
     def __init__(self, message: str, span: Span) -> None:
         super().__init__(message)
@@ -37,13 +37,13 @@ class TextError(Exception):
 
 
 def head(value: msgspec.Struct | type[msgspec.Struct]) -> str:
-    """The word that names a struct: its tag, else its class in lower case."""
+    """The word for a struct: its tag, or else its class in lower case."""
     tag = value.__struct_config__.tag
     kind = value if isinstance(value, type) else type(value)
     return str(tag) if tag else kind.__name__.lower()
 
 
-# The fields that stand left of `=`: what an op or stage makes, and what a value is called.
+# The fields before `=`: the results of an op or stage, and the id of a value.
 _LEFT_OF: dict[str, tuple[str, ...]] = {
     head(kind): kind.WRITES for kind in (*typing.get_args(graph.Stage), *typing.get_args(sched.Op))
 } | {"value": ("id",)}
@@ -52,7 +52,7 @@ _fields = functools.cache(msgspec.structs.fields)
 
 
 def _changed(value: msgspec.Struct) -> list[tuple[str, Any]]:
-    """Fields of `value` that differ from their default, and always the schema: a file says what it is of."""
+    """The fields of `value` that differ from their defaults, and always the schema version."""
     changed: list[tuple[str, Any]] = []
     for field in _fields(type(value)):
         item = getattr(value, field.name)
@@ -66,7 +66,7 @@ def _structs(item: Any) -> bool:
 
 
 def write_struct(value: msgspec.Struct, depth: int) -> list[str]:
-    """One field a line; a tuple of structs becomes a block with one struct a line."""
+    """The lines of a struct, one field per line; a tuple of structs becomes a block, one struct per line."""
     pad, lines = "  " * depth, list[str]()
     for name, item in _changed(value):
         if isinstance(item, Span):
@@ -87,10 +87,10 @@ def _element(value: msgspec.Struct, depth: int) -> list[str]:
     pad = "  " * depth
     if isinstance(value, graph.Phase | sched.Phase):
         return [f"{pad}{head(value)} {{", *write_struct(value, depth + 1), f"{pad}}}"]
-    left = _LEFT_OF.get(head(value), ())
-    names = [n for f in left for n in _several(getattr(value, f))]
+    results = _LEFT_OF.get(head(value), ())
+    names = [n for f in results for n in _several(getattr(value, f))]
     words = [head(value)]
-    words += [_field(name, item) for name, item in _changed(value) if name not in left]
+    words += [_field(name, item) for name, item in _changed(value) if name not in results]
     text = f"{', '.join(map(write, names))} = " if names else ""
     return [f"{pad}{text}{' '.join(words)}"]
 
@@ -106,12 +106,12 @@ def _field(name: str, item: Any) -> str:
 
 
 def write(item: Any) -> str:
-    """One value in the notation."""
+    """A value in the notation."""
     match item:
         case None | bool():
             return str(item).lower()
         case str():
-            plain = str(item)  # an enum's member prints as its value
+            plain = str(item)  # an enum member prints as its value
             usable = _PLAIN.fullmatch(plain) and plain not in _RESERVED
             return plain if usable else json.dumps(plain)
         case int() | float():
@@ -133,7 +133,7 @@ def write(item: Any) -> str:
 
 
 class Reader:
-    """Reads the notation back to plain values."""
+    """Reads the notation into plain values."""
 
     def __init__(self, text: str) -> None:
         self.tokens: list[tuple[str, str, int, int]] = []
@@ -152,7 +152,7 @@ class Reader:
         self.tokens.append(("end", _END, line, position - begin + 1))
 
     def plain(self) -> dict[str, Any]:
-        """The rest of the text as plain values."""
+        """The remaining text as plain values."""
         return self._block(_END)
 
     def word(self, expected: str) -> None:
@@ -177,18 +177,18 @@ class Reader:
         return elements
 
     def _element(self) -> dict[str, Any]:
-        left = self._left()
+        names = self._left()
         name = self._take("word")
         if self._accepts("{"):
             return self._block("}")
         fields: dict[str, Any] = {"type": name}
-        self._assign_left(fields, name, left)
+        self._assign_left(fields, name, names)
         while self.tokens[self.at][0] not in ("newline", "end") and not self._is("}"):
             self._one_field(fields)
         return fields
 
     def _left(self) -> list[str]:
-        """`a, b =` where the line begins so."""
+        """The names of `a, b =` at the start of a line, or an empty list."""
         start, names = self.at, list[str]()
         while self.tokens[self.at][0] in ("word", "string"):
             names.append(cast("str", self._value()))
@@ -199,16 +199,16 @@ class Reader:
         self.at = start
         return []
 
-    def _assign_left(self, fields: dict[str, Any], name: str, left: list[str]) -> None:
-        wanted = _LEFT_OF.get(name, ())
-        if left and not wanted:
+    def _assign_left(self, fields: dict[str, Any], name: str, names: list[str]) -> None:
+        fields_left = _LEFT_OF.get(name, ())
+        if names and not fields_left:
             raise self._wrong(f"there is no op `{name}`")
-        if wanted == ("results",):  # as many as there are
-            fields["results"] = left
+        if fields_left == ("results",):  # any number of them
+            fields["results"] = names
             return
-        if len(left) > len(wanted):
-            raise self._wrong(f"`{name}` makes {len(wanted)} values, not {len(left)}")
-        fields.update(zip(wanted, left, strict=False))
+        if len(names) > len(fields_left):
+            raise self._wrong(f"`{name}` makes {len(fields_left)} values, not {len(names)}")
+        fields.update(zip(fields_left, names, strict=False))
 
     def _one_field(self, fields: dict[str, Any], *, blocks: bool = False) -> None:
         if self.tokens[self.at][0] == "span":
@@ -289,14 +289,14 @@ class Reader:
         return fields
 
     def _until(self, closing: str, between: str = ",") -> Iterator[None]:
-        """Once for each of several items, `between` them; and past what closes them."""
+        """Iterate over items separated by `between` until `closing`, which is consumed."""
         while not self._accepts(closing):
             yield
             if not self._is(closing):
                 self._take("mark", between)
 
     def _accepts(self, mark: str) -> bool:
-        """Whether `mark` is next, which is then behind."""
+        """Consume `mark` if it is next, and return whether it was."""
         accepted = self._is(mark)
         self.at += accepted
         return accepted

@@ -1,4 +1,4 @@
-"""What a plan consists of: one stage verb, one file."""
+"""The stages of a plan, one module per verb."""
 
 from typing import get_args
 
@@ -27,10 +27,10 @@ _RESULTS = {kind: getter(kind, kind.WRITES) for kind in get_args(Stage)}
 
 
 def operands(stage: Stage) -> tuple[Ref, ...]:
-    """Every value that `stage` reads, each once, in the order written."""
+    """The values that `stage` reads, each once, in source order."""
     return tuple(dict.fromkeys(_OPERANDS[type(stage)](stage)))
 
 
 def results(stage: Stage) -> tuple[Ref, ...]:
-    """Every value that `stage` makes."""
+    """The values that `stage` makes."""
     return _RESULTS[type(stage)](stage)

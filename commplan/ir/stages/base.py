@@ -15,25 +15,33 @@ def over(axes: tuple[str, ...], word: str = "over") -> str:
     return f"{word} {', '.join(axes)}"
 
 
-class Number(NamedTuple):
-    """The number that a stage is written with, behind a word: `from 0`. least: the smallest that may be
-    written. missing: what is wrong without it, and how it is put right. rule: what the number must keep to,
-    of the axes and their ranks."""
+class NumericArgument(NamedTuple):
+    """The numeric argument of a stage after a keyword, such as `from 0`.
+
+    Attributes:
+        word: The keyword.
+        role: The argument in words.
+        least: The smallest valid literal.
+        missing: The error without the argument, and the fix.
+        rule: A check of the number for given axes and ranks.
+    """
 
     word: Literal["from", "by"]
-    what: str
+    role: str
     least: int
     missing: tuple[str, str]
     rule: Callable[[int, tuple[str, ...], Ranks], Violation | None] | None = None
 
 
 class BaseStage(msgspec.Struct, frozen=True):
-    """What every stage says of itself beside its fields.
+    """Base class of stages.
 
-    FORM: how it is written.
+    Class attributes:
 
-    READS, WRITES: the fields that name the values that it reads and makes, in the order in which `operands`
-    and `results` give them. SCALARS: those of READS that name scalars. AXES: the fields that name axes.
+    - `FORM`: the syntax.
+    - `READS`, `WRITES`: the fields that name operands and results, in the order of `operands` and `results`.
+    - `SCALARS`: the fields in `READS` that name scalars.
+    - `AXES`: the fields that name axes.
     """
 
     FORM: ClassVar[str]
@@ -42,18 +50,16 @@ class BaseStage(msgspec.Struct, frozen=True):
     SCALARS: ClassVar[tuple[str, ...]] = ()
     AXES: ClassVar[tuple[str, ...]] = ("axes",)
 
-    def alike(self) -> tuple[tuple[Ref, ...], ...]:
-        """Values that have the same leaves before any cut, in groups: what goes in and comes out of a stage
-        that moves or reduces."""
+    def same_leaves(self) -> tuple[tuple[Ref, ...], ...]:
+        """Groups of values with the same leaves before any split: operand and result of a move or sum."""
         operands, results = getter(type(self), self.READS[:1]), getter(type(self), self.WRITES[:1])
         return ((*operands(self), *results(self)),)
 
-    def called(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]] | None:
-        """The function that it calls, what with, and what that makes."""
+    def function_call(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]] | None:
+        """The function that the stage calls, its operands and its results; None if it calls none."""
 
     def sends(self) -> tuple[Ref, str | None] | None:
-        """The value that it sends, and `sum`, `mean`, `max` or `min` if it is reduced; None if nothing is
-        sent."""
+        """The value that the stage sends and its reduction operator, if any; None if it sends nothing."""
         return None
 
     @property
@@ -61,22 +67,25 @@ class BaseStage(msgspec.Struct, frozen=True):
         return str(self.__struct_config__.tag)
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        """The first rule of the stage that does not hold, axes having as many ranks as `ranks` says."""
+        """The first violated rule of the stage, for the given numbers of ranks."""
 
 
 class StageOverAxes(BaseStage, frozen=True):
     """`y = VERB x over AXES ..`: one operand over some axes.
 
-    TAKES: how the operand may lie along them. MAKES: how the result does, the same on all ranks, cut, or as
-    the operand. WHOLE: the operand has a leading dimension and may not be cut. NUMBER: the field that is a
-    number, and how that is written. COLLECTIVE: the kind of collective that it becomes; none where nothing is
-    sent, or the compiler decides how.
+    Class attributes:
+
+    - `TAKES`: the valid placements of the operand along the axes.
+    - `MAKES`: the placement of the result: the same on all ranks, split, or as the operand (`kept`).
+    - `WHOLE`: whether the operand needs a leading dimension and may not be split.
+    - `NUMBER`: the field of the numeric argument, and its syntax.
+    - `COLLECTIVE`: the kind of collective it becomes; None if it sends nothing or the compiler chooses.
     """
 
     TAKES: ClassVar[tuple[Literal["same", "per", "partial", "split"], ...]]
     MAKES: ClassVar[Literal["same", "split", "kept"]] = "same"
     WHOLE: ClassVar[bool] = False
-    NUMBER: ClassVar[tuple[str, Number] | None] = None
+    NUMBER: ClassVar[tuple[str, NumericArgument] | None] = None
     COLLECTIVE: ClassVar[str | None] = None
 
     result: Meaning[Ref]
@@ -88,24 +97,24 @@ class StageOverAxes(BaseStage, frozen=True):
         return (self.operand, op and op.name) if self.COLLECTIVE is not None else None
 
     def how(self) -> str:
-        """What is written of it behind its axes, such as `by sum`."""
+        """The source text after the axes, such as `by sum`."""
         return ""
 
     def where(self) -> str:
         return over(self.axes)
 
     def written(self) -> tuple[str, ...]:
-        """Close to how it is written, without its results and hints."""
+        """The parts of the source text, without results and hints."""
         return (f"{self.verb} {name_of(self.operand)}", self.where(), self.how())
 
-    def said(self) -> tuple[str, ...]:
-        """What it does, then where: for drawings, which show in arrows what goes in and comes out."""
+    def summary(self) -> tuple[str, ...]:
+        """The operation and its axes, for diagrams, whose arrows show operands and results."""
         return (f"{self.verb} {self.how()}".rstrip(), self.where())
 
     def rank(self, ranks: Ranks) -> int | None:
-        """The rank, counted row-major over the axes, that its collective singles out, if it does."""
+        """The root of the collective, row-major over the axes, or None."""
         return None
 
     def misfit(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:
-        """The first rule that the operand's leaves, each with what it is called, break."""
+        """The first rule that the operand's leaves violate. `leaves` are pairs of label and leaf."""
         return None

@@ -1,17 +1,17 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Execution, Meaning, Presentation
-from commplan.ir.stages.base import Number, StageOverAxes
+from commplan.ir.stages.base import NumericArgument, StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, root
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
-ROOT = Number(
+ROOT = NumericArgument(
     "from", "a root", 0, ("the broadcast has no root", "add `from 0`: the rank whose value is kept"), root
 )
 
 
 class Broadcast(StageOverAxes, frozen=True, tag="broadcast"):
-    """per -> same. `root` counts the `over` axes row-major, first named major."""
+    """per -> same. `root` is row-major over the axes, first major."""
 
     FORM = "y = broadcast x over AXES from ROOT [via ALGORITHM]"
     TAKES = ("per",)
@@ -30,8 +30,8 @@ class Broadcast(StageOverAxes, frozen=True, tag="broadcast"):
         return root(self.root, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
-        held = steps.moved(env, env.of(self.operand), self.hints)
-        env.rename(self.result, held, env.root(self.axes, self.root))
+        moved = steps.moved(env, env.get(self.operand), self.hints)
+        env.rename(self.result, moved, env.root(self.axes, self.root))
 
     def how(self) -> str:
         return f"from {self.root}"

@@ -30,7 +30,7 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
     via: Execution[Algorithm | None] = None
     hints: Meaning[Hints] = NO_HINTS
 
-    def alike(self) -> tuple[tuple[Ref, ...], ...]:
+    def same_leaves(self) -> tuple[tuple[Ref, ...], ...]:
         return ((self.operand, self.center, self.pull, self.result),)
 
     def sends(self) -> tuple[Ref, str | None]:
@@ -47,7 +47,7 @@ class Elastic(BaseStage, frozen=True, tag="elastic"):
         both = f"elastic {name_of(self.operand)} with {name_of(self.center)}"
         return (both, over(self.axes), f"by {self._mode()}")
 
-    def said(self) -> tuple[str, ...]:
+    def summary(self) -> tuple[str, ...]:
         return (f"elastic by {self._mode()}", over(self.axes))
 
     def _mode(self) -> str:

@@ -10,8 +10,8 @@ from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Over, Refs
 
 
-class ServerStep(msgspec.Struct, frozen=True):
-    """What an `exchange` of a plan and one of a schedule say alike."""
+class ExchangeFields(msgspec.Struct, frozen=True):
+    """The fields and semantics shared by `exchange` in a plan and in a schedule."""
 
     WRITES = ("results",)
 
@@ -29,9 +29,12 @@ class ServerStep(msgspec.Struct, frozen=True):
         hints: Hints,
         via: Algorithm | None,
     ) -> None:
-        """results = fn(states, reduced gradient); on servers what comes back depends on what others have
-        sent, so that it is a function of everything that is said of it."""
-        gradient = env.of(self.gradient)
+        """results = fn(states, reduced gradient).
+
+        With states on servers, the results depend on the messages of other workers too, so they are an opaque
+        function of all arguments.
+        """
+        gradient = env.get(self.gradient)
         if env.values[self.states[0]].placement.server is None:
             total = steps.averaged(
                 env, gradient, gradient.value, self.axes, op, weight, hints, via=few_owners(via), again=False
@@ -42,18 +45,18 @@ class ServerStep(msgspec.Struct, frozen=True):
             env.check_current(state)
             env.set_current(result)
         how = (f"via {via}",) if via is not None else ()
-        marks = ("exchange over", *self.axes, op, *steps.answered(hints), *how)
+        marks = ("exchange over", *self.axes, op, *steps.server_hints(hints), *how)
         scalars = (weight,) if weight else ()
         sent = [gradient, *env.each((*self.states, *scalars))]
-        env.call(self.fn, sent, self.results, marks, served=True)
+        env.call(self.fn, sent, self.results, marks, on_server=True)
 
 
 def few_owners(via: Algorithm | None) -> Algorithm | None:
-    """`via`, if it names owners among the workers: gradients are added on the way to them, in their type."""
+    """`via` if it names owners among the workers, which add gradients in the gradients' type; else None."""
     return via if via is not None and via.get("owners") is not None else None
 
 
-class Exchange(ServerStep, BaseStage, frozen=True, tag="exchange"):
+class Exchange(ExchangeFields, BaseStage, frozen=True, tag="exchange"):
     """A parameter server: `results = fn(states, reduced gradient)`, one result per state."""
 
     FORM = "w [, m] = exchange g into w [, m] with FN over AXES by OP [via ALGORITHM]"
@@ -65,13 +68,13 @@ class Exchange(ServerStep, BaseStage, frozen=True, tag="exchange"):
     via: Meaning[Algorithm | None] = None
     hints: Meaning[Hints] = NO_HINTS
 
-    def alike(self) -> tuple[tuple[Ref, ...], ...]:
+    def same_leaves(self) -> tuple[tuple[Ref, ...], ...]:
         return ((self.gradient, self.states[0]), *zip(self.states, self.results, strict=True))
 
     def sends(self) -> tuple[Ref, str | None]:
         return self.gradient, self.op.name
 
-    def called(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]]:
+    def function_call(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]]:
         return self.fn, (*self.states, self.gradient), self.results
 
     def violation(self, ranks: Ranks) -> Violation | None:
@@ -86,5 +89,5 @@ class Exchange(ServerStep, BaseStage, frozen=True, tag="exchange"):
         into = f"exchange {name_of(self.gradient)} into {states} with {self.fn}"
         return (into, over(self.axes), f"by {self.op.text()}")
 
-    def said(self) -> tuple[str, ...]:
+    def summary(self) -> tuple[str, ...]:
         return (f"exchange with {self.fn} by {self.op.text()}", over(self.axes))

@@ -17,5 +17,5 @@ class Gather(StageOverAxes, frozen=True, tag="gather"):
     hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
-        held = steps.moved(env, env.of(self.operand), self.hints)
-        env.put(self.result, env.gathered(held, env.values[self.result], self.axes))
+        moved = steps.moved(env, env.get(self.operand), self.hints)
+        env.put(self.result, env.gathered(moved, env.values[self.result], self.axes))

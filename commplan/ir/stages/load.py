@@ -12,8 +12,8 @@ from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Batch
 
 
-class Batches(msgspec.Struct, frozen=True):
-    """What a `load` and a `read` say alike; `batch` has one number, or one per member."""
+class LoadFields(msgspec.Struct, frozen=True):
+    """The fields and semantics shared by `load` and `read`; `batch` has one size, or one per member."""
 
     READS = ()
     WRITES = ("result", "count")
@@ -33,25 +33,25 @@ class Batches(msgspec.Struct, frozen=True):
     hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
-        """Which records of the source these are follows from all that is said of the load."""
+        """The arguments of the load determine its records."""
         hints, clock = self.hints, self.clock
         contract = (self.batch, self.visit, self.seed, self.tail, hints.on_error, hints.on_failure)
         words = ", ".join(map(str, (*contract, "per", *self.per, "by", clock)))
         label = f"{self.source}({base_name(self.result)}; {words})"
-        own = (*self.per, *((clock,) if clock and clock not in self.per else ()))
-        steps.loaded(env, self.result, label, own, self.split)
+        varying = (*self.per, *((clock,) if clock and clock not in self.per else ()))
+        steps.loaded(env, self.result, label, varying, self.split)
         if self.count is not None:
             value = env.values[self.count]
-            number = env.own_elements(f"the number of {label}", value, (*own, *self.split), ())
+            number = env.fresh_elements(f"the number of {label}", value, (*varying, *self.split), ())
             env.put(self.count, number)
 
 
-class Load(Batches, BaseStage, frozen=True, tag="load"):
+class Load(LoadFields, BaseStage, frozen=True, tag="load"):
     """`result [, count] = load source batch N ...`."""
 
     FORM = "x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]"
 
-    def alike(self) -> tuple[tuple[Ref, ...], ...]:
+    def same_leaves(self) -> tuple[tuple[Ref, ...], ...]:
         return ()
 
     def violation(self, ranks: Ranks) -> Violation | None:
@@ -63,10 +63,10 @@ class Load(Batches, BaseStage, frozen=True, tag="load"):
         )
 
     def written(self) -> tuple[str, ...]:
-        first, *rest = self.said()
-        return (first.replace("load", f"load {self.source}", 1), *rest)
+        first, *clauses = self.summary()
+        return (first.replace("load", f"load {self.source}", 1), *clauses)
 
-    def said(self) -> tuple[str, ...]:
+    def summary(self) -> tuple[str, ...]:
         batch = f"{list(self.batch)} over {self.clock}" if self.clock else str(self.batch[0])
         split = f"split {', '.join(self.split)}" if self.split else ""
         per = f"per {', '.join(self.per)}" if self.per else ""

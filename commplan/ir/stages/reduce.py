@@ -6,7 +6,7 @@ from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
 class Reduce(StageOverAxes, frozen=True, tag="reduce"):
-    """partial or per -> same. `across` is set where the axes are ensembles."""
+    """partial or per -> same. `across` is whether the axes are ensembles."""
 
     FORM = "y = reduce x over AXES by OP [via ALGORITHM] [{ OPTIONS }]"
     TAKES = ("partial", "per")
@@ -22,10 +22,10 @@ class Reduce(StageOverAxes, frozen=True, tag="reduce"):
 
     def meaning(self, env: Interpretation) -> None:
         op, value = self.op, env.values[self.result]
-        held = steps.averaged(
-            env, env.of(self.operand), value, self.axes, op.name, op.weight, self.hints, via=self.via
+        reduced = steps.averaged(
+            env, env.get(self.operand), value, self.axes, op.name, op.weight, self.hints, via=self.via
         )
-        env.put(self.result, held)
+        env.put(self.result, reduced)
 
     def how(self) -> str:
         return f"by {self.op.text()}"

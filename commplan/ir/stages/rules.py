@@ -1,9 +1,9 @@
-"""The rules of stages that need more than a placement, each written once.
+"""The rules of stages beyond placements, each defined once.
 
-The checker asks them of what is written, the compiler of every stage once axes have sizes and values have
-leaves, and the verifier of the ops of a schedule: all three give the message that stands here, with a code
-and a span of their own. `ranks` counts the ranks along axes; where it gives None, their sizes are not known
-yet, and what needs them is not refused.
+The checker applies them to a plan, the compiler to every stage once sizes and leaves are bound, and the
+verifier to the ops of a schedule. All three report the messages defined here, with their own codes and spans.
+`ranks` returns the number of ranks along axes, or None before sizes are bound; rules that need it then
+accept.
 """
 
 import math
@@ -21,7 +21,7 @@ Ranks = Callable[[Iterable[str]], int | None]
 
 
 class Violation(NamedTuple):
-    """What is wrong, and remarks. at: the first of several that breaks the rule."""
+    """The message and notes of a violated rule. `at` is the index of the offending item."""
 
     message: str
     notes: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Violation(NamedTuple):
 
 
 def dropped_tail(visit: str, tail: str) -> Violation | None:
-    """What promises every record cannot leave the last ones of an epoch out."""
+    """A load that visits every record cannot drop the tail of an epoch."""
     if tail != "drop" or visit == "at_most_once":
         return None
     message = f"`tail drop` leaves records out, and `{visit}` promises them all"
@@ -51,12 +51,12 @@ def short_tail(tail: str, split: tuple[str, ...]) -> Violation | None:
 
 
 def member_batches(batch: Sequence[object], clock: str | None, ranks: Ranks) -> Violation | None:
-    """Each member on its own clock has a batch size."""
+    """If members load at their own rates, there is one batch size per member."""
     members = None if clock is None else ranks((clock,))
     if members is None or members == len(batch):
         return None
-    given = f"{plural(len(batch), 'batch size')} for the {plural(members, 'member')} of `{clock}`"
-    return Violation(given, ("each member has one, in member order",))
+    message = f"{plural(len(batch), 'batch size')} for the {plural(members, 'member')} of `{clock}`"
+    return Violation(message, ("each member has one, in member order",))
 
 
 def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Violation | None:
@@ -76,14 +76,14 @@ def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Vi
 # --- map ---
 
 
-def takes(fn: str, operands: int, given: int) -> Violation | None:
+def takes(fn: str, operands: int, count: int) -> Violation | None:
     """A function is called with as many values as it has operands."""
-    message = f"`{fn}` takes {plural(operands, 'value')}, found {given}"
-    return Violation(message) if operands != given else None
+    message = f"`{fn}` takes {plural(operands, 'value')}, found {count}"
+    return Violation(message) if operands != count else None
 
 
 def gives(fn: str, results: int, names: int) -> Violation | None:
-    """What a function gives has a name each."""
+    """Each result of a function has a name."""
     message = f"`{fn}` gives {plural(results, 'value')}, found {plural(names, 'name')} for them"
     return Violation(message) if results != names else None
 
@@ -101,14 +101,16 @@ def root(rank: int, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
     return Violation(f"the root {rank} is out of range: {has}", (f"ranks count from 0{major}",))
 
 
-def chosen(who: str, count: object, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
-    """Readers are members, and owners are workers: no more than there are. count: a number, where one is
-    written."""
-    most, of = ranks(axes), {"readers": "member", "owners": "worker"}[who]
+def chosen(role: str, count: object, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
+    """There are at most as many readers as members, and owners as workers.
+
+    `count` is ignored if it is no number.
+    """
+    most, of = ranks(axes), {"readers": "member", "owners": "worker"}[role]
     if not isinstance(count, int) or most is None or 1 <= count <= most:
         return None
     wrong = f"more than the {plural(most, of)} of {listed(axes)}" if count > most else "too few"
-    return Violation(f"{count} {who} are {wrong}", (f"{who} are {of}s: at least 1, at most all of them",))
+    return Violation(f"{count} {role} are {wrong}", (f"{role} are {of}s: at least 1, at most all of them",))
 
 
 def loaded(name: str, *, records: bool) -> Violation | None:
@@ -120,8 +122,7 @@ def loaded(name: str, *, records: bool) -> Violation | None:
 
 
 def alike(name: str, varying: Sequence[str]) -> Violation | None:
-    """What is shared is the same for all members. varying: the axes among those of the stage over which it
-    is not."""
+    """A shared value is the same for all members; `varying` are the stage's axes over which it varies."""
     if not varying:
         return None
     message = f"`{name}` differs between the members of `{varying[0]}` and cannot be shared"
@@ -129,14 +130,14 @@ def alike(name: str, varying: Sequence[str]) -> Violation | None:
 
 
 def one_each(states: Sequence[Ref], results: Sequence[Ref]) -> Violation | None:
-    """An exchange makes one value of each state."""
+    """An exchange has one result per state."""
     if len(states) == len(results):
         return None
     return Violation(f"{len(states)} states are exchanged for {len(results)} results")
 
 
 def one_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
-    """The states of an exchange, and where each lives: all on one server, or all with the workers."""
+    """The states of an exchange are on one server, or all on workers; `homes` are (state, server) pairs."""
     for index, (name, home) in enumerate(homes):
         if home != homes[0][1]:
             message = f"`{name}` and `{homes[0][0]}` live in different places"
@@ -145,7 +146,7 @@ def one_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
 
 
 def update(fn: str, where: str, *, elementwise: bool, random: bool) -> Violation | None:
-    """What an exchange applies to its states gives on chunks what it gives on the whole."""
+    """The update function of an exchange gives the same result on chunks as on the whole."""
     if where != "device" or not elementwise:
         why = "each owner updates its chunks as they arrive, and must get what the whole would give"
         return Violation(f"the update `{fn}` must be elementwise and on the device", (why,))
@@ -159,7 +160,7 @@ def update(fn: str, where: str, *, elementwise: bool, random: bool) -> Violation
 
 
 def center_home(mode: str, center: str, server: str | None) -> Violation | None:
-    """The centre of `sync` lives with the workers, that of any other mode on a server."""
+    """The center of `sync` is on the workers, that of any other mode on a server."""
     if (mode == "sync") == (server is None):
         return None
     if server is not None:
@@ -170,7 +171,7 @@ def center_home(mode: str, center: str, server: str | None) -> Violation | None:
 
 
 def coefficient(name: str, value: float | Ref) -> Violation | None:
-    """A literal is above zero, in f32 as well."""
+    """A literal coefficient is positive and finite, in f32 too."""
     if isinstance(value, str):
         return None
     if not math.isfinite(value) or value <= 0:
@@ -186,7 +187,7 @@ def coefficient(name: str, value: float | Ref) -> Violation | None:
 
 
 def coefficients(eta: float | Ref, rho: float | Ref) -> Violation | None:
-    """Workers and centre move, by a number that can be told from zero."""
+    """Both coefficients and their product are valid."""
     product = "eta" if isinstance(eta, str) or isinstance(rho, str) else eta * rho
     return coefficient("eta", eta) or coefficient("rho", rho) or coefficient("eta * rho", product)
 
@@ -194,20 +195,20 @@ def coefficients(eta: float | Ref, rho: float | Ref) -> Violation | None:
 def stable(
     mode: str, eta: float | Ref, rho: float | Ref, axes: tuple[str, ...], ranks: Ranks
 ) -> Violation | None:
-    """Literal coefficients, each sound, move the centre by less than all of the way: p * eta * rho < 1.
+    """Valid literal coefficients move the center by less than the full distance: p * eta * rho < 1.
 
-    In `c <- c + eta rho sum_i (w_i - c)` the old centre has the weight 1 - eta rho p; the bound is that of
-    Zhang, Choromanska and LeCun 2015 (Deep learning with elastic averaging SGD), where beta = p alpha =
-    p eta rho < 1. A server that meets one worker at a time has p = 1, as the least that `sync` can have.
+    In `c <- c + eta rho sum_i (w_i - c)` the old center has the weight 1 - eta rho p. The bound is that of
+    Zhang, Choromanska and LeCun 2015 (Deep learning with elastic averaging SGD), where beta = p alpha = p eta
+    rho < 1. A server that serves one worker at a time has p = 1, the smallest value for `sync`.
     """
     if isinstance(eta, str) or isinstance(rho, str):
         return None
     workers = ranks(axes) if mode == "sync" else None
-    moved = Fraction(str(eta)) * Fraction(str(rho)) * (workers or 1)  # the decimals that were written
+    moved = Fraction(str(eta)) * Fraction(str(rho)) * (workers or 1)  # exact decimals of the literals
     if moved < 1:
         return None
-    factors, known = ("eta * rho * p", f", with p = {workers} workers") if workers else ("eta * rho", "")
-    message = f"`{mode}` is unstable: {factors} = {float(moved):.6g}, and it must be below 1{known}"
+    factors, suffix = ("eta * rho * p", f", with p = {workers} workers") if workers else ("eta * rho", "")
+    message = f"`{mode}` is unstable: {factors} = {float(moved):.6g}, and it must be below 1{suffix}"
     why = f"the centre would keep {float(1 - moved):.6g} of itself at every exchange"
     bound = "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1"
     return Violation(message, (why, bound))
@@ -217,10 +218,10 @@ def stable(
 
 
 def numbers(how: str, dtype: DType, subject: str, hints: Hints = NO_HINTS) -> Violation | None:
-    """Truth values are not added, and some integers are only moved.
+    """Bools are not added, and some integer types are only moved.
 
-    how: an operator, or `elastic`; subject: the values, in words. hints: of the stage, of which `integers`
-    counts.
+    `how` is an operator or `elastic`; `subject` describes the values in messages. Of `hints`, only `integers`
+    matters.
     """
     integers = None if dtype.is_float else hints.integers
     if integers == "first":
@@ -237,7 +238,7 @@ def numbers(how: str, dtype: DType, subject: str, hints: Hints = NO_HINTS) -> Vi
 
 
 def floats(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS) -> Violation | None:
-    """A mean, and a step towards a centre, are fractions. hints: of the stage, whose `integers` counts."""
+    """Means and elastic averaging need floats, unless `hints.integers` is set."""
     if how not in ("mean", "elastic") or dtype.is_float or hints.integers is not None:
         return None
     subject, fixes = "a mean", ("a mean of integers is no integer: use `sum`, or convert with a fn first",)
@@ -252,17 +253,18 @@ def floats(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS) -> Violat
 
 
 def summable(how: str, leaves: Iterable[Leaf], ref: Ref, hints: Hints) -> Violation | None:
-    """Every leaf of the value `ref` is made of numbers, or of floats if `how` needs them."""
-    named = [(x.dtype, x.label(ref), hints) for x in leaves]
-    return next(filter(None, (numbers(how, *each) or floats(how, *each) for each in named)), None)
+    """Every leaf of the value `ref` has a type that the operator `how` accepts."""
+    labeled = [(x.dtype, x.label(ref), hints) for x in leaves]
+    return next(filter(None, (numbers(how, *each) or floats(how, *each) for each in labeled)), None)
 
 
 def native_sum(
     how: str, via: Algorithm | None, hints: Hints, dtype: DType | None, subject: str
 ) -> Violation | None:
-    """`via native` adds in the type that it sends: a wider sum cannot be asked of it, nor of a level.
+    """`via native` adds in the type that it sends, so it cannot provide a wider accumulator, nor can a level.
 
-    dtype: of the values; None where it is not known yet, and then both types must be written.
+    `dtype` is that of the values. If it is None, not yet bound, both types must be explicit to detect the
+    violation.
     """
     if via is None or how in ("max", "min"):
         return None
@@ -273,11 +275,11 @@ def native_sum(
         return None
     why = "the backend's own reduction has no accumulator of another type"
     notes = (f"{why}: leave `via` out, or write `accumulate = {wire}`",)
-    wanted = f"{accumulate} is asked for"
+    demand = f"{accumulate} is asked for"
     if hints.accumulate is None:
-        wanted = f"{subject} is {dtype}"
+        demand = f"{subject} is {dtype}"
         notes = ("where `accumulate` is left out, values are added in their own type", *notes)
-    return Violation(f"`native` adds in the wire type {wire}, but {wanted}", notes)
+    return Violation(f"`native` adds in the wire type {wire}, but {demand}", notes)
 
 
 def idle_options(
@@ -287,10 +289,14 @@ def idle_options(
     hints: Hints,
     dtypes: Collection[DType] | None,
 ) -> dict[str, Violation]:
-    """Options that change nothing, by name: how values of `dtypes` travel and are added is settled otherwise.
+    """Options without effect, by name, because other rules determine how values are sent and added.
 
-    how: how values are reduced, None if they are moved. collective: the kind that the stage becomes. dtypes:
-    None if they are not known yet.
+    Args:
+        how: The operator of the reduction, or None if values are only moved.
+        collective: The kind of collective that the stage becomes.
+        via: The algorithm of the stage.
+        hints: The options.
+        dtypes: The types of the leaves, or None if they are not bound yet.
     """
     adds, idle = how in ("sum", "mean"), dict[str, Violation]()
     wire, accumulate = hints.wire, hints.accumulate

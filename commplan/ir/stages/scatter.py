@@ -21,11 +21,11 @@ class Scatter(StageOverAxes, frozen=True, tag="scatter"):
     hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
-        op, operand, hints = self.op, env.of(self.operand), self.hints
-        held = steps.averaged(
+        op, operand, hints = self.op, env.get(self.operand), self.hints
+        reduced = steps.averaged(
             env, operand, operand.value, self.axes, op.name, op.weight, hints, via=self.via, again=False
         )
-        env.put(self.result, env.sliced(held, env.values[self.result], *env.row(self.axes)))
+        env.put(self.result, env.sliced(reduced, env.values[self.result], *env.row(self.axes)))
 
     def how(self) -> str:
         return f"by {self.op.text()}"

@@ -7,7 +7,7 @@ from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
 class Share(StageOverAxes, frozen=True, tag="share"):
-    """same -> same: pins how sameness over `over` is made."""
+    """same -> same: chooses how processes obtain a value that is the same over the axes."""
 
     FORM = "y = share x over MEMBER via DESIGN"
     TAKES = ("same",)

@@ -1,17 +1,17 @@
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Meaning, Presentation
-from commplan.ir.stages.base import Number, StageOverAxes
+from commplan.ir.stages.base import NumericArgument, StageOverAxes
 from commplan.ir.stages.rules import Ranks
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
-DISTANCE = Number(
+DISTANCE = NumericArgument(
     "by", "a distance", -(1 << 63), ("the shift does not say how far", "add `by 1`: to the next rank")
 )
 
 
 class Shift(StageOverAxes, frozen=True, tag="shift"):
-    """per -> per. What a rank has goes to the one `by` places further along the axis, modulo its ranks."""
+    """per -> per: each rank sends its value `by` places along the axis, modulo the number of ranks."""
 
     FORM = "y = shift x over AXIS by K [{ OPTIONS }]"
     TAKES = ("per",)
@@ -25,12 +25,12 @@ class Shift(StageOverAxes, frozen=True, tag="shift"):
     hints: Meaning[Hints] = NO_HINTS
 
     def rank(self, ranks: Ranks) -> int:
-        """The rank that gets what the first one has."""
+        """The rank that receives the value of rank 0."""
         return self.by % (ranks(self.axes) or 1)
 
     def meaning(self, env: Interpretation) -> None:
-        held = steps.moved(env, env.of(self.operand), self.hints)
-        env.rename(self.result, held, env.algebra.shift(self.axes, self.by))
+        moved = steps.moved(env, env.get(self.operand), self.hints)
+        env.rename(self.result, moved, env.algebra.shift(self.axes, self.by))
 
     def how(self) -> str:
         return f"by {self.by}"

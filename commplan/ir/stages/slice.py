@@ -15,4 +15,4 @@ class Slice(StageOverAxes, frozen=True, tag="slice"):
 
     def meaning(self, env: Interpretation) -> None:
         ways, digits = env.row(self.axes)
-        env.put(self.result, env.sliced(env.of(self.operand), env.values[self.result], ways, digits))
+        env.put(self.result, env.sliced(env.get(self.operand), env.values[self.result], ways, digits))

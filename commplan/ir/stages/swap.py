@@ -10,8 +10,7 @@ from commplan.ir.values import Leaf
 
 
 class Swap(StageOverAxes, frozen=True, tag="swap"):
-    """per -> per: all-to-all. Block j of the leading dimension goes to rank j, where it becomes the block of
-    the rank that it comes from."""
+    """per -> per: all-to-all. Block j of the leading dimension goes to rank j, as the block of its sender."""
 
     FORM = "y = swap x over AXIS [via ALGORITHM] [{ OPTIONS }]"
     TAKES = ("per",)
@@ -36,5 +35,5 @@ class Swap(StageOverAxes, frozen=True, tag="swap"):
         return None
 
     def meaning(self, env: Interpretation) -> None:
-        held = steps.moved(env, env.of(self.operand), self.hints)
-        env.put(self.result, env.swapped(held, env.values[self.result], self.axes))
+        moved = steps.moved(env, env.get(self.operand), self.hints)
+        env.put(self.result, env.swapped(moved, env.values[self.result], self.axes))

@@ -1,8 +1,14 @@
-"""Values on symbols: what every element is, over the elements that a phase begins with.
+"""Symbolic values: every element as a function of the elements at the start of a phase.
 
-`terms` (what an element is), `rounding` (what rounded it, and what may), `blocks` (which elements a buffer
-holds, in which order), `moves` (what collectives do to them), `values` (a block for every leaf),
-`interpretation` (those of a phase), `steps` (what stages and ops have in common), `compare` and `wording`.
-Meanings of ops and stages stand with them, in `ir.ops` and `ir.stages`. Imports nothing of `ir.ops`,
-`ir.stages`, `ir.plan` or `ir.schedule`.
+- `terms`: the algebra of elements.
+- `rounding`: casts in a term, and the casts that a plan allows.
+- `blocks`: the elements of a buffer, in order.
+- `moves`: the effect of collectives on blocks.
+- `values`: one block per leaf of a value.
+- `interpretation`: the values of a phase.
+- `steps`: semantics shared by stages and ops.
+- `compare`, `wording`: comparison and printing of terms.
+
+The semantics of ops and stages are defined with them, in `ir.ops` and `ir.stages`. This package imports
+nothing from `ir.ops`, `ir.stages`, `ir.plan` or `ir.schedule`.
 """

@@ -1,14 +1,14 @@
-"""Blocks: which elements a leaf or a flat buffer holds, in which order, and the term of each.
+"""Blocks: the elements of a leaf or a flat buffer, in order, with the term of each.
 
-A block is `rows` by `columns` elements, row-major; the number of a row has digits, and no digits mean one
-row. Its columns are runs: `size` of them from `at` on hold the elements of `leaf` from `column` on, cut as
-the run's slot says. A slot is (chain, term): the cuts that lead to the row of the leaf that is meant, in
-which a digit of a row number may be a rank's coordinate, a number, or a digit of this block's own rows; and
-the term of those elements. What no run covers is zero. `leaf` is a leaf of a value before any cut
-(`LeafShape`), or a block itself (`Frozen`) where a buffer was cut without regard to what lies in it.
+A block has `rows` by `columns` elements, row-major. A row index consists of digits; no digits mean one row.
+The columns are covered by runs: `size` columns from `at` on hold the elements of `leaf` from `column` on,
+within the part selected by the run's slot. A slot is a pair (chain, term). The chain is the sequence of cuts
+that leads to the row of the leaf; a digit of a row index is a rank's coordinate, a number, or a digit of the
+block's own row index. The term is that of the elements. Columns without a run are zero. `leaf` is a leaf of a
+value before any cut (`LeafShape`), or a block (`Frozen`) if a buffer was cut regardless of its content.
 
-Nothing here grows with the number of ranks. Operations that would put together what the notation cannot say
-raise `UnsayableError`: no schedule that is compiled from a plan contains one.
+No structure here grows with the number of ranks. Operations whose result the notation cannot express raise
+`UnsayableError`; schedules compiled from plans do not contain such operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from commplan.ir.symbolic.terms import (
     Algebra,
     Chain,
-    Cut,
+    RowCut,
     Symbol,
     Symbols,
     Term,
@@ -35,25 +35,27 @@ from commplan.ir.symbolic.terms import (
 
 
 class LeafShape(NamedTuple):
-    """Leaf `number` of a value before any cut: `lead` rows of `rest` elements; rows are what is cut. A leaf
-    that is not cut has elements for rows: their order is all that counts."""
+    """Leaf `number` of a value before any cut: `lead` rows of `tail` elements, cut between rows.
+
+    In a leaf that is not cut, every element is a row, since only their order matters.
+    """
 
     number: int
     lead: int
-    rest: int
+    tail: int
 
     def width(self, chain: Chain) -> int:
-        """Elements of the part that the cuts of `chain` leave, padding included."""
+        """The number of elements in the part that the cuts of `chain` select, including padding."""
         lead = self.lead
         for each in chain:
             lead = -(-lead // each.ways)
-        return lead * self.rest
+        return lead * self.tail
 
     def uncut(self) -> LeafShape:
-        return LeafShape(self.number, self.lead * self.rest, 1)
+        return LeafShape(self.number, self.lead * self.tail, 1)
 
 
-class Run(NamedTuple):
+class ColumnRun(NamedTuple):
     at: int
     size: int
     leaf: Any  # LeafShape | Frozen
@@ -61,14 +63,14 @@ class Run(NamedTuple):
     slot: int
 
 
-Slot = tuple[Chain, Term | None]  # no term of a frozen leaf: its own slots have them
-Rows = tuple[tuple[int, str | None], ...]  # (count, the axis along which such rows were gathered)
+Slot = tuple[Chain, Term | None]  # no term for a frozen leaf, whose own slots have terms
+Rows = tuple[tuple[int, str | None], ...]  # (count, the axis along which the rows were gathered)
 
 
 class Block(NamedTuple):
     rows: Rows
     columns: int
-    runs: tuple[Run, ...]
+    runs: tuple[ColumnRun, ...]
     slots: tuple[Slot, ...]
 
     @property
@@ -77,8 +79,7 @@ class Block(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """A block of one row that stands where a leaf does. Row digits in its slots are those of the block
-    around it."""
+    """A one-row block in place of a leaf. Row digits in its slots are those of the enclosing block."""
 
     block: Block
 
@@ -87,14 +88,14 @@ EMPTY = Block((), 0, (), ())
 
 
 def whole(leaf: LeafShape, size: int, chain: Chain, term: Term) -> Block:
-    """A part of a leaf, `size` elements, of which each is itself."""
-    return Block((), size, (Run(0, size, leaf, 0, 0),), ((chain, term),)) if size else EMPTY
+    """`size` elements of a leaf, unchanged."""
+    return Block((), size, (ColumnRun(0, size, leaf, 0, 0),), ((chain, term),)) if size else EMPTY
 
 
 def cut(chain: Chain, ways: int, digits: Iterable[tuple[int, Symbol]]) -> Chain:
-    """`chain` and one more cut; a cut into one row is none."""
-    kept = tuple((count, symbol) for count, symbol in digits if count > 1)
-    return chain if ways == 1 else (*chain, Cut(ways, kept))
+    """`chain` with one more cut, unless it is into a single row."""
+    used = tuple((count, symbol) for count, symbol in digits if count > 1)
+    return chain if ways == 1 else (*chain, RowCut(ways, used))
 
 
 def with_terms(block: Block, function: Callable[[Term], Term]) -> Block:
@@ -106,7 +107,7 @@ def with_terms(block: Block, function: Callable[[Term], Term]) -> Block:
 
 
 def renamed(algebra: Algebra, block: Block, symbols: Symbols) -> Block:
-    """`block` with symbols replaced, in positions and terms."""
+    """`block` with symbols replaced in positions and terms."""
     slots: list[Slot] = []
     for chain, term in block.slots:
         positions = substituted(chain, symbols)
@@ -118,26 +119,26 @@ def renamed(algebra: Algebra, block: Block, symbols: Symbols) -> Block:
     return Block(block.rows, block.columns, runs, tuple(slots))
 
 
-def _inside(runs: tuple[Run, ...], function: Callable[[Block], Block]) -> tuple[Run, ...]:
-    """`runs` with `function` applied to the frozen blocks that they are of."""
-    known: dict[int, Frozen] = {}
+def _inside(runs: tuple[ColumnRun, ...], function: Callable[[Block], Block]) -> tuple[ColumnRun, ...]:
+    """`runs` with `function` applied to their frozen blocks."""
+    frozen: dict[int, Frozen] = {}
     for run in runs:
-        if isinstance(run.leaf, Frozen) and id(run.leaf) not in known:
-            known[id(run.leaf)] = Frozen(function(run.leaf.block))
-    return tuple(run._replace(leaf=known.get(id(run.leaf), run.leaf)) for run in runs) if known else runs
+        if isinstance(run.leaf, Frozen) and id(run.leaf) not in frozen:
+            frozen[id(run.leaf)] = Frozen(function(run.leaf.block))
+    return tuple(run._replace(leaf=frozen.get(id(run.leaf), run.leaf)) for run in runs) if frozen else runs
 
 
-class Builder:
-    """Collects runs and their slots."""
+class BlockBuilder:
+    """Collects runs and slots of a block."""
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[ColumnRun] = []
         self.slots: dict[Slot, int] = {}
 
     def block(self, rows: Rows, columns: int) -> Block:
-        """The runs so far as a block; those that continue each other become one."""
+        """The runs so far as a block, with adjacent runs merged."""
         self.runs.sort(key=lambda run: run.at)
-        runs: list[Run] = []
+        runs: list[ColumnRun] = []
         for run in self.runs:
             last = runs[-1] if runs else None
             if last is not None and last.at + last.size > run.at:
@@ -156,23 +157,23 @@ class Builder:
 
     def put(self, at: int, size: int, leaf: Any, column: int, chain: Chain, term: Term | None) -> None:
         slot = self.slots.setdefault((chain, term), len(self.slots))
-        self.runs.append(Run(at, size, leaf, column, slot))
+        self.runs.append(ColumnRun(at, size, leaf, column, slot))
 
     def take(self, source: Block, start: int, size: int, offset: int) -> None:
-        """Columns `start` to `start + size` of `source`, from `offset` on."""
-        known: dict[int, int] = {}
+        """Append columns `start` to `start + size` of `source`, at `offset`."""
+        slot_of: dict[int, int] = {}
         for run in _within(source.runs, start, start + size):
             low, high = max(run.at, start), min(run.at + run.size, start + size)
             if low >= high:
                 continue
-            if run.slot not in known:
-                known[run.slot] = self.slots.setdefault(source.slots[run.slot], len(self.slots))
+            if run.slot not in slot_of:
+                slot_of[run.slot] = self.slots.setdefault(source.slots[run.slot], len(self.slots))
             column = run.column + low - run.at
-            self.runs.append(Run(low - start + offset, high - low, run.leaf, column, known[run.slot]))
+            self.runs.append(ColumnRun(low - start + offset, high - low, run.leaf, column, slot_of[run.slot]))
 
 
-def _within(runs: Sequence[Run], start: int, stop: int) -> Sequence[Run]:
-    """Those of `runs`, which are in order, that overlap with columns `start` to `stop`."""
+def _within(runs: Sequence[ColumnRun], start: int, stop: int) -> Sequence[ColumnRun]:
+    """The elements of `runs`, which are sorted, that overlap with columns `start` to `stop`."""
     first = bisect.bisect_right(runs, start, key=lambda run: run.at + run.size)
     return runs[first : bisect.bisect_left(runs, stop, key=lambda run: run.at)]
 
@@ -181,44 +182,46 @@ def _within(runs: Sequence[Run], start: int, stop: int) -> Sequence[Run]:
 
 
 def in_rows(block: Block, ways: int, width: int, leaf: LeafShape | None = None) -> Block:
-    """`block`, of one row, padded and seen as `ways` rows of `width`. leaf: which one it is, by the rows in
-    which it is cut."""
+    """A one-row `block`, padded and viewed as `ways` rows of `width`.
+
+    `leaf` is the shape of the leaf that the block holds, if it holds one.
+    """
     if ways == 1:
         return block
     if block.rows:
         if _count(block.rows) == ways and block.columns == width:
             return block
         raise UnsayableError(f"{_count(block.rows)} rows are seen as {ways}")
-    builder = Builder()
-    only, digits = _only_run(block, leaf=leaf is not None), ((ways, row(0)),)
-    if only is not None:
-        chain, term = block.slots[only.slot]
-        parts, of = cut(chain, ways, digits), only.leaf
-        if isinstance(of, LeafShape) and leaf is not None:
-            of = of if chain else leaf._replace(number=of.number)
-            if of.width(parts) != width:
-                raise UnsayableError(f"rows of {width} elements are no rows of leaf {of.number}")
-        builder.put(0, width, of, 0, parts, term)
+    builder = BlockBuilder()
+    run, digits = _only_run(block, leaf=leaf is not None), ((ways, row(0)),)
+    if run is not None:
+        chain, term = block.slots[run.slot]
+        parts, source = cut(chain, ways, digits), run.leaf
+        if isinstance(source, LeafShape) and leaf is not None:
+            source = source if chain else leaf._replace(number=source.number)
+            if source.width(parts) != width:
+                raise UnsayableError(f"rows of {width} elements are no rows of leaf {source.number}")
+        builder.put(0, width, source, 0, parts, term)
     elif block.runs:
         builder.put(0, width, Frozen(block), 0, cut((), ways, digits), None)
     return builder.block(((ways, None),), width)
 
 
-def _only_run(block: Block, *, leaf: bool) -> Run | None:
-    """The one run of a block that is all of a leaf's row, or of a frozen block's."""
-    only = block.runs[0] if len(block.runs) == 1 else None
-    if only is None or (only.at, only.column, only.size) != (0, 0, block.columns):
+def _only_run(block: Block, *, leaf: bool) -> ColumnRun | None:
+    """The single run of a block that covers a whole row of a leaf or of a frozen block, or None."""
+    run = block.runs[0] if len(block.runs) == 1 else None
+    if run is None or (run.at, run.column, run.size) != (0, 0, block.columns):
         return None
-    if isinstance(only.leaf, Frozen):
-        ways = math.prod(cut.ways for cut in block.slots[only.slot][0])
-        return only if only.size * ways == only.leaf.block.columns else None
-    return only if leaf and only.size == only.leaf.width(block.slots[only.slot][0]) else None
+    if isinstance(run.leaf, Frozen):
+        ways = math.prod(cut.ways for cut in block.slots[run.slot][0])
+        return run if run.size * ways == run.leaf.block.columns else None
+    return run if leaf and run.size == run.leaf.width(block.slots[run.slot][0]) else None
 
 
 def leading(block: Block, counts: Sequence[int]) -> Block:
-    """`block` with row digits that begin with `counts`: a digit is split where it is a product of them."""
-    wanted = [count for count in counts if count > 1]
-    ways = math.prod(wanted)
+    """`block` with row digits that begin with `counts`; a digit that is a product of counts is split."""
+    required = [count for count in counts if count > 1]
+    ways = math.prod(required)
     if ways == 1:
         return block
     if not block.rows:
@@ -226,12 +229,12 @@ def leading(block: Block, counts: Sequence[int]) -> Block:
             raise UnsayableError(f"{block.columns} elements are cut into {ways} rows")
         block = in_rows(block, ways, block.columns // ways)
     have = [count for count, _ in block.rows]
-    if have[: len(wanted)] == wanted:
+    if have[: len(required)] == required:
         return block
     if have[0] % ways or block.rows[0][1] is not None:
-        raise UnsayableError(f"rows of {have} are dealt out to {wanted} ranks")
-    rest = have[0] // ways
-    parts = [*wanted, *([rest] if rest > 1 else [])]
+        raise UnsayableError(f"rows of {have} are dealt out to {required} ranks")
+    remainder = have[0] // ways
+    parts = [*required, *([remainder] if remainder > 1 else [])]
     extra = len(parts) - 1
     digits = tuple((count, row(index)) for index, count in enumerate(parts))
 
@@ -244,26 +247,26 @@ def leading(block: Block, counts: Sequence[int]) -> Block:
     if _depends_on_row(block):
         raise UnsayableError("rows of ranks are dealt out otherwise than they were gathered")
     for chain, term in block.slots:
-        cuts = tuple(Cut(c.ways, tuple(d for n, s in c.digits for d in split(s, n))) for c in chain)
+        cuts = tuple(RowCut(c.ways, tuple(d for n, s in c.digits for d in split(s, n))) for c in chain)
         slots.append((cuts, term))
     rows = (*((count, None) for count in parts), *block.rows[1:])
     return Block(rows, block.columns, block.runs, tuple(slots))
 
 
 def inner(block: Block) -> Iterator[Block]:
-    """The frozen blocks in `block`, each once, and those in them."""
+    """The frozen blocks in `block`, recursively."""
     for frozen in {id(run.leaf): run.leaf for run in block.runs if isinstance(run.leaf, Frozen)}.values():
         yield frozen.block
         yield from inner(frozen.block)
 
 
 def free_in(chain: Chain) -> frozenset[Symbol]:
-    """The symbols in `chain` that represent ranks and rows."""
+    """The symbols of ranks and rows in `chain`."""
     return free_of(symbol for cut in chain for _, symbol in cut.digits)
 
 
 def _depends_on_row(block: Block) -> bool:
-    """Whether what stands at a place differs between rows otherwise than by which row of a leaf it is."""
+    """Whether rows differ in more than the row of the leaf that they hold."""
     free = [term.free for each in (block, *inner(block)) for _, term in each.slots if term is not None]
     free += [free_in(chain) for each in inner(block) for chain, _ in each.slots]
     return any(symbol[0] == "row" for symbols in free for symbol in symbols)
@@ -274,39 +277,42 @@ def _count(rows: Rows) -> int:
 
 
 def collapsed(block: Block, size: int, *, leaf: bool = False) -> Block:
-    """`block` with its rows put one after another, `size` elements of them; rows stay where they are not the
-    rows of one leaf in their order. `leaf`: a row is a row of a leaf."""
+    """Flatten the rows of `block` to its first `size` elements.
+
+    Rows are kept unless they are the consecutive rows of one leaf. `leaf` is whether a row of the block is a
+    row of a leaf.
+    """
     if not block.rows:
         return _shortened(block, size)
     if not block.runs:
         return Block((), size, (), ())
-    only = _only_run(block, leaf=leaf)
+    run = _only_run(block, leaf=leaf)
     chain, term = block.slots[block.runs[0].slot]
     identity = tuple((count, row(index)) for index, (count, _) in enumerate(block.rows))
     if (
-        only is None
+        run is None
         or not chain
         or chain[-1].digits != identity
         or any(symbol[0] == "row" for symbol in free_in(chain[:-1]))
         or _depends_on_row(block)
     ):
         return block
-    if isinstance(only.leaf, Frozen) and not chain[:-1]:
-        return _shortened(only.leaf.block, size)
-    of = only.leaf if chain[:-1] or isinstance(only.leaf, Frozen) else only.leaf.uncut()
-    return Block((), size, (Run(0, size, of, 0, 0),), ((chain[:-1], term),))
+    if isinstance(run.leaf, Frozen) and not chain[:-1]:
+        return _shortened(run.leaf.block, size)
+    source = run.leaf if chain[:-1] or isinstance(run.leaf, Frozen) else run.leaf.uncut()
+    return Block((), size, (ColumnRun(0, size, source, 0, 0),), ((chain[:-1], term),))
 
 
 def _shortened(block: Block, size: int) -> Block:
     if block.rows or block.columns == size:
         return block
-    builder = Builder()
+    builder = BlockBuilder()
     builder.take(block, 0, min(size, block.columns), 0)
     return builder.block((), size)
 
 
 def row_of(algebra: Algebra, block: Block, start: int, size: int) -> tuple[Block, int]:
-    """The row in which elements `start` to `start + size` of `block`, row by row, lie, and where in it."""
+    """The row of `block` that contains elements `start` to `start + size`, and the first one's column."""
     if not block.rows:
         return block, start
     number, column = divmod(start, block.columns)
@@ -323,8 +329,8 @@ def row_of(algebra: Algebra, block: Block, start: int, size: int) -> tuple[Block
 
 
 def combined(algebra: Algebra, blocks: Sequence[Block], function: Callable[[Sequence[Term]], Term]) -> Block:
-    """Blocks put together element by element; each must hold the same elements in the same order."""
-    builder = Builder()
+    """Combine blocks elementwise; all must hold the same elements in the same order."""
+    builder = BlockBuilder()
     for begin, end, runs in aligned(blocks):
         places: set[tuple[Any, int, Chain]] = set()
         terms: list[Term | None] = []
@@ -333,20 +339,20 @@ def combined(algebra: Algebra, blocks: Sequence[Block], function: Callable[[Sequ
             terms.append(term)
             if run is not None:
                 places.add((run.leaf, run.column + begin - run.at, chain))
-        known = [term for term in terms if term is not None]
-        if len(places) > 1 or len(known) < len(terms):
+        defined = [term for term in terms if term is not None]
+        if len(places) > 1 or len(defined) < len(terms):
             raise UnsayableError("different elements are put together")
         if places:
-            builder.put(begin, end - begin, *places.pop(), function(known))
+            builder.put(begin, end - begin, *places.pop(), function(defined))
     return builder.block(blocks[0].rows, blocks[0].columns)
 
 
-def aligned(blocks: Sequence[Block]) -> Iterable[tuple[int, int, list[Run | None]]]:
-    """Columns in which no block changes its run: first, one behind the last, and the run of each block."""
+def aligned(blocks: Sequence[Block]) -> Iterable[tuple[int, int, list[ColumnRun | None]]]:
+    """Yield the column ranges in which no block changes its run: start, end, and the run of each block."""
     edges = sorted({edge for block in blocks for run in block.runs for edge in (run.at, run.at + run.size)})
     places = [0] * len(blocks)
     for begin, end in itertools.pairwise(edges):
-        current: list[Run | None] = []
+        current: list[ColumnRun | None] = []
         for index, block in enumerate(blocks):
             runs = block.runs
             while places[index] < len(runs) and runs[places[index]].at + runs[places[index]].size <= begin:

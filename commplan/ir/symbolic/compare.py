@@ -1,4 +1,4 @@
-"""Whether the term of a schedule is that of its plan, rounding included."""
+"""Comparison of the terms of a schedule and its plan, including rounding."""
 
 from __future__ import annotations
 
@@ -8,42 +8,41 @@ from typing import Any
 from commplan.ir.symbolic.rounding import accepts
 from commplan.ir.symbolic.terms import Algebra, Argument, Atom, Contribution, Term
 
-Walk = Generator[tuple[Term, Term], Any, bool]  # yields terms, and receives whether they are alike
+Walk = Generator[tuple[Term, Term], Any, bool]  # yields pairs of terms, receives whether they are equal
 
 
-class Comparison:
-    """`comparison(actual, expected)`: the same contributions, and each rounded as the plan allows, no
-    further."""
+class TermComparison:
+    """`comparison(actual, expected)`: equal contributions, each rounded no more than the plan allows."""
 
     def __init__(self, algebra: Algebra) -> None:
         self.algebra = algebra
-        self._known: dict[tuple[int, int], bool] = {}
+        self._results: dict[tuple[int, int], bool] = {}
 
     def __call__(self, actual: Term, expected: Term) -> bool:
-        """Terms within terms are on a stack of their own: a phase nests them as deep as it is long."""
-        known = self._at_once(actual, expected)
-        stack = [self._parts(actual, expected)] if known is None else []
+        """Compare with an explicit stack, since terms are nested as deep as a phase is long."""
+        equal = self._at_once(actual, expected)
+        stack = [self._parts(actual, expected)] if equal is None else []
         while stack:
             try:
-                pair = stack[-1].send(known)
+                pair = stack[-1].send(equal)
             except StopIteration as stop:
                 stack.pop()
-                known = stop.value
+                equal = stop.value
                 continue
-            known = self._at_once(*pair)
-            if known is None:
+            equal = self._at_once(*pair)
+            if equal is None:
                 stack.append(self._parts(*pair))
-        return bool(known)
+        return bool(equal)
 
     def _at_once(self, actual: Term, expected: Term) -> bool | None:
-        """The result where it needs no look at the parts."""
+        """The result if it does not depend on the parts, else None."""
         if not actual.defined:
             return False
         if actual is expected:
             return True
         if actual.skeleton is not expected.skeleton:
             return False
-        return self._known.get((actual.number, expected.number))
+        return self._results.get((actual.number, expected.number))
 
     def _parts(self, actual: Term, expected: Term) -> Walk:
         result = True
@@ -51,21 +50,21 @@ class Comparison:
             if not (yield from self._allowed(part, expected.parts)):
                 result = False
                 break
-        self._known[actual.number, expected.number] = result
+        self._results[actual.number, expected.number] = result
         return result
 
     def _allowed(self, part: Contribution, expected: Sequence[Contribution]) -> Walk:
         for other in expected:
-            alike = other.sums == part.sums and other.atom.skeleton is part.atom.skeleton
-            if alike and (yield from self._alike(part, other)):
+            matches = other.sums == part.sums and other.atom.skeleton is part.atom.skeleton
+            if matches and (yield from self._alike(part, other)):
                 return True
         return False
 
     def _alike(self, part: Contribution, expected: Contribution) -> Walk:
-        """Whether two contributions of one skeleton are rounded alike.
+        """Whether two contributions with the same skeleton are rounded alike.
 
-        Rounding is monotone, so an extreme may be taken before or after it. The traces of its members count
-        inside and outside together.
+        Rounding is monotone, so an extreme may be taken before or after it, and the traces inside and outside
+        of an extreme count together.
         """
         if part.atom.kind == "extreme":
             inside = expected.rounded_members
@@ -88,7 +87,11 @@ class Comparison:
                 return False
 
     def _arguments(self, actual: Sequence[Argument], expected: Sequence[Argument]) -> Walk:
-        """Runs of whole values may be cut otherwise; that they cover the same is known of the skeletons."""
+        """Compare arguments in order.
+
+        Runs of whole values may be split differently; equal skeletons imply that they cover the same
+        elements.
+        """
         place = 0
         for argument in actual:
             if argument.size is None:
@@ -106,12 +109,12 @@ class Comparison:
         return True
 
 
-def _overlap(left: Argument, right: Argument) -> bool:
+def _overlap(first: Argument, second: Argument) -> bool:
     if (
-        left.operand != right.operand
-        or left.size is None
-        or right.size is None
-        or left.leaf[0] != right.leaf[0]
+        first.operand != second.operand
+        or first.size is None
+        or second.size is None
+        or first.leaf[0] != second.leaf[0]
     ):
         return False
-    return left.leaf[1] < right.leaf[1] + right.size and right.leaf[1] < left.leaf[1] + left.size
+    return first.leaf[1] < second.leaf[1] + second.size and second.leaf[1] < first.leaf[1] + first.size

@@ -1,6 +1,7 @@
-"""For the definitions of stages and ops, which say what they mean in terms of `steps`, `moves` and `values`:
-these, and all of the symbols under them, are loaded when a meaning is first asked for. Checking a plan asks
-for none, nor does running one."""
+"""Deferred imports of `steps`, `moves` and `values` for the definitions of stages and ops.
+
+These modules are loaded when semantics are first evaluated, which neither checking nor running a plan does.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

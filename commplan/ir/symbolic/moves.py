@@ -1,4 +1,4 @@
-"""What ops do to blocks: rows are dealt out to ranks, gathered, exchanged and added up."""
+"""The effect of ops on blocks: rows are scattered, gathered, exchanged and summed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from commplan.ir.axes import position
 from commplan.ir.symbolic.blocks import (
     Block,
-    Builder,
+    BlockBuilder,
     Slot,
     collapsed,
     combined,
@@ -20,7 +20,7 @@ from commplan.ir.symbolic.blocks import (
     renamed,
     with_terms,
 )
-from commplan.ir.symbolic.terms import Algebra, Chain, Cut, Symbol, Term, UnsayableError, at, rank, row
+from commplan.ir.symbolic.terms import Algebra, Chain, RowCut, Symbol, Term, UnsayableError, at, rank, row
 
 
 def scattered(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
@@ -34,16 +34,16 @@ def scattered(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
 
 
 def summed(algebra: Algebra, block: Block, axes: Sequence[str], term: Callable[[Term], Term]) -> Block:
-    """What ranks along `axes` hold at the same place is put together by `term`."""
+    """Combine the elements that ranks along `axes` hold in the same place with `term`."""
     check_rows(_chains(block), [axis for axis in axes if algebra.sizes[axis] > 1])
     return with_terms(block, term)
 
 
 def check_rows(chains: Iterable[Chain], axes: Sequence[str]) -> None:
-    """Refuse to put together what ranks along `axes` hold where positions differ between them."""
-    wrong = {rank(axis) for axis in axes}
+    """Raise unless ranks along `axes` hold the same elements in the same places."""
+    along_axes = {rank(axis) for axis in axes}
     for chain in chains:
-        names = ", ".join(sorted(symbol[1] for symbol in wrong & free_in(chain)))
+        names = ", ".join(sorted(symbol[1] for symbol in along_axes & free_in(chain)))
         if names:
             raise UnsayableError(f"ranks along {names} hold different elements, which are put together")
 
@@ -53,7 +53,7 @@ def _chains(block: Block) -> list[Chain]:
 
 
 def gathered(algebra: Algebra, block: Block, axes: Sequence[str], size: int, *, leaf: bool = False) -> Block:
-    """The rows of all ranks along `axes`, in their order: `size` elements without padding."""
+    """Gather the rows of all ranks along `axes` in order: `size` elements without padding."""
     axes = [axis for axis in axes if algebra.sizes[axis] > 1]
     symbols = {rank(axis): row(index) for index, axis in enumerate(axes)}
     symbols |= {row(index): row(index + len(axes)) for index in range(len(block.rows))}
@@ -63,7 +63,7 @@ def gathered(algebra: Algebra, block: Block, axes: Sequence[str], size: int, *, 
 
 
 def exchanged(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
-    """All-to-all: row i goes to rank i along `axes`, and becomes its row of the rank that it comes from."""
+    """All-to-all: row i goes to rank i along `axes`, in the place of the row of the sender."""
     axes = [axis for axis in axes if algebra.sizes[axis] > 1]
     block = leading(block, [algebra.sizes[axis] for axis in axes])
     symbols: dict[Symbol, Symbol] = {}
@@ -80,33 +80,36 @@ def rows_summed(algebra: Algebra, block: Block, ways: int) -> Block:
         return block
     if not block.rows:
         return added(algebra, _explicit_rows(block, ways))
-    count, taken = 1, 0
-    while taken < len(block.rows) and count < ways:
-        count *= block.rows[taken][0]
-        taken += 1
+    count, leading_digits = 1, 0
+    while leading_digits < len(block.rows) and count < ways:
+        count *= block.rows[leading_digits][0]
+        leading_digits += 1
     if count != ways:
         raise UnsayableError(f"{ways} of {math.prod(count for count, _ in block.rows)} rows are added")
-    digits = dict(enumerate(block.rows[:taken]))
+    digits = dict(enumerate(block.rows[:leading_digits]))
     if any(row(digit) in free_in(chain) for chain in _chains(block) for digit in digits):
         raise UnsayableError("rows of one rank, which hold different elements, are added")
     add = functools.cache(functools.partial(algebra.summed_rows, digits=digits))
-    symbols = {row(index): row(index - taken) for index in range(taken, len(block.rows))}
-    return renamed(algebra, with_terms(block, add), symbols)._replace(rows=block.rows[taken:])
+    symbols = {row(index): row(index - leading_digits) for index in range(leading_digits, len(block.rows))}
+    return renamed(algebra, with_terms(block, add), symbols)._replace(rows=block.rows[leading_digits:])
 
 
 def _explicit_rows(block: Block, ways: int) -> list[Block]:
     width = block.columns // ways
     rows: list[Block] = []
     for index in range(ways):
-        builder = Builder()
+        builder = BlockBuilder()
         builder.take(block, index * width, width, 0)
         rows.append(builder.block((), width))
     return rows
 
 
 def added(algebra: Algebra, blocks: Sequence[Block]) -> Block:
-    """Blocks added element by element. Where each is zero but on a rank of its own, and holds there another
-    row of the same cut, the sum is each of these ranks' row."""
+    """Add blocks elementwise.
+
+    If each block is zero except on one rank, and these ranks hold different rows of the same cut, the sum
+    holds each of these ranks' rows.
+    """
     owned = _owned_rows(algebra, blocks)
     if owned is not None:
         return owned
@@ -116,30 +119,30 @@ def added(algebra: Algebra, blocks: Sequence[Block]) -> Block:
 def _owned_rows(algebra: Algebra, blocks: Sequence[Block]) -> Block | None:
     if len(blocks) < 2 or not all(block.runs and len(block.runs) == len(blocks[0].runs) for block in blocks):
         return None
-    builder = Builder()
+    builder = BlockBuilder()
     for runs in zip(*(block.runs for block in blocks), strict=True):
         slots: list[Slot] = [block.slots[run.slot] for block, run in zip(blocks, runs, strict=True)]
-        alone = [pair for pair in (_alone(term) for _, term in slots) if pair is not None]
+        single_rank = [pair for pair in (_alone(term) for _, term in slots) if pair is not None]
         heads = {chain[:-1] for chain, _ in slots}
         numbered = [
             bool(chain) and chain[-1].digits == ((len(blocks), at(number)),)
             for number, (chain, _) in enumerate(slots)
         ]
-        same = len({run[:4] for run in runs}) == len(heads) == len({term for _, term in alone}) == 1
-        if not same or not all(numbered) or len(alone) < len(slots):
+        same = len({run[:4] for run in runs}) == len(heads) == len({term for _, term in single_rank}) == 1
+        if not same or not all(numbered) or len(single_rank) < len(slots):
             return None
-        conditions = [condition for condition, _ in alone]
+        conditions = [condition for condition, _ in single_rank]
         if len({tuple(symbol for symbol, _ in each) for each in conditions}) > 1:
             return None
         symbol = _owners(algebra, conditions)
-        chain = (*heads.pop(), Cut(len(blocks), ((len(blocks), symbol),)))
+        chain = (*heads.pop(), RowCut(len(blocks), ((len(blocks), symbol),)))
         first = runs[0]
-        builder.put(first.at, first.size, first.leaf, first.column, chain, alone[0][1])
+        builder.put(first.at, first.size, first.leaf, first.column, chain, single_rank[0][1])
     return builder.block((), blocks[0].columns)
 
 
 def _alone(term: Term | None) -> tuple[Any, Term] | None:
-    """The conditions and the term of a term that is zero but on one rank."""
+    """The conditions and the inner term of a term that is zero except on one rank, or None."""
     if term is None or len(term.parts) != 1:
         return None
     atom, sums, trace, coefficient = term.parts[0]

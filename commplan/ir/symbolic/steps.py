@@ -1,5 +1,4 @@
-"""What stages, and the ops that they become, have in common: the meaning of reductions, functions and
-servers."""
+"""Semantics shared by stages and the ops that they become: reductions, functions and servers."""
 
 from __future__ import annotations
 
@@ -32,9 +31,18 @@ def reduced(
     again: bool = True,
     divisor: int = 1,
 ) -> SymbolicValue:
-    """`operand` added up, or its maximum or minimum taken, over `axes`. again: the sum is sent to
-    everyone; if not, scalars may be, for they are not cut. divisor: what a mean divides by; the terms if they
-    are added in f16, else their sum."""
+    """The sum, maximum or minimum of `operand` over `axes`.
+
+    Args:
+        env: The values of the phase.
+        operand: The value to reduce.
+        value: The result, with its types.
+        axes: The axes.
+        op: The operator.
+        hints: The hints of the stage.
+        again: Whether the sum is sent to all ranks. If not, scalars may be, because they are not split.
+        divisor: The divisor of a mean. It divides the terms if they are added in f16, else their sum.
+    """
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
 
@@ -76,9 +84,11 @@ def averaged(
     via: Algorithm | None = None,
     again: bool = True,
 ) -> SymbolicValue:
-    """`operand` reduced over `axes`: a mean is the sum over the number of ranks, a weighted one the sum of
-    x n / sum(n), whose terms are in the type that they are added in. via: the algorithm that the plan asks
-    for."""
+    """`operand` reduced over `axes`.
+
+    A mean is the sum divided by the number of ranks. A weighted mean is the sum of x n / sum(n), with terms
+    in their accumulation type. `via` is the algorithm in the plan.
+    """
     if op != "mean":
         return reduced(env, operand, value, axes, op, hints, again=again)
     dtypes = [leaf.dtype for leaf in operand.value.leaves]
@@ -88,17 +98,16 @@ def averaged(
         return reduced(env, operand, value, axes, op, hints, again=again, divisor=divisor)
     products = [hints.product(dtype) for dtype in dtypes]
     terms = converted(env, operand, operand.value.of_types(products))
-    scalar = env.of(weight).value
+    scalar = env.get(weight).value
     weight_dtype = weight_type(scalar.leaves[0].dtype, dtypes)
-    count = scalar_of(converted(env, env.of(weight), scalar.of_types([weight_dtype])), 0)
+    count = scalar_of(converted(env, env.get(weight), scalar.of_types([weight_dtype])), 0)
     weighted = shared(env, terms, terms.value, count, env.algebra.total(count, axes))
     total = reduced(env, weighted, value.of_types(products), axes, "sum", hints, again=again)
     return converted(env, total, value)
 
 
 def converted(env: Interpretation, operand: SymbolicValue, value: Value) -> SymbolicValue:
-    """`operand` with its leaves in the types of `value`, as a part of what the plan computes: no rounding on
-    the way, of which a plan says only how much it allows."""
+    """`operand` with the leaf types of `value`, as a computation of the plan rather than a rounding."""
 
     def one(term: Term, before: DType, after: DType) -> Term:
         if before == after or not term.parts:
@@ -121,8 +130,8 @@ def converted(env: Interpretation, operand: SymbolicValue, value: Value) -> Symb
 def shared(
     env: Interpretation, operand: SymbolicValue, value: Value, part: Term, whole: Term
 ) -> SymbolicValue:
-    """`operand` times `part / whole`, two scalars; integers as they are."""
-    name = "times a share"  # no function can be called so
+    """`operand` times `part / whole`, two scalars; integers are unchanged."""
+    name = "times a share"  # the space prevents collisions with functions of users
     scalars = Argument(part, 1, 0), Argument(whole, 2, 0)
 
     def one(term: Term, dtype: DType) -> Term:
@@ -134,7 +143,7 @@ def shared(
 def scaled(
     env: Interpretation, operand: SymbolicValue, value: Value, how: Literal["mul", "div"], by: float | Term
 ) -> SymbolicValue:
-    """`operand` times, or over, a number or a scalar."""
+    """`operand` multiplied or divided by a number or a scalar."""
     if isinstance(by, Term):
         scalar = Argument(by, 1, 0)
         return operand.like(
@@ -145,8 +154,11 @@ def scaled(
 
 
 def _times(env: Interpretation, term: Term, factor: Fraction, dtype: DType) -> Term:
-    """`term` times `factor`, which a trace keeps but where ranks are counted: a number of them says how often
-    what is the same for all is added up."""
+    """`term` times `factor`, recorded in the trace.
+
+    A factor that may be a number of ranks is exact instead: it counts how often a value that is the same on
+    all ranks is added.
+    """
     if factor.denominator == 1 and 0 < factor <= math.prod(env.algebra.sizes.values()):
         return env.algebra.scaled(term, factor)
     if not dtype.is_float:
@@ -154,14 +166,14 @@ def _times(env: Interpretation, term: Term, factor: Fraction, dtype: DType) -> T
     return env.algebra.times(term, factor, dtype)
 
 
-def moved(env: Interpretation, held: SymbolicValue, hints: Hints) -> SymbolicValue:
-    """`held` after a move, which may have been made in the wire type."""
+def moved(env: Interpretation, operand: SymbolicValue, hints: Hints) -> SymbolicValue:
+    """`operand` after a move, which may use the wire type."""
 
     def one(term: Term, dtype: DType) -> Term:
         event = allowed((), dtype, hints)
         return term if event is None else env.algebra.traced(term, event)
 
-    return held if hints.wire is None else held.like(held.value, one)
+    return operand if hints.wire is None else operand.like(operand.value, one)
 
 
 def _pull(
@@ -179,7 +191,7 @@ def _pull(
 
 
 def _coefficients(factors: tuple[float | Ref, float | Ref]) -> str:
-    """`eta 0.25 and rho a value`: each by itself, for what is multiplied in a narrow type rounds."""
+    """`eta 0.25 and rho a value`: separately, because a product in a narrow type is rounded."""
     numbers = ("a value" if isinstance(factor, str) else repr(float(factor)) for factor in factors)
     return "eta {} and rho {}".format(*numbers)
 
@@ -187,9 +199,9 @@ def _coefficients(factors: tuple[float | Ref, float | Ref]) -> str:
 def updated(env: Interpretation, center: SymbolicValue, total: SymbolicValue, value: Value) -> SymbolicValue:
     """`center` moved by the sum of all pulls.
 
-    A function of both and no sum of their contributions: each further stage pulls towards what this one
-    makes, so that a chain of them would have a contribution for every subset of its rates. No function of a
-    user has a name with a space.
+    This is an opaque function of both instead of a sum of their contributions. Each further stage pulls
+    towards the result of this one, so sums would have a contribution for every subset of the rates in a
+    chain. The name of the function has spaces, which names of users' functions cannot have.
     """
 
     def plus(terms: Sequence[Term]) -> Term:
@@ -198,8 +210,8 @@ def updated(env: Interpretation, center: SymbolicValue, total: SymbolicValue, va
     return env.combined([center, total], value, plus)
 
 
-def answered(hints: Hints) -> tuple[object, ...]:
-    """What the answers of servers depend on beside what they are sent."""
+def server_hints(hints: Hints) -> tuple[object, ...]:
+    """The hints that affect the answers of servers."""
     return hints.staleness, hints.wire, hints.accumulate
 
 
@@ -213,28 +225,31 @@ def elastic(
     axes: Sequence[str],
     hints: Hints,
 ) -> None:
-    """The pull of each worker and, where `result` is made at once, the centre moved by the sum of all pulls.
-    A server takes one worker at a time, so that what comes back is a function of everything that is said of
-    it."""
+    """Define the pull of each worker and, if `result` is made in the same op, the center moved by all pulls.
+
+    A server processes one worker at a time, so its answer is an opaque function of all arguments.
+    """
     center = operands[1]
     if mode != "sync":
         env.check_current(center)
         env.set_current(result or center)
         scalars = [factor for factor in factors if isinstance(factor, str)]
-        marks = (mode, "over", *axes, *answered(hints), _coefficients(factors))
+        marks = (mode, "over", *axes, *server_hints(hints), _coefficients(factors))
         results = (pull,) if result is None else (pull, result)
-        env.call("elastic", env.each((*operands, *scalars)), results, marks, served=True)
+        env.call("elastic", env.each((*operands, *scalars)), results, marks, on_server=True)
         return
     env.put(pull, _pull(env, operands, factors, env.values[pull]))
     if result is not None:
         value = env.values[result]
-        total = reduced(env, env.of(pull), value, axes, "sum", hints)
-        env.put(result, updated(env, env.of(center), total, value))
+        total = reduced(env, env.get(pull), value, axes, "sum", hints)
+        env.put(result, updated(env, env.get(center), total, value))
 
 
-def loaded(env: Interpretation, result: Ref, label: str, own: Sequence[str], split: Sequence[str]) -> None:
-    """Set `result` to the records of a load, which went through no share yet."""
-    env.put(result, env.own_elements(label, env.values[result], own, split, UNSHARED))
+def loaded(
+    env: Interpretation, result: Ref, label: str, varying: Sequence[str], split: Sequence[str]
+) -> None:
+    """Define `result` as the records of a load, before any share."""
+    env.put(result, env.fresh_elements(label, env.values[result], varying, split, UNSHARED))
 
 
 def shared_by(
@@ -246,18 +261,18 @@ def shared_by(
     readers: object,
     hints: Hints,
 ) -> None:
-    """Set `result` to `operand`, and mark each load in its terms with a share that the plan writes.
+    """Define `result` as `operand`, and mark each load in its terms with a share of the plan.
 
-    Functions record by record may run on either side of the share: the mark is on the loads alone.
+    Per-record functions may run before or after the share, so the mark is on the loads only.
     """
     how = f"{design}(readers = {readers})" if readers else design
     words = f"shared over {', '.join(axes)} via {how}"
     words += f", on_failure = {hints.on_failure}" if hints.on_failure else ""
-    held = env.of(operand)
-    shares = {symbol for symbol in held.free if symbol[0] == "shared"}
-    env.rename(result, held, {share: ("shared", tuple(sorted({*share[1], words}))) for share in shares})
+    records = env.get(operand)
+    shares = {symbol for symbol in records.free if symbol[0] == "shared"}
+    env.rename(result, records, {share: ("shared", tuple(sorted({*share[1], words}))) for share in shares})
 
 
-def drawn(env: Interpretation, axes: Sequence[str]) -> Argument:
-    """Random numbers, others on each rank along `axes`."""
+def random_argument(env: Interpretation, axes: Sequence[str]) -> Argument:
+    """Random numbers that differ between ranks along `axes`."""
     return Argument(env.algebra.value("what is drawn", axes), -1)

@@ -1,27 +1,27 @@
-"""Terms: what one element of a value is, over the elements of the values that a phase begins with.
+"""Terms: one element of a value as a function of the elements at the start of a phase.
 
 A term is a sum of contributions with exact rational coefficients:
 
-    term          coefficient * sum over axes of atom, with a trace of what rounded it; added up
-    atom          value     an element of an input, a state or a load, at a coordinate of each of its axes
-                  call      a function of terms and of blocks: uninterpreted, equal where its arguments are
+    term          sum of: coefficient * sum over axes of an atom, with a trace of its rounding
+    atom          value     an element of an input, a state or a load, at coordinates of its axes
+                  call      a function of terms and blocks: uninterpreted, equal for equal arguments
                   extreme   the maximum or minimum of a term over axes
-                  only      a term where ranks have certain coordinates, zero elsewhere
-                  undefined something that nothing is known of
+                  only      a term on ranks with certain coordinates, zero on others
+                  undefined an element without a defined content
 
-All atoms of a term are taken at one position (leaf and element), which a block holds (`blocks`). Coordinates
-are symbols, so that nothing depends on how many ranks there are:
+All atoms of a term refer to one position (leaf and element), which is part of a block (`blocks`). Coordinates
+are symbols, so no structure depends on the number of ranks:
 
-    ("rank", axis)   that of the rank that is looked at        ("row", n)     the n-th row digit of a buffer
-    ("all", axis)    summed over                               ("at", k)      k
-    ("owner", ((axis, symbol), ..), ranks)    the place among `ranks` of the rank with these coordinates
-    ("before", symbol, k, n)    k places before a coordinate among n, around the end
+    ("rank", axis)   the coordinate of the current rank      ("row", n)     the n-th row digit of a buffer
+    ("all", axis)    bound by a sum                          ("at", k)      k
+    ("owner", ((axis, symbol), ..), ranks)    the index in `ranks` of the rank with these coordinates
+    ("before", symbol, k, n)    k places before a coordinate among n, modulo n
     ("shared", (words, ..))     the shares of the plan that the records of a load went through
 
-Sums are sets, so order, buckets, levels and algorithms drop out. Rounding does not: a trace lists casts, the
-sums made between them, and factors, in order; in the term of a plan it lists what the plan allows
-(`accepts`). A sum binds its axis: what would be bound twice cannot be said (`UnsayableError`).
-Terms and atoms are interned by an `Algebra`: within one, equal terms are one object.
+Sums are sets, so they do not depend on order, buckets, levels or algorithms. Rounding does: a trace lists
+casts, the sums between them, and factors, in order; in the term of a plan it lists the rounding that the plan
+allows (`accepts`). A sum binds its axis; binding an axis twice raises `UnsayableError`. Terms and atoms are
+interned by an `Algebra`, so that equal terms are one object.
 """
 
 from __future__ import annotations
@@ -55,23 +55,25 @@ def at(index: int) -> Symbol:
 
 
 class UnsayableError(Exception):
-    """Elements are put together that do not belong together."""
+    """An operation combines elements that do not belong together."""
 
 
-class Cut(NamedTuple):
-    """One of `ways` equal rows of what is cut: the row whose number has these digits, each (count,
-    symbol)."""
+class RowCut(NamedTuple):
+    """The selection of one of `ways` equal rows, by the digits of its index, as (count, symbol) pairs."""
 
     ways: int
     digits: tuple[tuple[int, Symbol], ...]
 
 
-Chain = tuple[Cut, ...]  # cuts of cuts, outermost first
+Chain = tuple[RowCut, ...]  # cuts of cuts, outermost first
 
 
 class Atom:
-    """See the module. `defined`: something is known of all that it is made of. `free`: the symbols in it
-    that stand for ranks and rows. `exact`: nothing in it was rounded."""
+    """An atom of a term; see the module.
+
+    `defined` is whether all its parts are defined, `free` are its symbols of ranks and rows, and `exact` is
+    whether it is free of rounding.
+    """
 
     __slots__ = ("content", "defined", "exact", "free", "kind", "number", "skeleton")
 
@@ -83,7 +85,7 @@ class Atom:
 
 
 class Contribution(NamedTuple):
-    """`coefficient` times the sum of `atom` over the axes `sums`, rounded as `trace` says."""
+    """`coefficient` times the sum of `atom` over the axes `sums`, rounded as in `trace`."""
 
     atom: Atom
     sums: tuple[str, ...]
@@ -91,28 +93,28 @@ class Contribution(NamedTuple):
     coefficient: Fraction
 
     def traced(self, event: Event | None) -> Contribution:
-        """This one with one more event in its trace."""
+        """This contribution with `event` appended to its trace."""
         return self if event is None else self._replace(trace=(*self.trace, event))
 
     @property
     def is_rounded(self) -> bool:
-        """Whether it, or a term within its atom, was rounded."""
+        """Whether it, or a term within its atom, is rounded."""
         inner = self.atom.content[-1].parts if self.atom.kind in ("extreme", "only") else ()
         return is_rounded(self.trace) or any(part.is_rounded for part in inner)
 
     @property
     def rounded_members(self) -> list[Contribution]:
-        """The contributions that an extreme is taken of, each with all its rounding inside and outside."""
+        """The contributions of an extreme, each with the rounding inside and outside of it."""
         members: Sequence[Contribution] = self.atom.content[2].parts
         return [member._replace(trace=(*member.trace, *self.trace)) for member in members]
 
     def summed(self, axes: Iterable[str], times: int) -> Contribution:
-        """This one summed over `axes` too, and counted so many times."""
+        """This contribution summed over `axes` too, and counted `times` times."""
         return self._replace(sums=_joined(self.sums, axes), coefficient=self.coefficient * times)
 
 
 class Term:
-    """A sum of contributions, in a fixed order; the empty one is zero."""
+    """A sum of contributions in a fixed order; the empty sum is zero."""
 
     __slots__ = ("defined", "exact", "free", "number", "parts", "skeleton")
 
@@ -128,8 +130,11 @@ class Term:
 
 
 class Argument(NamedTuple):
-    """An argument of a call: a term at the place of the result (`leaf` None) or in another leaf, or, of a
-    function of whole values, a run of elements: `size` of them from `column` on in row `chain` of `leaf`."""
+    """An argument of a call.
+
+    It is a term in the place of the result (`leaf` is None) or in another leaf. For functions of whole values
+    it is a run of elements: `size` of them from `column` on, in row `chain` of `leaf`.
+    """
 
     term: Term
     operand: int
@@ -140,7 +145,7 @@ class Argument(NamedTuple):
 
 
 class Algebra:
-    """Makes terms. `sizes`: the number of ranks along each axis; along an axis of one rank nothing varies."""
+    """Makes terms. `sizes` are the numbers of ranks along axes; no value varies along an axis of one rank."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
@@ -152,11 +157,14 @@ class Algebra:
     # Making
 
     def value(self, name: str, axes: Iterable[str], owner: Symbol | None = None) -> Term:
-        """An element of the value `name`, which varies along `axes`. owner: the place of this rank among
-        those that have it, if not all do; or UNSHARED for records of a load."""
+        """An element of the value `name`, which varies along `axes`.
+
+        `owner` is the index of this rank among the owners, if not all ranks own it, or UNSHARED for records
+        of a load.
+        """
         where = sorted((axis, rank(axis)) for axis in axes if self.sizes.get(axis, 1) > 1)
-        kept = [("", owner)] if owner is not None and owner[0] in ("owner", "shared") else []
-        return self.single(self.atom("value", name, (*kept, *where)))
+        owners = [("", owner)] if owner is not None and owner[0] in ("owner", "shared") else []
+        return self.single(self.atom("value", name, (*owners, *where)))
 
     def call(self, name: str, arguments: Iterable[Argument]) -> Term:
         return self.single(self.atom("call", name, tuple(arguments)))
@@ -168,12 +176,12 @@ class Algebra:
         return self.term((Contribution(atom, (), (), Fraction(1)),))
 
     def term(self, parts: Iterable[Contribution]) -> Term:
-        """The sum of `parts`, of which those that differ in their coefficient alone become one."""
+        """The sum of `parts`, with those merged that differ only in their coefficient."""
         total: dict[tuple[Atom, tuple[str, ...], Trace], Fraction] = {}
         for atom, sums, trace, coefficient in parts:
             key = (atom, sums, trace)
-            known = total.get(key)
-            total[key] = coefficient if known is None else known + coefficient
+            coefficient_so_far = total.get(key)
+            total[key] = coefficient if coefficient_so_far is None else coefficient_so_far + coefficient
         merged = [Contribution(*key, coefficient) for key, coefficient in total.items() if coefficient]
         if len(merged) > 1:
             merged.sort(key=lambda part: (part.atom.number, part.sums, part.trace))
@@ -221,7 +229,7 @@ class Algebra:
                 pass
 
     def owner(self, axes: Sequence[str], owners: Sequence[int]) -> Symbol:
-        """The place of this rank among `owners`, which are counted row-major over `axes`."""
+        """The index of this rank among `owners`, which are row-major over `axes`."""
         several = sorted(axis for axis in axes if self.sizes[axis] > 1)
         places = (coordinates(number, axes, self.sizes) for number in owners)
         numbers = tuple(position(place, several, self.sizes) for place in places)
@@ -229,8 +237,7 @@ class Algebra:
         return replaced(("owner", where, numbers), {})
 
     def shift(self, axes: Sequence[str], by: int) -> Symbols:
-        """For what comes from the rank `by` places before, along one axis: its coordinate, as a
-        substitution."""
+        """The substitution for values from the rank `by` places before along one axis."""
         (axis,) = axes
         return {rank(axis): _before(rank(axis), by, self.sizes[axis])} if self.sizes[axis] > 1 else {}
 
@@ -253,7 +260,7 @@ class Algebra:
         return self.scaled(self.term(part.traced(event) for part, event in events), factor)
 
     def traced(self, term: Term, event: Event) -> Term:
-        """`term` with one more event in every trace."""
+        """`term` with `event` appended to every trace."""
         return self.term(part.traced(event) for part in term.parts)
 
     def cast(self, term: Term, before: DType, after: DType) -> Term:
@@ -261,26 +268,28 @@ class Algebra:
         return self.term(part._replace(trace=cast(part.trace, before, after)) for part in term.parts)
 
     def only(self, term: Term, conditions: Iterable[tuple[Symbol, int]]) -> Term:
-        """`term` where all conditions hold, zero elsewhere."""
-        wanted = dict(conditions)
-        inner = self.substitute(term, {symbol: at(place) for symbol, place in wanted.items()})
-        if not wanted or not inner.parts:
+        """`term` on ranks that satisfy all conditions, zero on others."""
+        required = dict(conditions)
+        inner = self.substitute(term, {symbol: at(place) for symbol, place in required.items()})
+        if not required or not inner.parts:
             return inner
         if len(inner.parts) == 1 and inner.parts[0].atom.kind == "only":
             (part,) = inner.parts
             if not part.sums and not part.trace:
-                known, whole = part.atom.content
-                wanted = dict((*known, *wanted.items()))
+                inner_conditions, whole = part.atom.content
+                required = dict((*inner_conditions, *required.items()))
                 inner = self.scaled(whole, part.coefficient)
-        return self.single(self.atom("only", tuple(sorted(wanted.items())), inner))
+        return self.single(self.atom("only", tuple(sorted(required.items())), inner))
 
     def total(self, term: Term, axes: Sequence[str], allowed: Event | None = None) -> Term:
-        """The sum over `axes`: a contribution that does not vary on one counts once for each of its ranks.
-        `allowed`: the event that says how it may be rounded, where that is more than not at all."""
+        """The sum over `axes`. A contribution that does not vary along an axis counts once per rank.
+
+        `allowed` is the event for the allowed rounding, if there may be any.
+        """
         several = sorted(axis for axis in axes if self.sizes.get(axis, 1) > 1)
         parts: list[Contribution] = []
         for part in term.parts:
-            # Along the axes of an `only` all other ranks add zeros, which rounds nothing.
+            # Along the axes of an `only`, all other ranks add zeros, which is exact.
             zero = [symbol for symbol, _ in part.atom.content[0]] if part.atom.kind == "only" else []
             added = tuple(axis for axis in several if rank(axis) not in zero)
             event = allowed or (("sum", added) if part.is_rounded and added else None)
@@ -290,13 +299,13 @@ class Algebra:
     def _total(self, part: Contribution, axes: Sequence[str]) -> Iterator[Contribution]:
         atom, inside = part.atom, {rank(axis) for axis in axes}
         if atom.kind == "only" and any(symbol in inside for symbol, _ in atom.content[0]):
-            # A sum over an axis of what one rank alone has is what that rank has.
+            # The sum over an axis of a value on a single rank is that value.
             conditions, inner = atom.content
-            left = [pair for pair in conditions if pair[0] not in inside]
-            alone = {symbol[1] for symbol, _ in conditions if symbol in inside}
-            others = [axis for axis in axes if axis not in alone]
+            other_conditions = [pair for pair in conditions if pair[0] not in inside]
+            single_axes = {symbol[1] for symbol, _ in conditions if symbol in inside}
+            other_axes = [axis for axis in axes if axis not in single_axes]
             for whole in _within(part, inner):
-                yield from self.only(self.term(self._total(whole, others)), left).parts
+                yield from self.only(self.term(self._total(whole, other_axes)), other_conditions).parts
             return
         varying = [axis for axis in axes if rank(axis) in atom.free]
         same = math.prod(self.sizes.get(axis, 1) for axis in axes if axis not in varying)
@@ -305,7 +314,7 @@ class Algebra:
         yield from _within(part.summed(varying, same), self.substitute_atom(atom, symbols))
 
     def extreme(self, op: Literal["max", "min"], term: Term, axes: Sequence[str]) -> Term:
-        """The maximum or minimum over `axes`; rounding is monotone, so it may as well come after."""
+        """The maximum or minimum over `axes`. Rounding is monotone, so it may happen afterwards."""
         varying = tuple(sorted(axis for axis in axes if term.varies(axis)))
         if not varying:
             return term
@@ -319,7 +328,7 @@ class Algebra:
         return self.term((Contribution(self.atom("extreme", op, varying, inner), (), trace, Fraction(1)),))
 
     def summed_rows(self, term: Term, digits: Mapping[int, tuple[int, str | None]]) -> Term:
-        """The sum over row digits, each with its count and the axis along which its rows were gathered."""
+        """The sum over row digits, given with their counts and the axes along which rows were gathered."""
         axes = tuple(sorted(axis for _, axis in digits.values() if axis))
         parts: list[Contribution] = []
         for part in term.parts:
@@ -338,13 +347,13 @@ class Algebra:
     # Substitution
 
     def substitute(self, term: Term, symbols: Symbols) -> Term:
-        """`term` with symbols replaced, all at once: the terms within it first, however deep they are."""
+        """`term` with symbols replaced simultaneously, inner terms first to avoid deep recursion."""
         if term.free.isdisjoint(symbols):
             return term
         key = (term.number, True, tuple(symbols.items()))
         if key not in self._substituted:
             for inner in self._nested(term, symbols):
-                with contextlib.suppress(UnsayableError):  # which is raised once more if it is needed
+                with contextlib.suppress(UnsayableError):  # raised again if the term is needed
                     self._substitute(inner, symbols)
             self._substitute(term, symbols)
         return self._substituted[key]
@@ -357,16 +366,18 @@ class Algebra:
         self._substituted[term.number, True, tuple(symbols.items())] = result
 
     def _nested(self, term: Term, symbols: Symbols) -> list[Term]:
-        """The terms within `term` in which symbols are still to be replaced, innermost first: a term is
-        numbered after all that it is made of."""
+        """The terms within `term` in which symbols must be replaced, innermost first.
+
+        A term has a higher number than its parts.
+        """
         pending, stack = dict[int, Term](), [term]
         while stack:
             for part in stack.pop().parts:
                 content = part.atom.content
                 inside = [each.term for each in content[1]] if part.atom.kind == "call" else content
                 for inner in (each for each in inside if isinstance(each, Term)):
-                    known = (inner.number, True, tuple(symbols.items())) in self._substituted
-                    if inner.number not in pending and not known and not inner.free.isdisjoint(symbols):
+                    is_done = (inner.number, True, tuple(symbols.items())) in self._substituted
+                    if inner.number not in pending and not is_done and not inner.free.isdisjoint(symbols):
                         pending[inner.number] = inner
                         stack.append(inner)
         return [pending[number] for number in sorted(pending)]
@@ -403,20 +414,20 @@ class Algebra:
                 _check_unbound(axes, inner.free, symbols)
                 return self.single(self.atom("extreme", op, axes, self.substitute(inner, symbols)))
             case "only":
-                left: list[tuple[Symbol, int]] = []
+                conditions: list[tuple[Symbol, int]] = []
                 for symbol, place in content[0]:
                     new = replaced(symbol, symbols)
                     if new[0] != "at":
-                        left.append((new, place))
+                        conditions.append((new, place))
                     elif new[1] != place:
                         return self.zero
-                return self.only(self.substitute(content[1], symbols), left)
+                return self.only(self.substitute(content[1], symbols), conditions)
             case _:
                 return self.single(atom)
 
 
 def _merged(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
-    """`arguments` without what rounded them; runs of elements that differed in that alone are one."""
+    """`arguments` without rounding; adjacent runs of elements that differ only in rounding are merged."""
     merged: list[Argument] = []
     for argument in (each._replace(term=each.term.skeleton) for each in arguments):
         last = merged[-1] if merged else None
@@ -431,8 +442,10 @@ def _merged(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
 
 
 def replaced(symbol: Symbol, symbols: Symbols) -> Symbol:
-    """`symbol` after a substitution; of an owner whose coordinates are all numbers its place: ("at", -1) for
-    a rank that is none."""
+    """`symbol` after a substitution.
+
+    An owner symbol with numeric coordinates becomes its index, or ("at", -1) for a rank that owns nothing.
+    """
     if symbol[0] == "before":
         return _before(replaced(symbol[1], symbols), *symbol[2:])
     if symbol[0] != "owner":
@@ -447,7 +460,7 @@ def replaced(symbol: Symbol, symbols: Symbols) -> Symbol:
 
 
 def _before(symbol: Symbol, by: int, count: int) -> Symbol:
-    """The coordinate `by` places before `symbol`, of `count` that follow one another around the end."""
+    """The coordinate `by` places before `symbol` among `count`, modulo `count`."""
     if symbol[0] == "before" and symbol[3] == count:
         symbol, by = symbol[1], by + symbol[2]
     if symbol[0] == "at":
@@ -456,10 +469,10 @@ def _before(symbol: Symbol, by: int, count: int) -> Symbol:
 
 
 def substituted(chain: Chain, symbols: Symbols) -> Chain | None:
-    """`chain` with symbols replaced; None where it becomes the part of a rank that owns none."""
+    """`chain` with symbols replaced, or None if it selects the part of a rank that owns none."""
     if not chain:
         return chain
-    cuts = tuple(Cut(c.ways, tuple((n, replaced(s, symbols)) for n, s in c.digits)) for c in chain)
+    cuts = tuple(RowCut(c.ways, tuple((n, replaced(s, symbols)) for n, s in c.digits)) for c in chain)
     return None if any(symbol == ("at", -1) for cut in cuts for _, symbol in cut.digits) else cuts
 
 
@@ -476,13 +489,13 @@ def free_of(symbols: Iterable[Symbol]) -> frozenset[Symbol]:
 
 
 def _summed(part: Contribution) -> tuple[str, ...]:
-    """The axes that `part` was summed over."""
+    """The axes that `part` is summed over."""
     inside = part.atom.content[1].parts if part.atom.kind == "only" else ()
     return _joined(part.sums, (axis for each in inside for axis in _summed(each)))
 
 
 def _check_unbound(sums: Sequence[str], free: frozenset[Symbol], symbols: Symbols) -> None:
-    """Refuse to bind an axis in what is summed over it already: these are two sums."""
+    """Raise if a substitution would bind an axis that is already summed over."""
     for symbol, bound in symbols.items():
         if bound[0] == "all" and bound[1] in sums and symbol in free:
             raise UnsayableError(f"what is summed over {bound[1]} differs along it once more")
@@ -493,7 +506,7 @@ def _joined(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
 
 
 def _within(outer: Contribution, inner: Term) -> Iterator[Contribution]:
-    """What `outer` is where `inner` stands for its atom."""
+    """`outer` with `inner` in place of its atom."""
     for atom, sums, trace, coefficient in inner.parts:
-        both = _joined(outer.sums, sums)
-        yield Contribution(atom, both, trace + outer.trace, coefficient * outer.coefficient)
+        axes = _joined(outer.sums, sums)
+        yield Contribution(atom, axes, trace + outer.trace, coefficient * outer.coefficient)

@@ -1,4 +1,4 @@
-"""What one rank holds of a value, said for any rank: a block for every leaf, or one term for all of them."""
+"""The content of a value on one symbolic rank: a block for every leaf, or one term for all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from commplan.ir.symbolic import blocks
-from commplan.ir.symbolic.blocks import Block, Builder, LeafShape, Rows, Run
+from commplan.ir.symbolic.blocks import Block, BlockBuilder, ColumnRun, LeafShape, Rows
 from commplan.ir.symbolic.terms import (
     Algebra,
     Argument,
@@ -23,9 +23,10 @@ from commplan.ir.values import Value
 
 
 class SymbolicValue:
-    """What one rank, any one, holds of `value`.
+    """The content of `value` on any rank.
 
-    Either the same for every leaf, `chain` and `term` (a scalar is never cut), or a block for each leaf.
+    It is either uniform, with one `chain` and `term` for all leaves (scalars are not cut), or has a block for
+    each leaf.
     """
 
     __slots__ = ("_blocks", "uniform", "value")
@@ -64,7 +65,7 @@ class SymbolicValue:
         return frozenset(free)
 
     def like(self, value: Value, function: Callable[[Term, DType], Term]) -> SymbolicValue:
-        """`value`, of whose elements each is `function` of this one's term and type."""
+        """A `value` whose elements are `function` of the term and type of the elements of this one."""
         dtypes = {leaf.dtype for leaf in self.value.leaves} or {DType.F32}
         if self.uniform is not None:
             chain, term = self.uniform
@@ -78,7 +79,7 @@ class SymbolicValue:
         return uniform_if_whole(value, leaves)
 
     def each(self, value: Value, function: Callable[[Block], Block]) -> SymbolicValue:
-        """`value`, of whose leaves each is `function` of this one's block."""
+        """A `value` whose leaves are `function` of the blocks of this one."""
         return uniform_if_whole(value, [function(block) for block in self.blocks])
 
     def renamed(self, algebra: Algebra, value: Value, symbols: Symbols) -> SymbolicValue:
@@ -93,7 +94,7 @@ class SymbolicValue:
 
 
 def uniform_if_whole(value: Value, leaves: Sequence[Block]) -> SymbolicValue:
-    """`value` with these blocks, said once where they are all alike."""
+    """`value` with these blocks, in uniform form if possible."""
     return SymbolicValue(value, _uniform(value, leaves), leaves)
 
 
@@ -120,8 +121,8 @@ def _uniform(value: Value, leaves: Sequence[Block]) -> tuple[Chain, Term] | None
 
 
 def leaf_shape(value: Value, index: int, chain: Chain) -> LeafShape:
-    """Leaf `index` of `value` before the cuts of `chain` were made. A batch is cut into equal parts."""
-    if not chain or not value.leaves[index].shape:  # a scalar is never cut
+    """Leaf `index` of `value` before the cuts of `chain`. Batches are cut into equal parts."""
+    if not chain or not value.leaves[index].shape:  # scalars are not cut
         return LeafShape(index, value.leaves[index].size, 1)
     shape = rows_of(value, index, whole=bool(value.whole))
     ways = 1 if value.whole else math.prod(cut.ways for cut in chain)
@@ -129,17 +130,21 @@ def leaf_shape(value: Value, index: int, chain: Chain) -> LeafShape:
 
 
 def rows_of(value: Value, index: int, *, whole: bool = False) -> LeafShape:
-    """Leaf `index` of `value`, as a rank has it or as a whole, by the rows in which a leaf is cut: of a tree
-    single elements."""
+    """The rows in which leaf `index` of `value` is cut; single elements for trees.
+
+    With `whole`, this is the leaf before any cut rather than the shard on a rank.
+    """
     leaf = (value.whole if whole else value.leaves)[index]
     if value.kind in ("tree", "flat") or not leaf.shape:
         return LeafShape(index, leaf.size, 1)
     return LeafShape(index, leaf.shape[0], math.prod(leaf.shape[1:]))
 
 
-class Place(NamedTuple):
-    """Elements of a block: `size` of `leaf` from `column` on, in row `chain`; and where they stand, in every
-    one of `rows`."""
+class ElementRun(NamedTuple):
+    """A run of elements of a block: `size` elements of `leaf` from `column` on, in row `chain`.
+
+    `at` is the position of the run, in each of `rows`.
+    """
 
     at: int
     size: int
@@ -154,26 +159,25 @@ class Place(NamedTuple):
         return Argument(self.term, operand, (of, self.at, self.leaf), self.chain, self.column, self.size)
 
 
-def place(block: Block, run: Run, begin: int) -> Place:
-    """The elements of `run` from the one that stands at `begin` on."""
+def place(block: Block, run: ColumnRun, begin: int) -> ElementRun:
+    """The elements of `run` from position `begin` on."""
     chain, term = block.slots[run.slot]
     if term is None:
         raise UnsayableError("a part of a buffer is used as a value")
-    gone = begin - run.at
-    return Place(begin, run.size - gone, run.leaf, chain, run.column + gone, term, block.rows)
+    skipped = begin - run.at
+    return ElementRun(begin, run.size - skipped, run.leaf, chain, run.column + skipped, term, block.rows)
 
 
-def whole_runs(block: Block) -> list[Place]:
-    """The runs of a block, in order; of one with several rows, which are not those of one leaf, those of a
-    row."""
+def whole_runs(block: Block) -> list[ElementRun]:
+    """The runs of a block in order; for a block with rows of several leaves, the runs of one row."""
     return [place(block, run, run.at) for run in block.runs]
 
 
 def placed(block: Block) -> Block:
-    """`block`, a leaf, with rows whose number is known counted as elements of the whole leaf."""
+    """`block`, a leaf, with rows of constant index rewritten as elements of the whole leaf."""
     if not any(_number(chain) is not None for chain, _ in block.slots):
         return block
-    builder = Builder()
+    builder = BlockBuilder()
     for run in block.runs:
         chain, term = block.slots[run.slot]
         number = _number(chain)
@@ -186,7 +190,7 @@ def placed(block: Block) -> Block:
 
 
 def _number(chain: Chain) -> int | None:
-    """The number of the row that a single cut leads to, where it is known."""
+    """The index of the row that a single cut selects, if it is constant."""
     if len(chain) != 1 or any(symbol[0] != "at" for _, symbol in chain[0].digits):
         return None
     number = 0
@@ -195,28 +199,28 @@ def _number(chain: Chain) -> int | None:
     return number
 
 
-def arguments_of(number: int, held: SymbolicValue) -> list[Argument]:
+def arguments_of(number: int, operand: SymbolicValue) -> list[Argument]:
     """All elements of operand `number` of a call."""
-    if held.uniform is not None and held.value.kind == "records":  # records of bytes have no leaves
-        return [Argument(held.uniform[1], number, None, held.uniform[0])]
+    if operand.uniform is not None and operand.value.kind == "records":  # records of bytes have no leaves
+        return [Argument(operand.uniform[1], number, None, operand.uniform[0])]
     return [
         place.argument(number, (index, leaf.shape))
-        for index, (block, leaf) in enumerate(zip(held.blocks, held.value.leaves, strict=True))
+        for index, (block, leaf) in enumerate(zip(operand.blocks, operand.value.leaves, strict=True))
         for place in whole_runs(block)
     ]
 
 
-def scalar_of(held: SymbolicValue, index: int) -> Term:
-    """The term of a leaf that is a scalar."""
-    if held.uniform is not None:
-        return held.uniform[1]
-    block = held.blocks[index]
+def scalar_of(operand: SymbolicValue, index: int) -> Term:
+    """The term of a scalar leaf."""
+    if operand.uniform is not None:
+        return operand.uniform[1]
+    block = operand.blocks[index]
     chain, term = block.slots[block.runs[0].slot] if block.runs else ((), None)
     if block.rows or chain or term is None or block.runs[0].leaf != LeafShape(index, 1, 1):
-        path = held.value.leaves[index].path
-        raise UnsayableError(f"leaf `{path}` of `{held.value.id}` is no whole scalar")
+        path = operand.value.leaves[index].path
+        raise UnsayableError(f"leaf `{path}` of `{operand.value.id}` is no whole scalar")
     return term
 
 
-def has_arrays(held: SymbolicValue) -> bool:
-    return any(leaf.shape for leaf in held.value.leaves)
+def has_arrays(operand: SymbolicValue) -> bool:
+    return any(leaf.shape for leaf in operand.value.leaves)

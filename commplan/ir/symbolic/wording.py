@@ -1,4 +1,4 @@
-"""Terms in words, for counter-examples."""
+"""Terms as text, for counter-examples."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from commplan.ir.refs import name_of
 from commplan.ir.symbolic.blocks import Block, LeafShape
 from commplan.ir.symbolic.rounding import Trace
 from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Symbol, Term
-from commplan.ir.symbolic.values import Place, whole_runs
+from commplan.ir.symbolic.values import ElementRun, whole_runs
 
-MOST = 4  # contributions, and arguments, that are shown
+MOST = 4  # the number of contributions, and of arguments, to show
 
 
-def element(path: str, at: int, place: Place | None, other: Place | None) -> str:
-    """What stands at element `at` of a leaf. The position is shown where that of `other` is another."""
+def element(path: str, at: int, place: ElementRun | None, other: ElementRun | None) -> str:
+    """The content of element `at` of a leaf. The position is shown if it differs from that of `other`."""
     if place is None or not place.term.parts:
         return "zero"
     shown = other is None or place[2:5] != other[2:5]
@@ -26,11 +26,11 @@ def element(path: str, at: int, place: Place | None, other: Place | None) -> str
 
 
 def block_in_words(block: Block, path: str) -> str:
-    """The first element of a block, which may have rows that belong to no leaf."""
-    terms = [known for _, known in block.slots if known is not None]
+    """The first element of a block, which may have rows of no leaf."""
+    terms = [value for _, value in block.slots if value is not None]
     if not block.rows and len(terms) == len(block.slots):
         return element(path, 0, whole_runs(block)[0] if block.runs else None, None)
-    for atom in (part.atom for known in terms for part in known.parts):
+    for atom in (part.atom for value in terms for part in value.parts):
         if atom.kind == "undefined":
             return _atom(atom, 0)
     if not block.runs or not terms:
@@ -82,8 +82,8 @@ def _atom(atom: Atom, depth: int) -> str:
     match atom.kind:
         case "value":
             where = [coordinate_in_words(axis, symbol) for axis, symbol in content[1]]
-            known = ", ".join(word for word in where if word)
-            return f"`{name_of(content[0]) or content[0]}`" + (f" of {known}" if known else "")
+            places = ", ".join(word for word in where if word)
+            return f"`{name_of(content[0]) or content[0]}`" + (f" of {places}" if places else "")
         case "call":
             name, arguments = content
             if depth > 2:
@@ -105,7 +105,7 @@ def _chain(chain: Chain) -> str:
 
 
 def coordinate_in_words(axis: str, symbol: Symbol) -> str:
-    """Which rank along `axis` is meant; nothing is said of this rank's own coordinate."""
+    """The rank along `axis`; empty for this rank's own coordinate."""
     match symbol[0]:
         case "rank" | "all":
             return "" if symbol[1] == axis else f"the rank along {axis} that this rank is along {symbol[1]}"
@@ -123,7 +123,7 @@ def coordinate_in_words(axis: str, symbol: Symbol) -> str:
 
 
 def row_in_words(symbol: Symbol) -> str:
-    """Which row is meant where `symbol` is its number."""
+    """The row with index `symbol`."""
     match symbol[0]:
         case "rank":
             return f"this rank's along {symbol[1]}"

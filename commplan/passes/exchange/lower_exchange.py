@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from commplan.diagnostics import Span
-from commplan.frontend.lower.builder import Builder, reduction
+from commplan.frontend.lower.builder import PhaseBuilder, reduction
 from commplan.ir import plan as graph
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Hints, Ref, name_of
@@ -37,7 +37,7 @@ from commplan.passes.rewrite import Editor
 HALVES = 2 * 1024**2  # bytes from which what owners sum and send back travels in two parts
 
 
-class _Building(Builder):
+class _Building(PhaseBuilder):
     """Builds among the values of an editor; a reduce-scatter to some of the ranks goes to each of them."""
 
     def __init__(self, editor: Editor, owners: Owners) -> None:

@@ -82,7 +82,7 @@ def _buckets(uses: DefUse[Op], chain: Sequence[Unpack | Scale]) -> list[tuple[Re
     parts_of = grouped(end.parts, lambda part: part.value)
     if not all(isinstance(uses.maker(ref), Collective | LocalSum) for ref in parts_of):
         return []
-    order = sorted(parts_of, key=lambda ref: uses.places[ref])
+    order = sorted(parts_of, key=lambda ref: uses.indices[ref])
     if any(len({part.leaf for part in parts}) < len(parts) for parts in parts_of.values()):
         return []
     kinds = {ref: op.kind if isinstance(op := uses.maker(ref), Collective) else "reduce" for ref in order}
@@ -119,7 +119,7 @@ def gathered(uses: DefUse[Op], ref: Ref) -> Gathered | None:
     packs = tuple(op for op in readers if isinstance(op, Pack) and {part.value for part in op.parts} == {ref})
     after = [op for pack in packs for op in uses.readers(pack.result)]
     moves = [op for op in after if isinstance(op, Collective) and op.kind in ("all_gather", "broadcast")]
-    moves.sort(key=lambda op: uses.places[op.result])
+    moves.sort(key=lambda op: uses.indices[op.result])
     buffers, inside = {op.result for op in (*packs, *moves)}, set(map(id, moves))
     ends = {id(op): op for buffer in buffers for op in uses.readers(buffer) if id(op) not in inside}
     end = next(iter(ends.values()), None)

@@ -68,7 +68,7 @@ def _fused(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list[Op]
     for ref in op.results:
         if ref in read:
             pieces.join(ref)
-    place = sum(id(each) not in gone for each in uses.ops[: uses.places[op.results[0]]])
+    place = sum(id(each) not in gone for each in uses.ops[: uses.indices[op.results[0]]])
     return _alive(editor, [*rest[:place], *editor.take(), *rest[place:]], match)
 
 

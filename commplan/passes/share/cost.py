@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from commplan.diagnostics import Span
 from commplan.input.costs import (
-    TIE,
-    Cut,
+    TIME_TOLERANCE,
     Links,
     Predicted,
     Prefer,
+    RecordWork,
     Setting,
-    Work,
+    SharingCut,
     best,
     candidates,
     limit,
@@ -82,7 +82,7 @@ class SharingCostModel:
         rows = self.editor.values[next(iter(flow.ends))].leaves[0].shape[0]
         if not rows:
             return None
-        cuts: dict[Cut, dict[Ref, Ref]] = {}
+        cuts: dict[SharingCut, dict[Ref, Ref]] = {}
         for refs in itertools.islice(itertools.product(*flow.ends.values()), MOST_CUTS):
             cuts.setdefault(self._cut(ops, refs, measured), dict(zip(flow.ends, refs, strict=True)))
         setting, links = setting_of(self.editor.schedule, self.phase.name, flow, rows, measured, self.context)
@@ -114,8 +114,8 @@ class SharingCostModel:
         sources = all(measured.source_named(op.source) for op in ops if isinstance(op, Read))
         return sources and all(measured.fn_named(op.fn) for op in ops if isinstance(op, Map))
 
-    def _cut(self, ops: Sequence[Op], shared: Sequence[Ref], measured: InputCosts) -> Cut:
-        before = DefUse(ops).behind(shared)
+    def _cut(self, ops: Sequence[Op], shared: Sequence[Ref], measured: InputCosts) -> SharingCut:
+        before = DefUse(ops).ancestors(shared)
         after = [op for op in ops if op not in before]
         moved = {ref for op in before for ref in results_of(op)}
         asked = {ref for op in after for ref in operands_of(op)} & moved | set(shared)
@@ -129,8 +129,8 @@ class SharingCostModel:
             op.fn if isinstance(op, Map) else "read" for op in before if set(results_of(op)) & set(shared)
         ]
         name = f"after {', '.join(f'`{maker}`' for maker in dict.fromkeys(makers))}"
-        joint, own = (sum((self._work(op, measured) for op in ops), Work()) for ops in (before, after))
-        return Cut(name, joint, own, sum(self.record_size(ref) for ref in asked))
+        joint, own = (sum((self._work(op, measured) for op in ops), RecordWork()) for ops in (before, after))
+        return SharingCut(name, joint, own, sum(self.record_size(ref) for ref in asked))
 
     def record_size(self, ref: Ref) -> int:
         """Bytes of one record; 0 where they vary."""
@@ -139,13 +139,13 @@ class SharingCostModel:
             return 0
         return value.leaves[0].nbytes // max(1, value.leaves[0].shape[0])
 
-    def _work(self, op: Op, measured: InputCosts) -> Work:
+    def _work(self, op: Op, measured: InputCosts) -> RecordWork:
         """One op on one record, its result written where it belongs, as it was measured."""
         if isinstance(op, Read):
             source = measured.source_named(op.source)
-            return Work(source.cpu, 0.0, source.wait, 1) if source else Work()
+            return RecordWork(source.cpu, 0.0, source.wait, 1) if source else RecordWork()
         fn = measured.fn_named(op.fn) if isinstance(op, Map) else None
-        return Work(fn.cpu, fn.cpu * (fn.held or 0.0), 0.0, 1) if fn else Work()
+        return RecordWork(fn.cpu, fn.cpu * (fn.held or 0.0), 0.0, 1) if fn else RecordWork()
 
     def _source(self, measured: InputCosts) -> str:
         where = f" on {measured.host}" if measured.host else ""
@@ -162,7 +162,7 @@ def _why(predictions: Sequence[Predicted], taken: Predicted) -> str:
         least = min((each.cpu for each in others), default=taken.cpu)
         return (
             f"preprocessing is not the bottleneck: a step takes {timed(taken.wall)}, waiting for "
-            f"{taken.waits_for}, and sharing would save at most {TIE:.0%} of it, and "
+            f"{taken.waits_for}, and sharing would save at most {TIME_TOLERANCE:.0%} of it, and "
             f"{max(0.0, 1 - least / taken.cpu) if taken.cpu else 0:.0%} of the CPU time of the input"
         )
     return (
@@ -176,7 +176,7 @@ def _worker_processes(setting: Setting, taken: Predicted, links: Links | None) -
     """What worker processes would do for a step that waits for the interpreter's lock."""
     apart = replace(setting, processes=True)
     other = predict(apart, taken.cut, taken.design, taken.readers, links, taken.limit)
-    if other.wall * (1 + TIE) >= taken.wall:
+    if other.wall * (1 + TIME_TOLERANCE) >= taken.wall:
         return ""
     how = '`run.batches(workers="processes")`'
     return f"; {timed(other.wall)} with worker processes, which do not wait for one lock: {how}"

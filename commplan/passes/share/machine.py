@@ -12,7 +12,7 @@ from commplan.cost.predictor import Predictor
 from commplan.input.costs import Links, Setting
 from commplan.input.measured_costs import InputCosts
 from commplan.input.prefetch import device_prefetch, prefetch, threads
-from commplan.input.work_partition import Move
+from commplan.input.work_partition import HostTransfer
 from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Op, Schedule
 from commplan.passes.pipeline.base import Context
@@ -74,7 +74,7 @@ def _placed(
     places, network = predictor.layout(over).groups, predictor.network
 
     @cache
-    def links(leaders: tuple[int, ...], move: Move, nbytes: float) -> float:
+    def links(leaders: tuple[int, ...], move: HostTransfer, nbytes: float) -> float:
         layout, native = Layout(places[:, list(leaders)]), Algorithm("native")
         prediction = collective_time(
             native, move.kind, layout, nbytes, network,

@@ -67,7 +67,7 @@ class SharePass(Pass, frozen=True):
             chosen = None if pinned else self._chosen(pricer, flow, own, independent)
             for number, ref in enumerate(own):
                 if self.design == "auto" and chosen is not None and chosen.declines:
-                    span = uses.ops[uses.places[ref]].span
+                    span = uses.ops[uses.indices[ref]].span
                     text = f"`{name_of(ref)}` of {phase.name} over {', '.join(independent[ref])}: not shared"
                     choices.append(chosen.choice(text, span, first=number == 0))
                     continue  # members that one process holds still have one value: that is free
@@ -105,7 +105,7 @@ class SharePass(Pass, frozen=True):
         Work that goes on alike for all members goes on from `own`.
         """
         axes = independent[ref]
-        place = DefUse(ops).places[ref]
+        place = DefUse(ops).indices[ref]
         maker, value = ops[place], editor.values[ref]
         text = f"`{name_of(ref)}` of {editor.phase.name} over {', '.join(axes)}"
         if not value.leaves:

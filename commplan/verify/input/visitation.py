@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.input.order import Order, Tail, Visit
 from commplan.input.rates import Rates
-from commplan.input.work_partition import Division, Move, Turns, adopted
+from commplan.input.work_partition import Division, HostTransfer, Turns, failover
 from commplan.verify.programs.polynomial import Term, UndecidedError, symbol
 
 _LOOKED_AT = 4096  # a batch as large as this is counted through, for a counter-example
@@ -190,7 +190,7 @@ def _parts_fit(kind: type[Division]) -> bool:
 
 
 def prove_division(
-    work: Division, rows: int, alive: Collection[int] | None = None, adopter: Adopter = adopted
+    work: Division, rows: int, alive: Collection[int] | None = None, adopter: Adopter = failover
 ) -> Broken | None:
     """That every part is made once, and that every host with a living process then gets every part once.
 
@@ -201,14 +201,16 @@ def prove_division(
     left = work if alive is None else adopter(work, living)
     who = "" if alive is None else f", with only processes {', '.join(map(str, living))} left"
     if work.design == "duplicate":
-        short = next((process for process in living if left.of(process) != tuple(range(work.parts))), None)
+        short = next(
+            (process for process in living if left.parts_of(process) != tuple(range(work.parts))), None
+        )
         if short is None:
             return None
-        message = f"process {short} makes parts {list(left.of(short))} for itself, of {work.parts}"
+        message = f"process {short} makes parts {list(left.parts_of(short))} for itself, of {work.parts}"
         return Broken("CP0761", message, "every process to make all rows", "some that are not made")
     makers: dict[int, list[int]] = {part: [] for part in range(work.parts)}
     for process in living:
-        for part in left.of(process):
+        for part in left.parts_of(process):
             makers.setdefault(part, []).append(process)
     for part, processes in makers.items():
         if len(processes) != 1 or part >= work.parts:
@@ -250,7 +252,7 @@ def _part(work: Division, rows: int, part: int) -> str:
 def _moved_wrongly(work: Division, rows: int, living: tuple[int, ...], who: str) -> Broken | None:
     held = {work.hosts[process]: Counter[int]() for process in living}
     for process in living:
-        held[work.hosts[process]].update(work.of(process))
+        held[work.hosts[process]].update(work.parts_of(process))
     for number, move in enumerate(work.moves(None if len(living) == len(work.hosts) else living)):
         wrong = _move_wrong(work, move, held, rows)
         if wrong is not None:
@@ -270,7 +272,9 @@ def _moved_wrongly(work: Division, rows: int, living: tuple[int, ...], who: str)
     return None
 
 
-def _move_wrong(work: Division, move: Move, held: dict[int, Counter[int]], rows: int) -> Broken | None:
+def _move_wrong(
+    work: Division, move: HostTransfer, held: dict[int, Counter[int]], rows: int
+) -> Broken | None:
     """Whether all that take part in a move live, and those that send have what they send."""
     nobody = next((host for host in move.hosts if host not in held), None)
     if nobody is not None:
@@ -284,7 +288,7 @@ def _move_wrong(work: Division, move: Move, held: dict[int, Counter[int]], rows:
     return None
 
 
-def survivors(work: Division, adopter: Adopter = adopted) -> Iterator[tuple[int, ...]]:
+def survivors(work: Division, adopter: Adopter = failover) -> Iterator[tuple[int, ...]]:
     """Who may be left: everyone but one, one alone, one host alone, all hosts but one; and whoever is left
     while those die who make the first part, the middle one or the last, one after another.
 
@@ -320,7 +324,7 @@ def prove_rates(rates: Rates) -> Broken | None:
     """
     unit, step = rates.unit, symbol("k")
     for member, batch in _first_members(rates):
-        low, high = cast("tuple[Term, Term]", rates.taken(member, cast("Any", step)))
+        low, high = cast("tuple[Term, Term]", rates.units_of(member, cast("Any", step)))
         if not (low * unit).same(step * batch) or not (high * unit).same((step + 1) * batch):
             message = f"step k of member {member} takes units {low} to {high} of {unit} records"
             return Broken("CP0762", message, f"records k*{batch} to k*{batch} + {batch}", "others")
@@ -340,7 +344,7 @@ def _epoch_wrong(rates: Rates) -> Broken | None:
         for length in (n for n in ends if n > 0):
             units = rates.epoch(length, "exactly_once", tail)
             for member, _ in _first_members(rates):
-                order = rates.of(member, length, 0, "exactly_once", tail)
+                order = rates.order_of(member, length, 0, "exactly_once", tail)
                 last = order.span(order.steps - 1)[1] if order.steps else 0
                 if units * rates.unit < last:
                     epoch = f"an epoch of {length} records with tail {tail}"

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from commplan.collectives.hierarchical import Levels, Stage, places_of
+from commplan.collectives.hierarchical import Levels, LevelStage, places_of
 from commplan.collectives.postcondition import HOLDERS, Holders
 from commplan.collectives.program import REDUCING, ROOTED, Kind
 from commplan.verify.programs.counterexample import Counterexample
@@ -49,12 +49,12 @@ class Task(NamedTuple):
     root: int
 
 
-def task_of(levels: Levels, stage: Stage) -> Task:
+def task_of(levels: Levels, stage: LevelStage) -> Task:
     """The program of one stage. Only some kinds have a root."""
     return Task(stage.algorithm, stage.kind, levels[stage.level][1], stage.own_root)
 
 
-def compose(levels: Levels, kind: Kind, stages: Sequence[Stage], root: int = 0) -> Counterexample | None:
+def compose(levels: Levels, kind: Kind, stages: Sequence[LevelStage], root: int = 0) -> Counterexample | None:
     """Why the stages do not add up to `kind` over all ranks, each stage taken as proved; None: they do.
 
     levels: algorithm and ranks, innermost first.
@@ -76,7 +76,7 @@ def compose(levels: Levels, kind: Kind, stages: Sequence[Stage], root: int = 0) 
 
 
 def _step(
-    levels: Levels, places: Mapping[int, int], known: list[Known], number: int, stage: Stage
+    levels: Levels, places: Mapping[int, int], known: list[Known], number: int, stage: LevelStage
 ) -> Counterexample | None:
     """Whether what `stage` needs is known."""
     subject = f"stage {number}, {stage.kind} at level {stage.level},"

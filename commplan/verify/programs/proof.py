@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives.postcondition import lower_bounds
-from commplan.collectives.program import IN_BLOCKS, Ints, Program
+from commplan.collectives.program import IN_BLOCKS, ChunkProgram, Ints
 from commplan.verify.programs.counterexample import Counterexample
 from commplan.verify.programs.symbolic_execution import Transfers, interpret, representatives, rotates
 
@@ -29,7 +29,7 @@ class Counted(NamedTuple):
     least: Fraction
 
 
-def prove(program: Program) -> tuple[Counterexample, ...]:
+def prove(program: ChunkProgram) -> tuple[Counterexample, ...]:
     """Why `program` does not do what its collective promises; empty: it is proved.
 
     Proved is: what each slot holds at the end; no contribution counted twice, nothing read that was never
@@ -44,7 +44,7 @@ def prove(program: Program) -> tuple[Counterexample, ...]:
     return () if wrong is None else (wrong,)
 
 
-def unfit(program: Program) -> Counterexample | None:
+def unfit(program: ChunkProgram) -> Counterexample | None:
     """Numbers of ranks, chunks and root that no program can have."""
     n, chunks, root = program.ranks, program.chunks, program.root
     blocked = program.kind in IN_BLOCKS
@@ -57,7 +57,7 @@ def unfit(program: Program) -> Counterexample | None:
     return Counterexample("range", (), (), None, wanted, actual, f"there is no {program.kind} with {actual}")
 
 
-def _out_of_range(program: Program, transfers: Transfers) -> Counterexample | None:
+def _out_of_range(program: ChunkProgram, transfers: Transfers) -> Counterexample | None:
     """A transfer from or to a rank, or of a chunk, that does not exist."""
     n, chunks = program.ranks, program.chunks
     src, dst, chunk, count, _, time = transfers
@@ -75,7 +75,7 @@ def _out_of_range(program: Program, transfers: Transfers) -> Counterexample | No
     )  # fmt: skip
 
 
-def count(program: Program) -> Counted:
+def count(program: ChunkProgram) -> Counted:
     """Rounds and bytes of `program`."""
     n, k = program.ranks, program.chunks
     if rotates(program):  # a rank sends, and receives, as many chunks as are sent of one chunk

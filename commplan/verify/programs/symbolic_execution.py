@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from commplan.collectives.postcondition import promise, sources
-from commplan.collectives.program import REDUCING, ROOTED, Bools, Ints, Program, Rotation, Send
-from commplan.collectives.transform import singles
+from commplan.collectives.postcondition import postcondition, sources
+from commplan.collectives.program import REDUCING, ROOTED, Bools, ChunkProgram, Ints, Rotation, Send
+from commplan.collectives.transform import expand_runs
 from commplan.verify.programs.counterexample import Counterexample, terms
 
 _HALF = 32  # bits of a sum's number in a key
@@ -35,7 +35,7 @@ class Transfers(NamedTuple):
     round: Ints
 
     @classmethod
-    def of(cls, program: Program) -> Transfers:
+    def of(cls, program: ChunkProgram) -> Transfers:
         """Those of `program`, in the order in which it lists them."""
         timed = [(time, send) for time, sends in enumerate(program.rounds) for send in sends]
         sizes = [len(send.src) for _, send in timed]
@@ -49,7 +49,7 @@ class Transfers(NamedTuple):
         return cls(src, dst, chunk, count, reduce, time)
 
     @classmethod
-    def of_first_chunk(cls, program: Program) -> Transfers:
+    def of_first_chunk(cls, program: ChunkProgram) -> Transfers:
         """Those of chunk 0, one for each rotation and each chunk of its runs. `program` has nothing but
         rotations."""
         timed = [(time, send) for time, sends in enumerate(program.rounds) for send in sends]
@@ -120,7 +120,7 @@ class Sums:
         return {rank: count for rank, count in enumerate(every) if count}
 
 
-def representatives(program: Program) -> tuple[Transfers, int]:
+def representatives(program: ChunkProgram) -> tuple[Transfers, int]:
     """The transfers that stand for all, and how many chunks, from chunk 0 on, stand for all.
 
     If `rotates`, they are those of chunk 0: as many as rank 0 sends, and in every round as many.
@@ -131,12 +131,12 @@ def representatives(program: Program) -> tuple[Transfers, int]:
     return transfers, orbit(program, transfers)
 
 
-def interpret(program: Program, transfers: Transfers, few: int) -> Counterexample | None:
+def interpret(program: ChunkProgram, transfers: Transfers, few: int) -> Counterexample | None:
     """What goes wrong first, if anything does. transfers, few: the `representatives`."""
     return follow(program, _units(program, transfers), few)
 
 
-def follow(program: Program, units: Units, few: int) -> Counterexample | None:
+def follow(program: ChunkProgram, units: Units, few: int) -> Counterexample | None:
     """What goes wrong first in chunks 0 to `few` - 1, which stand for all."""
     if few < program.chunks:
         (source, chunk), (target, _) = (divmod(slot, program.chunks) for slot in (units.source, units.target))
@@ -149,7 +149,7 @@ def follow(program: Program, units: Units, few: int) -> Counterexample | None:
     return run.forward() or run.result() or run.useless()
 
 
-def orbit(program: Program, transfers: Transfers) -> int:
+def orbit(program: ChunkProgram, transfers: Transfers) -> int:
     """How many chunks, from chunk 0 on, stand for all.
 
     Where every rank r does what rank 0 does with all ranks and chunks moved on by r and by r blocks, and the
@@ -167,7 +167,7 @@ def orbit(program: Program, transfers: Transfers) -> int:
     return block if turns else k
 
 
-def rotates(program: Program) -> bool:
+def rotates(program: ChunkProgram) -> bool:
     """Whether chunk 0 stands for all because of how `program` is written: as rotations alone.
 
     A rotation gives every rank r the transfer of rank 0 with all ranks and chunks moved on by r. So each
@@ -181,17 +181,17 @@ def rotates(program: Program) -> bool:
     return program.chunks == program.ranks and _rotates_promise(program) and all(alike)
 
 
-def _rotates_promise(program: Program) -> bool:
+def _rotates_promise(program: ChunkProgram) -> bool:
     """Whether the promise is the same after all ranks and blocks of chunks are moved on by one. That of a
     swap is not: its slots are counted by distance."""
     unlike = program.kind in ROOTED or program.kind == "swap"
     return not unlike and program.ranks > 1 and program.chunks % program.ranks == 0
 
 
-def _units(program: Program, transfers: Transfers) -> Units:
+def _units(program: ChunkProgram, transfers: Transfers) -> Units:
     transfers = transfers.take(np.lexsort((transfers.dst, transfers.src, transfers.round)))
     k, many = program.chunks, transfers.size
-    src, dst, chunk = singles(Send(*transfers[:4], reduce=False))
+    src, dst, chunk = expand_runs(Send(*transfers[:4], reduce=False))
     reduce, time = np.repeat(transfers.reduce, many), np.repeat(transfers.round, many)
     return Units(src * k + chunk, dst * k + chunk, reduce, time, time + 1, time, time)
 
@@ -221,10 +221,10 @@ def _race(units: Units, chunks: int) -> Counterexample | None:
 class _Run:
     """One symbolic execution: forward for what slots hold, backward for what mattered."""
 
-    def __init__(self, program: Program, units: Units, few: int) -> None:
+    def __init__(self, program: ChunkProgram, units: Units, few: int) -> None:
         self.program, self.units, self.chunks, self.alike = program, units, few, program.chunks // few
         self.sums = Sums(program.ranks)
-        starts, ends = promise(program.kind, program.ranks, program.chunks, program.root, few=few)
+        starts, ends = postcondition(program.kind, program.ranks, program.chunks, program.root, few=few)
         rank = np.arange(1, program.ranks + 1, dtype=np.int64)[:, None]
         source = SUM if program.kind in REDUCING else sources(program, few) + 1
         self.holds = np.where(starts, rank, NOTHING).ravel()

@@ -33,8 +33,8 @@ class WrittenReduction(msgspec.Struct, frozen=True):
 
 
 def written_call(
-    ctx: CheckContext, by: ast.Call | ast.Number | None, subject: str, names: Sequence[str]
-) -> ast.Call | None:
+    ctx: CheckContext, by: ast.CallExpr | ast.Number | None, subject: str, names: Sequence[str]
+) -> ast.CallExpr | None:
     """The call after `by`, or None if there is none or it is a number, which is an error.
 
     `subject` is the kind of word expected there and `names` are the valid ones.
@@ -47,7 +47,7 @@ def written_call(
 
 
 def reduction(
-    ctx: CheckContext, scope: PhaseScope, by: ast.Call | ast.Number | None, span: Span
+    ctx: CheckContext, scope: PhaseScope, by: ast.CallExpr | ast.Number | None, span: Span
 ) -> WrittenReduction | None:
     """The operator after `by`, or None after reporting errors. `span` is the stage's."""
     if by is None:
@@ -69,7 +69,7 @@ def reduction(
 
 
 def sum_or_mean(
-    ctx: CheckContext, scope: PhaseScope, by: ast.Call | ast.Number | None, span: Span, stage: str
+    ctx: CheckContext, scope: PhaseScope, by: ast.CallExpr | ast.Number | None, span: Span, stage: str
 ) -> WrittenReduction | None:
     """The operator of a stage that can only add terms, or None after reporting errors."""
     op = reduction(ctx, scope, by, span)
@@ -80,7 +80,7 @@ def sum_or_mean(
 
 
 def _weighted(
-    ctx: CheckContext, scope: PhaseScope, call: ast.Call, args: tuple[ast.CallArg, ...], name: OpName
+    ctx: CheckContext, scope: PhaseScope, call: ast.CallExpr, args: tuple[ast.CallArg, ...], name: OpName
 ) -> WrittenReduction | None:
     first, *extra = args
     if name != "mean":

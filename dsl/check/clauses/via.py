@@ -44,7 +44,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 def algorithm(
-    ctx: CheckContext, call: ast.Call | None, stage: str, over: Axes | None, server: str | None = None
+    ctx: CheckContext, call: ast.CallExpr | None, stage: str, over: Axes | None, server: str | None = None
 ) -> Algorithm | None:
     """The algorithm after `via`, or None if there is none or it has errors, which are reported.
 
@@ -98,7 +98,7 @@ def carrying_a_level(stage: str) -> tuple[str, ...]:
 
 
 def keyed(
-    ctx: CheckContext, call: ast.Call, keys: tuple[str, ...], code: str = "CP0604"
+    ctx: CheckContext, call: ast.CallExpr, keys: tuple[str, ...], code: str = "CP0604"
 ) -> dict[str, ast.CallArg] | None:
     """The keyword arguments of a call, or None after reporting an unknown, repeated or positional one."""
     name = call.name.text
@@ -131,7 +131,7 @@ def _count(ctx: CheckContext, arg: ast.CallArg, role: str, code: str, over: Axes
 
 
 def _readers(
-    ctx: CheckContext, call: ast.Call, args: dict[str, ast.CallArg], over: Axes | None
+    ctx: CheckContext, call: ast.CallExpr, args: dict[str, ast.CallArg], over: Axes | None
 ) -> Algorithm | None:
     name = call.name.text
     arg = args.get("readers")
@@ -143,7 +143,7 @@ def _readers(
 
 
 def _parameter_server(
-    ctx: CheckContext, call: ast.Call, args: dict[str, ast.CallArg], over: Axes | None, server: str | None
+    ctx: CheckContext, call: ast.CallExpr, args: dict[str, ast.CallArg], over: Axes | None, server: str | None
 ) -> Algorithm | None:
     arguments: list[Arg] = []
     if "owners" in args:
@@ -168,7 +168,7 @@ def _parameter_server(
     return Algorithm("parameter_server", tuple(arguments))
 
 
-def _hierarchical(ctx: CheckContext, call: ast.Call, stage: str, over: Axes | None) -> Algorithm | None:
+def _hierarchical(ctx: CheckContext, call: ast.CallExpr, stage: str, over: Axes | None) -> Algorithm | None:
     """The levels of `hierarchical(gpu, node)` or `hierarchical(gpu = native, node = ring)`."""
     levels: list[Arg] = []
     names: list[ast.Name] = []
@@ -199,7 +199,7 @@ def _level(ctx: CheckContext, value: ast.Name | ast.Number, stage: str) -> str |
     return ctx.error("CP0605", message, value.span, fix=ctx.rename(value, candidates))
 
 
-def _levels_match(ctx: CheckContext, call: ast.Call, names: Sequence[ast.Name], over: Axes) -> bool:
+def _levels_match(ctx: CheckContext, call: ast.CallExpr, names: Sequence[ast.Name], over: Axes) -> bool:
     written = [name.text for name in names]
     broken = rules.levels(written, over)
     if broken is None:
@@ -213,7 +213,7 @@ def _levels_match(ctx: CheckContext, call: ast.Call, names: Sequence[ast.Name], 
 
 
 def check_accumulation(
-    ctx: CheckContext, call: ast.Call | None, how: str | None, via: Algorithm | None, hints: Hints,
+    ctx: CheckContext, call: ast.CallExpr | None, how: str | None, via: Algorithm | None, hints: Hints,
     operand: Value | None,
 ) -> None:  # fmt: skip
     """Report an accumulation type that the backend's own sum cannot provide; `how` is the operator."""

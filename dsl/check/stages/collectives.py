@@ -104,7 +104,7 @@ def _number(
     if not isinstance(written, ast.Number):
         where = written.span if written else expr.span
         return ctx.error("CP0402", number.missing[0], where, number.missing[1])
-    value = integer(ctx, written, number.what, least=number.least)
+    value = integer(ctx, written, number.role, least=number.least)
     if value is None or over is None or number.rule is None:
         return None if value is None else {field: value}
     return None if ctx.refuse("CP0409", number.rule(value, over, ctx.size), written.span) else {field: value}

@@ -76,7 +76,7 @@ def _split(ctx: CheckContext, expr: ast.LoadExpr) -> Axes | None:
     return ctx.error("CP0416", message, expr.span, note)
 
 
-def _clock(ctx: CheckContext, batch: ast.Batch) -> Axes | None:
+def _clock(ctx: CheckContext, batch: ast.BatchClause) -> Axes | None:
     """The ensemble of `batch [..] over MEMBER` as a tuple; empty if all members share one rate."""
     if batch.over is None:
         if len(batch.sizes) == 1:

@@ -211,7 +211,7 @@ def _check_pull_and_center(ctx: CheckContext, statement: ast.StageStmt, expr: as
         ctx.fail("CP0423", message, targets[1].span, note)
 
 
-def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.Call | None) -> Mode | None:
+def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.CallExpr | None) -> Mode | None:
     if expr.by is None:
         message = "the stage does not say how workers and centre meet"
         return ctx.error("CP0402", message, expr.span, f"add `by` with {listed(MODES, 'or')}")
@@ -222,7 +222,7 @@ def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.Call | None) -> Mode
 
 
 def _coefficients(
-    ctx: CheckContext, scope: PhaseScope, by: ast.Call, mode: Mode
+    ctx: CheckContext, scope: PhaseScope, by: ast.CallExpr, mode: Mode
 ) -> tuple[Coefficient, Coefficient] | None:
     arguments = keyed(ctx, by, ("eta", "rho"), "CP0405")
     if arguments is None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import REDUCING, Bools, Ints, Program
+from commplan.collectives.program import REDUCING, Bools, ChunkProgram, Ints
 from commplan.lowering.jax.collectives import native
 from commplan.lowering.jax.collectives.bitcast import as_bits, to_bits
 from commplan.lowering.jax.typing_shim import jnp, lax
@@ -43,7 +43,7 @@ def everyone(axes: tuple[str, ...], ranks: int) -> Team:
     return Team(axes, np.arange(ranks, dtype=np.int64), np.arange(ranks, dtype=np.int64)[None])
 
 
-def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool = True) -> Array:
+def run(program: ChunkProgram, x: Array, team: Team, op: str = "sum", *, on_cpu: bool = True) -> Array:
     """What this rank holds after `program`, given what it holds before; one-dimensional.
 
     all_reduce, reduce, broadcast: [S] in and out. reduce_scatter and scatter: [n*k] in, this rank's [k] out.
@@ -73,7 +73,7 @@ def run(program: Program, x: Array, team: Team, op: str = "sum", *, on_cpu: bool
     return lax.dynamic_slice(x, (rank.place * own,), (own,))
 
 
-def slots(program: Program, x: Array, place: Any) -> Array:
+def slots(program: ChunkProgram, x: Array, place: Any) -> Array:
     """What the rank at `place` begins with: where blocks are gathered its own, between zeros; where they are
     swapped all, in the order of their slots."""
     if program.kind == "swap":

@@ -34,7 +34,7 @@ class DeviceMaps:
         self._context, self._phase = context, phase
         self._values = {value.id: value for value in phase.values}
         self._wanted = tuple(ref for ref in wanted if ref not in computed)
-        self._ops = DefUse(phase.ops).behind(self._wanted, computed)
+        self._ops = DefUse(phase.ops).ancestors(self._wanted, computed)
         used = {ref for op in self._ops for ref in ir.operands(op)}
         self.given = tuple(ref for ref in computed if ref in used)
         random = [op for op in self._ops if isinstance(op, ir.Map) and op.random]

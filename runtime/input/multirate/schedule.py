@@ -81,7 +81,7 @@ class ClockPlan:
         if self.shared is None:
             return None
         ahead = [op for op in self.shared.ops if isinstance(op, Share) and _shares(op, self.clock)]
-        made_of = DefUse(self.shared.ops).behind(op.result for op in ahead)
+        made_of = DefUse(self.shared.ops).ancestors(op.result for op in ahead)
         ops = [self._unit(op) if isinstance(op, Read) else op for op in made_of]
         refs = {ref for op in ops for ref in results(op)}
         values = tuple(msgspec.structs.replace(v, placement=SAME) for v in self.shared.values if v.id in refs)
@@ -172,7 +172,7 @@ def _as_planned(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     """
     types: dict[Ref, Element] = {}
     uses = DefUse(phase.ops)
-    for op in uses.behind(op.result for op in phase.ops if isinstance(op, Share) and _shares(op, clock)):
+    for op in uses.ancestors(op.result for op in phase.ops if isinstance(op, Share) and _shares(op, clock)):
         if isinstance(op, Read | Map | Share):
             types |= record_types(schedule, op, types)
     texts = {

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commplan.input.order import Order
-from commplan.input.visit_audit import Tally, Told, check, promised
+from commplan.input.visit_audit import EpochContext, EpochTally, check, expected_sums
 from commplan.ir.plan import Ref
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.observe.accounting import Meter
@@ -24,7 +24,7 @@ class _Account:
     whoever is interrupted while a batch is handed out asks for it again."""
 
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.tally = EpochTally()
         self.upto = -1  # the last step in the tally
         self.waiting: dict[int, tuple[npt.NDArray[np.int64], int]] = {}
 
@@ -85,12 +85,14 @@ class Checks:
                     account.settle()
                     order = self.orders[read.result]
                     named = dict(zip(read.per, coords, strict=True))
-                    promise = promised(
+                    promise = expected_sums(
                         order, epoch, program.member(read.per, named) if read.per else None,
                         start=self.start, steps=self.steps,
                         shards=program.shards(flow.split), ways=program.schedule.size(flow.split),
                     )  # fmt: skip
                     whose = " and ".join(f"{axis} {place}" for axis, place in named.items())
-                    context = Told(read.source, read.visit, epoch, whose, read.span, program.schedule.file)
+                    context = EpochContext(
+                        read.source, read.visit, epoch, whose, read.span, program.schedule.file
+                    )
                     check(account.tally, promise, context, order.length)
         self._accounts, self.start, self._finished = {}, 0, epoch

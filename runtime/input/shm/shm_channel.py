@@ -304,7 +304,7 @@ class SharedRing:
             return
         alive = [other for other in self._local if self.control.alive(other)]
         base = process if process in self._local else self.control.word(process, "charge").value - 1
-        heir = base if base in alive else next(iter(self.rooms.divisions.values())).heir(base, alive)
+        heir = base if base in alive else next(iter(self.rooms.divisions.values())).successor(base, alive)
         if heir == self.index and self.control.take_duty(process):
             with self._lock:
                 if process in self._duties:  # another thread of this process was first: one lock is for all

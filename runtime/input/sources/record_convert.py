@@ -53,7 +53,7 @@ def described(value: object) -> str:
         return f"a {type(items).__name__} of {len(items)}: {kinds}{', ...' if len(items) > 4 else ''}"
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, str | bytes):
         array = cast("np.ndarray[Any, Any]", value)
-        name = str(DType.of(array.dtype.name) or array.dtype.name)
+        name = str(DType.from_name(array.dtype.name) or array.dtype.name)
         order = "" if array.dtype.isnative else f", {_FOREIGN}-endian"
         return f"{name}[{', '.join(map(str, array.shape))}]{order}" if array.shape else f"{name}{order}"
     return f"a {'str' if isinstance(value, str) else type(value).__name__}"
@@ -104,7 +104,7 @@ def _bytes_hints(value: object) -> tuple[str, ...]:
         return ("text is given as bytes: `text.encode()`; names of files: `commplan.paths(names)`",)
     if isinstance(value, np.ndarray | np.generic):
         array = cast("np.ndarray[Any, Any]", value)
-        name = DType.of(array.dtype.name)
+        name = DType.from_name(array.dtype.name)
         shaped = f"{name}[{', '.join(map(str, array.shape))}]" if array.shape else f"{name}"
         other = f"; if all records have one shape, write `{shaped}` in the plan" if name else ""
         return (f"bytes of an array: `record.tobytes()`{other}",)
@@ -141,7 +141,7 @@ def _number_hints(array: np.ndarray[Any, Any], element: ArrayType) -> list[str]:
             return [f"{dtype} holds {info.min} to {info.max}: write a larger type in the plan, such as i64"]
     if kind == "f" and not dtype.is_float:
         return [f"floats are not cut to {dtype}: round and convert them, or write a float type in the plan"]
-    actual = DType.of(array.dtype.name)
+    actual = DType.from_name(array.dtype.name)
     other = f", or write `{actual}` in the plan" if actual else ""
     return [f"numbers are not converted: `.astype('{name}')`{other}"]
 

@@ -198,7 +198,7 @@ class BatchBuilder:
                 continue
             self.maker.look_up(state, self.epoch, self.step)
             rows, division = len(state.rows), exchange.division(place, self.number)
-            parts = (part for process in processes for part in division.of(process))
+            parts = (part for process in processes for part in division.parts_of(process))
             tasks[place] = self._fill(state, [division.part(rows, part) for part in parts])
         return self._joined(tasks)
 
@@ -444,7 +444,7 @@ class BatchBuilder:
         failed: Bools = ~np.asarray(state.valid.all(0)) if not clean else np.empty(0, bool)
         skipped = int(np.count_nonzero(failed))
         division = exchange.division(place, self.number)
-        for part in (part for process in self.duties for part in division.of(process)):
+        for part in (part for process in self.duties for part in division.parts_of(process)):
             low, high = division.part(len(state.rows), part)
             number -= high - low
             skipped -= int(np.count_nonzero(failed[low:high]))

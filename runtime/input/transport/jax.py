@@ -23,9 +23,9 @@ import numpy.typing as npt
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.collectives.layout import MESSAGE
-from commplan.collectives.program import Program
+from commplan.collectives.program import ChunkProgram
 from commplan.diagnostics import CommplanError
-from commplan.input.work_partition import Division, Move
+from commplan.input.work_partition import Division, HostTransfer
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.collectives import order, programs
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
@@ -119,7 +119,7 @@ class JaxCarrier:
     def _compile(self, parcels: Sequence[RowSlices]) -> _Compiled:
         boxes: list[_Box] = []
         at = 0
-        runs = [self.division.run(host) for host in _makers(self.division)]
+        runs = [self.division.part_range(host) for host in _makers(self.division)]
         most = max(high - low for low, high in runs)
         for parcel in parcels:
             copies, rows, row_nbytes = parcel.cells.shape
@@ -135,7 +135,7 @@ class JaxCarrier:
     # --- for every batch ---
 
     def _pack(self, parcels: Sequence[RowSlices], compiled: _Compiled) -> None:
-        low, high = self.division.run(self.host)
+        low, high = self.division.part_range(self.host)
         for parcel, box in zip(parcels, compiled.boxes, strict=True):
             first, last = parcel.bounds[low], parcel.bounds[high]
             box.of(compiled.package)[:, : last - first] = parcel.cells[:, first:last]
@@ -156,7 +156,7 @@ class JaxCarrier:
         for place, host in enumerate(_makers(self.division)):
             if host == self.host:
                 continue
-            low, high = self.division.run(host)
+            low, high = self.division.part_range(host)
             package = received[place].view(np.uint8)
             for parcel, box in zip(parcels, compiled.boxes, strict=True):
                 first, last = parcel.bounds[low], parcel.bounds[high]
@@ -243,7 +243,7 @@ def _program(
     return NamedSharding(mesh, spec), run
 
 
-def _gathered(move: Move, hosts: Sequence[int], own: Array) -> Array:
+def _gathered(move: HostTransfer, hosts: Sequence[int], own: Array) -> Array:
     """[words] of each host of the move to [words of all of them], in their order; others hold anything."""
     if move.hosts == tuple(hosts):
         return lax.all_gather(own, AXIS, tiled=True)
@@ -252,20 +252,20 @@ def _gathered(move: Move, hosts: Sequence[int], own: Array) -> Array:
     return programs.run(program, own, _team(move, hosts))
 
 
-def _spread(move: Move, hosts: Sequence[int], held: Array) -> Array:
+def _spread(move: HostTransfer, hosts: Sequence[int], held: Array) -> Array:
     """What the root of a broadcast holds, at all hosts of the move; others keep what they hold."""
     program = chain(len(move.hosts), move.root, held.nbytes)
     return programs.run(program, held, _team(move, hosts))
 
 
-def chain(ranks: int, root: int, nbytes: int) -> Program:
+def chain(ranks: int, root: int, nbytes: int) -> ChunkProgram:
     """A broadcast down the line of hosts, in slices where there is more than one hop."""
     hops = ranks - 1
     chunk = None if hops < 2 else max(MESSAGE, -(-nbytes // (FILLED * (hops - 1))))
     return program_named("chain", "broadcast", ranks, root, nbytes, chunk)
 
 
-def _team(move: Move, hosts: Sequence[int]) -> programs.Team:
+def _team(move: HostTransfer, hosts: Sequence[int]) -> programs.Team:
     """The hosts of a move among all. The others take the root's place: to a root nothing is ever written."""
     places = [move.hosts.index(host) if host in move.hosts else move.root for host in hosts]
     members = [[hosts.index(host) for host in move.hosts]]

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from commplan.diagnostics import CommplanError, fail
-from commplan.input.work_partition import Division, Move, adopted
+from commplan.input.work_partition import Division, HostTransfer, failover
 from commplan.lowering.mpi.lists import BrokenOffError
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.observe.wait_log import LOG, Cadence, ClosedError, WaitReporter
@@ -126,7 +126,7 @@ class MpiCarrier:
     def _exchange(self, team: Team, parcels: Sequence[RowSlices]) -> None:
         self._run(team, _moves(self.division, team.processes), parcels)
 
-    def _run(self, team: Team, moves: tuple[Move, ...], parcels: Sequence[RowSlices]) -> None:
+    def _run(self, team: Team, moves: tuple[HostTransfer, ...], parcels: Sequence[RowSlices]) -> None:
         """Carry out `moves` on parcels that lie in one memory."""
         if not moves:
             return
@@ -190,9 +190,9 @@ class MpiCarrier:
             source = next(host for host, other in numbers.items() if other == last)
             if mine in (source, *behind):
                 whole = parcels if mine in behind else before
-                spread = Move("broadcast", (source, *behind), (tuple(range(self.division.parts)),))
+                spread = HostTransfer("broadcast", (source, *behind), (tuple(range(self.division.parts)),))
                 self._run(team, (spread,), whole)
-        now = adopted(self._planned, team.processes)
+        now = failover(self._planned, team.processes)
         changed = [self.division.hosts[r] for r in self.division.readers] != [
             now.hosts[r] for r in now.readers
         ]
@@ -215,7 +215,7 @@ class MpiCarrier:
         numbers = np.zeros((1, len(hosts), 1), np.int64)
         numbers[0, hosts.index(self.division.hosts[self._process])] = number
         parcel = RowSlices(numbers.view(np.uint8), tuple(range(len(hosts) + 1)))
-        move = Move("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
+        move = HostTransfer("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
         self._run(team, (move,), (parcel,))
         return dict(zip(hosts, numbers.ravel().tolist(), strict=True))
 
@@ -323,7 +323,7 @@ class MpiCarrier:
 
 
 @functools.lru_cache(maxsize=16)  # there are few regroupings
-def _moves(division: Division, processes: tuple[int, ...]) -> tuple[Move, ...]:
+def _moves(division: Division, processes: tuple[int, ...]) -> tuple[HostTransfer, ...]:
     return division.moves(processes)
 
 

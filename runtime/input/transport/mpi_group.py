@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from commplan.input.work_partition import Move
+from commplan.input.work_partition import HostTransfer
 from commplan.lowering.mpi.instructions import RECEIVE, SEND, Instructions
 from commplan.lowering.mpi.lists import Pace, Runner, Settings
 from commplan.lowering.mpi.typing_shim import MPI
@@ -61,7 +61,7 @@ class Team:
         ranks = {process: rank for rank, process in enumerate(self.processes)}
         self.ranks = {host: ranks[process] for host, process in self.speakers.items()}
         self._runner: Runner | None = None
-        self._transfers: dict[tuple[tuple[Move, ...], tuple[Form, ...]], Transfers] = {}
+        self._transfers: dict[tuple[tuple[HostTransfer, ...], tuple[Form, ...]], Transfers] = {}
         self._me = int(comm.Get_rank())
         self._gone: dict[int, str] = {}
         self._farewells: list[Any] = []
@@ -83,7 +83,7 @@ class Team:
 
     # --- messages between speakers ---
 
-    def transfers(self, moves: tuple[Move, ...], host: int, forms: tuple[Form, ...]) -> Transfers:
+    def transfers(self, moves: tuple[HostTransfer, ...], host: int, forms: tuple[Form, ...]) -> Transfers:
         """What the speaker of `host`, this process, does to carry out `moves` on a slot of `forms`."""
         if (moves, forms) not in self._transfers:
             if len(self._transfers) == _LISTS:

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives.layout import MESSAGE
-from commplan.collectives.program import Ints, Kind, Program
+from commplan.collectives.program import ChunkProgram, Ints, Kind
 from commplan.collectives.registry import program
-from commplan.input.work_partition import Move
+from commplan.input.work_partition import HostTransfer
 from commplan.lowering.mpi.instructions import (
     COPY,
     OUTPUT,
@@ -91,7 +91,7 @@ class _Transfer(NamedTuple):
 
 
 def transfer_list(
-    moves: Sequence[Move], host: int, forms: Sequence[Form], piece: int = MESSAGE
+    moves: Sequence[HostTransfer], host: int, forms: Sequence[Form], piece: int = MESSAGE
 ) -> Instructions:
     """What `host` does to carry out `moves` on a slot with arrays of `forms`, in place; messages are of about
     `piece` bytes at most. The list's output is the slot, its peers are hosts.
@@ -188,7 +188,9 @@ class _Brought:
         return tuple(sorted(rows))
 
 
-def _transfers(move: Move, place: int, rank: int, forms: Sequence[Form], piece: int) -> list[_Transfer]:
+def _transfers(
+    move: HostTransfer, place: int, rank: int, forms: Sequence[Form], piece: int
+) -> list[_Transfer]:
     blocks = [[w for form in forms for w in form.windows(parts)] for parts in move.parts]
     lengths = [sum(window.high - window.low for window in block) for block in blocks]
     slices = min(MOST_SLICES, max(1, -(-max(lengths) // piece)))
@@ -205,7 +207,7 @@ def _transfers(move: Move, place: int, rank: int, forms: Sequence[Form], piece: 
 
 
 @functools.lru_cache(maxsize=64)
-def _program(kind: Kind, ranks: int, slices: int) -> Program:
+def _program(kind: Kind, ranks: int, slices: int) -> ChunkProgram:
     return program(_ALGORITHM[kind], kind, ranks, slices=slices)
 
 

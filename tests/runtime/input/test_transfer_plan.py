@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commplan.input.work_partition import Division, adopted, division
+from commplan.input.work_partition import Division, division, failover
 from commplan.lowering.mpi.instructions import COPY, OUTPUT, RECEIVE, SCRATCH, SEND, Instructions
 from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 
@@ -167,9 +167,9 @@ def test_whoever_dies_the_rest_have_every_row(found: Division, dead: set[int], r
     alive = [process for process in range(len(found.hosts)) if process not in dead]
     if not alive:
         with pytest.raises(ValueError, match="no process is left"):
-            adopted(found, alive)
+            failover(found, alive)
         return
-    now = adopted(found, alive)
+    now = failover(found, alive)
     assert set(now.readers) <= set(alive)
     kept = [(old, new) for old, new in zip(found.readers, now.readers, strict=True) if old in alive]
     assert all(old == new for old, new in kept)

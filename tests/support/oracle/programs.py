@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from commplan.collectives.layout import bounds
-from commplan.collectives.program import Family, Ints, Program
+from commplan.collectives.program import ChunkProgram, Family, Ints
 from commplan.ir.types import DType
 
 from .numbers import Array, combine
@@ -21,7 +21,7 @@ ReduceOp = Literal["sum", "max", "min"]
 
 
 def execute(
-    program: Program, buffers: Sequence[Array], op: ReduceOp = "sum", dtype: DType | None = None
+    program: ChunkProgram, buffers: Sequence[Array], op: ReduceOp = "sum", dtype: DType | None = None
 ) -> list[Array]:
     """What every rank holds after `program`, given what it holds before; one-dimensional, in rank order.
 
@@ -32,7 +32,7 @@ def execute(
 
     `dtype`: the element type, where that of the arrays does not say it (bfloat16 held as float32).
     """
-    kind = dtype or DType(str(DType.of(buffers[0].dtype.name)))
+    kind = dtype or DType(str(DType.from_name(buffers[0].dtype.name)))
     n = program.ranks
     held = _enter(program, buffers)
     edges = bounds(program.kind, n, program.chunks, held.shape[1])
@@ -48,7 +48,7 @@ def execute(
     return [held[rank, rank * own : (rank + 1) * own] for rank in range(n)]
 
 
-def _enter(program: Program, buffers: Sequence[Array]) -> Array:
+def _enter(program: ChunkProgram, buffers: Sequence[Array]) -> Array:
     """The slots of all ranks, one row for each: own blocks in their places where blocks are gathered, and in
     the order of their slots where they are swapped."""
     if program.kind == "swap":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from commplan.input.rates import Rates, kept_text, round_text
+from commplan.input.rates import Rates, buffer_text, round_text
 from commplan.ir.plan import name_of
 from commplan.ir.types import sized
 
@@ -28,7 +28,7 @@ def input_text(
             f" {op.visit.replace('_', ' ')}, however many there are (batch {sizes}, tail {op.tail}{cut})"
         )
         if load.rates is not None:
-            lines.append(f"line {op.span.line}: {round_text(load.rates)}; {kept_text(load.rates)}")
+            lines.append(f"line {op.span.line}: {round_text(load.rates)}; {buffer_text(load.rates)}")
     for share in shares:
         lines.append(f"line {share.op.span.line}: {_share(share)}")
     for need in memory:
