@@ -229,8 +229,8 @@ class _TopologyReader:
             self.fail("the topology has no [[level]]", "give at least one, innermost first")
         levels = tuple(self.level(table, index) for index, table in enumerate(cast("list[Any]", tables)))
         names = [level.name for level in levels]
-        for twice in (n for i, n in enumerate(names) if n in names[:i]):
-            self.fail(f"two levels are called `{twice}`")
+        for duplicate in (n for i, n in enumerate(names) if n in names[:i]):
+            self.fail(f"two levels are called `{duplicate}`")
         cores, hosts = self.host(content)
         result = Topology(name, levels, cores, hosts, **self.backend(content))
         if result.places > MOST:

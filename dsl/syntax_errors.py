@@ -37,8 +37,8 @@ FORMS = {
 def bad_token(token: Token) -> Diagnostic:
     """The diagnostic of text that is no token of the language."""
     if re.match(r"-?[0-9]", token.text):
-        why, meant = number_mistake(token.text)
-        fix = Fix(f"write `{meant}`", token.span, meant) if meant else None
+        why, suggestion = number_mistake(token.text)
+        fix = Fix(f"write `{suggestion}`", token.span, suggestion) if suggestion else None
         return Diagnostic("CP0004", f"malformed number `{_short(token.text)}`: {why}", token.span, fix=fix)
     message = f"unexpected {_character(token.text)}"
     notes: tuple[Note, ...] = ()
@@ -59,18 +59,18 @@ def unquoted(tokens: Sequence[Token]) -> Diagnostic:
         text += " " * (token.column - end) + token.text
         end = token.end_column
     bare = text.strip("'\"")
-    meant = f'"{bare}"'
+    suggestion = f'"{bare}"'
     span = path[0].span.to(path[-1].span)
     message = f"expected a text in quotes, found `{_short(text)}`"
     notes = (Note(f"it is written: {FORMS['TOPOLOGY']}"),)
-    return Diagnostic("CP0009", message, span, notes, Fix(f"write `{meant}`", span, meant))
+    return Diagnostic("CP0009", message, span, notes, Fix(f"write `{suggestion}`", span, suggestion))
 
 
 def bad_unit(number: Token, unit: Token) -> Diagnostic:
     """The diagnostic of a number followed by an unknown unit."""
-    why, meant = number_mistake(f"{number.text}{unit.text}")
+    why, suggestion = number_mistake(f"{number.text}{unit.text}")
     span = number.span.to(unit.span)
-    fix = Fix(f"write `{meant}`", span, meant) if meant else None
+    fix = Fix(f"write `{suggestion}`", span, suggestion) if suggestion else None
     return Diagnostic("CP0004", f"malformed number `{number.text} {unit.text}`: {why}", span, fix=fix)
 
 
@@ -78,18 +78,20 @@ def unknown_statement(tokens: Sequence[Token], inside: bool) -> Diagnostic:
     """The diagnostic of a line that begins with no valid word."""
     first = tokens[0]
     starts = ["output"] if inside else [word.lower() for word in (*DECLARES, *HEADS)]
-    meant = near_name(first.text, sorted(starts)) if first.type == "NAME" else None
+    suggestion = near_name(first.text, sorted(starts)) if first.type == "NAME" else None
     expected = "a stage `NAMES = ...` or `output`" if inside else "a declaration or a phase"
-    notes = () if meant else (Note(_KNOWN_INSIDE if inside else _KNOWN_OUTSIDE),)
-    return _guessing("CP0008", f"expected {expected}, found {_found(tokens, 0)}", first.span, meant, *notes)
+    notes = () if suggestion else (Note(_KNOWN_INSIDE if inside else _KNOWN_OUTSIDE),)
+    return _guessing(
+        "CP0008", f"expected {expected}, found {_found(tokens, 0)}", first.span, suggestion, *notes
+    )
 
 
-def _guessing(code: str, message: str, span: Span, meant: str | None, *notes: Note) -> Diagnostic:
+def _guessing(code: str, message: str, span: Span, suggestion: str | None, *notes: Note) -> Diagnostic:
     """A diagnostic that suggests the word that was probably meant, if one is near enough."""
-    if meant is None:
+    if suggestion is None:
         return Diagnostic(code, message, span, notes)
-    fix = Fix(f"write `{meant}`", span, meant)
-    return Diagnostic(code, f"{message}; did you mean `{meant}`?", span, notes, fix)
+    fix = Fix(f"write `{suggestion}`", span, suggestion)
+    return Diagnostic(code, f"{message}; did you mean `{suggestion}`?", span, notes, fix)
 
 
 PHASES = "phases are `at start { }`, `each step { }`, `every N steps { }`, `phase NAME { }`"
@@ -129,13 +131,13 @@ def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
     """The diagnostic of `NAMES =` without a stage after it."""
     token = tokens[index]
     message = f"expected a stage, found {_found(tokens, index)}"
-    meant = near_name(token.text, sorted(stages.VERBS)) if token.is_word else None
+    suggestion = near_name(token.text, sorted(stages.VERBS)) if token.is_word else None
     if token.type == "NAME" and index + 1 < len(tokens) and tokens[index + 1].type == "LPAR":
         fix = Fix("write `map` before it", token.span, f"map {token.text}")
         note = Note("a function is applied with `map`: y = map FN(x)")
         return Diagnostic("CP0009", message, token.span, (note,), fix)
-    notes = () if meant else (Note(_KNOWN_INSIDE),)
-    return _guessing("CP0009", message, token.span, meant, *notes)
+    notes = () if suggestion else (Note(_KNOWN_INSIDE),)
+    return _guessing("CP0009", message, token.span, suggestion, *notes)
 
 
 def _keyword_as_name(start: Start, tokens: Sequence[Token], error: Unexpected) -> Token | None:
@@ -183,8 +185,8 @@ def _expected(accepted: frozenset[str]) -> str:
     named = [_KINDS[kind] for kind in _KINDS if kind in kinds]
     if "number" in kinds:
         named.insert(0, "a number")
-    both = [*words, *named]
-    return both[0] if len(both) == 1 else f"{', '.join(both[:-1])} or {both[-1]}"
+    options = [*words, *named]
+    return options[0] if len(options) == 1 else f"{', '.join(options[:-1])} or {options[-1]}"
 
 
 def _found(tokens: Sequence[Token], index: int) -> str:

@@ -32,7 +32,7 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 REDUCING: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED: tuple[Kind, ...] = ("broadcast", "reduce", "scatter", "gather")
-# Kinds in which every rank has a block: chunks r*c to (r+1)*c - 1 of n*c are the block of rank r.
+# Kinds with one block per rank: chunks r*c to (r+1)*c - 1 of n*c are the block of rank r.
 BLOCKED: tuple[Kind, ...] = ("reduce_scatter", "all_gather", "scatter", "gather")
 IN_BLOCKS: tuple[Kind, ...] = (*BLOCKED, "swap")  # the buffer consists of one block per rank
 

@@ -63,8 +63,8 @@ def program(name: str, kind: Kind, n: int, *, root: int = 0, slices: int = 1) ->
     _check_name(kind, KINDS, "CP0736", "collective")
     _check_name(name, files(), "CP0601", "algorithm")
     if not supports(name, kind):
-        of = ", ".join(f"`{each}`" for each in algorithms(kind))
-        fail("CP0603", f"`{name}` does not carry out {kind}", f"{kind} takes {of}")
+        supporting = ", ".join(f"`{each}`" for each in algorithms(kind))
+        fail("CP0603", f"`{name}` does not carry out {kind}", f"{kind} takes {supporting}")
     check_numbers(kind, n, root, slices)
     _check_large(name, files()[name].formula(kind, n)[0] * n * slices)
     body = files()[name].PROGRAMS[kind](n)
@@ -90,14 +90,14 @@ def hierarchical(levels: Levels, kind: Kind, *, root: int = 0, slices: int = 1) 
     """
     n = _check_levels(levels, kind, root, slices)
     name = f"hierarchical({', '.join(f'{name}[{size}]' for name, size in levels)})"
-    many = 0
+    transfer_count = 0
     for stage in stages(levels, kind, root=root):
         size = levels[stage.level][1]
         rounds = files()[stage.algorithm].formula(stage.kind, size)[0] if stage.algorithm != NATIVE else 0
         # Blocks of ranks that differ at outer levels are not contiguous: each is a separate transfer.
-        apart = math.prod(size for _, size in levels[stage.level + 1 :]) if kind in IN_BLOCKS else 1
-        many += rounds * n * apart * slices
-    _check_large(name, many)
+        copies = math.prod(size for _, size in levels[stage.level + 1 :]) if kind in IN_BLOCKS else 1
+        transfer_count += rounds * n * copies * slices
+    _check_large(name, transfer_count)
     body = composed(files(), levels, kind, root)
     table = targets(kind, [size for _, size in levels])
     return pipelined(ChunkProgram(name, kind, n, body.chunks, drop_empty(body.rounds), root, table), slices)
@@ -157,5 +157,5 @@ def scalar_algorithm(algorithm: Algorithm) -> Algorithm:
     ('ring', 'native')
     """
     names = {how.name for _, how in algorithm.levels} or {algorithm.name}
-    able = all(name == "native" or supports(name, "all_reduce") for name in names)
-    return algorithm if able else Algorithm("native")
+    is_supported = all(name == "native" or supports(name, "all_reduce") for name in names)
+    return algorithm if is_supported else Algorithm("native")

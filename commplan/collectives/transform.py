@@ -91,8 +91,8 @@ def pipelined(program: ChunkProgram, slices: int) -> ChunkProgram:
     last = len(program.rounds) + slices - 1 if program.rounds else 0
     rounds: list[Round] = []
     for time in range(last):
-        now = range(max(0, time - len(program.rounds) + 1), min(slices, time + 1))
-        parts = [_slice(send, j, slices, program) for j in now for send in program.rounds[time - j]]
+        active = range(max(0, time - len(program.rounds) + 1), min(slices, time + 1))
+        parts = [_slice(send, j, slices, program) for j in active for send in program.rounds[time - j]]
         rounds.append(tuple(merge_sends(parts, reduce) for reduce in sorted({part.reduce for part in parts})))
     return dataclasses.replace(program, chunks=program.chunks * slices, rounds=tuple(rounds))
 
@@ -106,10 +106,10 @@ def _slice(send: Family, j: int, slices: int, program: ChunkProgram) -> Send:
 
 def merge_sends(sends: Iterable[Family], reduce: bool) -> Family:
     """The elements of `sends` that reduce, or those that do not, as one `Send`."""
-    of = [send for send in sends if send.reduce == reduce]
-    if len(of) == 1:
-        return of[0]
-    columns = zip(*((send.src, send.dst, send.chunk, send.count) for send in of), strict=True)
+    matching = [send for send in sends if send.reduce == reduce]
+    if len(matching) == 1:
+        return matching[0]
+    columns = zip(*((send.src, send.dst, send.chunk, send.count) for send in matching), strict=True)
     src, dst, chunk, count = map(np.concatenate, columns)
     return Send(src, dst, chunk, count, reduce)
 

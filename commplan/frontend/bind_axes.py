@@ -38,9 +38,9 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
     fail_if(problems)
     counts = {axis.name: axis.size for axis in bound}
     for stage in (stage for phase in plan.phases for stage in phase.stages):
-        broken = stage.violation(lambda names: math.prod(counts[name] for name in names))
-        if broken is not None:
-            problems.append(broken.diagnostic("CP0710", stage.span, plan.file))
+        violation = stage.violation(lambda names: math.prod(counts[name] for name in names))
+        if violation is not None:
+            problems.append(violation.diagnostic("CP0710", stage.span, plan.file))
     fail_if(problems)
     return tuple(bound)
 

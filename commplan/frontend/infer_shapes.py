@@ -92,10 +92,10 @@ class _Shaper:
             return self._entry(value)
         match maker:
             case graph.Load():
-                leaves = self.shapes.get(value.name, self.shapes.get(maker.source))
-                if leaves is None:
+                record = self.shapes.get(value.name, self.shapes.get(maker.source))
+                if record is None:
                     return self._report.missing(value, f"records of source `{maker.source}`")
-                return leaves
+                return record
             case graph.Map():
                 leaves, batch = self._mapped(value, maker), self._batched(value.id)
                 if leaves is None or batch is None:

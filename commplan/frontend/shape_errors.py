@@ -83,8 +83,8 @@ def check_agreement(
     values = {value.id: value for value in plan.values}
     states = {values[ref].name: ref for ref in plan.states}
 
-    def agree(ref: graph.Ref, like: graph.Ref, subject: str) -> None:
-        actual, expected = inferred[ref], inferred[like]
+    def agree(ref: graph.Ref, expected_ref: graph.Ref, subject: str) -> None:
+        actual, expected = inferred[ref], inferred[expected_ref]
         if actual is not None and expected is not None and actual != expected:
             report.differs(values[ref], actual, expected, subject)
 
@@ -153,13 +153,13 @@ def check_leaves(
         wrong: dict[str, Diagnostic] = {}
         for leaf in values[operand].leaves:
             dtype, label = leaf.dtype, leaf.label(operand)
-            for code, broken in (
+            for code, violation in (
                 ("CP0721", rules.numbers(how, dtype, label, stage.hints)),
                 ("CP0704", rules.floats(how, dtype, label, stage.hints)),
                 ("CP0606", rules.native_sum(how, stage.via, stage.hints, dtype, label)),
             ):
-                if broken is not None:
-                    wrong.setdefault(code, broken.diagnostic(code, stage.span, plan.file))
+                if violation is not None:
+                    wrong.setdefault(code, violation.diagnostic(code, stage.span, plan.file))
                     break
         problems += wrong.values()
     return problems
@@ -177,14 +177,14 @@ def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> l
     if not any(dtype.is_float for dtype in dtypes):
         named = " and ".join(f"`{name}`" for name, dtype in options.items() if dtype is not None)
         message = f"{named} of `{graph.name_of(ref)}`: it has no float leaf"
-        broken = rules.Violation(message, ("integers are sent and added as they are",))
-        return [broken.diagnostic("CP0613", stage.span, file)] if named else []
+        violation = rules.Violation(message, ("integers are sent and added as they are",))
+        return [violation.diagnostic("CP0613", stage.span, file)] if named else []
     idle = rules.idle_options(how, getattr(stage, "COLLECTIVE", None), stage.via, hints, dtypes)
     return [
-        broken._replace(message=f"`{name}` has no effect: {broken.message}").diagnostic(
+        violation._replace(message=f"`{name}` has no effect: {violation.message}").diagnostic(
             "CP0614", stage.span, file
         )
-        for name, broken in idle.items()
+        for name, violation in idle.items()
         if name != "integers" or values[ref].kind != "tree"  # of a plan for any tree
     ]
 

@@ -179,22 +179,22 @@ def predict(
     load: defaultdict[int, float] = defaultdict(float)
     slowest = arrived = moving = 0.0
     divided = {pattern: division(design, pattern, readers) for pattern in setting.patterns}
-    crowded = _crowded(setting, divided)
+    overloaded = _crowded(setting, divided)
     for pattern, groups in setting.patterns.items():
         share = divided[pattern]
         rows = [_rows(share, member, setting.rows) for member in range(setting.members)]
-        sent, got = _crossed(share, setting.rows, cut.nbytes)
+        sent, received = _crossed(share, setting.rows, cut.nbytes)
         for member, host in enumerate(pattern):
             making = _seconds(cut.shared, setting) * rows[member]
             cpu = making + _seconds(cut.per_member, setting) * setting.rows + setting.batch
             if share.leader(host) == member:
-                cpu += setting.crossing * (sent[host] + got[host])
+                cpu += setting.crossing * (sent[host] + received[host])
             colder = cpu + setting.cold * making
             for group in groups:
-                load[group[member]] += colder if group[member] in crowded else cpu
-            most = colder if any(group[member] in crowded for group in groups) else cpu
+                load[group[member]] += colder if group[member] in overloaded else cpu
+            most = colder if any(group[member] in overloaded for group in groups) else cpu
             slowest = max(slowest, _process(setting, cut, rows[member], most))
-        arrived += sum(got.values()) * len(groups)
+        arrived += sum(received.values()) * len(groups)
         if links is not None:
             leaders = {host: share.leader(host) for host in set(pattern)}
             moving = max(moving, _moving(share, setting.rows, cut.nbytes, leaders, links))
@@ -258,20 +258,20 @@ def _sizes(share: Division, move: HostTransfer, rows: int, nbytes: int) -> list[
 def _crossed(share: Division, rows: int, nbytes: int) -> tuple[Counter[int], Counter[int]]:
     """The bytes that each host sends and receives per batch, if each byte goes to every host once."""
     sent: Counter[int] = Counter()
-    got: Counter[int] = Counter()
+    received: Counter[int] = Counter()
     for move in share.moves():
         sizes = _sizes(share, move, rows, nbytes)
         if move.kind == "broadcast":  # along a chain
             for host in move.hosts[:-1]:
                 sent[host] += sizes[0]
             for host in move.hosts[1:]:
-                got[host] += sizes[0]
+                received[host] += sizes[0]
             continue
         following = [*sizes[1:], sizes[0]]  # in a ring, a host never receives the part of the next host
         for host, size, next_size in zip(move.hosts, sizes, following, strict=True):
             sent[host] += sum(sizes) - next_size
-            got[host] += sum(sizes) - size
-    return sent, got
+            received[host] += sum(sizes) - size
+    return sent, received
 
 
 def _moving(share: Division, rows: int, nbytes: int, leaders: dict[int, int], links: Links) -> float:
@@ -337,9 +337,9 @@ def best(costs: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
     """
     shortest = min(cost.wall for cost in costs)
     remaining = [cost for cost in costs if cost.wall <= shortest * (1 + TIME_TOLERANCE)]
-    alone = next((cost for cost in remaining if cost.design == "duplicate"), None)
-    if alone is not None and prefer == "time":
-        return alone
+    unshared = next((cost for cost in remaining if cost.design == "duplicate"), None)
+    if unshared is not None and prefer == "time":
+        return unshared
     for quantity in map(attrgetter, ("cpu", "nbytes", "wall")):
         least = min(map(quantity, remaining))
         remaining = [cost for cost in remaining if quantity(cost) <= least * (1 + COST_TOLERANCE)]

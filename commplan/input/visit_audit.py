@@ -139,8 +139,8 @@ def expected_sums(
         return _all(order.length)
     if last <= order.length < 2 * (last - first):
         before = _stretch(order, epoch, member, 0, first)
-        behind = _stretch(order, epoch, member, last, order.length)
-        return _less(_all(order.length), before + behind, order)
+        after = _stretch(order, epoch, member, last, order.length)
+        return _less(_all(order.length), before + after, order)
     whole, remainder = divmod(last - first, order.length)
     return _all(order.length).times(whole) + _stretch(order, epoch, member, first, first + remainder)
 

@@ -102,14 +102,14 @@ class Division:
         loads. `alive` are the live processes, all of them if None; hosts without one do not participate.
         """
         processes = range(len(self.hosts)) if alive is None else sorted(alive)
-        everyone = tuple(dict.fromkeys(self.hosts[process] for process in processes))
-        if len(everyone) < 2 or self.design == "duplicate":
+        live_hosts = tuple(dict.fromkeys(self.hosts[process] for process in processes))
+        if len(live_hosts) < 2 or self.design == "duplicate":
             return ()
-        makers = tuple(host for host in everyone if self.parts_on(host))
-        receivers = tuple(host for host in everyone if host not in makers)
+        makers = tuple(host for host in live_hosts if self.parts_on(host))
+        receivers = tuple(host for host in live_hosts if host not in makers)
         if self.design == "multi_broadcast":
             return tuple(
-                HostTransfer("broadcast", _from(everyone, host), (self.parts_on(host),)) for host in makers
+                HostTransfer("broadcast", _from(live_hosts, host), (self.parts_on(host),)) for host in makers
             )
         gathered = HostTransfer("all_gather", makers, tuple(self.parts_on(host) for host in makers))
         spread = HostTransfer("broadcast", (makers[-1], *receivers), (tuple(range(self.parts)),))

@@ -36,13 +36,15 @@ def getter(kind: type[msgspec.Struct], fields: tuple[str, ...]) -> Callable[[Any
     kinds, get = [types[name] for name in fields], attrgetter(*fields)
     values = [_values(kind) for kind in kinds]
     if len(fields) == 1:
-        only = values[0]
-        return get if only is tuple else lambda node: tuple(only(get(node)))
+        get_single = values[0]
+        return get if get_single is tuple else lambda node: tuple(get_single(get(node)))
     if all(kind is Ref for kind in kinds):
         return get
-    if all(of is _optional or kind is Ref for of, kind in zip(values, kinds, strict=True)):
+    if all(get_refs is _optional or kind is Ref for get_refs, kind in zip(values, kinds, strict=True)):
         return lambda node: tuple([item for item in get(node) if isinstance(item, str)])
-    return lambda node: tuple([ref for of, item in zip(values, get(node), strict=True) for ref in of(item)])
+    return lambda node: tuple(
+        [ref for get_refs, item in zip(values, get(node), strict=True) for ref in get_refs(item)]
+    )
 
 
 def substitute(node: Node, names: Mapping[Ref, Ref], fields: tuple[str, ...]) -> Node:

@@ -70,8 +70,12 @@ class ValueTypes:
 
     def _both(self, first: Placement, second: Placement) -> Placement:
         mixed = [*first.per, *second.per]
-        for mine, theirs in ((first.split, second.split), (first.stacked, second.stacked)):
-            mixed += [*mine, *theirs] if mine and theirs and mine != theirs else []
+        for first_axes, second_axes in ((first.split, second.split), (first.stacked, second.stacked)):
+            mixed += (
+                [*first_axes, *second_axes]
+                if first_axes and second_axes and first_axes != second_axes
+                else []
+            )
         partial = self.ordered((*first.partial, *second.partial))
         split, stacked = first.split or second.split, first.stacked or second.stacked
         both = msgspec.structs.replace(first, partial=partial, split=split, stacked=stacked)

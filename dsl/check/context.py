@@ -80,21 +80,26 @@ class CheckContext:
         self.diagnostics.append(Diagnostic(code, message, span, remarks, fix, file=self.file))
 
     def refuse(
-        self, code: str, broken: Violation | None, span: Span, *notes: Remark | None, fix: Fix | None = None
+        self,
+        code: str,
+        violation: Violation | None,
+        span: Span,
+        *notes: Remark | None,
+        fix: Fix | None = None,
     ) -> bool:
         """Report a violated rule, if any, and return whether there was one; `notes` precede its own."""
-        if broken is not None:
-            self.error(code, broken.message, span, *notes, *broken.notes, fix=fix)
-        return broken is not None
+        if violation is not None:
+            self.error(code, violation.message, span, *notes, *violation.notes, fix=fix)
+        return violation is not None
 
     def fail(self, code: str, message: str, span: Span, *notes: Remark | None) -> NoReturn:
         """Record an error and abort the check of its statement."""
         self.error(code, message, span, *notes)
         raise MistakeError
 
-    def require(self, code: str, broken: Violation | None, span: Span, *notes: Remark | None) -> None:
+    def require(self, code: str, violation: Violation | None, span: Span, *notes: Remark | None) -> None:
         """Abort the check of a statement if a rule is violated; see `refuse`."""
-        if self.refuse(code, broken, span, *notes):
+        if self.refuse(code, violation, span, *notes):
             raise MistakeError
 
     def new_value(self, name: ast.Name, type_: Type, placement: Placement) -> Value:

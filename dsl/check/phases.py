@@ -98,14 +98,14 @@ def _phase(ctx: CheckContext, decl: ast.PhaseDecl, title: str, name: str) -> Pha
 def _statement(ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, kind: str) -> None:
     before = len(ctx.diagnostics)
     scope.check_targets(statement.targets)
-    sound = len(ctx.diagnostics) == before
+    valid = len(ctx.diagnostics) == before
     stage = None
     with suppress(MistakeError):
         stage = CHECKS[type(statement.expr)](ctx, scope, statement, statement.expr)
     if stage is not None:
         scope.stages.append(stage)
         check_effects(ctx, statement.expr.options, stage, kind)
-    if stage is None or not sound:
+    if stage is None or not valid:
         scope.bind_bad((name.text for name in statement.targets), statement.span)
         scope.bind_bad(_states_of(ctx, statement.expr), statement.span)
 

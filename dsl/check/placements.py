@@ -31,25 +31,25 @@ def resolve_axes(
     `role` describes the expected axis in messages, such as "an axis to split over".
     """
     allowed = tuple(kinds)
-    sound = True
+    valid = True
     names_before: set[str] = set()
     for name in names:
         if name.text in ctx.unknown:
-            sound = False
+            valid = False
             continue
         if name.text not in ctx.axes:
-            sound = False
+            valid = False
             _not_an_axis(ctx, name, allowed, role)
             continue
         axis = ctx.axes[name.text]
         if axis.kind not in allowed:
-            sound = False
+            valid = False
             ctx.error("CP0113", f"`{name.text}` is {KIND_WORDS[axis.kind]}, expected {role}", name.span, axis)
         elif name.text in names_before:
-            sound = False
+            valid = False
             ctx.error("CP0109", f"`{name.text}` is named twice", name.span)
         names_before.add(name.text)
-    return tuple(name.text for name in names) if sound else None
+    return tuple(name.text for name in names) if valid else None
 
 
 def _not_an_axis(ctx: CheckContext, name: ast.Name, kinds: Sequence[AxisKind], role: str) -> None:
@@ -77,20 +77,20 @@ def declared_placement(
 ) -> Placement | None:
     """The declared placement of an input or state, or None after reporting errors."""
     placed: dict[str, Status] = {}
-    sound = True
+    valid = True
     for item in items:
         axes = resolve_axes(ctx, item.axes, (AxisKind.REPLICA, AxisKind.ENSEMBLE), "an axis or an ensemble")
         if axes is None:
-            sound = False
+            valid = False
             continue
         for name, axis in zip(item.axes, axes, strict=True):
             if axis in placed:
-                sound = False
+                valid = False
                 message = f"`{axis}` has two placements, `{placed[axis]}` and `{item.kind}`"
                 note = "along one axis a value is same, per, partial or split"
                 ctx.error("CP0310", message, name.span, note)
             elif item.kind in ("partial", "split") and ctx.axes[axis].kind is AxisKind.ENSEMBLE:
-                sound = False
+                valid = False
                 message = f"a value cannot be {item.kind} over the ensemble `{axis}`"
                 note = "a value is the same for all of them, or `per` member"
                 ctx.error("CP0312", message, name.span, f"members are networks of their own: {note}")
@@ -99,8 +99,8 @@ def declared_placement(
     if bare is not None and len(items) > 1:
         note = "`same` is the default of every axis that is not named: leave it out"
         ctx.error("CP0310", "`same` stands beside another placement", bare.span, note)
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         return None
     per, partial, split = (
         [axis for axis in placed if placed[axis] == kind] for kind in ("per", "partial", "split")

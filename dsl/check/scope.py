@@ -82,11 +82,13 @@ class PhaseScope:
         ctx, text = self.ctx, name.text
         ctx.unset_states.add(text)
         near = ctx.near(text, (name for name in self.env if name not in ctx.declared))
-        meant = ctx.bound.get(near or "")
+        near_binding = ctx.bound.get(near or "")
         message = f"the state `{text}` is read before it is set"
         unset = Note(f"`{text}` has no value when `at start` begins", ctx.states[text].span)
         remedy = "a state gets its first value in `at start`: bind its name there first"
-        misspelt = Note(f"`{near}` is bound here: was `{text}` meant?", meant[1]) if meant else None
+        misspelt = (
+            Note(f"`{near}` is bound here: was `{text}` meant?", near_binding[1]) if near_binding else None
+        )
         ctx.error("CP0504", message, name.span, unset, remedy, misspelt)
 
     def _report_unknown(self, name: ast.Name) -> None:

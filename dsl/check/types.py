@@ -51,11 +51,11 @@ def declare_fn(ctx: CheckContext, decl: ast.FnDecl) -> Fn | None:
     if where is None or flags is None or operands is None or results is None:
         return None
     fn = Fn(decl.name.text, operands, results, where, decl.name.span, *flags)
-    sound = _bytes_stay_on_host(ctx, decl, fn) and _elementwise_shapes(ctx, decl, fn)
+    valid = _bytes_stay_on_host(ctx, decl, fn) and _elementwise_shapes(ctx, decl, fn)
     if where == "host" and not decl.operands:
         note = "a host fn is applied record by record: its operands are the record's parts"
         return ctx.error("CP0215", f"`{fn.name}` runs on the host and takes nothing", decl.name.span, note)
-    return fn if sound else None
+    return fn if valid else None
 
 
 def _where(ctx: CheckContext, decl: ast.FnDecl) -> Place | None:
@@ -68,15 +68,15 @@ def _where(ctx: CheckContext, decl: ast.FnDecl) -> Place | None:
 
 def _flags(ctx: CheckContext, decl: ast.FnDecl) -> tuple[bool, bool, bool] | None:
     names: set[str] = set()
-    sound = True
+    valid = True
     for flag in decl.flags:
         message = f"a fn is {listed(FLAGS, 'or')}, found `{flag.text}`"
         if ctx.choose(flag, FLAGS, "CP0204", message) is None:
-            sound = False
+            valid = False
         elif flag.text in names:
             ctx.error("CP0204", f"`{flag.text}` is said twice", flag.span)
         names.add(flag.text)
-    return ("elementwise" in names, "linear" in names, "random" in names) if sound else None
+    return ("elementwise" in names, "linear" in names, "random" in names) if valid else None
 
 
 def _bytes_stay_on_host(ctx: CheckContext, decl: ast.FnDecl, fn: Fn) -> bool:

@@ -26,18 +26,18 @@ from commplan.collectives.transform import reversed_rounds
 
 def all_gather(n: int) -> Iterator[Round]:
     """After k rounds rank r has the 2**k blocks from its own on, and sends them 2**k ranks back."""
-    for far in (1 << k for k in range(log2_up(n))):
-        yield (Rotation(n, -far, 0, min(far, n - far)),)
+    for distance in (1 << k for k in range(log2_up(n))):
+        yield (Rotation(n, -distance, 0, min(distance, n - distance)),)
 
 
 def swap(n: int) -> Iterator[Round]:
     """Slot d moves d ranks: in round k, slots whose distance has bit k move by 2**k."""
     r, slot = ranks(n), ranks(n)
     for k in range(log2_up(n)):
-        far = 1 << k
-        first = slot[(slot & far != 0) & (slot % far == 0)]
-        count = np.minimum(far, n - first)
-        yield (send(r[:, None], ((r + far) % n)[:, None], first, count),)
+        distance = 1 << k
+        first = slot[(slot & distance != 0) & (slot % distance == 0)]
+        count = np.minimum(distance, n - first)
+        yield (send(r[:, None], ((r + distance) % n)[:, None], first, count),)
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:

@@ -60,10 +60,10 @@ def _down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
     place = ranks(m)
     second = m - 1 - place if m % 2 == 0 else (place + 1) % m  # the rank at this place of the second tree
     for step in range(int(at.max(initial=-1)) + 1):
-        now = (at == step) & ((parent > 0) | (first > 0))
+        is_active = (at == step) & ((parent > 0) | (first > 0))
         trees = enumerate((place + first, second + first))
         sources = ((chunk, rank, np.where(parent > 0, rank[parent - 1], 0)) for chunk, rank in trees)
-        yield tuple(send(source, rank, chunk, where=now) for chunk, rank, source in sources)
+        yield tuple(send(source, rank, chunk, where=is_active) for chunk, rank, source in sources)
 
 
 def _up(m: int, first: int) -> Iterator[Round]:

@@ -34,10 +34,10 @@ def _all_reduce(n: int) -> Iterator[Round]:
         lower, upper = size - size // 2, size // 2
         place, is_lower = r - low, r - low < lower
         pair = (is_lower & (place < upper)) | ~is_lower
-        twice = (place == lower) & (lower > upper) & (size > 1)
+        sends_twice = (place == lower) & (lower > upper) & (size > 1)
         peer = np.where(is_lower, r + lower, r - lower)
         exchange = send(r, peer, 0, reduce=True, where=pair)
-        rounds.append((exchange, send(r, r - 1, 0, reduce=True, where=twice)))
+        rounds.append((exchange, send(r, r - 1, 0, reduce=True, where=sends_twice)))
         low, size = np.where(is_lower, low, low + lower), np.where(is_lower, lower, upper)
     yield from reversed(rounds)
 
@@ -57,8 +57,8 @@ def _sends_most(n: int) -> int:
     if n == 1:
         return 0
     lower, upper = n - n // 2, n // 2
-    twice = log2_up(upper) + 2 if lower > upper else 0
-    return max(_sends_most(lower) + 1, _sends_most(upper) + 1, twice)
+    double_sender = log2_up(upper) + 2 if lower > upper else 0
+    return max(_sends_most(lower) + 1, _sends_most(upper) + 1, double_sender)
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:

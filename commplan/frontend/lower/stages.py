@@ -33,7 +33,7 @@ def lower(
         axes: The axes with sizes.
         values: One rank's values, from `infer_shapes.infer`.
         backend: The target backend.
-        hosts: The names of the topology's hosts, if they are known.
+        hosts: The names of the hosts, if the topology lists them.
     """
     return sched.Schedule(
         plan=plan.name,

@@ -41,10 +41,12 @@ class LeafMatch(NamedTuple):
     """The operand leaves that each result leaf of an elementwise function depends on.
 
     Attributes:
-        groups: For each result and each of its leaves, the (operand, leaf) pairs of the same weight.
+        groups: For each result and each of its leaves, the (operand, leaf) pairs of the same weight; None if
+            unknown.
         scalars: The (operand, leaf) pairs of scalars that belong to no weight; all result leaves may depend
             on them.
-        straight: Whether leaf i of each result depends on leaf i of every operand and on `scalars` only.
+        straight: Whether leaf i of each result depends on leaf i of every operand without scalars, and on
+            `scalars`.
     """
 
     groups: tuple[tuple[tuple[tuple[int, int], ...] | None, ...], ...]
@@ -74,9 +76,11 @@ def leaf_match(operands: Sequence[Sequence[Leaf]], results: Sequence[Sequence[Le
         return tuple(members.get(owner, ()))
 
     groups = tuple(tuple(map(group, leaves, weights_of(leaves, weights))) for leaves in results)
-    alone = {operand for operand, _ in scalars}
-    matched = [operand for operand, leaves in enumerate(operands) if leaves and operand not in alone]
-    straight = all(len(operands[operand]) == 1 for operand in alone) and all(
+    scalar_operands = {operand for operand, _ in scalars}
+    matched = [
+        operand for operand, leaves in enumerate(operands) if leaves and operand not in scalar_operands
+    ]
+    straight = all(len(operands[operand]) == 1 for operand in scalar_operands) and all(
         each == tuple((operand, index) for operand in matched)
         for result in groups
         for index, each in enumerate(result)

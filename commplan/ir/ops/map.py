@@ -70,8 +70,8 @@ class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
         return f"{self.fn}, record by record" if self.per_record else self.fn
 
     def runs_ahead(self, available: Container[Ref]) -> bool:
-        alone = self.lane == "host_compute" or self.per_record
-        return alone and all(ref in available for ref in self.operands)
+        is_input_work = self.lane == "host_compute" or self.per_record
+        return is_input_work and all(ref in available for ref in self.operands)
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
         return Work("call", f"function `{self.fn}`", 0, name=self.fn)

@@ -14,11 +14,11 @@ from commplan.ir.values import Value
 class Scale(BaseOp, frozen=True, tag="scale", gc=False):
     """Scale every leaf by a number, a scalar value, or a ratio `by / over` of two scalars.
 
-    Numbers multiply or divide; scalars and ratios multiply. Numbers and scalars are converted to f32, or to
-    the leaf's dtype if that is wider or if the number divides. The result is rounded once; a ratio is first
-    computed in the type of its scalars. A factor of 1 or a ratio leaves integers unchanged. Zero times
-    anything, NaN included, is zero, so that a term of weight zero does not count; 0 / 0 is zero, so that a
-    weighted mean over no records is zero.
+    Numbers multiply or divide; scalars and ratios multiply. Factors are converted to f32, or to the leaf's
+    dtype if that is wider or represents a divisor exactly. The result is rounded once; a ratio is first
+    computed in the type of its scalars. A factor of 1 or a ratio leaves integers unchanged. A scalar of zero
+    gives zero, even for NaN, so that a term of weight zero does not count. A ratio with a denominator of zero
+    gives zero too, so that a weighted mean over no records is zero.
     """
 
     READS = ("operand", "by", "over")

@@ -24,9 +24,9 @@ FORMAT = "commplan-schedule"
 # strings are escaped, so `"span":` is always a key. Every pattern begins with literal text, which makes the
 # search fast.
 _PLACES = [
-    re.compile(rb'%b"%b":(?:\{[^{}]*\}|null|"(?:[^"\\]|\\.)*")%b' % (before, key, behind))
+    re.compile(rb'%b"%b":(?:\{[^{}]*\}|null|"(?:[^"\\]|\\.)*")%b' % (before, key, after))
     for key in (b"span", b"file", b"topology")
-    for before, behind in ((b"", b","), (b",", b""), (b"", b""))
+    for before, after in ((b"", b","), (b",", b""), (b"", b""))
 ]
 
 Verifier = Callable[[Schedule], tuple[Diagnostic, ...]]
@@ -134,11 +134,11 @@ def _schedule(head: _ScheduleFile, file: str) -> Schedule:
 def _difference(plain: Any, decoded: Any, path: str) -> str | None:
     """The first difference between the JSON of a file and the schedule decoded from it, or None."""
     if isinstance(plain, dict) and isinstance(decoded, dict):
-        ours, theirs = cast("dict[str, Any]", decoded), cast("dict[str, Any]", plain)
-        for key, item in theirs.items():
-            if key not in ours:
+        decoded_fields, encoded = cast("dict[str, Any]", decoded), cast("dict[str, Any]", plain)
+        for key, item in encoded.items():
+            if key not in decoded_fields:
                 return f"Object contains unknown field `{key}` - at `{path}`"
-            inner = _difference(item, ours[key], f"{path}.{key}")
+            inner = _difference(item, decoded_fields[key], f"{path}.{key}")
             if inner is not None:
                 return inner
         return None

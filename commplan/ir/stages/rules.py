@@ -106,11 +106,11 @@ def chosen(role: str, count: object, axes: tuple[str, ...], ranks: Ranks) -> Vio
 
     `count` is ignored if it is no number.
     """
-    most, of = ranks(axes), {"readers": "member", "owners": "worker"}[role]
+    most, noun = ranks(axes), {"readers": "member", "owners": "worker"}[role]
     if not isinstance(count, int) or most is None or 1 <= count <= most:
         return None
-    wrong = f"more than the {plural(most, of)} of {listed(axes)}" if count > most else "too few"
-    return Violation(f"{count} {role} are {wrong}", (f"{role} are {of}s: at least 1, at most all of them",))
+    wrong = f"more than the {plural(most, noun)} of {listed(axes)}" if count > most else "too few"
+    return Violation(f"{count} {role} are {wrong}", (f"{role} are {noun}s: at least 1, at most all of them",))
 
 
 def loaded(name: str, *, records: bool) -> Violation | None:

@@ -136,7 +136,7 @@ class Interpretation:
         """`value` with new, independent elements called `name`.
 
         Elements differ between ranks along `varying`. Along `split`, each rank has a row, one cut after
-        another. `owner` is the only rank that has the value, if not all do.
+        another. `owner` is as in `Algebra.value`.
         """
         chain: Chain = ()
         for axis in split:
@@ -271,11 +271,11 @@ class Interpretation:
         self, call: _Call, value: Value, match: LeafMatch, scalars: list[Argument]
     ) -> SymbolicValue | None:
         """Compute all leaves at once, if operands are uniform."""
-        alone = {number for number, _ in match.scalars}
+        scalar_operands = {number for number, _ in match.scalars}
         arguments: list[Argument] = []
         chain: Chain = ()
         for number, operand in enumerate(call.operands):
-            if number in alone:
+            if number in scalar_operands:
                 continue
             if operand.uniform is None:
                 return None

@@ -105,16 +105,16 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
         end = place + 1
         while end < len(stages) and not stages[end].adds:
             end += 1  # moves may keep the type
-        around = stages[place : end + 1]
+        near_stages = stages[place : end + 1]
         if event[0] == "cast":
-            if not any(event[2] in stage.next_types or holds(event[2], event[1]) for stage in around):
+            if not any(event[2] in stage.next_types or holds(event[2], event[1]) for stage in near_stages):
                 return False
             current = event[2]
             narrow.add(current)
             stages[place].narrow.add(current)
             continue
         if event[0] == "allow" and not event[1]:
-            if not any(event[2] in stage.types for stage in around):
+            if not any(event[2] in stage.types for stage in near_stages):
                 return False
             stages[place].narrow.add(event[2])
             continue

@@ -155,8 +155,10 @@ class ElementRun(NamedTuple):
     rows: Rows = ()
 
     def argument(self, operand: int, leaf: tuple[int, tuple[int, ...]]) -> Argument:
-        of = (*leaf, self.rows)
-        return Argument(self.term, operand, (of, self.at, self.leaf), self.chain, self.column, self.size)
+        leaf_key = (*leaf, self.rows)
+        return Argument(
+            self.term, operand, (leaf_key, self.at, self.leaf), self.chain, self.column, self.size
+        )
 
 
 def place(block: Block, run: ColumnRun, begin: int) -> ElementRun:

@@ -57,8 +57,8 @@ def reduction(
     if call is None:
         return None
     message = f"there is no operator `{call.name.text}`"
-    if meant := SYNONYMS.get(call.name.text.lower()):
-        fix = Fix(f"write `{meant}`", call.name.span, meant)
+    if suggestion := SYNONYMS.get(call.name.text.lower()):
+        fix = Fix(f"write `{suggestion}`", call.name.span, suggestion)
         return ctx.error("CP0404", message, call.name.span, f"the operators are {listed(OPS)}", fix=fix)
     name = ctx.choose(call.name, OPS, "CP0404", message, f"the operators are {listed(OPS)}")
     if name is None:

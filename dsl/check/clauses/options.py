@@ -103,10 +103,10 @@ def check_effects(ctx: CheckContext, options: ast.Options | None, stage: BaseSta
         note = "leave `overlap` out"
         idle["overlap"] = rules.Violation("`at start` has no backward pass to run beside", (note,))
     for option in options.items:
-        broken = idle.get(option.key.text)
-        if broken is not None:
-            message = f"`{option.key.text} = {written(option.value)}` has no effect: {broken.message}"
-            ctx.error("CP0614", message, option.key.span, *broken.notes)
+        violation = idle.get(option.key.text)
+        if violation is not None:
+            message = f"`{option.key.text} = {written(option.value)}` has no effect: {violation.message}"
+            ctx.error("CP0614", message, option.key.span, *violation.notes)
 
 
 def options_of(stage: str) -> tuple[str, ...]:

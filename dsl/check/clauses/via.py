@@ -126,8 +126,8 @@ def _count(ctx: CheckContext, arg: ast.CallArg, role: str, code: str, over: Axes
         message = f"the number of {role} is a whole number, found `{arg.value.text}`"
         return ctx.error(code, message, arg.value.span)
     count = integer(ctx, arg.value, f"the number of {role}", code=code)
-    broken = rules.chosen(role, count, over, ctx.size) if over else None
-    return None if ctx.refuse(code, broken, arg.value.span) else count
+    violation = rules.chosen(role, count, over, ctx.size) if over else None
+    return None if ctx.refuse(code, violation, arg.value.span) else count
 
 
 def _readers(
@@ -201,15 +201,15 @@ def _level(ctx: CheckContext, value: ast.Name | ast.Number, stage: str) -> str |
 
 def _levels_match(ctx: CheckContext, call: ast.CallExpr, names: Sequence[ast.Name], over: Axes) -> bool:
     written = [name.text for name in names]
-    broken = rules.levels(written, over)
-    if broken is None:
+    violation = rules.levels(written, over)
+    if violation is None:
         return True
     fix, span = None, call.span
-    if broken.at < len(names):
-        wrong = names[broken.at]
-        near = ctx.near(wrong.text, [axis for axis in over if axis not in written[: broken.at]])
+    if violation.at < len(names):
+        wrong = names[violation.at]
+        near = ctx.near(wrong.text, [axis for axis in over if axis not in written[: violation.at]])
         fix, span = ctx.rename(wrong, [near]) if near and wrong.text not in over else None, wrong.span
-    return not ctx.refuse("CP0605", broken, span, fix=fix)
+    return not ctx.refuse("CP0605", violation, span, fix=fix)
 
 
 def check_accumulation(

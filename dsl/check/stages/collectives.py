@@ -129,8 +129,8 @@ def _check_placement(
 ) -> None:
     """Check the placement of the operand; only the first axis with an error is reported."""
     if expr.kind == "share":
-        broken = rules.loaded(expr.operand.text, records=isinstance(operand.type, RecordsType))
-        ctx.require("CP0420", broken, expr.operand.span, operand)
+        violation = rules.loaded(expr.operand.text, records=isinstance(operand.type, RecordsType))
+        ctx.require("CP0420", violation, expr.operand.span, operand)
         varying = [axis.text for axis in expr.over if operand.placement.varies(axis.text)]
         span = axis_span(expr.over, varying[0]) if varying else expr.span
         ctx.require("CP0421", rules.alike(expr.operand.text, varying), span, operand)
@@ -214,15 +214,15 @@ def _check_not_repeated(
 
     The stage that made it the same may have other errors.
     """
-    done = scope.same_over(expr.operand, operand)
+    same_since = scope.same_over(expr.operand, operand)
     for axis in expr.over if "same" not in kind.TAKES else ():
-        if axis.text in done and (operand is None or status(operand.placement, axis.text) == "same"):
+        if axis.text in same_since and (operand is None or status(operand.placement, axis.text) == "same"):
             name, target = expr.operand.text, statement.targets[0].text
             note = f"leave this `{expr.kind}` out"
             note += f", and write `{name}` where `{target}` is used" * (target != name)
-            if not done.keys() >= {other.text for other in expr.over}:
+            if not same_since.keys() >= {other.text for other in expr.over}:
                 note = f"leave `{axis.text}` out of the axes"
-            where = Note("it was made so here", done[axis.text])
+            where = Note("it was made so here", same_since[axis.text])
             ctx.fail("CP0301", f"`{name}` is already the same over `{axis.text}`", axis.span, where, note)
 
 

@@ -88,8 +88,8 @@ def _clock(ctx: CheckContext, batch: ast.BatchClause) -> Axes | None:
     if members is None:
         return None
     declared = ctx.axes[members[0]]
-    broken = rules.member_batches(batch.sizes, members[0], ctx.size)
-    return None if ctx.refuse("CP0417", broken, batch.span, declared) else members
+    violation = rules.member_batches(batch.sizes, members[0], ctx.size)
+    return None if ctx.refuse("CP0417", violation, batch.span, declared) else members
 
 
 def _refuse_ahead(ctx: CheckContext, options: ast.Options | None) -> None:
@@ -111,9 +111,9 @@ def _batch(ctx: CheckContext, expr: ast.LoadExpr, split: Axes | None) -> tuple[i
     sizes = all_known([integer(ctx, number, "a batch size") for number in expr.batch.sizes])
     if sizes is None:
         return None
-    broken = rules.even_batch(sizes, split or (), ctx.size)
-    span = expr.batch.sizes[broken.at].span if broken else expr.batch.span
-    return None if ctx.refuse("CP0415", broken, span) else sizes
+    violation = rules.even_batch(sizes, split or (), ctx.size)
+    span = expr.batch.sizes[violation.at].span if violation else expr.batch.span
+    return None if ctx.refuse("CP0415", violation, span) else sizes
 
 
 def _visit(ctx: CheckContext, expr: ast.LoadExpr) -> Visit | None:
@@ -134,6 +134,6 @@ def _tail(ctx: CheckContext, expr: ast.LoadExpr, visit: Visit | None, split: Axe
     pad, span = Fix("write `pad`", expr.tail.span, "pad"), expr.tail.span
     if visit is None or not ctx.refuse("CP0413", rules.dropped_tail(visit, tail), span, fix=pad):
         split = split or ()
-        only = None if expr.split or not split else f"a load is split over the only axis, `{split[0]}`"
-        ctx.refuse("CP0414", rules.short_tail(tail, split), span, only and f"{only}, by itself", fix=pad)
+        note = None if expr.split or not split else f"a load is split over the only axis, `{split[0]}`"
+        ctx.refuse("CP0414", rules.short_tail(tail, split), span, note and f"{note}, by itself", fix=pad)
     return tail

@@ -65,20 +65,20 @@ def check_call(
 
 
 def _types_match(ctx: CheckContext, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:
-    sound = True
+    valid = True
     for name, value, expected in zip(names, operands, fn.operands, strict=True):
         type_ = value.type
         if fn.where == "host" and not isinstance(type_, RecordsType):
             message = f"`{fn.name}` runs on the host and takes loaded values only, found `{name.text}`"
             note = "a value is loaded from its `load` on, through host fns and `share`"
             ctx.error("CP0210", message, name.span, value, note)
-            sound = False
+            valid = False
             continue
         element = type_.element if isinstance(type_, RecordsType) else type_
         if element != expected:
             ctx.error("CP0209", f"`{fn.name}` takes {expected} here, found {element}", name.span, value, fn)
-            sound = False
-    return sound
+            valid = False
+    return valid
 
 
 def _check_batches(ctx: CheckContext, expr: ast.MapExpr, operands: Sequence[Value]) -> None:
@@ -119,9 +119,9 @@ def _combined(ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Se
     _check_place(ctx, pairs)
     split = next((value.placement.split for value in operands if value.placement.split), ())
     for name, value in pairs:
-        both = [axis for axis in split if axis in value.placement.per]
-        if both:
-            message = f"`{name.text}` differs over {listed(both)}, where another operand is split"
+        axes = [axis for axis in split if axis in value.placement.per]
+        if axes:
+            message = f"`{name.text}` differs over {listed(axes)}, where another operand is split"
             note = "each shard would be computed with another value, and would be a shard of nothing"
             ctx.fail("CP0319", message, name.span, value, note)
     per = ctx.ordered(axis for value in operands for axis in value.placement.per)
@@ -148,14 +148,14 @@ def _check_partial(ctx: CheckContext, fn: Fn, pairs: Pairs) -> None:
         for axis in ctx.ordered((*value.placement.partial, *other.placement.partial)):
             if axis in value.placement.partial and axis in other.placement.partial:
                 continue
-            lacks = other_name if axis not in other.placement.partial else name
-            lacking = other if lacks is other_name else value
+            outlier = other_name if axis not in other.placement.partial else name
+            outlier_value = other if outlier is other_name else value
             message = (
-                f"`{lacks.text}` is {status(lacking.placement, axis)} over `{axis}`, where another "
+                f"`{outlier.text}` is {status(outlier_value.placement, axis)} over `{axis}`, where another "
                 "operand is partial"
             )
             note = "terms of a sum combine with terms of the same sum only: reduce first"
-            ctx.fail("CP0304", message, lacks.span, value, other, note)
+            ctx.fail("CP0304", message, outlier.span, value, other, note)
 
 
 def _check_split(ctx: CheckContext, fn: Fn, pairs: Pairs) -> None:

@@ -67,19 +67,19 @@ def check_exchange(
 
 def _states(ctx: CheckContext, scope: PhaseScope, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
     """The current values of the named states, or None after reporting errors."""
-    sound = True
+    valid = True
     for name in names:
         if name.text in ctx.unknown or name.text in ctx.states:
             continue
         kind = ctx.kind_of(name.text)
         value = scope.operand(name)
-        sound = False
+        valid = False
         if value is None:
             continue  # reported, here or before
         message = f"`{name.text}` is {kind or 'a value of this phase'}, expected a state"
         note = "what a stage updates must carry over to the next step: declare it `state`"
         ctx.error("CP0422", message, name.span, note)
-    return scope.operands(names) if sound else None
+    return scope.operands(names) if valid else None
 
 
 def _check_targets(ctx: CheckContext, targets: Sequence[ast.Name], states: Sequence[ast.Name]) -> None:
@@ -114,20 +114,20 @@ def _check_terms(ctx: CheckContext, expr: ast.ExchangeExpr, gradient: Value, ove
     partial, split = gradient.placement.partial, gradient.placement.split
     axis = next((axis for axis in (*partial, *split) if axis not in over), None)
     if axis is not None:
-        code, way = "CP0314", "gather it first"
+        code, remedy = "CP0314", "gather it first"
         if axis in partial:
-            code, way = "CP0303", f"add `{axis}` to the axes of the exchange"
+            code, remedy = "CP0303", f"add `{axis}` to the axes of the exchange"
         message = f"`{expr.gradient.text}` would stay {status(gradient.placement, axis)} over `{axis}`"
-        ctx.fail(code, message, expr.gradient.span, gradient, f"the update needs whole values: {way}")
+        ctx.fail(code, message, expr.gradient.span, gradient, f"the update needs whole values: {remedy}")
 
 
 def _check_states(ctx: CheckContext, expr: ast.ExchangeExpr, states: Sequence[Value], over: Axes) -> None:
     """Check that the states have the same home and are the same on all ranks of the exchange."""
-    broken = rules.one_home([(state.name, state.placement.server) for state in states])
-    if broken is not None:
-        index = broken.at
+    violation = rules.one_home([(state.name, state.placement.server) for state in states])
+    if violation is not None:
+        index = violation.at
         notes = states[index], states[0]
-        ctx.require("CP0424", broken, expr.states[index].span, *notes)
+        ctx.require("CP0424", violation, expr.states[index].span, *notes)
     for name, state in zip(expr.states, states, strict=True):
         spread = [axis for axis in state.placement.varying if axis in over] or [*state.placement.split]
         if spread:
@@ -257,8 +257,8 @@ def _coefficient(
 def _check_replicas(ctx: CheckContext, expr: ast.ElasticExpr, operand: Value) -> None:
     check_on_workers(ctx, expr.operand, operand, "elastic")
     if isinstance(operand.type, ArrayType):
-        broken = rules.floats("elastic", operand.type.dtype, f"`{operand.name}`")
-        ctx.require("CP0406", broken, expr.operand.span, operand)
+        violation = rules.floats("elastic", operand.type.dtype, f"`{operand.name}`")
+        ctx.require("CP0406", violation, expr.operand.span, operand)
     why = "elastic averaging is for workers that have weights of their own"
     _check_status(ctx, expr.operand, operand, expr.over, "per", why, "declare it `per {}`")
     if operand.placement.partial:
