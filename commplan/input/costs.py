@@ -3,8 +3,8 @@
 The model: N members receive the same batch of B records in each step. P is the CPU time per record before the
 cut, C the CPU time that each member spends after it, and s the bytes of a record at the cut. Without sharing,
 every member spends P + C. With sharing, one reader makes the record. If the members run on H hosts, its bytes
-are sent and received H - 1 times, at w seconds of CPU per byte at each end, so the cost per record and member
-is P/N + T + C, with T = 2 w s (H - 1)/N. Inside a host there are no copies. The ratio of the costs is the
+are sent and received H - 1 times, at w seconds of CPU per byte at each end. The cost per record and member is
+then P/N + T + C, with T = 2 w s (H - 1)/N. Inside a host there are no copies. The ratio of the costs is the
 bound of "Exploring Flexible Communications for Streamlining DNN Ensemble Training Pipelines" (SC 2018), (P +
 C)/(P/N + T + C). The minimum of these sums over all cuts, and of P + C, is the physical limit: no design is
 cheaper, since each reads and decodes every record at least once. Designs have two further costs that are not

@@ -15,7 +15,7 @@ from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import DType
 
 
-class Sending(Protocol):
+class CollectiveStage(Protocol):
     """A stage that becomes collectives: its place in the plan, algorithm and hints."""
 
     @property
@@ -54,7 +54,7 @@ class PhaseBuilder:
         result: graph.Ref,
         operand: graph.Ref,
         over: tuple[str, ...],
-        stage: Sending,
+        stage: CollectiveStage,
         op: sched.ReduceOp | None = None,
         root: int | None = None,
         divisor: int = 1,
@@ -71,9 +71,7 @@ class PhaseBuilder:
         )  # fmt: skip
 
 
-def reduction(
-    building: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter
-) -> None:
+def reduction(builder: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter) -> None:
     """Lower a reduce or scatter.
 
     max, min, sum      -->  one collective
@@ -84,61 +82,61 @@ def reduction(
     """
     op, over = stage.op, stage.axes
     if op.name != "mean":
-        building.collective(kind, stage.result, stage.operand, over, stage, op=op.name)
+        builder.collective(kind, stage.result, stage.operand, over, stage, op=op.name)
         return
-    dtypes = {leaf.dtype for leaf in building.values[stage.operand].leaves}
+    dtypes = {leaf.dtype for leaf in builder.values[stage.operand].leaves}
     hints = stage.hints.for_mean(dtypes, stage.via, is_weighted=op.weight is not None)
     stage = replace(stage, hints=hints)
     if op.weight is not None:
-        _weighted_mean(building, kind, stage, op.weight)
+        _weighted_mean(builder, kind, stage, op.weight)
         return
-    ranks = building.types.ranks(over)
+    ranks = builder.types.ranks(over)
     narrow = any(map(hints.changes, dtypes))
     if narrow or hints.integers is not None or any(map(hints.divides_first, dtypes)):
-        building.collective(kind, stage.result, stage.operand, over, stage, op="sum", divisor=ranks)
+        builder.collective(kind, stage.result, stage.operand, over, stage, op="sum", divisor=ranks)
         return
     total = f"{stage.result}/sum"
-    building.collective(kind, total, stage.operand, over, stage, op="sum")
-    building.emit(sched.Scale(stage.result, total, "div", float(ranks), stage.span))
+    builder.collective(kind, total, stage.operand, over, stage, op="sum")
+    builder.emit(sched.Scale(stage.result, total, "div", float(ranks), stage.span))
 
 
 def _weighted_mean(
-    building: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter, weight: graph.Ref
+    builder: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter, weight: graph.Ref
 ) -> None:
     """y = mean(x, weight = n)  -->  N = sum(n); y = sum(x n / N)
 
     y = mean(x of 16 bits)  -->  y = cast(sum(cast(x, f32) n / N), the types of x)
     """
-    dtypes = tuple(leaf.dtype for leaf in building.values[stage.operand].leaves)
+    dtypes = tuple(leaf.dtype for leaf in builder.values[stage.operand].leaves)
     products = tuple(map(stage.hints.product, dtypes))
     operand, total = stage.operand, stage.result
     if not any(map(stage.hints.changes, products)):  # terms are sent in their accumulation type
         stage = replace(stage, hints=replace(stage.hints, wire=None, accumulate=None))
     if products != dtypes:
         total = f"{stage.result}/sum"
-        operand = building.emit(sched.Cast(f"{stage.result}/terms", operand, products, stage.span))
-    count, whole = total_weight(building, weight, stage, graph.weight_type(building.dtype(weight), dtypes))
+        operand = builder.emit(sched.Cast(f"{stage.result}/terms", operand, products, stage.span))
+    count, whole = total_weight(builder, weight, stage, graph.weight_type(builder.dtype(weight), dtypes))
     scaled = sched.Scale(f"{stage.result}/weighted", operand, "mul", count, stage.span, over=whole)
-    building.collective(kind, total, building.emit(scaled), stage.axes, stage, op="sum")
+    builder.collective(kind, total, builder.emit(scaled), stage.axes, stage, op="sum")
     if products != dtypes:
-        building.emit(sched.Cast(stage.result, total, dtypes, stage.span))
+        builder.emit(sched.Cast(stage.result, total, dtypes, stage.span))
 
 
 def total_weight(
-    building: PhaseBuilder, weight: graph.Ref, stage: graph.Reduce | graph.Scatter, dtype: DType
+    builder: PhaseBuilder, weight: graph.Ref, stage: graph.Reduce | graph.Scatter, dtype: DType
 ) -> tuple[graph.Ref, graph.Ref]:
     """`weight` in `dtype`, and its sum over the axes of `stage`, computed once per phase.
 
     Along axes over which the weight is the same, the sum is a product.
     """
     over, key = stage.axes, (weight, stage.axes, dtype)
-    if key in building.weights:
-        return building.weights[key]
-    placement = building.values[weight].placement
+    if key in builder.weights:
+        return builder.weights[key]
+    placement = builder.values[weight].placement
     varying = tuple(axis for axis in over if placement.varies(axis))
-    same = building.types.ranks(tuple(axis for axis in over if axis not in varying))
-    if building.dtype(weight) != dtype:
-        weight = building.emit(sched.Cast(f"{stage.result}/weight", weight, (dtype,), stage.span))
+    same = builder.types.ranks(tuple(axis for axis in over if axis not in varying))
+    if builder.dtype(weight) != dtype:
+        weight = builder.emit(sched.Cast(f"{stage.result}/weight", weight, (dtype,), stage.span))
     total = weight
     if varying:
         total = f"{stage.result}/weights"
@@ -146,9 +144,9 @@ def total_weight(
         hints = replace(stage.hints, wire=None, accumulate=None, integers=None)
         via = scalar_algorithm(stage.via) if stage.via is not None and varying == over else None
         bare = replace(stage, hints=hints, via=via)
-        building.collective("all_reduce", total, weight, varying, bare, op="sum")
+        builder.collective("all_reduce", total, weight, varying, bare, op="sum")
     if same > 1:
         scaled = sched.Scale(f"{stage.result}/all_weights", total, "mul", float(same), stage.span)
-        total = building.emit(scaled)
-    building.weights[key] = weight, total
+        total = builder.emit(scaled)
+    builder.weights[key] = weight, total
     return weight, total

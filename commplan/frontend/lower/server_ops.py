@@ -26,12 +26,12 @@ Bindings = tuple[sched.Binding, ...]
 
 
 def lower_server_ops(
-    building: PhaseBuilder, states: Sequence[Value], outputs: Sequence[Binding], updates: Sequence[Binding]
+    builder: PhaseBuilder, states: Sequence[Value], outputs: Sequence[Binding], updates: Sequence[Binding]
 ) -> tuple[Bindings, Bindings]:
     """Add `Get` and `Put` ops to a phase.
 
     Args:
-        building: The ops of the phase.
+        builder: The ops of the phase.
         states: All states of the plan.
         outputs: The outputs of the phase in the plan.
         updates: The updates of the phase in the plan.
@@ -40,28 +40,28 @@ def lower_server_ops(
         The outputs and updates, bound to values of the schedule.
     """
     on_servers = {state.name: state for state in states if state.placement.server is not None}
-    getting = _Getting(building, {state.id: state.span for state in on_servers.values()})
-    for op in building.ops:
-        getting.add(op)
-    bound = tuple(sched.Binding(b.name, getting.get(b.value)) for b in outputs)
-    building.ops = getting.ops
+    reads = _ServerReads(builder, {state.id: state.span for state in on_servers.values()})
+    for op in builder.ops:
+        reads.add(op)
+    bound = tuple(sched.Binding(b.name, reads.get(b.value)) for b in outputs)
+    builder.ops = reads.ops
     output_refs = {b.value for b in outputs}
-    return bound, _put(building, [(b, on_servers.get(b.name)) for b in updates], output_refs)
+    return bound, _put(builder, [(b, on_servers.get(b.name)) for b in updates], output_refs)
 
 
-class _Getting:
+class _ServerReads:
     """The ops so far, and the values that are on servers, with their spans."""
 
-    def __init__(self, building: PhaseBuilder, on_servers: dict[Ref, Span]) -> None:
-        self.building, self.on_servers = building, on_servers
+    def __init__(self, builder: PhaseBuilder, on_servers: dict[Ref, Span]) -> None:
+        self.builder, self.on_servers = builder, on_servers
         self.ops: list[sched.Op] = []
-        self.got: dict[Ref, Ref] = {}
+        self.fetched: dict[Ref, Ref] = {}
 
     def add(self, op: sched.Op) -> None:
         if isinstance(op, sched.Map):
             op = sched.substitute(op, {ref: self.get(ref, op.span) for ref in op.operands})
         self.ops.append(op)
-        request = server_op(op, self.building.values)
+        request = server_op(op, self.builder.values)
         if request is not None:
             self.on_servers |= dict.fromkeys(server_results(request), op.span)
 
@@ -69,23 +69,23 @@ class _Getting:
         """`ref`, or the value fetched from the server if it is there."""
         if ref not in self.on_servers:
             return ref
-        if ref not in self.got:
-            self.got[ref] = f"{ref}/got"
-            self.ops.append(sched.Get(self.got[ref], ref, span or self.on_servers[ref]))
-            add_results(self.ops[-1], self.building.types, self.building.values, self.building.values)
-        return self.got[ref]
+        if ref not in self.fetched:
+            self.fetched[ref] = f"{ref}/got"
+            self.ops.append(sched.Get(self.fetched[ref], ref, span or self.on_servers[ref]))
+            add_results(self.ops[-1], self.builder.types, self.builder.values, self.builder.values)
+        return self.fetched[ref]
 
 
 def _put(
-    building: PhaseBuilder, updates: Sequence[tuple[Binding, Value | None]], read: set[Ref]
+    builder: PhaseBuilder, updates: Sequence[tuple[Binding, Value | None]], read: set[Ref]
 ) -> tuple[sched.Binding, ...]:
     """The updates, with a `Put` for each new value of a state on a server that was not made there.
 
     If an op broadcasts the value of the first worker and only servers need the result, the broadcast is
     removed, since the first worker itself puts the value.
     """
-    uses = DefUse(building.ops)
-    read = read.union(*(sched.operands(op) for op in building.ops))
+    uses = DefUse(builder.ops)
+    read = read.union(*(sched.operands(op) for op in builder.ops))
     bound, puts, unread = list[sched.Binding](), list[sched.Op](), set[Ref]()
     for binding, state in updates:
         ref, maker = binding.value, uses.maker(binding.value)
@@ -93,7 +93,7 @@ def _put(
             bound.append(sched.Binding(binding.name, ref))
             continue
         put = f"{ref}/there"
-        building.values[put] = placed(building.values[ref], put, state.placement)
+        builder.values[put] = placed(builder.values[ref], put, state.placement)
         bound.append(sched.Binding(binding.name, put))
         match maker:
             case sched.Collective(kind="broadcast", root=0) if ref not in read:
@@ -101,5 +101,5 @@ def _put(
                 puts.append(sched.Put(put, maker.operand, maker.span))
             case _:
                 puts.append(sched.Put(put, ref, maker.span))
-    building.ops = [*(op for op in building.ops if unread.isdisjoint(sched.results(op))), *puts]
+    builder.ops = [*(op for op in builder.ops if unread.isdisjoint(sched.results(op))), *puts]
     return tuple(bound)

@@ -124,12 +124,12 @@ class Lowering(PhaseBuilder):
 
 
 _STAGES: dict[type, Callable[[Lowering, Any], None]] = {
-    graph.Load: lambda building, stage: building.ops.append(assemble(sched.Read, stage)),
+    graph.Load: lambda builder, stage: builder.ops.append(assemble(sched.Read, stage)),
     graph.Map: Lowering.map,
     graph.Share: Lowering.share,
-    graph.Reduce: lambda building, stage: reduction(building, "all_reduce", stage),
-    graph.Scatter: lambda building, stage: reduction(building, "reduce_scatter", stage),
-    graph.Slice: lambda building, stage: building.ops.append(assemble(sched.Slice, stage)),
+    graph.Reduce: lambda builder, stage: reduction(builder, "all_reduce", stage),
+    graph.Scatter: lambda builder, stage: reduction(builder, "reduce_scatter", stage),
+    graph.Slice: lambda builder, stage: builder.ops.append(assemble(sched.Slice, stage)),
     graph.Elastic: Lowering.elastic,
     graph.Exchange: Lowering.exchange,
 }
