@@ -5,11 +5,9 @@ A trace lists the events of a contribution in order:
     ("cast", from, to)   every element converted; omitted if the next cast reverts it exactly
     ("sum", axes)        summed over axes in the type of the last cast; listed only after a cast
     ("scale", factor, type, axes)
-                         multiplied by a number, in `type`, after the sums over `axes`. A mean of values that
-                             are
-                         sent in another type is divided after each sum, by its number of ranks and in its
-                             type,
-                         so that only means are sent on, not sums
+                         multiplied by a number, in `type`, after the sums over `axes`. A mean of values
+                         that are sent in another type is divided after each sum, by its number of ranks
+                         and in its type, so that only means are sent on, not sums
     ("allow", axes, wire, accumulate, type, again, divides)
                          in the term of a plan, or of an operation that passes have not expanded: a value of
                          `type` is sent in `wire` and summed over `axes` in `accumulate`, and with `again` the
