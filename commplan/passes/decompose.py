@@ -41,18 +41,22 @@ class DecomposePass(Pass, frozen=True):
 
 
 def _settled(phase: Phase, context: Context) -> Phase:
-    """`phase` with the algorithms that were chosen for its stages.
+    """`phase` with the algorithms and messages that were chosen for its stages.
 
-    all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node)
+    all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node), in messages of 64 KiB
     """
     if not context.choices:
         return phase
 
     def settled(op: Op) -> Op:
-        if not isinstance(op, Collective) or op.pinned or op.algorithm.levels:
+        if not isinstance(op, Collective):
             return op
-        algorithm = context.chosen(phase, op).algorithm
-        return replace(op, algorithm=algorithm, pinned=not algorithm.levels) if algorithm else op
+        chosen = context.chosen(phase, op)
+        if chosen.chunk is not None and op.hints.chunk is None:
+            op = replace(op, hints=replace(op.hints, chunk=chosen.chunk))
+        if chosen.algorithm is None or op.pinned or op.algorithm.levels:
+            return op
+        return replace(op, algorithm=chosen.algorithm, pinned=not chosen.algorithm.levels)
 
     return replace(phase, ops=tuple(map(settled, phase.ops)))
 

@@ -21,7 +21,7 @@ from commplan.ir.plan import Algorithm
 from commplan.ir.remark import Alternative
 from commplan.ir.schedule import Collective, Schedule
 from commplan.select import options
-from commplan.select.options import MOST_RANKS, NATIVE, PIECES, Level
+from commplan.select.options import FEW, MOST_RANKS, NATIVE, Level
 from commplan.select.size_thresholds import rule
 from commplan.topology import Topology
 
@@ -249,9 +249,8 @@ class Chooser:
         if op.hints.chunk is not None and algorithm != NATIVE:
             sizes = [op.hints.chunk]
         elif algorithm != NATIVE and not self.jax:  # in rounds slices follow one another: nothing is saved
-            whole = self.whole(op)
-            pieces = PIECES[1::3] if few else PIECES
-            sizes += [size for size in pieces if whole // 1024 < size < whole]
+            pieces = options.pieces(self.whole(op))
+            sizes += [size for size in pieces if not few or size in FEW]
         ways: list[Candidate] = []
         for size in sizes:
             prediction = self._ask(self._work(op, algorithm, size))

@@ -18,6 +18,12 @@ ORDERED: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather")
 # What is taken of ways that are equally fast: neighbours only, then few rounds.
 SIMPLICITY = ("ring", "recursive_doubling", "halving_doubling", "bruck", "binomial_tree", "chain")
 PIECES = (16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20)  # bytes of a message, where it is cut
+FEW = PIECES[1::3]  # for a first comparison of algorithms
+
+
+def pieces(nbytes: int) -> list[int]:
+    """Sizes of messages that a buffer of `nbytes` may be cut into."""
+    return [size for size in PIECES if nbytes // 1024 < size < nbytes]
 
 
 class Level(NamedTuple):

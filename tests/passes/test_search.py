@@ -8,6 +8,8 @@ import pytest
 from support.byhand import reduce_plan, tree
 from support.campaign import parameters
 
+import commplan
+from bench import choices
 from bench.choice_cases import case
 from bench.choices import faster_pins
 from commplan.compiler import compile_plan
@@ -16,7 +18,7 @@ from commplan.ir import plan as graph
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Schedule
 from commplan.passes.search import search
-from commplan.topology import Level, Topology
+from commplan.topology import Level, Topology, parse_topology
 
 KIB, MIB = 1024, 1024**2
 BACKWARD = graph.Hints(overlap="backward")
@@ -110,6 +112,18 @@ def test_what_is_written_stays() -> None:
 def test_choosing_is_the_same_again() -> None:
     once, twice = (compiled(many(16, MIB), NODES, "mpi", BACKWARD, node=4, gpu=8) for _ in range(2))
     assert once == twice
+
+
+def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
+    """For the class of its sizes 32 KiB are faster, at its own size that is one message more."""
+    made = case(13)
+    topology = parse_topology(made.topology)
+    program = commplan.loads(made.text()).compile(shapes=made.shapes, topology=topology, backend="mpi")
+    chosen = program.schedule
+    pinned = choices.exposed(made, made.text(0, option="chunk = 64 KiB"), topology)
+    assert exposed(chosen, topology) <= pinned * (1 + search.NEAR)
+    assert "in messages of" in remark(chosen).what
+    assert {op.hints.chunk for op in collectives(chosen)} != {None}
 
 
 @pytest.mark.parametrize("seed", parameters((502, 503), range(40)))

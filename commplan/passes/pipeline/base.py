@@ -37,11 +37,13 @@ class StageKey(NamedTuple):
 class StageChoice(msgspec.Struct, frozen=True):
     """The choice for the collectives of a stage. None leaves it to the pass.
 
-    bucket: bytes of a bucket at most. algorithm: of all of them, levels left open or named.
+    bucket: bytes of a bucket at most. algorithm: of all of them, levels left open or named. chunk: bytes of a
+    message.
     """
 
     bucket: int | None = None
     algorithm: Algorithm | None = None
+    chunk: int | None = None
 
 
 Choices = Mapping[StageKey, StageChoice]

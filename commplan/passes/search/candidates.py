@@ -1,4 +1,4 @@
-"""The alternatives of a unit: sizes of buckets, and algorithms that may carry out its collectives."""
+"""The alternatives of a unit: sizes of buckets and messages, and algorithms of its collectives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import permutations
 from msgspec.structs import replace
 
 from commplan.ir.plan import Algorithm, Arg
+from commplan.passes.pipeline.base import StageChoice
 from commplan.passes.search.units import Unit
 from commplan.select import options
 from commplan.select.algorithm_search import Chooser
@@ -29,9 +30,26 @@ def bucket_sizes(unit: Unit) -> list[int | None]:
     return sizes
 
 
+def around(unit: Unit, choice: StageChoice) -> list[int]:
+    """Sizes of buckets that are a little larger or smaller than the one of `choice`."""
+    if not unit.packs or choice.bucket is None:
+        return []
+    size = choice.bucket
+    near = (size * 2, size * 3 // 2, -(-size * 3 // 4), -(-size // 2))
+    return [each for each in near if least_bucket(unit) <= each <= unit.nbytes]
+
+
 def least_bucket(unit: Unit) -> int:
     """The smallest size that is tried."""
     return max(LEAST, unit.nbytes // MOST)
+
+
+def message_sizes(unit: Unit, choice: StageChoice, chooser: Chooser) -> list[int | None]:
+    """Sizes of messages that the collectives of `choice` may have; None: each has what is fastest alone."""
+    if not unit.cuts or choice.algorithm == NATIVE:
+        return []
+    nbytes = min(unit.nbytes, choice.bucket or unit.collective.nbytes)
+    return [None, *options.pieces(chooser.whole(replace(unit.collective, nbytes=nbytes)))]
 
 
 def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:

@@ -1,4 +1,4 @@
-"""What is chosen together: for the collectives of each stage a size of buckets and an algorithm."""
+"""What is chosen together for the collectives of a stage: sizes of buckets and messages, an algorithm."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.schedule import Collective, Pack, Phase, Schedule
 from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.pipeline.base import Pass, StageKey, key_of
+from commplan.select.options import NATIVE
 
 
 class Unit(NamedTuple):
     """The collectives of a stage, or of several that share buckets.
 
-    collective: the largest. nbytes: of one rank's operands together. packs, chooses: whether the size of
-    buckets, and the algorithm, are left to the compiler.
+    collective: the largest. nbytes: of one rank's operands together. packs, chooses, cuts: whether the size
+    of buckets, the algorithm, and the size of messages are left to the compiler.
     """
 
     key: StageKey
@@ -24,6 +25,7 @@ class Unit(NamedTuple):
     nbytes: int
     packs: bool
     chooses: bool
+    cuts: bool
 
 
 def units(schedule: Schedule, phase: Phase, passes: Sequence[Pass]) -> list[Unit]:
@@ -41,10 +43,12 @@ def units(schedule: Schedule, phase: Phase, passes: Sequence[Pass]) -> list[Unit
         largest = max(ops, key=lambda op: op.nbytes)
         packed = isinstance(uses.maker(largest.operand), Pack) and largest.hints.bucket is None
         free = chooses and not largest.pinned and not largest.algorithm.levels
+        native = largest.pinned and largest.algorithm == NATIVE
         unit = Unit(
             key, largest, sum(op.nbytes for op in ops),
             packs and packed and largest.hints.overlap != "update", free,
+            chooses and schedule.backend == "mpi" and largest.hints.chunk is None and not native,
         )  # fmt: skip
-        if unit.packs or unit.chooses:
+        if unit.packs or unit.chooses or unit.cuts:
             result.append(unit)
     return sorted(result, key=lambda unit: -unit.nbytes)

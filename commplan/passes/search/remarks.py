@@ -1,0 +1,57 @@
+"""Remarks of the search: the choice for each unit, and the best of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from commplan.ir.remark import Alternative, Choice
+from commplan.ir.types import sized
+from commplan.passes.pipeline.base import StageChoice
+from commplan.passes.search.units import Unit
+from commplan.select.algorithm_search import rounded
+
+SHOWN = 6  # runners-up that are kept
+
+
+class Searched(NamedTuple):
+    """A table that was tried for a unit. order: simpler ones first. operations: collectives of the phase."""
+
+    seconds: float
+    operations: int
+    nbytes: float
+    order: int
+    choice: StageChoice
+
+
+def remark(
+    unit: Unit, choice: StageChoice, tried: Mapping[StageChoice, Searched], why: str, source: str
+) -> Choice:
+    """The remark on the `choice` for `unit`, with the runners-up of all that was `tried`."""
+    taken = tried[choice]
+    runners_up: dict[tuple[object, float], Searched] = {}  # one for each algorithm and time
+    for each in sorted(tried.values(), key=lambda each: (each.seconds, each.order)):
+        runners_up.setdefault((each.choice.algorithm, each.seconds), each)
+    runners_up.pop((choice.algorithm, taken.seconds), None)
+    alternatives = tuple(
+        Alternative(_words(each.choice, unit), rounded(each.seconds))
+        for each in [*runners_up.values()][:SHOWN]
+    )
+    op = unit.collective
+    text = f"{_words(choice, unit)} for {op.kind} of {sized(unit.nbytes)} over {', '.join(op.axes)}"
+    return Choice("search", text, why, op.span, (), rounded(taken.seconds), source, alternatives)
+
+
+def _words(choice: StageChoice, unit: Unit) -> str:
+    """`ring in buckets of 25 MiB, in messages of 32 KiB`: the choice, as far as it was open."""
+    parts = list[str]()
+    if unit.chooses:
+        parts.append(str(choice.algorithm) if choice.algorithm else "each by the fastest algorithm alone")
+    if unit.packs:
+        whole = choice.bucket is not None and choice.bucket >= unit.nbytes
+        size = "the usual size" if choice.bucket is None else f"up to {sized(choice.bucket)}"
+        parts.append("in one bucket" if whole else f"in buckets of {size}")
+    words = " ".join(parts)
+    if choice.chunk is not None:
+        return ", ".join(filter(None, (words, f"in messages of {sized(choice.chunk)}")))
+    return words or "in messages of the size that is fastest alone"
