@@ -12,8 +12,8 @@ from commplan import __version__, io
 from commplan.ir.schedule import Schedule
 from commplan.runtime.input.feeds import directory
 from commplan.runtime.input.feeds.attachment import looked_at
-from commplan.runtime.input.feeds.facts import digest
 from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.sources.content_keys import digest
 
 
 class _Compiled(msgspec.Struct, frozen=True):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Mapping
-from types import CodeType
 from typing import Any, NoReturn
 
-from commplan.diagnostics import fail, text_of
-from commplan.input.order import folded
+from commplan.diagnostics import fail
 from commplan.runtime.input.feeds.maker import UnitMaker
 from commplan.runtime.input.feeds.memory import Facts
 from commplan.runtime.input.multirate.schedule import ClockPlan
-from commplan.runtime.input.sources import pipelines
 from commplan.runtime.input.sources.adapters import Source
+from commplan.runtime.input.sources.content_keys import source_digest, source_key
 
 
 def facts_of(
@@ -28,55 +24,9 @@ def facts_of(
     called = sorted(fn.name for fn in schedule.fns if fn.name in maker.called)
     return Facts(
         name, schedule.plan, schedule.plan_digest, plan.phase, unit,
-        {source: (len(sources[source]), _key(source, given.get(source))) for source in reads},
+        {source: (len(sources[source]), source_key(source, given.get(source))) for source in reads},
         {fn: source_digest(functions[fn]) for fn in called},
     )  # fmt: skip
-
-
-def _key(name: str, source: object) -> str:
-    """What a source says of its content: its `key`, else the fingerprint of a Hugging Face data set, else
-    what a pipeline of Grain does. Errors: CP0902 where that raises."""
-    for attribute in ("key", "_fingerprint"):
-        try:
-            key = getattr(source, attribute, None)
-        except Exception as error:  # noqa: BLE001  the user's code
-            fail(
-                "CP0902",
-                f"the attribute `{attribute}` of source `{name}` cannot be read: {text_of(error)}",
-                "it is a str or an int that tells the content of the source, or is not there",
-            )
-        if isinstance(key, str | int | bytes) and not isinstance(key, bool):
-            return str(key)[:200]
-    words = pipelines.content(source, source_digest)
-    return "" if words is None else _digest(*words)
-
-
-def source_digest(function: object) -> str:
-    """A digest of what `function` says: of its source, else of its code; with what a partial fixes."""
-    if isinstance(function, functools.partial):
-        fixed = repr((function.args, sorted(function.keywords.items())))
-        return _digest(source_digest(function.func), fixed)
-    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
-    subject: Any = function if code is not None or inspect.isbuiltin(function) else type(function)
-    try:
-        return _digest(inspect.getsource(subject))
-    except (OSError, TypeError):
-        pass
-    if isinstance(code, CodeType):
-        return _digest(code.co_code.hex(), repr([c for c in code.co_consts if not isinstance(c, CodeType)]))
-    names = [getattr(subject, attribute, "") for attribute in ("__module__", "__qualname__")]
-    return _digest(*(str(name) for name in names))
-
-
-def _digest(*texts: str) -> str:
-    return digest("\0".join(texts).encode())
-
-
-def digest(data: bytes) -> str:
-    """64 bits in hex that depend on every byte. Who has the feed's memory could write anything there, so that
-    it need not be cryptographic; loading OpenSSL takes more memory than all else of a feed."""
-    words = memoryview(data.ljust(-(-len(data) // 8) * 8, b"\0")).cast("Q")
-    return f"{folded(len(data), *words):016x}"
 
 
 def refuse_unlike(mine: Facts, theirs: Facts, plan: ClockPlan) -> None:

@@ -15,9 +15,9 @@ from input_plans import schedule
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.feeds.facts import source_digest
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.sources import pipelines
+from commplan.runtime.input.sources.content_keys import source_digest
 
 pytestmark = [
     pytest.mark.usefixtures(no_thread_is_left_behind.__name__),

@@ -1,0 +1,66 @@
+"""Keys that identify the content of a source and the code of a function across processes and runs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import CodeType
+from typing import Any
+
+from commplan.diagnostics import fail, text_of
+from commplan.input.order import folded
+from commplan.runtime.input.sources import pipelines
+
+
+def source_key(name: str, source: object) -> str:
+    """The key of source `name`: its attribute `key`, else the fingerprint of a Hugging Face data set, else a
+    digest of the operations of a Grain pipeline; "" if it has none of these.
+
+    Raises:
+        CommplanError: CP0902 if reading the attribute raises.
+    """
+    for attribute in ("key", "_fingerprint"):
+        try:
+            key = getattr(source, attribute, None)
+        except Exception as error:  # noqa: BLE001  the user's code
+            fail(
+                "CP0902",
+                f"the attribute `{attribute}` of source `{name}` cannot be read: {text_of(error)}",
+                "it is a str or an int that tells the content of the source, or is not there",
+            )
+        if isinstance(key, str | int | bytes) and not isinstance(key, bool):
+            return str(key)[:200]
+    words = pipelines.content(source, source_digest)
+    return "" if words is None else _digest(*words)
+
+
+def source_digest(function: object) -> str:
+    """A digest of the source text of `function`, else of its code, and of the arguments that a partial
+    fixes."""
+    if isinstance(function, functools.partial):
+        fixed = repr((function.args, sorted(function.keywords.items())))
+        return _digest(source_digest(function.func), fixed)
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    subject: Any = function if code is not None or inspect.isbuiltin(function) else type(function)
+    try:
+        return _digest(inspect.getsource(subject))
+    except (OSError, TypeError):
+        pass
+    if isinstance(code, CodeType):
+        return _digest(code.co_code.hex(), repr([c for c in code.co_consts if not isinstance(c, CodeType)]))
+    names = [getattr(subject, attribute, "") for attribute in ("__module__", "__qualname__")]
+    return _digest(*(str(name) for name in names))
+
+
+def _digest(*texts: str) -> str:
+    return digest("\0".join(texts).encode())
+
+
+def digest(data: bytes) -> str:
+    """64 bits in hex that depend on every byte of `data`.
+
+    It is not cryptographic: a process that could forge it can write to the shared memory anyway, and loading
+    OpenSSL takes more memory than the rest of a feed.
+    """
+    words = memoryview(data.ljust(-(-len(data) // 8) * 8, b"\0")).cast("Q")
+    return f"{folded(len(data), *words):016x}"
