@@ -32,8 +32,8 @@ from commplan.passes.pipeline import reproducer
 from commplan.passes.pipeline.manager import Reproducer
 from commplan.recorder.file import Call, Recording
 from commplan.recorder.lane import Lane
-from commplan.runtime.input.feeds import layout, memory
-from commplan.runtime.input.feeds.memory import Facts, FeedMemory
+from commplan.runtime.input.ring import meeting
+from commplan.runtime.input.ring.words import Shape
 from commplan.runtime.param_server.checkpoint import Keep
 from commplan.runtime.param_server.event_log import Recorder, about, recorded
 from commplan.sidecar.judgement import note
@@ -343,24 +343,24 @@ def _read_target(path: Path) -> int:
 
 @functools.cache
 def _feeds() -> tuple[bytes, ...]:
-    descriptor = os.memfd_create("feed")
-    os.ftruncate(descriptor, layout.NBYTES + 8192)
-    facts = Facts("photos", "p", "0" * 64, "step", 8, {"images": (100, "key")}, {"crop": "digest"})
-    feed = FeedMemory(descriptor, (0, 0), facts)
-    feed.lay_out(cores=2, slots=2, slot_nbytes=4096, epoch=0, readers=1, first=0)
-    feed.keep_compiled(b'{"key": "k", "schedule": {}}')
-    return (os.pread(descriptor, layout.NBYTES + 8192, 0),)
+    shape = Shape(slots=2, slot_nbytes=4096, parts=2, processes=4, cursors=4)
+    facts = {"the plan": f"p {'0' * 64}", "source `images`": "100 records, key k"}
+    feed = meeting.created("photos", "feed 'photos'", shape, facts, cores=2, makers=1, epoch=1, unit=8)
+    feed.keep_plan(b'{"key": "k", "schedule": {}}')
+    data = os.pread(feed.descriptor, shape.nbytes, 0)
+    feed.close()
+    return (data,)
 
 
 def _read_feed(path: Path) -> int:
-    if not path.exists():
-        return int(FeedMemory.opened(str(path), (0, 0)) is None)
-    status = path.stat()
-    with mock.patch.object(memory, "is_locked", return_value=True):
-        opened = FeedMemory.opened(str(path), (status.st_dev, status.st_ino))
+    status = path.stat() if path.exists() else os.stat_result([0] * 10)
+    candidate = meeting.Found("photos", (status.st_dev, status.st_ino), str(path))
+    with mock.patch.object(meeting, "is_locked", return_value=True):
+        opened = meeting.opened(candidate, "feed 'photos'")
     if opened is None:
         return 1
-    opened.compiled()
+    opened.plan()
+    opened.close()
     return 0
 
 

@@ -11,12 +11,12 @@ from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Schedule
 from commplan.runtime.input.feeds import compiled
-from commplan.runtime.input.feeds.directory import check_name
+from commplan.runtime.input.feeds.attachment import MEMBERS
 from commplan.runtime.input.feeds.feed import Feed
-from commplan.runtime.input.feeds.layout import MEMBERS
 from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, taken_apart
 from commplan.runtime.input.observe.wait_log import PATIENCE_S
 from commplan.runtime.input.restarts import Restarts
+from commplan.runtime.input.ring.meeting import check_name
 from commplan.tracebacks import ends_at_caller
 
 if TYPE_CHECKING:

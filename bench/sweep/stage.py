@@ -279,13 +279,13 @@ def _left(
     system: str, played: Played, server: Program | None, before: set[str], name: str
 ) -> list[str]:  # fmt: skip
     """What is there though all have ended."""
-    from commplan.runtime.input.feeds import directory  # noqa: PLC0415
+    from commplan.runtime.input.ring import meeting  # noqa: PLC0415
 
     programs = [life.program for life in played.lives] + ([server] if server else [])
     left = [f"process {pid}" for pid in pids_of({program.process.pid for program in programs})]
     left += [f"temporary file {file.name}" for file in (played.folder / "tmp").rglob("*")]
     if system == "commplan":
-        left += [f"memory {feed.name}" for feed in directory.found(name)]
+        left += [f"memory {feed.name}" for feed in meeting.found(name)]
     end = time.monotonic() + 2.0
     while (fresh := _shared_memory(system) - before) and time.monotonic() < end:
         time.sleep(LOOK_S)

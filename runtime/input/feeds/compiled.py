@@ -10,9 +10,8 @@ import msgspec
 
 from commplan import __version__, io
 from commplan.ir.schedule import Schedule
-from commplan.runtime.input.feeds import directory
-from commplan.runtime.input.feeds.attachment import looked_at
-from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.ring import meeting
+from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.sources.content_keys import digest
 
 
@@ -29,12 +28,12 @@ def key_of(text: bytes) -> str:
     return digest(__version__.encode() + b"\0" + text)
 
 
-def keep(memory: FeedMemory, key: str, schedule: Schedule) -> None:
-    """Leave `schedule` in the memory of a feed, if none lies there and it fits."""
+def keep(memory: SharedMemory, key: str, schedule: Schedule) -> None:
+    """Store `schedule` in the memory of a feed, if it has none and there is room."""
     with memory.locked():
-        if memory.compiled() is None:
+        if memory.plan() is None:
             bare = msgspec.structs.replace(schedule, origin=None)
-            memory.keep_compiled(msgspec.json.encode(_Compiled(key, msgspec.Raw(msgspec.json.encode(bare)))))
+            memory.keep_plan(msgspec.json.encode(_Compiled(key, msgspec.Raw(msgspec.json.encode(bare)))))
 
 
 @contextlib.contextmanager
@@ -44,7 +43,7 @@ def kept(name: str, key: str, file: str) -> Generator[Schedule | None]:
     with contextlib.ExitStack() as stack:
         schedule = _kept(name, key, file)
         if schedule is None:
-            stack.enter_context(directory.beginning(name))
+            stack.enter_context(meeting.beginning(name))
             schedule = _kept(name, key, file)
         if schedule is not None:
             stack.close()
@@ -52,9 +51,9 @@ def kept(name: str, key: str, file: str) -> Generator[Schedule | None]:
 
 
 def _kept(name: str, key: str, file: str) -> Schedule | None:
-    for candidate in directory.found(name):
-        with looked_at(candidate) as memory:
-            data = memory.compiled() if memory is not None else None
+    for candidate in meeting.found(name):
+        with meeting.visited(candidate, f"feed {name!r}") as memory:
+            data = memory.plan() if memory is not None else None
         if data is None:
             continue
         with contextlib.suppress(ValueError):  # of a member that ended while it wrote, or another version's

@@ -11,33 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from commplan.diagnostics import CommplanError, fail
-from commplan.input.prefetch import KEEP
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read
 from commplan.runtime.input import this_process
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.feeds import compiled
-from commplan.runtime.input.feeds.attachment import Attachment, attached, place_of
+from commplan.runtime.input.feeds.attachment import Sizes, attached, place_of
 from commplan.runtime.input.feeds.batch import Batch
 from commplan.runtime.input.feeds.facts import facts_of
 from commplan.runtime.input.feeds.handed import OneUnit, handed_out, is_one_unit
-from commplan.runtime.input.feeds.layout import (
-    ALONE,
-    ARMED,
-    HOLDS,
-    IDLE_SINCE,
-    MADE,
-    RECORDS,
-    SPOILED,
-    WAITED_NS,
-    WAITS_SINCE,
-    WANTED,
-)
-from commplan.runtime.input.feeds.maker import UnitMaker, check_unit
 from commplan.runtime.input.feeds.member_schedule import of_member, units_of
-from commplan.runtime.input.feeds.memory import IDLE_S
 from commplan.runtime.input.feeds.recorded import start_record
-from commplan.runtime.input.feeds.waiting import wait_on
+from commplan.runtime.input.feeds.waiting import MemberWaiter
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import Array
 from commplan.runtime.input.multirate.schedule import ClockPlan
@@ -47,14 +32,19 @@ from commplan.runtime.input.observe.visit_check import Checks
 from commplan.runtime.input.observe.wait_log import LOG, ClosedError
 from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders, restored
 from commplan.runtime.input.program import EpochCursor, host_program
-from commplan.runtime.input.shm.shm_control import LOOK_S, cores_of
-from commplan.runtime.input.shm.slots import CompletionCounter, give_back_freed
+from commplan.runtime.input.ring.cursor import Cursor
+from commplan.runtime.input.ring.units import UnitProgram
+from commplan.runtime.input.ring.words import ABSENT, CURSOR
+from commplan.runtime.input.shm.shm_control import cores_of
+from commplan.runtime.input.shm.slots import give_back_freed
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
 from commplan.wait import check_seconds, outcome
 
+IDLE_S = 60.0  # how long a member that has ended an epoch is waited for to begin the next
 _AT_ONCE = 64  # batches that are taken until the next look at what has changed
+_RECORDS, _IDLE_SINCE = CURSOR["records"], CURSOR["idle_since"]
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -85,40 +75,6 @@ class Feed(EpochIterator):
         if member is not None and not (hasattr(member, "__index__") and member in range(most)):
             fail("CP0929", f"`{plan.clock}` has no member {member!r}", f"its members are 0 to {most - 1}")
         self.name, self._plan, self._timeout = name, plan, timeout
-        maker = UnitMaker(plan, bound, functions, self._order_of(plan, bound))
-        unit = maker.program.flows[0].batch
-        facts = facts_of(name, plan, unit, maker, bound, sources, functions)
-        ahead, cores = hints(maker.program)
-        share = plan.share
-        readers = share.readers if share is not None and share.readers else len(cores_of())
-        first = self._first_unit(plan, bound, member or 0, batch, state, maker, unit)
-        with attached(
-            facts, plan, maker, first=first, ahead=ahead, readers=readers, cores=min(cores, len(cores_of()))
-        ) as (attachment, begun):
-            self._memory, self._maker = attachment.memory, attachment.maker
-            with attachment.memory.locked():
-                self.member = place_of(attachment, member, most)
-                try:
-                    self._enter(bound, functions, batch, state, attachment, begun)
-                except BaseException:
-                    attachment.memory.unlock_member(self.member)
-                    raise
-            attachment.members.add(self.member)
-        self._attachment = attachment
-        attachment.idle[self.member] = _weakly(self)
-        give_back_freed()
-        self._closing = self._forgotten_later()
-
-    def _forgotten_later(self) -> weakref.finalize[..., Any]:
-        """What is done where this object is collected without being closed."""
-        forget = self._attachment.forget
-        closing = weakref.finalize(self, forget, self.member, self._slots, os.getpid())
-        closing.atexit = False  # `attachment` leaves all feeds then
-        return closing
-
-    # --- coming ---
-
-    def _order_of(self, plan: ClockPlan, bound: Mapping[str, files.Source]) -> int:
         units = plan.units
         if units is None:
             fail(
@@ -126,46 +82,75 @@ class Feed(EpochIterator):
                 f"the members of `{plan.clock}` have nothing in common in phase `{plan.phase}`",
                 "a feed shares what is the same for all members and has a size: not bytes, and nothing that"
                 " is shared `via duplicate`",
-                span=plan.schedule.phase(plan.phase).span,
-                file=plan.schedule.file,
+                span=phase.span,
+                file=schedule.file,
             )
         program = host_program(units, plan.phase, None, apart=True)
-        return fingerprint(program, orders(program, bound))
+        content = UnitProgram(program, plan.epoch(bound), bound, functions)
+        facts = facts_of(plan, content, bound, sources, functions)
+        ahead, cores = hints(program)
+        share = plan.share
+        makers = share.readers if share is not None and share.readers else len(cores_of())
+        first = self._first_unit(plan, bound, member or 0, batch, state, content)
+        sizes = Sizes(first, ahead, makers, min(cores, len(cores_of())))
+        with attached(name, facts, plan, content, sizes) as (attachment, is_new):
+            self._attachment, self._ring = attachment, attachment.ring
+            self._units = attachment.units
+            with self._ring.memory.locked():
+                self.member = place_of(attachment, member, most)
+                try:
+                    self._enter(bound, functions, batch, state, is_new)
+                except BaseException:
+                    self._ring.cursors[self.member].set(state=ABSENT, process=0)
+                    raise
+            attachment.members.add(self.member)
+        attachment.idle[self.member] = _weakly(self)
+        give_back_freed()
+        self._closing = self._forgotten_later()
+
+    def _forgotten_later(self) -> weakref.finalize[..., Any]:
+        """What is done where this object is collected without being closed."""
+        forget = self._attachment.forget
+        closing = weakref.finalize(self, forget, self.member, self._cursor.slots, os.getpid())
+        closing.atexit = False  # `attachment` leaves all feeds then
+        return closing
+
+    # --- coming ---
 
     def _first_unit(
         self, plan: ClockPlan, bound: Mapping[str, files.Source], member: int, batch: int | None,
-        state: Mapping[str, int] | None, maker: UnitMaker, unit: int,
+        state: Mapping[str, int] | None, content: UnitProgram,
     ) -> int:  # fmt: skip
-        """Where this member begins if it is the first; what is wrong with its own arguments is raised
-        here."""
-        each = units_of(plan, member, batch, unit)
-        if batch is not None and each > maker.epoch:
+        """The first unit of this member if it begins the feed. Raises if its arguments are wrong."""
+        each, epoch_records = units_of(plan, member, batch, content.rows), content.epoch * content.rows
+        if batch is not None and each > content.epoch:
             fail(
                 "CP0931",
-                f"a batch of {batch} records is more than an epoch, which has {maker.epoch * unit}",
-                f"batch={maker.epoch * unit} at most",
+                f"a batch of {batch} records is more than an epoch, which has {epoch_records}",
+                f"batch={epoch_records} at most",
                 file=plan.schedule.file,
             )
         program = host_program(of_member(plan, member, each), plan.phase, {plan.clock: (member,)}, apart=True)
         mine = orders(program, bound)
         steps = epoch_steps(program, mine)
         epoch, step = restored(program, mine, state, steps, fingerprint(program, mine))
-        return epoch * maker.epoch + step * each
+        return epoch * content.epoch + step * each
 
     def _enter(
         self, bound: Mapping[str, files.Source], functions: Mapping[str, Callable[..., Any]], batch: int |
-        None, state: Mapping[str, int] | None, attachment: Attachment, begun: bool,
+        None, state: Mapping[str, int] | None, is_new: bool,
     ) -> None:  # fmt: skip
-        """Become a member (under the feed's lock)."""
-        plan, memory, member = self._plan, self._memory, self.member
-        self._each = each = units_of(plan, member, batch, memory.header.get("unit"))
+        """Become a member. The caller holds the ring's lock."""
+        plan, ring, member = self._plan, self._ring, self.member
+        unit, self._epoch = ring.header.get("unit"), self._units.content.epoch
+        self._each = each = units_of(plan, member, batch, unit)
         local = {plan.clock: (member,)}
         program = self._program = host_program(of_member(plan, member, each), plan.phase, local, apart=True)
         self._wanted = handed_out(program)
         mine, self._meter = orders(program, bound), Meter(plan.phase, plan.schedule.plan)
         steps, order = epoch_steps(program, mine), fingerprint(program, mine)
         place = restored(program, mine, state, steps, order)
-        if state is None and not begun:
+        if state is None and not is_new:
             place = self._next_place(mine, steps)
         self._start(*place, steps=steps, order=order)
         self._upto = 0  # the batches before it may be taken without a look at what has changed
@@ -174,34 +159,24 @@ class Feed(EpochIterator):
         declared(program, self._meter)
         own = [op for flow in program.flows for op in flow.after]
         self._pool = _threads(cores, f"commplan-{self.name}-own") if own else None
-        is_one = is_one_unit(program, each) and steps == self._maker.epoch  # a batch is numbered as its unit
-        layout = self._maker.layout
+        is_one = is_one_unit(program, each) and steps == self._epoch  # a batch is numbered as its unit
+        layout = self._units.layout
         self._one_unit = OneUnit(program, mine, layout, steps, self._wanted) if is_one else None
-        self._ready: Batch | None = None  # the next one, until it is handed out, and the slots that it shows
-        self._held: dict[int, Any] = {}
-        self._look_s = min(LOOK_S, self._timeout)
-        self._slot_words, self._count = memory.slot_words, memory.slots
-        self._kept_before = min(KEEP * each, memory.slots) - 1
-        self._records_each, self._words = each * memory.header.get("unit"), memory.members[member].words
+        self._ready: Batch | None = None  # the next one, until it is handed out
+        self._records_each, self._title = each * unit, ring.memory.title
         self._checks = self._contract = Checks(program, mine, steps, place[1], self._meter)
-        self._slots = attachment.slots()
-        self._returns = returns = CompletionCounter(functools.partial(memory.pass_on, member))
-
-        self._slots.returned = returns.add  # holds nothing that holds this object
-        words = memory.members[member]
-        values = {
-            "pid": os.getpid(), "process": memory.process + 1, "batch": program.flows[0].batch,
-            "since": time.monotonic_ns(),
-            **dict.fromkeys(("records", "waited_ns", "wanted", "alone", "armed", "idle_since"), 0),
-        }  # fmt: skip
-        for name, value in values.items():
-            words.set(name, value)
+        is_open = _weakly_open(self)
+        waiter = MemberWaiter(self._attachment, member, self._timeout, is_open, plan.schedule.file)
+        slots, recording = ring.memory.mapped_slots(), self._attachment.recording
+        self._cursor = Cursor(ring, member, each, slots, waiter, self._meter, recording)
+        self._words = self._cursor.record.words
+        self._cursor.open(batch=program.flows[0].batch)
         self._attach()
 
     def _next_place(self, mine: Mapping[Ref, Any], steps: int) -> tuple[int, int]:
         """Where one who comes late begins: with the next epoch; at once where an epoch may be begun
         anywhere."""
-        next_unit, epoch = self._memory.header.get("next"), self._maker.epoch
+        next_unit, epoch = self._ring.header.get("next"), self._epoch
         if all(order.visit == "at_least_once" for order in mine.values()):
             begun, inside = divmod(next_unit, epoch)
             step = -(-inside // self._each)
@@ -209,33 +184,30 @@ class Feed(EpochIterator):
         return -(-next_unit // epoch), 0
 
     def _attach(self) -> None:
-        """From where on units are kept for this member (under the feed's lock).
+        """Begin to hold units. The caller holds the ring's lock.
 
-        From its own place where nothing of it has gone; else from the next unit, and it reads by itself
-        what comes before, while the others wait for it as for any other member. Where it is more than an
-        epoch behind they do not.
+        It holds units from its own place on if they are all kept; else from the next unit on, and reads those
+        before it by itself, while the others wait for it as for any member. If it is more than an epoch
+        behind, none are held.
         """
-        memory, words = self._memory, self._memory.members[self.member]
-        place, following = self._position(self._place), memory.header.get("next")
-        kept = place if memory.is_kept(place) else following
-        self._from: int | None = kept if kept - place <= self._maker.epoch else None
+        ring = self._ring
+        place, following = self._position(self._place), ring.header.get("next")
+        kept = place if ring.is_kept(place) else following
+        self._from: int | None = kept if kept - place <= self._epoch else None
         if self._from is None:
-            words.set("position", place)
-            words.set("state", ALONE)
+            self._cursor.stand_alone(place)
             return
-        self._returns.upto = kept
-        words.set("position", kept)
-        words.set("state", HOLDS)
+        self._cursor.hold(kept)
         if kept > place:
             LOG.warning(
                 "member %d of feed %r is %d records behind: it reads them by itself", self.member, self.name,
-                (kept - place) * memory.header.get("unit"),
+                (kept - place) * ring.header.get("unit"),
             )  # fmt: skip
 
     def _position(self, place: int) -> int:
         """The first unit of the batch at `place`."""
         epoch, step = divmod(place, self._steps)
-        return epoch * self._maker.epoch + step * self._each
+        return epoch * self._epoch + step * self._each
 
     @functools.cached_property
     def _factory(self) -> BatchFactory:
@@ -277,9 +249,9 @@ class Feed(EpochIterator):
             except Exception as error:
                 self._close_after(error)
                 raise
-            self._words[RECORDS] = (place + 1 - self._first) * self._records_each
+            self._words[_RECORDS] = (place + 1 - self._first) * self._records_each
             # Whoever is interrupted before this line gets the same batch the next time.
-            self._ready, self._held, self._place = None, {}, place + 1
+            self._ready, self._cursor.held, self._place = None, {}, place + 1
             return batch
 
     def _turn_to(self, place: int) -> None:
@@ -292,16 +264,14 @@ class Feed(EpochIterator):
 
     def _begin(self, place: int) -> None:
         """The member begins an epoch, or goes on with it."""
-        memory, words, begun = self._memory, self._words, place // self._steps + 1
+        ring, begun = self._ring, place // self._steps + 1
         start_record(self._attachment)
-        if words[ARMED] < begun:
-            words[ARMED] = begun
-            memory.ring("taken")
+        ring.arm(self.member, begun)
         if self._from is None:
-            with memory.locked():
+            with ring.memory.locked():
                 self._attach()
-            memory.ring("taken")  # who found nobody to make units for looks again
-        words[IDLE_SINCE] = 0
+            ring.call_maker()
+        self._words[_IDLE_SINCE] = 0
         self._upto = min(begun * self._steps, place + (_AT_ONCE if self._from is not None else 1))
 
     def _settle(self, place: int) -> None:
@@ -312,9 +282,9 @@ class Feed(EpochIterator):
         if (place + 1) % self._steps:
             return
         if self._from is not None:
-            for unit in range(max(self._position(place) + self._each, self._from), self._position(place + 1)):
-                self._returns.add(unit)  # which others take, and this member passes over
-        self._words[IDLE_SINCE] = time.monotonic_ns()
+            following = max(self._position(place) + self._each, self._from)
+            self._cursor.pass_over(range(following, self._position(place + 1)))  # others take them
+        self._words[_IDLE_SINCE] = time.monotonic_ns()
 
     def _note(self, place: int) -> None:
         if self._one_unit is not None and (visits := self._one_unit.visits(place // self._steps)) is not None:
@@ -323,16 +293,16 @@ class Feed(EpochIterator):
 
     def _batch_at(self, place: int) -> Batch:
         if self._one_unit is not None and self._from is not None and place >= self._from:
-            root, at_once, is_spoiled = self._lent(place)
+            root, is_ready, is_spoiled = self._take(place)
             if not is_spoiled:
                 self._meter.batches += 1
-                self._meter.ready += at_once
+                self._meter.ready += is_ready
                 return self._one_unit.batch(root, *divmod(place, self._steps))
         return self._composed_at(place)
 
     def _composed_at(self, place: int) -> Batch:
         epoch, step = divmod(place, self._steps)
-        units, ready = self._units(epoch, step)
+        units, ready = self._units_of(epoch, step)
         composed = self._composed(units)
         self._meter.batches += 1
         self._meter.ready += ready
@@ -343,25 +313,25 @@ class Feed(EpochIterator):
         mask = composed.mask and composed.mask.rows.reshape(-1)  # its member dimension has one index
         return batch.place(epoch, step, mask)
 
-    def _units(self, epoch: int, step: int) -> tuple[list[Mapping[Ref, Array]], bool]:
-        """The units of a batch, and whether all were there at once; those that have gone are made here."""
+    def _units_of(self, epoch: int, step: int) -> tuple[list[Mapping[Ref, Array]], bool]:
+        """The units of a batch, and whether all were ready; those that are not kept are made here."""
         flow, first = self._program.flows[0], step * self._each
         rows = self._orders[flow.reads[0].result].rows(step)
         units: list[Mapping[Ref, Array]] = []
-        ready, words = True, self._memory.members[self.member]
+        ready, record = True, self._cursor.record
         for inside in range(first, first - (-rows // (flow.batch // self._each))):
             if self._is_kept(epoch, inside):
-                root, at_once, _ = self._lent(epoch * self._maker.epoch + inside)
-                units.append(self._maker.layout.views(root, writable=False))
-                ready = ready and at_once
+                root, is_ready, _ = self._take(epoch * self._epoch + inside)
+                units.append(self._units.layout.views(root, writable=False))
+                ready = ready and is_ready
             else:
-                units.append(self._maker.alone(epoch, inside))
-                words.set("alone", words.get("alone") + 1)
+                units.append(self._units.alone(epoch, inside))
+                record.set(alone=record.get("alone") + 1)
         return units, ready
 
     def _is_kept(self, epoch: int, inside: int) -> bool:
         """Whether a unit is one that others wait for this member to take."""
-        length = self._maker.epoch
+        length = self._epoch
         return self._from is not None and inside < length and epoch * length + inside >= self._from
 
     def _composed(self, units: Sequence[Mapping[Ref, Array]]) -> HostBatch:
@@ -384,67 +354,44 @@ class Feed(EpochIterator):
                 outcome(future)
         return making.finish()
 
-    def _lent(self, unit: int) -> tuple[Any, bool, bool]:
-        """Unit `unit` as it lies in its slot, whether it was there at once, and whether some records of it
-        were skipped."""
-        slots, slot = self._slots, self._slot_words[unit % self._count].words
-        slots.recall_before(unit - self._kept_before)  # `unit` needs a slot of its own
-        at_once = slot[MADE] == unit + 1
-        if not at_once:
-            self._wait(unit)
-        root = slots.lend(unit, self._held)  # it is kept until the batch is handed out
-        if slot[SPOILED]:
-            check_unit(root, self._maker.place(unit), self.name)
-            return root, at_once, True
-        return root, at_once, False
-
-    # --- waiting ---
-
-    def _wait(self, unit: int) -> None:
-        words, meter, begun = self._words, self._meter, time.monotonic_ns()
-        words[WAITS_SINCE], words[WANTED] = begun, unit + 1
-        record = self._attachment.threads.record
-        recorded = record.begin("wait", unit) if record is not None else 0
-        try:
-            if not self._memory.await_made(unit, self._look_s):
-                wait_on(
-                    self._attachment, self.member, unit, self._timeout, lambda: self._closing.alive,
-                    self._plan.schedule.file,
-                )  # fmt: skip
-        finally:
-            words[WANTED] = 0
-            if record is not None:
-                record.end(recorded)
-            waited = time.monotonic_ns() - begun
-            words[WAITED_NS] += waited
-            meter.wait_s += waited * 1e-9
-            if self._place % self._steps:
-                meter.least = 0
+    def _take(self, unit: int) -> tuple[Any, bool, bool]:
+        """The bytes of the slot of `unit`, whether it was ready, and whether records of it were skipped."""
+        root, waited_ns, is_spoiled = self._cursor.take(unit)
+        if waited_ns and self._place % self._steps:
+            self._meter.least = 0
+        if is_spoiled:
+            self._units.check(unit, root, self._title)
+            return root, not waited_ns, True
+        return root, not waited_ns, False
 
     # --- the rest ---
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return self._closing.alive
+
     def keep_compiled(self, key: str) -> None:
         """Leave the plan as it was compiled for who brings the text of `key`."""
-        compiled.keep(self._memory, key, self._plan.schedule)
+        compiled.keep(self._ring.memory, key, self._plan.schedule)
 
     def let_go_if_idle(self) -> None:
         """Where this member has not begun its next epoch for long, the others go on without it."""
-        words = self._memory.members[self.member]
-        since = words.get("idle_since")
+        record = self._cursor.record
+        since = record.get("idle_since")
         if not since or time.monotonic_ns() - since < IDLE_S * 1e9 or self._from is None:
             return
         if not self._turn.acquire(blocking=False):
             return
         try:
-            if not words.get("idle_since") or not self._closing.alive:
+            if not record.get("idle_since") or not self._closing.alive:
                 return
-            for unit in self._slots.lent():
-                self._slots.recall(unit)
+            self._cursor.recall()
             self._upto = 0
-            with self._memory.locked():
+            with self._ring.memory.locked():
                 self._from = None
-                words.set("state", ALONE)
-            self._memory.ring("taken")
+                self._cursor.stand_alone(record.get("position"))
+            self._ring.call_maker()
             LOG.warning(
                 "member %d of feed %r has not begun its next epoch for %g s: the others go on", self.member,
                 self.name, IDLE_S,
@@ -455,7 +402,7 @@ class Feed(EpochIterator):
     def summary(self) -> Summary:
         """What the input cost so far: what this process made for all, and what this member did for
         itself."""
-        return merged(meter.summary() for meter in (self._meter, self._maker.meter))
+        return merged(meter.summary() for meter in (self._meter, self._units.content.meter))
 
     def torch_dataset(self) -> Any:
         """An `IterableDataset` of PyTorch: an epoch of `Batch.torch()` each time that it is iterated over.
@@ -470,15 +417,26 @@ class Feed(EpochIterator):
         still shown: the member is there as before."""
         if os.getpid() != self._process or self._closing.detach() is None:
             return
-        self._ready, self._held, self._upto = None, {}, 0
+        self._ready, self._upto = None, 0
         try:
-            self._slots.close()
+            self._cursor.close()
         except CommplanError:
             self._closing = self._forgotten_later()
             raise
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._attachment.leave(self.member)
+
+
+def _weakly_open(feed: Feed) -> Callable[[], bool]:
+    """Whether `feed` has not been closed; the threads of its process do not keep it alive."""
+    reference = weakref.ref(feed)
+
+    def is_open() -> bool:
+        alive = reference()
+        return alive is not None and alive.is_open
+
+    return is_open
 
 
 def _weakly(feed: Feed) -> Callable[[], None]:

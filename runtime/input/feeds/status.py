@@ -1,22 +1,21 @@
-"""What runs on this host: the feeds of this user, as their own words say."""
+"""The feeds of this user on this host, from the words of their rings."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import msgspec
 
-from commplan.runtime.input.feeds import directory
-from commplan.runtime.input.feeds.attachment import looked_at
-from commplan.runtime.input.feeds.layout import HOLDS, NBYTES
-from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.feeds.waiting import blocked_by
+from commplan.runtime.input.ring import meeting
+from commplan.runtime.input.ring.ring import Ring
+from commplan.runtime.input.ring.words import HOLDS
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
-    """One member. place: records from the first of epoch 0. rate: records a second since it came. waits_for:
-    whom it waits for now, in words; empty where it waits for nobody. alone: units that it read by itself.
-    is_held: whether units are kept for it."""
+    """One member. place: records from the first of epoch 0. rate: records a second since it joined.
+    waits_for: the process or member that it waits for now; empty if it does not wait. alone: units that it
+    read by itself. is_held: whether units are kept for it."""
 
     member: int
     pid: int
@@ -32,7 +31,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
 
 
 class FeedStatus(msgspec.Struct, frozen=True):
-    """One feed. nbytes: of its memory. made: units that each process has made, by its number."""
+    """One feed. nbytes: of its memory. made: by PID, the records that each process has made, in units."""
 
     name: str
     plan: str
@@ -45,52 +44,37 @@ class FeedStatus(msgspec.Struct, frozen=True):
 
 
 def feeds() -> list[FeedStatus]:
-    """The feeds in which somebody lives, by name."""
+    """The feeds with a living member, by name."""
     statuses: list[FeedStatus] = []
-    for candidate in directory.found():
-        with looked_at(candidate) as memory:
+    for candidate in meeting.found():
+        with meeting.visited(candidate, f"feed {candidate.name!r}") as memory:
             if memory is not None:
-                statuses.append(_status(memory))
+                statuses.append(_status(candidate.name, Ring(memory)))
     return sorted((status for status in statuses if status.members), key=lambda status: status.name)
 
 
-def _status(memory: FeedMemory) -> FeedStatus:
-    header, facts = memory.header, memory.facts
-    alive = [member for member in memory.present() if memory.lives(member)]
-    processes = {memory.members[member].get("process") - 1 for member in alive}
-    units = {memory.processes[p].get("pid"): memory.processes[p].get("units") for p in sorted(processes)}
-    nbytes = NBYTES + header.get("slots") * header.get("slot_nbytes")
-    members = tuple(_member(memory, member, alive) for member in alive)
-    slots = header.get("slots")
-    return FeedStatus(facts.name, facts.plan, facts.phase, facts.unit, slots, nbytes, units, members)
+def _status(name: str, ring: Ring) -> FeedStatus:
+    shape, unit, facts = ring.memory.shape, ring.header.get("unit"), ring.memory.facts()
+    owners = {member: record.get("process") - 1 for member, record in enumerate(ring.cursors)}
+    alive = [m for m, place in owners.items() if ring.cursors[m].get("state") and ring.memory.lives(place)]
+    makers = [ring.processes[place] for place in sorted({owners[member] for member in alive})]
+    made = {maker.get("pid"): -(-maker.get("records") // unit) for maker in makers}
+    members = tuple(_member(ring, member) for member in alive)
+    plan = facts.get("the plan", "").partition(" ")[0]
+    return FeedStatus(name, plan, facts.get("phase", ""), unit, shape.slots, shape.nbytes, made, members)
 
 
-def _member(memory: FeedMemory, member: int, alive: Sequence[int]) -> MemberStatus:
-    words, unit = memory.members[member], memory.header.get("unit")
-    lasted, wanted = max(1e-9, _seconds_since(words.get("since"))), words.get("wanted")
-    waited = words.get("waited_ns") / 1e9 + (_seconds_since(words.get("waits_since")) if wanted else 0.0)
-    position = words.get("position")
+def _member(ring: Ring, member: int) -> MemberStatus:
+    record, unit = ring.cursors[member], ring.header.get("unit")
+    lasted, wanted = max(1e-9, _seconds_since(record.get("since"))), record.get("wanted")
+    waited = record.get("waited_ns") / 1e9 + (_seconds_since(record.get("waits_since")) if wanted else 0.0)
+    position = record.get("position")
     return MemberStatus(
-        member, words.get("pid"), words.get("batch"), position // memory.header.get("epoch"), position * unit,
-        words.get("records"), words.get("records") / lasted, waited,
-        _waits_for(memory, member, alive), words.get("alone"), words.get("state") == HOLDS,
+        member, ring.pid_of(member), record.get("batch"), position // ring.header.get("epoch"),
+        position * unit, record.get("records"), record.get("records") / lasted, waited,
+        blocked_by(ring, wanted - 1) if wanted else "", record.get("alone"), record.get("state") == HOLDS,
     )  # fmt: skip
 
 
 def _seconds_since(ns: int) -> float:
     return (time.monotonic_ns() - ns) / 1e9
-
-
-def _waits_for(memory: FeedMemory, member: int, alive: Sequence[int]) -> str:
-    wanted = memory.members[member].get("wanted") - 1
-    if wanted < 0:
-        return ""
-    pid = memory.maker_of(wanted)
-    if pid is not None:
-        return f"process {pid}, which makes the next unit"
-    held = [other for other in alive if memory.members[other].get("state") == HOLDS]
-    slowest = min(held, key=lambda other: memory.members[other].get("position"), default=member)
-    behind = (wanted - memory.members[slowest].get("position")) * memory.header.get("unit")
-    if slowest == member or behind < memory.slots * memory.header.get("unit"):
-        return "a process with a core for the next unit"
-    return f"member {slowest}, {behind} records behind"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from commplan.diagnostics import fail
 from commplan.input.order import Order
+from commplan.input.work_partition import Division
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType, BytesType
@@ -55,6 +56,7 @@ class BatchFactory:
     together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
     course: EpochCursor = FIRST
     memory: Fresh = aligned  # for arrays that this process makes
+    divisions: Mapping[int, Division] = field(default_factory=dict[int, Division])  # of units, by their flow
     # What is the same for most batches: the rows of a step and which of them count, what is handed over.
     _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
@@ -202,13 +204,14 @@ class BatchBuilder:
             tasks[place] = self._fill(state, [division.part(rows, part) for part in parts])
         return self._joined(tasks)
 
-    def whole(self, moved: Mapping[Ref, Array]) -> list[Task]:
-        """What fills all rows of what travels, in `moved`, where one maker makes them."""
+    def part(self, number: int, moved: Mapping[Ref, Array]) -> list[Task]:
+        """Tasks that fill part `number` of the rows of what travels, in `moved`."""
         self.moved = moved
-        each = (
-            self._fill(state, [(0, len(state.rows))]) if state.flow.moved else [] for state in self.states
-        )
-        return self._joined(list(each))
+        tasks: list[list[Task]] = [[] for _ in self.states]
+        for place, state in enumerate(self.states):
+            if state.flow.moved:
+                tasks[place] = self._fill(state, [self.maker.divisions[place].part(len(state.rows), number)])
+        return self._joined(tasks)
 
     def _fill(self, state: FlowState, runs: Sequence[tuple[int, int]]) -> list[Task]:
         """What fills some runs of the rows of a flow; which records they hold is written here."""

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 from feed_members import Member
 
-from commplan.runtime.input.feeds import directory
-from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.ring import meeting
 
 
 @pytest.fixture(scope="module")
@@ -28,4 +27,4 @@ def feed_name(small_heap: None) -> Iterator[str]:
     while Member.started:
         Member.started.pop().close()
     gc.collect()
-    assert [feed for feed in directory.found(name) if FeedMemory.opened(feed.path, feed.key)] == []
+    assert [feed for feed in meeting.found(name) if meeting.opened(feed, name)] == []

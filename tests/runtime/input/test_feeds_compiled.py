@@ -13,7 +13,8 @@ import pytest
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
-from commplan.runtime.input.feeds import compiled, directory
+from commplan.runtime.input.feeds import compiled
+from commplan.runtime.input.ring import meeting
 
 PLAN = """
 plan twice
@@ -91,13 +92,13 @@ def test_another_text_is_compiled_and_refused(feed_name: str, plan: Path, tmp_pa
 def test_one_who_begins_for_long_holds_nobody(
     feed_name: str, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "BEGIN_S", 0.05)
-    with directory.beginning(feed_name), joined(feed_name, plan) as feed:
+    monkeypatch.setattr(meeting, "BEGIN_S", 0.05)
+    with meeting.beginning(feed_name), joined(feed_name, plan) as feed:
         assert len(list(feed)) == 3
 
 
 def test_who_begins_one_feed_holds_nobody_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "default_folder", lambda: tmp_path)
-    with directory.beginning("first"), directory.beginning("second"):
+    monkeypatch.setattr(meeting, "default_folder", lambda: tmp_path)
+    with meeting.beginning("first"), meeting.beginning("second"):
         assert len(list(tmp_path.iterdir())) == 2  # neither waited for the other, or went on without
     assert not list(tmp_path.iterdir())

@@ -21,9 +21,10 @@ from feed_process import decode, noise
 from multirate_plans import code
 
 from commplan.diagnostics import CommplanError, fail
-from commplan.runtime.input.feeds import attachment, directory, maker, status
+from commplan.runtime.input.feeds import attachment, status
 from commplan.runtime.input.feeds.feed import Feed
-from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.ring import meeting, producers
+from commplan.runtime.input.ring.ring import Claim, Ring
 from commplan.runtime.input.shm.slots import Slots
 
 
@@ -43,7 +44,7 @@ def test_a_member_that_is_closed_waits_no_longer(feed_name: str) -> None:
         next(two)
         thread = threading.Thread(target=drive)
         thread.start()
-        while thread.is_alive() and not one._memory.members[0].get("wanted"):
+        while thread.is_alive() and not one._ring.cursors[0].get("wanted"):
             thread.join(0.01)
         one.close()
         thread.join(20)
@@ -65,7 +66,7 @@ def test_who_joins_again_waits_for_what_its_threads_still_make(
 
     functions = {"decode": held, "noise": noise}
     monkeypatch.setattr(attachment, "_END_S", 0.05)
-    monkeypatch.setattr(directory, "MEET_S", 0.05)
+    monkeypatch.setattr(meeting, "MEET_S", 0.05)
     first = joined(feed_name, functions=functions)
     iter(first)
     assert begun.wait(20)
@@ -76,7 +77,7 @@ def test_who_joins_again_waits_for_what_its_threads_still_make(
     with pytest.raises(CommplanError) as error:
         joined(feed_name, functions=functions)
     assert code(error) == "CP0928" and "this process has left feed" in str(error.value)
-    monkeypatch.setattr(directory, "MEET_S", 20.0)
+    monkeypatch.setattr(meeting, "MEET_S", 20.0)
     go_on.set()
     with joined(feed_name, functions=functions) as again:
         assert again.state()["epoch"] == 0 and len(list(again)) == 7
@@ -100,20 +101,20 @@ def test_a_member_that_is_forgotten_leaves_while_another_comes(
 def test_threads_go_on_where_a_process_holds_the_feed_for_long(
     feed_name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    looks, claims, claim = threading.Semaphore(0), [1], FeedMemory.claim
+    looks, claims, claim = threading.Semaphore(0), [1], Ring.claim
 
     def look() -> None:
         looks.release()
         fail("CP0921", "held")
 
-    def claimed(memory: FeedMemory) -> int | None:
+    def claimed(ring: Ring) -> Claim | None:
         if claims:
             claims.pop()
             fail("CP0921", "process 7 holds it")
-        return claim(memory)
+        return claim(ring)
 
-    monkeypatch.setattr(maker, "SEATS_S", 0.01)
-    monkeypatch.setattr(FeedMemory, "claim", claimed)
+    monkeypatch.setattr(producers, "TEND_S", 0.01)
+    monkeypatch.setattr(Ring, "claim", claimed)
     with joined(feed_name) as one:
         one._attachment.idle[99] = look
         assert len(list(one)) == 7
@@ -169,7 +170,7 @@ def test_the_slow_one_is_named_and_nothing_is_left_of_any(feed_name: str) -> Non
     assert f"for member 0 (process {slow.pid})" in errors and "records behind" in errors
     assert "CP0947" in errors
     slow.kill()
-    assert list(directory.found(feed_name)) == []
+    assert list(meeting.found(feed_name)) == []
 
 
 def saved_of(member: Member) -> dict[str, int]:
@@ -180,7 +181,7 @@ def test_a_lock_that_is_taken_twice_is_held_to_the_end(feed_name: str) -> None:
     look = "import os, sys; from commplan.runtime.input.shm.locks import is_locked\n"
     look += "print(is_locked(os.open(sys.argv[1], os.O_RDWR), 0))"
     with joined(feed_name) as one:
-        memory = one._memory
+        memory = one._ring.memory
         path = f"/proc/{os.getpid()}/fd/{memory.descriptor}"
         with memory.locked():
             with memory.locked():
@@ -195,10 +196,10 @@ def test_the_last_member_may_leave_while_a_unit_is_claimed(
     feed_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with joined(feed_name) as one:
-        memory = one._memory
-        monkeypatch.setattr(memory, "least", lambda: 0)
-        memory.members[0].set("state", 0)
-        assert memory.claim() is None
+        ring = one._ring
+        monkeypatch.setattr(ring, "least", lambda: 0)
+        ring.cursors[0].set(state=0)
+        assert ring.claim() is None
 
 
 def test_a_record_that_fails_is_told_to_all(feed_name: str) -> None:
@@ -232,14 +233,14 @@ def test_a_function_that_would_end_the_process_is_told_to_all(
 
 def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever made the folder's name first, nobody is kept from meeting."""
-    monkeypatch.setattr(directory, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(meeting, "default_folder", lambda: tmp_path)
     squatted = tmp_path / f"commplan-feeds-{os.getuid()}"
     squatted.mkdir(0o755)
-    with directory.meeting():
+    with meeting.meeting():
         (own,) = set(tmp_path.iterdir()) - {squatted}
         assert own.name == f"{squatted.name}.1" and own.stat().st_mode & 0o077 == 0
     assert set(tmp_path.iterdir()) == {squatted}
-    monkeypatch.setattr(directory, "default_folder", lambda: tmp_path / "gone")
-    with pytest.raises(CommplanError) as error, directory.meeting():
+    monkeypatch.setattr(meeting, "default_folder", lambda: tmp_path / "gone")
+    with pytest.raises(CommplanError) as error, meeting.meeting():
         pass
     assert code(error) == "CP0928" and "No such file or directory" in str(error.value)

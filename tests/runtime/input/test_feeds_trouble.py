@@ -24,9 +24,10 @@ from test_feeds_lifetime import saved_of, without_memory
 from commplan.diagnostics import CommplanError
 from commplan.recorder.blame import blame, described
 from commplan.recorder.file import read_records, start_recording
-from commplan.runtime.input.feeds import attachment, maker, memory, status
-from commplan.runtime.input.feeds.memory import FeedMemory
+from commplan.runtime.input.feeds import attachment, status
 from commplan.runtime.input.observe import batch_record, wait_log
+from commplan.runtime.input.ring import meeting, memory, producers
+from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.shm.slots import Slots
 
 # pyright: reportPrivateUsage=false
@@ -79,7 +80,7 @@ def test_a_collector_waits_for_nobody(feed_name: str) -> None:
     forgotten, there, collected = joined(feed_name), threading.Event(), threading.Event()
 
     def join() -> None:
-        with attachment._COMING:
+        with meeting.OPENING:
             there.set()
             assert collected.wait(20)
 
@@ -111,7 +112,7 @@ def test_batches_that_cannot_be_kept_keep_the_member(feed_name: str, monkeypatch
     np.testing.assert_array_equal(batch["pixels"], pixels)
 
 
-@pytest.mark.parametrize("which", ["seats", "maker"])
+@pytest.mark.parametrize("which", ["tend", "maker"])
 def test_threads_that_cannot_be_started(
     feed_name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, which: str
 ) -> None:
@@ -123,9 +124,9 @@ def test_threads_that_cannot_be_started(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(maker, "SEATS_S", 0.01)
+    monkeypatch.setattr(producers, "TEND_S", 0.01)
     monkeypatch.setattr(threading.Thread, "start", started)
-    if which == "seats":
+    if which == "tend":
         with pytest.raises(CommplanError) as error:
             joined(feed_name)
         assert code(error) == "CP0928" and "can't start new thread" in str(error.value)
@@ -139,20 +140,19 @@ def test_who_makes_a_unit_is_not_who_has_its_place_now(
 ) -> None:
     with joined(feed_name) as feed:
         next(feed)
-        memory: FeedMemory = feed._memory
-        words, place = memory.slot_words[0], memory.process
-        unit = words.get("unit") - 1
-        words.set("owner", place + 1)
-        assert memory.maker_of(unit) == memory.processes[place].get("pid")
-        assert memory.maker_of(unit + memory.slots) is None
-        lives = FeedMemory.process_lives
+        ring, lives = feed._ring, SharedMemory.lives
+        slot = ring.memory.slots[0]
+        unit = slot.get("unit") - 1
+        slot.set(parts=ring.place + 1)
+        assert ring.maker(unit) == os.getpid()
+        assert not ring.maker(unit + ring.slots)
 
-        def followed(self: FeedMemory, owner: int) -> bool:  # it dies as it is looked at
-            words.set("owner", 0)
+        def followed(self: SharedMemory, owner: int) -> bool:  # it dies as it is looked at
+            slot.set(parts=0)
             return lives(self, owner)
 
-        monkeypatch.setattr(FeedMemory, "process_lives", followed)
-        assert memory.maker_of(unit) is None
+        monkeypatch.setattr(SharedMemory, "lives", followed)
+        assert not ring.maker(unit)
 
 
 def test_a_stopped_process_that_holds_the_feed_is_named_and_holds_nobody_who_leaves(
@@ -163,7 +163,7 @@ def test_a_stopped_process_that_holds_the_feed_is_named_and_holds_nobody_who_lea
     hold = "import fcntl, os, signal, sys\nfile = os.open(sys.argv[1], os.O_RDWR)\n"
     hold += "fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\nos.kill(os.getpid(), signal.SIGSTOP)"
     with joined(feed_name, timeout=0.5) as one:
-        path = f"/proc/{os.getpid()}/fd/{one._memory.descriptor}"
+        path = f"/proc/{os.getpid()}/fd/{one._ring.memory.descriptor}"
         process = subprocess.Popen([sys.executable, "-c", hold, path])
         try:
             assert os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -256,7 +256,7 @@ def test_a_feed_goes_into_the_record_of_the_run_that_is(
             (lane,) = [record for record in read_records([str(tmp_path)]) if record.lane == "feed"]
             assert f"-{job}." in lane.path and lane.events
             recording.remove()
-        assert len(list(feed)) == 7 and feed._attachment.threads.record is None
+        assert len(list(feed)) == 7 and feed._attachment.recording.record is None
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,1 @@
+"""The ring: units of shared input, made once and consumed by every cursor."""

@@ -1,0 +1,224 @@
+"""How processes find rings by name: their memory is among the open files of this user's processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from commplan import io
+from commplan.diagnostics import fail
+from commplan.runtime.input.ring.memory import SharedMemory
+from commplan.runtime.input.ring.words import HEADER, MAGIC, PROCESS_LOCK, Shape
+from commplan.runtime.input.shm.locks import default_folder, is_locked
+from commplan.wait import Wait, until
+
+_PREFIX = "commplan-feed-"
+_LINK = re.compile(rf"/memfd:{_PREFIX}([A-Za-z0-9_.-]+)(?: \(deleted\))?")
+BEGIN_S = 20.0  # seconds for another process to compile its plan
+MEET_S = 60.0  # seconds for another process to come or leave, which takes milliseconds
+HAS_FEEDS = sys.platform.startswith("linux") and hasattr(os, "memfd_create")
+
+
+OPENING = threading.RLock()  # held by the thread of this process that opens or closes rings
+
+
+class Found(NamedTuple):
+    """A file of memory that a process has open. key: its device and inode. path: opens it."""
+
+    name: str
+    key: tuple[int, int]
+    path: str
+
+
+def check_name(name: object) -> str:
+    """`name`, if a feed may be so called here. Raises CP0928."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
+        fail("CP0928", f"a feed is named with letters, digits and `-_.`, up to 100 of them, not {name!r}")
+    if not HAS_FEEDS:
+        fail(
+            "CP0928", f"feeds need Linux, and this is {sys.platform}", "run.batches shares between processes"
+        )
+    return name
+
+
+def created(name: str, title: str, shape: Shape, facts: Mapping[str, str], **values: int) -> SharedMemory:
+    """A new ring. title: in messages. facts, values: see `SharedMemory.lay_out`.
+
+    Raises:
+        CommplanError: CP0923 if there is not enough memory; CP0928 if `facts` are too long.
+    """
+    try:
+        descriptor = os.memfd_create(f"{_PREFIX}{name}", os.MFD_CLOEXEC)
+        try:
+            os.fchmod(descriptor, 0o600)
+            os.posix_fallocate(descriptor, 0, shape.nbytes)
+            status = os.fstat(descriptor)
+            memory = SharedMemory(descriptor, (status.st_dev, status.st_ino), title, shape)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        fail(
+            "CP0923",
+            f"{shape.nbytes} bytes of shared memory cannot be had: {error.strerror}",
+            "make the batch or `prefetch` smaller",
+        )
+    try:
+        memory.lay_out(facts, **values)
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+def opened(candidate: Found, title: str) -> SharedMemory | None:
+    """The ring in the file of `candidate`; None if it holds no ring, or no process of one lives."""
+    try:
+        descriptor = io.open_file(candidate.path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        head = os.pread(descriptor, 8 * len(HEADER), 0)
+        if (status.st_dev, status.st_ino) != candidate.key or len(head) < 8 * len(HEADER):
+            return None
+        words = dict(zip(HEADER, memoryview(head).cast("Q"), strict=True))
+        shape = Shape(**{name: words[name] for name in Shape._fields})
+        if words["magic"] != MAGIC or not shape.is_valid or status.st_size < shape.nbytes:
+            return None  # what is behind a file's end cannot be accessed
+        if not any(is_locked(descriptor, PROCESS_LOCK + place) for place in range(shape.processes)):
+            return None
+        memory = SharedMemory(descriptor, candidate.key, title, shape)
+        try:
+            memory.facts()
+        except ValueError:  # another version's
+            memory.close()
+            descriptor = -1
+            return None
+        descriptor = -1
+        return memory
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def visited(candidate: Found, title: str) -> Generator[SharedMemory | None]:
+    """The ring in the file of `candidate`, for a look from outside; None if there is none.
+
+    If this process has it open, that is it: opening and closing the file again would release its locks. No
+    other thread of this process opens or closes rings meanwhile.
+    """
+    with OPENING:
+        own = next((m for m in list(SharedMemory.opened) if m.key == candidate.key), None)
+        memory = own or opened(candidate, title)
+        try:
+            yield memory
+        finally:
+            if memory is not None and memory is not own:
+                memory.close()
+
+
+def found(name: str | None = None) -> Iterator[Found]:
+    """The memory of the feed `name` (None: of all feeds) that processes of this user have open, each once.
+    Files of other users' processes are skipped."""
+    seen: set[tuple[int, int]] = set()
+    for entry in list(os.scandir("/proc")):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid != os.getuid():
+                continue
+            for file in list(os.scandir(f"{entry.path}/fd")):
+                with contextlib.suppress(OSError):
+                    link = _LINK.fullmatch(str(Path(file.path).readlink()))
+                    if link is None or name not in (None, link[1]):
+                        continue
+                    status = Path(file.path).stat()
+                    key = (status.st_dev, status.st_ino)
+                    if status.st_uid == os.getuid() and key not in seen:
+                        seen.add(key)
+                        yield Found(link[1], key, file.path)
+
+
+@contextlib.contextmanager
+def meeting() -> Generator[None]:
+    """No other process of this user joins or creates a ring while this runs.
+
+    It is a lock on a folder that exists for so long alone; the kernel releases it with the process.
+
+    Raises:
+        CommplanError: CP0928 if another process holds it for a minute: it is stopped.
+    """
+
+    def late(_: float) -> NoReturn:
+        fail("CP0928", f"another process has been joining a feed for {MEET_S:g} s", "is one stopped?")
+
+    with _held(*until(lambda seconds: _locked(), Wait(MEET_S, late, slice_s=0.01))):
+        yield
+
+
+@contextlib.contextmanager
+def beginning(name: str) -> Generator[None]:
+    """Another process of this user that begins the feed `name` waits until this one has left its plan there,
+    but no longer than `BEGIN_S`."""
+    last = time.monotonic() + BEGIN_S
+    while (locked := _locked(f"-begun-{name}")) is None:
+        if time.monotonic() > last:
+            yield
+            return
+        time.sleep(0.01)
+    with _held(*locked):
+        yield
+
+
+@contextlib.contextmanager
+def _held(descriptor: int, path: Path) -> Generator[None]:
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        os.close(descriptor)
+
+
+def _locked(suffix: str = "") -> tuple[int, Path] | None:
+    """The folder, locked and still there; None if another process has it.
+
+    Only this user can read it or write to it. If another user has created one of its name, the next name is
+    taken. Raises CP0928 if none can be created.
+    """
+    base = default_folder() / f"commplan-feeds-{os.getuid()}{suffix}"  # the sidecar has a folder of its own
+    for number in range(1000):
+        path = base.with_name(f"{base.name}.{number}") if number else base
+        try:
+            path.mkdir(0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            fail(
+                "CP0928",
+                f"no folder can be made in {str(base.parent)!r}: {error.strerror}",
+                "programs that join a feed meet there for a moment",
+            )
+        try:
+            descriptor = io.open_folder(path)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            continue
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor, path
+        os.close(descriptor)
+        return None
+    return fail("CP0928", f"no folder of this user can be made in {str(base.parent)!r}")

@@ -1,0 +1,191 @@
+"""A ring's memory as one process maps it: its words, its lock, its bells, and which processes live.
+
+The kernel's record locks say which processes live: each holds a byte of the file until it ends. They belong
+to a process, not to a descriptor: closing any descriptor of the file releases all of them. So each process
+opens the file once (`meeting.visited`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Generator, Mapping
+from typing import ClassVar, NoReturn
+
+import msgspec
+
+from commplan.diagnostics import fail
+from commplan.runtime.input.observe.wait_log import ClosedError
+from commplan.runtime.input.ring import words
+from commplan.runtime.input.ring.words import PROCESS_LOCK, RING_LOCK, Record, Shape
+from commplan.runtime.input.shm import futex
+from commplan.runtime.input.shm.locks import is_locked, lock_byte, lock_holder, unlock_byte
+from commplan.runtime.input.shm.shm_control import fence
+from commplan.runtime.input.shm.slots import Slots, mapped, owner_of
+from commplan.wait import Wait, until
+
+_LOCK_S = 30.0
+
+
+class SharedMemory:
+    """The memory of a ring. key: device and inode of its file. title: the ring in messages, "feed 'a'"."""
+
+    opened: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()  # in this process
+
+    def __init__(self, descriptor: int, key: tuple[int, int], title: str, shape: Shape) -> None:
+        self.descriptor, self.key, self.title, self.shape = descriptor, key, title, shape
+        self.is_stopped, self._place = False, -1
+        # Python's `mmap` would open the file a second time, and closing that would release all locks.
+        nbytes = shape.data_at
+        self._root = owner_of(mapped(nbytes, mmap.MAP_SHARED, descriptor, 0), nbytes)
+        self._table = memoryview(self._root).cast("B").cast("Q")  # as quick to read as a list
+        (self.header,) = self._records(0, 1, words.HEADER)
+        at = words.PAGE
+        self.processes = self._records(at, shape.processes, words.PROCESS)
+        each = words.RECORD_NBYTES
+        self._work = [self._bell(at + place * each + words.WORK_BELL) for place in range(shape.processes)]
+        at += shape.processes * each
+        self.cursors = self._records(at, shape.cursors, words.CURSOR)
+        at += shape.cursors * each
+        self.slots = self._records(at, shape.slots, words.SLOT)
+        self._bells = {name: self._bell(at) for name, at in words.BELLS.items()}
+        self._lock, self._is_inside, self._closing = threading.RLock(), False, threading.Lock()
+        SharedMemory.opened.add(self)
+
+    def _records(self, offset: int, count: int, indices: Mapping[str, int]) -> list[Record]:
+        each = words.RECORD_NBYTES // 8
+        starts = (offset // 8 + number * each for number in range(count))
+        return [Record(self._table[start : start + each], indices) for start in starts]
+
+    def _bell(self, at: int) -> ctypes.c_uint32:
+        return ctypes.c_uint32.from_buffer(self._root, at)
+
+    def lay_out(self, facts: Mapping[str, str], **values: int) -> None:
+        """Write the header of a new ring. facts: must be equal in all processes. values: other words.
+
+        Raises:
+            CommplanError: CP0928 if `facts` are too long.
+        """
+        data = msgspec.json.encode(facts)
+        if len(data) > words.FACTS_NBYTES:
+            fail(
+                "CP0928",
+                f"the names and digests of {self.title} take {len(data)} bytes",
+                f"{words.FACTS_NBYTES} at most: shorter or fewer names of sources and functions",
+            )
+        ctypes.memmove(ctypes.addressof(self._root) + self.shape.facts_at, data, len(data))
+        self.header.set(**self.shape._asdict(), facts=len(data), **values)
+        fence()
+        self.header.set(magic=words.MAGIC)
+
+    def facts(self) -> dict[str, str]:
+        """The facts that the ring was created with. Raises ValueError if they cannot be read."""
+        nbytes = min(self.header.get("facts"), words.FACTS_NBYTES)
+        data = ctypes.string_at(ctypes.addressof(self._root) + self.shape.facts_at, nbytes)
+        return msgspec.json.decode(data, type=dict[str, str])
+
+    def plan(self) -> bytes | None:
+        """The compiled plan that `keep_plan` has stored; None if there is none."""
+        nbytes = min(self.header.get("plan"), words.PLAN_NBYTES)
+        at = ctypes.addressof(self._root) + self.shape.facts_at + words.FACTS_NBYTES
+        return ctypes.string_at(at, nbytes) if nbytes else None
+
+    def keep_plan(self, data: bytes) -> None:
+        """Store the compiled plan for other processes, unless it is too long. The caller holds the lock."""
+        if len(data) <= words.PLAN_NBYTES:
+            at = ctypes.addressof(self._root) + self.shape.facts_at + words.FACTS_NBYTES
+            ctypes.memmove(at, data, len(data))
+            fence()
+            self.header.set(plan=len(data))
+
+    def mapped_slots(self) -> Slots:
+        """A mapping of the slots of its own, for one cursor or for the producers."""
+        shape = self.shape
+        return Slots(self.descriptor, shape.data_at, shape.slot_nbytes, shape.slots)
+
+    def close(self) -> None:
+        """Close the file, which releases all locks. The mapping lives as long as an array shows it."""
+        with self._closing:
+            descriptor, self.descriptor = self.descriptor, -1
+        SharedMemory.opened.discard(self)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    # --- locks ---
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """Hold the ring's lock: no other process claims a part, joins or leaves a cursor meanwhile.
+
+        The holder may die at any point, so writes under the lock leave the words usable after each of them.
+
+        Raises:
+            CommplanError: CP0921 if another process holds the lock for 30 s: it is stopped.
+            ClosedError: if this process leaves the ring.
+        """
+
+        def late(waited: float) -> NoReturn:
+            fail(
+                "CP0921",
+                f"process {self.lock_holder()} holds {self.title} for {waited:.0f} s",
+                "is it stopped?",
+            )
+
+        def attempt(seconds: float) -> bool:
+            if self.descriptor < 0 or self.is_stopped:  # who leaves waits for no stopped process
+                raise ClosedError
+            return lock_byte(self.descriptor, RING_LOCK) or bool(time.sleep(min(seconds, 0.0005)))
+
+        with self._lock:
+            if self._is_inside:  # the kernel does not count: the inner exit would release the lock
+                yield
+                return
+            _ = until(attempt, Wait(_LOCK_S, late))
+            self._is_inside = True
+            try:
+                yield
+            finally:
+                self._is_inside = False
+                if self.descriptor >= 0:
+                    unlock_byte(self.descriptor, RING_LOCK)
+
+    def lock_holder(self) -> int:
+        """The PID of the other process that holds the ring's lock; 0 if none does."""
+        return lock_holder(self.descriptor, RING_LOCK) if self.descriptor >= 0 else 0
+
+    def lock_place(self, place: int) -> bool:
+        """Become the process at `place` until `close`; False if another process is."""
+        if not lock_byte(self.descriptor, PROCESS_LOCK + place):
+            return False
+        self._place = place
+        return True
+
+    def lives(self, place: int) -> bool:
+        """Whether a living process is at `place`."""
+        if place == self._place:  # the kernel does not report a process's own locks
+            return True
+        return self.descriptor >= 0 and is_locked(self.descriptor, PROCESS_LOCK + place)
+
+    # --- bells ---
+
+    def bell(self, name: str) -> ctypes.c_uint32:
+        """The bell `made` or `changed`."""
+        return self._bells[name]
+
+    def work_bell(self, place: int) -> ctypes.c_uint32:
+        """The bell of the producers of the process at `place`."""
+        return self._work[place]
+
+
+def ring(bell: ctypes.c_uint32) -> None:
+    """Wake all waits for `bell`."""
+    bell.value = (bell.value + 1) & 0xFFFFFFFF
+    futex.wake(bell)
+
+
+os.register_at_fork(after_in_child=SharedMemory.opened.clear)
