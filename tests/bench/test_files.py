@@ -14,7 +14,7 @@ from support.campaign import parameters
 
 from bench import files
 from bench.files_formats import FORMATS
-from commplan.runtime.input.feeds import layout
+from commplan.runtime.input.ring import words
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,12 +46,12 @@ def test_the_campaign_tells_readers_apart(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "facts", "compiled"])
+@pytest.mark.parametrize("damage", ["cut", "facts", "plan"])
 def test_a_damaged_feed_is_left_alone(tmp_path: Path, damage: str) -> None:
     data = bytearray(FORMATS["feed"].samples()[0])
     if damage == "cut":
-        del data[layout.FACTS_AT :]
+        del data[words.PAGE :]
     else:
-        struct.pack_into("<Q", data, 8 * layout.HEADER[damage], 2**60)
+        struct.pack_into("<Q", data, 8 * words.HEADER[damage], 2**60)
     (tmp_path / "feed").write_bytes(data)
-    assert FORMATS["feed"].read(tmp_path / "feed") == (damage != "compiled")
+    assert FORMATS["feed"].read(tmp_path / "feed") == (damage != "plan")

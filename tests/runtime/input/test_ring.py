@@ -1,0 +1,194 @@
+"""The ring between processes that die, stop or join late: content, progress, and which process is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ring_process
+from ring_process import SHAPE
+from support import interpreter
+
+from commplan.diagnostics import CommplanError
+from commplan.recorder.processes import process_state
+from commplan.runtime.input.ring import meeting
+from commplan.runtime.input.ring import memory as ring_memory
+from commplan.runtime.input.ring.memory import SharedMemory
+from commplan.runtime.input.ring.ring import Blocker, Claim, Ring
+
+# pyright: reportPrivateUsage=false
+UNITS = 60
+DEADLY = ("claim", "lock", "open", "last part")
+
+
+class Process:
+    """A process of the ring."""
+
+    def __init__(self, path: str, **orders: Any) -> None:
+        words = [*interpreter.words(jax=False), ring_process.__file__]
+        orders = {"path": path, "units": UNITS, **orders}
+        self.process = subprocess.Popen(
+            [*words, json.dumps(orders)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def read(self, key: str) -> Any:
+        """The value of `key` in its next line that has one."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            answer = json.loads(line)
+            if key in answer:
+                self.pid = answer.get("pid", 0) or self.pid
+                return answer[key]
+        assert self.process.stderr is not None
+        raise AssertionError(self.process.stderr.read())
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+@pytest.fixture(name="memory")
+def _memory() -> Iterator[SharedMemory]:
+    values = {"cores": 2, "makers": 4, "epoch": UNITS, "unit": 1}
+    memory = meeting.created("test-ring", "the ring", SHAPE, {}, **values)
+    yield memory
+    memory.close()
+
+
+@pytest.fixture(name="processes")
+def _processes() -> Iterator[list[Process]]:
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        if process.process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.process.communicate()
+
+
+def path_of(memory: SharedMemory) -> str:
+    return f"/proc/{os.getpid()}/fd/{memory.descriptor}"
+
+
+def started(processes: list[Process], memory: SharedMemory, orders: list[dict[str, Any]]) -> list[Process]:
+    """Processes that have all joined, the first one before the others."""
+    processes.append(Process(path_of(memory), **orders[0]))
+    processes[0].read("joined")
+    processes += [Process(path_of(memory), **each) for each in orders[1:]]
+    for process in processes[1:]:
+        process.read("joined")
+    for process in processes:
+        process.go()
+    return processes
+
+
+def test_all_units_reach_all_cursors_and_are_made_once(
+    memory: SharedMemory, processes: list[Process]
+) -> None:
+    started(processes, memory, [{}] * 4)
+    answers = [(process.read("taken"), process) for process in processes]
+    assert [taken for taken, _ in answers] == [UNITS] * 4
+    assert Ring(memory).least() is None
+    assert sum(record.get("parts") for record in memory.processes) == UNITS * SHAPE.parts
+
+
+@pytest.mark.parametrize("fault", DEADLY)
+def test_a_part_whose_maker_dies_is_made_by_another(
+    memory: SharedMemory, processes: list[Process], fault: str
+) -> None:
+    started(processes, memory, [{"fault": fault, "at": 9}, {}, {}])
+    dead, *others = processes
+    assert [process.read("taken") for process in others] == [UNITS] * 2
+    dead.process.wait(20)
+    assert dead.process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("stopped maker", "maker"), ("stopped idle", "cursor")])
+def test_a_stopped_process_is_named_and_is_passed_over_without_a_claim(
+    memory: SharedMemory, processes: list[Process], fault: str, kind: str
+) -> None:
+    """It is the one that makes units; without a claim only its cursor holds up the others."""
+    memory.header.set(makers=1, cores=1)
+    started(processes, memory, [{"fault": fault, "at": 9}, {}, {}])
+    pid, ring, end = processes[0].read("stopped"), Ring(memory), time.monotonic() + 20
+    while time.monotonic() < end:
+        wanted = max(record.get("wanted") for record in memory.cursors[1:3]) - 1
+        if process_state(pid) == "stopped" and wanted >= 0 and ring.blocker(wanted).pid == pid:
+            break
+        time.sleep(0.002)
+    assert ring.blocker(wanted) == Blocker(kind, pid, 0 if kind == "cursor" else -1)  # pyright: ignore[reportArgumentType]
+    os.kill(pid, signal.SIGCONT)
+    assert [process.read("taken") for process in processes] == [UNITS] * 3
+
+
+def test_deaths_of_all_kinds_at_once_and_a_process_that_joins_late(
+    memory: SharedMemory, processes: list[Process]
+) -> None:
+    orders = [{"fault": fault, "at": 3 + 2 * place} for place, fault in enumerate(DEADLY)]
+    started(processes, memory, [*orders, {}])
+    *_, last = processes
+    deadline = time.monotonic() + 20
+    while memory.header.get("next") < 10 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    late = Process(path_of(memory))
+    processes.append(late)
+    late.read("joined")
+    late.go()
+    assert last.read("taken") == UNITS
+    assert late.read("taken") <= UNITS - 6
+
+
+def test_a_process_that_is_stopped_in_the_lock_is_named(
+    memory: SharedMemory, processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = "import fcntl, os, signal, sys\nfile = os.open(sys.argv[1], os.O_RDWR)\n"
+    hold += "fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\nos.kill(os.getpid(), signal.SIGSTOP)"
+    monkeypatch.setattr(ring_memory, "_LOCK_S", 0.1)
+    process = subprocess.Popen([*interpreter.words(jax=False)[:1], "-c", hold, path_of(memory)])
+    try:
+        assert os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        with pytest.raises(CommplanError) as error, memory.locked():
+            pass
+        assert error.value.diagnostics[0].code == "CP0921" and str(process.pid) in str(error.value)
+        assert Ring(memory).blocker(0) == Blocker("lock", process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_claims_and_openings_of_a_unit(memory: SharedMemory) -> None:
+    """What one process sees: parts in order, no more than `cores` at once, slots that are reused."""
+    ring = Ring(memory)
+    with memory.locked():
+        ring.join()
+        memory.cursors[0].set(process=ring.place + 1, position=0, state=1)
+        memory.header.set(cursor_places=1)
+    assert ring.claim() is None  # no cursor has asked for an epoch
+    ring.arm(0, 1)
+    claims = [ring.claim(), ring.claim()]
+    assert claims == [Claim(0, 0), Claim(0, 1)]
+    assert ring.claim() is None  # both cores are busy
+    for claim in claims:
+        assert claim is not None and not ring.is_made(0)
+        ring.done(claim, 1, spoiled=claim.part == 0)
+    assert ring.is_made(0) and memory.slots[0].get("spoiled")
+    with pytest.raises(AssertionError, match="part 0 of unit 0 was lost"):
+        ring.done(Claim(0, 0), 1, spoiled=False)
+    for unit in range(1, SHAPE.slots):
+        for part in range(SHAPE.parts):
+            assert ring.claim() == Claim(unit, part)
+            ring.done(Claim(unit, part), 1, spoiled=False)
+    assert ring.claim() is None and ring.blocker(SHAPE.slots) == Blocker("cursor", os.getpid(), 0)
+    ring.release(0, 1)
+    assert ring.claim() == Claim(SHAPE.slots, 0) and not ring.is_open(0)
+    assert not memory.slots[0].get("spoiled") and not ring.is_kept(0) and ring.is_kept(1)
+    assert ring.blocker(SHAPE.slots) == Blocker("maker", os.getpid())
+    ring.leave()
+    assert ring.blocker(SHAPE.slots) == Blocker("none")
