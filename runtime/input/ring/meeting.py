@@ -118,7 +118,7 @@ def visited(candidate: Found, title: str) -> Generator[SharedMemory | None]:
     other thread of this process opens or closes rings meanwhile.
     """
     with OPENING:
-        own = next((m for m in list(SharedMemory.opened) if m.key == candidate.key), None)
+        own = next((m for m in SharedMemory.opened if m.key == candidate.key and m.descriptor >= 0), None)
         memory = own or opened(candidate, title)
         try:
             yield memory

@@ -35,7 +35,7 @@ _LOCK_S = 30.0
 class SharedMemory:
     """The memory of a ring. key: device and inode of its file. title: the ring in messages, "feed 'a'"."""
 
-    opened: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()  # in this process
+    opened: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()  # by this process
 
     def __init__(self, descriptor: int, key: tuple[int, int], title: str, shape: Shape) -> None:
         self.descriptor, self.key, self.title, self.shape = descriptor, key, title, shape
@@ -112,7 +112,6 @@ class SharedMemory:
         """Close the file, which releases all locks. The mapping lives as long as an array shows it."""
         with self._closing:
             descriptor, self.descriptor = self.descriptor, -1
-        SharedMemory.opened.discard(self)
         if descriptor >= 0:
             os.close(descriptor)
 
