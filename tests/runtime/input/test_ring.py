@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import ring_process
 from ring_process import SHAPE
 from support import interpreter
+from support.campaign import parameters
 
 from commplan.diagnostics import CommplanError
 from commplan.recorder.processes import process_state
@@ -128,21 +131,40 @@ def test_a_stopped_process_is_named_and_is_passed_over_without_a_claim(
     assert [process.read("taken") for process in processes] == [UNITS] * 3
 
 
-def test_deaths_of_all_kinds_at_once_and_a_process_that_joins_late(
-    memory: SharedMemory, processes: list[Process]
+@pytest.mark.parametrize("seed", parameters([0], range(1, 60)))
+def test_faults_of_all_kinds_at_once_and_a_process_that_joins_late(
+    memory: SharedMemory, processes: list[Process], seed: int
 ) -> None:
-    orders = [{"fault": fault, "at": 3 + 2 * place} for place, fault in enumerate(DEADLY)]
-    started(processes, memory, [*orders, {}])
-    *_, last = processes
-    deadline = time.monotonic() + 20
-    while memory.header.get("next") < 10 and time.monotonic() < deadline:
-        time.sleep(0.002)
-    late = Process(path_of(memory))
-    processes.append(late)
-    late.read("joined")
-    late.go()
-    assert last.read("taken") == UNITS
-    assert late.read("taken") <= UNITS - 6
+    rng = random.Random(seed)
+    faults = [*rng.sample(DEADLY, 3), rng.choice(("stopped maker", "stopped idle")), ""]
+    rng.shuffle(faults)
+    started(processes, memory, [{"fault": fault, "at": rng.randrange(1, UNITS // 4)} for fault in faults])
+    is_over = threading.Event()
+    resumer = threading.Thread(target=resume, args=(list(processes), is_over))
+    resumer.start()
+    try:
+        deadline, begun = time.monotonic() + 20, rng.randrange(UNITS // 2)
+        while memory.header.get("next") < begun and time.monotonic() < deadline:
+            time.sleep(0.002)
+        late = Process(path_of(memory))
+        processes.append(late)
+        late.read("joined")
+        late.go()
+        living = [process for process, fault in zip(processes, faults, strict=False) if fault not in DEADLY]
+        assert [process.read("taken") for process in living] == [UNITS] * 2
+        assert 0 <= late.read("taken") <= UNITS - begun
+    finally:
+        is_over.set()
+        resumer.join()
+
+
+def resume(processes: list[Process], is_over: threading.Event) -> None:
+    """Let processes that are stopped go on after a moment."""
+    while not is_over.wait(0.1):
+        for process in processes:
+            if process_state(process.pid) == "stopped":
+                time.sleep(0.2)
+                os.kill(process.pid, signal.SIGCONT)
 
 
 def test_a_process_that_is_stopped_in_the_lock_is_named(
