@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -72,7 +73,8 @@ def _processes() -> Iterator[list[Process]]:
     yield processes
     for process in processes:
         if process.process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(process.pid, signal.SIGKILL)
         process.process.communicate()
 
 
