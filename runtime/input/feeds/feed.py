@@ -170,7 +170,7 @@ class Feed(EpochIterator):
         slots, recording = ring.memory.mapped_slots(), self._attachment.recording
         self._cursor = Cursor(ring, member, each, slots, waiter, self._meter, recording)
         self._words = self._cursor.record.words
-        self._cursor.open(batch=program.flows[0].batch)
+        self._cursor.enter(batch=program.flows[0].batch)
         self._attach()
 
     def _next_place(self, mine: Mapping[Ref, Any], steps: int) -> tuple[int, int]:

@@ -58,10 +58,10 @@ def _status(name: str, ring: Ring) -> FeedStatus:
     owners = {member: record.get("process") - 1 for member, record in enumerate(ring.cursors)}
     alive = [m for m, place in owners.items() if ring.cursors[m].get("state") and ring.memory.lives(place)]
     makers = [ring.processes[place] for place in sorted({owners[member] for member in alive})]
-    made = {maker.get("pid"): -(-maker.get("records") // unit) for maker in makers}
+    units = {maker.get("pid"): -(-maker.get("records") // unit) for maker in makers}
     members = tuple(_member(ring, member) for member in alive)
     plan = facts.get("the plan", "").partition(" ")[0]
-    return FeedStatus(name, plan, facts.get("phase", ""), unit, shape.slots, shape.nbytes, made, members)
+    return FeedStatus(name, plan, facts.get("phase", ""), unit, shape.slots, shape.nbytes, units, members)
 
 
 def _member(ring: Ring, member: int) -> MemberStatus:

@@ -60,7 +60,7 @@ class Cursor:
         self._returns = CompletionCounter(functools.partial(ring.release, number))
         slots.returned = self._returns.add  # holds nothing that holds this object
 
-    def open(self, **values: int) -> None:
+    def enter(self, **values: int) -> None:
         """Begin with words of this process. The caller holds the ring's lock."""
         words = dict.fromkeys(("records", "waited_ns", "wanted", "alone", "armed", "idle_since"), 0)
         self.record.set(process=self.ring.place + 1, since=time.monotonic_ns(), **words, **values)

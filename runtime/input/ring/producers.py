@@ -164,16 +164,16 @@ class Producers:
             self._making[me] = claim
         root = self.slots.memory(claim.unit)
         operation = record.begin("make", claim.unit) if record is not None else 0
-        made = self.units.fill(claim.unit, claim.part, root)
+        result = self.units.fill(claim.unit, claim.part, root)
         if record is not None:
-            record.end(operation, made.error)
+            record.end(operation, result.error)
         with self._lock:
             if self._making.pop(me, None) is None:
                 raise ClosedError  # detached meanwhile: another process makes the part
-            self.units.note(claim.unit, claim.part, root, made.error)
+            self.units.note(claim.unit, claim.part, root, result.error)
             while True:
                 try:
-                    self.ring.done(claim, made.records, spoiled=made.is_spoiled)
+                    self.ring.done(claim, result.records, spoiled=result.is_spoiled)
                     return
                 except CommplanError as error:  # the claim is this process's until that has worked
                     LOG.warning("%s", error.diagnostics[0].message)

@@ -110,7 +110,7 @@ def main(orders: dict[str, Any]) -> None:
     with memory.locked():
         ring.join()
         cursor = Cursor(ring, ring.place, 1, slots, Patient(ring), meter, Recording())
-        cursor.open(batch=1)
+        cursor.enter(batch=1)
         first = ring.header.get("next")
         cursor.hold(first)
     print(json.dumps({"joined": ring.place, "pid": os.getpid()}), flush=True)
