@@ -111,11 +111,19 @@ class CallArg(SyntaxNode, frozen=True):
     key: Name | None = None
 
 
+class Location(SyntaxNode, frozen=True):
+    """`disk("PATH", 200 GiB)`: a file and its size. `path` is the text between the quotes."""
+
+    name: Name
+    path: str
+    size: Name | Number
+
+
 class Option(SyntaxNode, frozen=True):
     """`bucket = 25 MiB` inside braces."""
 
     key: Name
-    value: Name | Number
+    value: Name | Number | Location
 
 
 class Options(SyntaxNode, frozen=True):

@@ -239,6 +239,13 @@ def _argument(children: _Children) -> ast.CallArg:
     return ast.CallArg(span=ast.span_of(children), value=_value(children[-1]), key=key)
 
 
+def _location(children: _Children) -> ast.Location:
+    name, _, path, _, size, _ = children
+    return ast.Location(
+        span=ast.span_of(children), name=name_of(name), path=path.text[1:-1], size=_value(size)
+    )
+
+
 def _clause(children: _Children) -> _Clause:
     word: Token = children[0]
     return _Clause(_FIELDS.get(word.type, word.text), _value(children[1]), ast.span_of(children))
@@ -258,6 +265,7 @@ _BUILD: dict[str, Callable[[_Children], Any]] = {
     "number": lambda children: _number(children[0]),
     "call": partial(_bracketed, ast.CallExpr, "args", ast.CallArg),
     "argument": _argument,
+    "location": _location,
     **dict.fromkeys(_CLAUSES, _clause),
     **{rule: partial(_node, rule) for rule in _NODES},
 }

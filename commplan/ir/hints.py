@@ -9,7 +9,7 @@ import msgspec
 
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.roles import Execution, Meaning
-from commplan.ir.types import DType
+from commplan.ir.types import DType, sized
 
 
 class Arg(msgspec.Struct, frozen=True, gc=False):
@@ -45,6 +45,17 @@ class Algorithm(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+class Cache(msgspec.Struct, frozen=True, gc=False):
+    """Where the results of a host function are kept across epochs: in at most `nbytes` of the host's memory,
+    or of the file at `path`."""
+
+    nbytes: Execution[int]
+    path: Execution[str | None] = None
+
+    def __str__(self) -> str:
+        return sized(self.nbytes) if self.path is None else f'disk("{self.path}", {sized(self.nbytes)})'
+
+
 class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The options of one stage, as in its braces. Sizes are in bytes.
 
@@ -65,6 +76,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     prefetch: Execution[int | None] = None
     device_prefetch: Execution[int | None] = None
     integers: Meaning[Literal["max", "first"] | None] = None
+    cache: Execution[Cache | None] = None
 
     def wire_types(self, dtype: DType, *, adds: bool = True) -> tuple[DType, DType]:
         """The types in which values of `dtype` are sent and added.

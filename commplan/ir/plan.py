@@ -16,6 +16,7 @@ from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS as NO_HINTS
 from commplan.ir.hints import Algorithm as Algorithm
 from commplan.ir.hints import Arg as Arg
+from commplan.ir.hints import Cache as Cache
 from commplan.ir.hints import Hints as Hints
 from commplan.ir.hints import Reduction as Reduction
 from commplan.ir.hints import weight_type as weight_type

@@ -28,7 +28,12 @@ def of_verb(word: str) -> str:
 def of_option(word: str) -> str:
     """What an option is, and which stages take it."""
     rule = OPTIONS[word]
-    kinds = {"bytes": "a size, such as `25 MiB`", "count": "a whole number", "dtype": "a float type"}
+    kinds = {
+        "bytes": "a size, such as `25 MiB`",
+        "count": "a whole number",
+        "dtype": "a float type",
+        "cache": 'a size, such as `8 GiB`, or `disk("PATH", 200 GiB)`',
+    }
     kind = kinds.get(rule.kind) or " or ".join(f"`{each}`" for each in rule.words)
     return (
         f"{_TABLES['options'][word]}\n\nIt is {kind}, of {', '.join(f'`{stage}`' for stage in rule.stages)}."

@@ -62,6 +62,9 @@ def _believed(schedule: Schedule) -> Iterator[str]:
     random = ", ".join(f"`{fn.name}`" for fn in called if fn.random)
     if random:
         yield f"random functions draw from the key that they are given alone: {random}"
+    cached = dict.fromkeys(f"`{op.fn}`" for op in ops if isinstance(op, Map) and op.hints.cache)
+    if cached:
+        yield f"functions with a cache return the same for a record each time: {', '.join(cached)}"
     values = schedule.values
     if any(server_op(op, values) for op in ops):
         yield "servers keep their protocol"

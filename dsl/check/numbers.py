@@ -13,8 +13,10 @@ BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LARGEST = (1 << 63) - 1
 
 
-def written(value: ast.Name | ast.Number) -> str:
-    """The source text of a name, or of a number with its unit."""
+def written(value: ast.Name | ast.Number | ast.Location) -> str:
+    """The source text of a name, of a number with its unit, or of a file with its size."""
+    if isinstance(value, ast.Location):
+        return f'{value.name.text}("{value.path}", {written(value.size)})'
     text = value.text.strip()
     unit = value.unit if isinstance(value, ast.Number) else None
     return f"{text} {unit}" if unit and not text.endswith(unit) else text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -169,3 +169,27 @@ def _count(
         valid: Bools = np.asarray(state.valid[chosen, rows].all(0))
         result[at] = np.count_nonzero(valid & counted[rows])
     return result
+
+
+def laid_out(
+    program: HostProgram, read: Read, records: Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]
+) -> npt.NDArray[np.int64]:
+    """The records of a load, members first."""
+    if not read.per:
+        return records[read.result, ()]
+    ids = np.stack([records[read.result, coords] for coords in program.variants(read.per)])
+    return ids.reshape(*(len(program.local[axis]) for axis in read.per), ids.shape[-1])
+
+
+def variant_of(
+    columns: Mapping[Coords, Sequence[Any]],
+    have: Sequence[str],
+    axes: Sequence[str],
+    coords: Coords,
+    program: HostProgram,
+) -> Sequence[Any]:
+    """The variant of an operand that the variant `coords` (along `axes`) of a result is made from."""
+    fixed = dict(zip(axes, coords, strict=True))
+    if set(have) <= set(axes):
+        return columns[tuple(fixed[axis] for axis in have)]
+    return next(columns[c] for c in program.variants(have) if agrees(have, c, fixed))

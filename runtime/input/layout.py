@@ -76,3 +76,13 @@ def compacted(counted: Bools, usable: Bools, shards: int) -> npt.NDArray[np.int6
         if rows.size:
             taken[local] = np.resize(rows, each)
     return taken
+
+
+def fill_rows(target: Array, column: Sequence[Any]) -> None:
+    """Write a block's records, where they are not there yet; rows without one (skipped) become zero."""
+    if isinstance(column, np.ndarray):
+        if not np.may_share_memory(target, column):
+            target[...] = column
+        return
+    for row, value in enumerate(column):
+        target[row] = 0 if value is None else value

@@ -137,6 +137,14 @@ def test_loads() -> None:
     assert _stages(plan, ir.Load, "start")[0].tail == "drop"
 
 
+def test_caches() -> None:
+    decode, narrow, _ = _stages(_feature("caches"), ir.Map)
+    assert decode.hints == ir.Hints(cores=2, cache=ir.Cache(64 << 20))
+    assert narrow.hints.cache == ir.Cache(4096)
+    (embed,) = _stages(_feature("caches"), ir.Map, "text")
+    assert embed.hints.cache == ir.Cache(3 << 29, "words.rows")
+
+
 def test_the_only_axis_is_the_default_of_split() -> None:
     plan = _feature("default_split")
     assert _stages(plan, ir.Load)[0].split == ("data",)

@@ -14,7 +14,10 @@ from commplan.dsl import ast
 from commplan.dsl.lexer import tokenize
 from commplan.dsl.parser import parse
 
-PLANS = sorted((Path(__file__).parents[2] / "examples" / "plans").glob("*.plan"))
+PLANS = [
+    *sorted((Path(__file__).parents[2] / "examples" / "plans").glob("*.plan")),
+    Path(__file__).parents[1] / "plans" / "caches.plan",
+]
 
 
 def tree_of(text: str) -> ast.File:

@@ -19,7 +19,10 @@ from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.text import parse_plan, parse_schedule, print_plan, print_schedule
 from commplan.ir.types import DType
 
-PLANS = sorted((Path(__file__).parents[2] / "examples" / "plans").glob("*.plan"))
+PLANS = [
+    *sorted((Path(__file__).parents[2] / "examples" / "plans").glob("*.plan")),
+    Path(__file__).parents[1] / "plans" / "caches.plan",
+]
 GIVEN = tree(w=(3, 3), b=(2,))
 
 

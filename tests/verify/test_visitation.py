@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.byhand import compiled, ensemble_plan
 
 import commplan
@@ -18,7 +19,9 @@ from commplan.cli import main
 from commplan.input.order import Order
 from commplan.input.rates import Rates, rates
 from commplan.input.work_partition import Division, HostTransfer, division, failover
+from commplan.ir.plan import Cache, Hints
 from commplan.ir.remark import Design
+from commplan.ir.schedule import Map
 from commplan.verify import verify
 from commplan.verify.input import proof
 from commplan.verify.input.proof import input_memory, prove_share, shares, visits
@@ -463,3 +466,25 @@ def test_what_is_decided_of_symbols_holds_for_numbers(values: tuple[int, int, in
 
 def _value(term: Any, values: dict[str, int]) -> int:
     return int(eval(str(term).replace("[", "(").replace("]", ")"), {}, values))
+
+
+def test_caches_are_counted_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[1] / "plans" / "caches.plan"
+    assert main(["verify", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "a host keeps records across epochs in at most 64 MiB in its memory" in text
+    assert "a host keeps records across epochs in at most 1.5 GiB in files" in text
+    assert (
+        "functions with a cache return the same for a record each time: `decode`, `narrow`, `embed`" in text
+    )
+    schedule = commplan.load(path).compile().schedule
+    assert [(need.cached, need.in_files) for need in input_memory(schedule)] == [
+        ((64 << 20) + 4096, 0), (3 << 29, 3 << 29),
+    ]  # fmt: skip
+    (step, *rest) = schedule.phases
+    ops = tuple(
+        structs.replace(op, hints=Hints(cache=Cache(4096))) if isinstance(op, Map) and op.random else op
+        for op in step.ops
+    )
+    found = verify(structs.replace(schedule, phases=(structs.replace(step, ops=ops), *rest)))
+    assert any("`flip` is random" in diagnostic.message for diagnostic in found), found

@@ -6,7 +6,7 @@ from commplan.ir.roles import Execution, Meaning, Structure
 from commplan.ir.stages.map import MapFields
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
-from commplan.ir.types import ArrayType, AxisKind
+from commplan.ir.types import ArrayType, AxisKind, sized
 from commplan.ir.values import Value
 
 
@@ -67,7 +67,13 @@ class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
         return tuple(placed(types.values[ref], ref, placement) for ref in self.results)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
-        return f"{self.fn}, record by record" if self.per_record else self.fn
+        text = f"{self.fn}, record by record" if self.per_record else self.fn
+        cache, leaves = self.hints.cache, [leaf for ref in self.results for leaf in values[ref].leaves]
+        each = sum(leaf.nbytes // max(1, leaf.shape[0]) for leaf in leaves if leaf.shape)
+        if cache is None or not each:
+            return text
+        kept = f"{cache.nbytes // each:,} records of {sized(each)} kept in"
+        return f"{text}, up to {kept} {'a file' if cache.path else 'the memory'} of each host"
 
     def runs_ahead(self, available: Container[Ref]) -> bool:
         is_input_work = self.lane == "host_compute" or self.per_record

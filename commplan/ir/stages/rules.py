@@ -13,8 +13,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from commplan.diagnostics import Diagnostic, Note, Span, listed, plural
-from commplan.ir.hints import NO_HINTS, Algorithm, Hints
-from commplan.ir.types import DType, Ref
+from commplan.ir.hints import NO_HINTS, Algorithm, Cache, Hints
+from commplan.ir.types import ArrayType, DType, Ref, Type, sized
 from commplan.ir.values import Leaf
 
 Ranks = Callable[[Iterable[str]], int | None]
@@ -29,6 +29,41 @@ class Violation(NamedTuple):
 
     def diagnostic(self, code: str, span: Span | None, file: str) -> Diagnostic:
         return Diagnostic(code, self.message, span, tuple(map(Note, self.notes)), file=file)
+
+
+# --- map ---
+
+
+def cached(
+    fn: str, random: Sequence[str], sources: Sequence[str], kinds: Sequence[Type], cache: Cache
+) -> Violation | None:
+    """The results of a host function are kept by record if they depend on the record alone.
+
+    random: the random functions among `fn` and those before it. sources: of the loads before it. kinds: of
+    its results. cache: where they are kept.
+    """
+    if fn in random:
+        note = "leave `cache` out, or cache the function before it"
+        return Violation(f"`{fn}` is random: in each epoch a record gives another result", (note,))
+    if random:
+        note = "cache the functions before the first random one"
+        return Violation(
+            f"`{fn}` is given what the random `{random[0]}` returns, another in each epoch", (note,)
+        )
+    if len(sources) != 1:
+        message = f"`{fn}` is given records of {len(sources)} loads: {listed(sources)}"
+        return Violation(
+            message, ("a result is kept by the number of one record: cache functions of one load",)
+        )
+    unsized = next((kind for kind in kinds if not isinstance(kind, ArrayType)), None)
+    if unsized is not None:
+        message = f"`{fn}` returns {unsized}, which has no fixed size"
+        return Violation(message, ("a cache has rows of one size: cache the function that returns an array",))
+    nbytes = sum(math.prod(kind.shape) * kind.dtype.nbytes for kind in kinds if isinstance(kind, ArrayType))
+    if cache.nbytes < nbytes:
+        message = f"`cache = {cache}` does not hold one record of `{fn}`, which takes {sized(nbytes)}"
+        return Violation(message, ("give it room for many records of the source",))
+    return None
 
 
 # --- load ---

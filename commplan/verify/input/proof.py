@@ -10,9 +10,11 @@ from commplan.input.prefetch import KEEP, device_prefetch, prefetch, slots
 from commplan.input.rates import Rates, rates
 from commplan.input.work_partition import Division, Turns, division
 from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.hints import Cache
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Design
-from commplan.ir.schedule import Phase, Read, Schedule, Share, results
+from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, results
+from commplan.ir.stages.rules import Violation, cached
 from commplan.verify.input.visitation import (
     Broken,
     prove_division,
@@ -50,7 +52,8 @@ class InputMemory(NamedTuple):
     holds. records: of one load. shared: bytes of the slots of a host, for the rows of one rank; own: bytes of
     a rank beside them. on_devices: bytes on a rank's device that batches take ahead of the step; devices that
     use the memory of the host show the others. Records of variable length, and what a function makes in
-    between, are not counted."""
+    between, are not counted. cached: bytes of records that a host keeps across epochs; in_files: those
+    of them in files."""
 
     phase: str
     batches: int
@@ -58,12 +61,19 @@ class InputMemory(NamedTuple):
     shared: int
     own: int
     on_devices: int = 0
+    cached: int = 0
+    in_files: int = 0
 
 
 def check_input(scope: Scope) -> None:
-    """Report loads whose visit is not what they promise, and shares that leave rows out."""
+    """Report loads whose visit is not what they promise, shares that leave rows out, and caches of results
+    that differ between epochs."""
     ahead = prefetch(scope.phase.ops)
     for op in scope.phase.ops:
+        if isinstance(op, Map) and op.hints.cache is not None and not scope.has_seen_op(op):
+            broken = _cache_wrong(scope, op, op.hints.cache)
+            if broken is not None:
+                scope.report.found.append(broken.diagnostic("CP0735", op.span, scope.schedule.file))
         if not isinstance(op, Read | Share) or scope.has_seen_op(op):
             continue
         name = f"`{name_of(op.result)}`"
@@ -78,6 +88,15 @@ def _load_wrong(op: Read, ahead: int) -> Broken | None:
     if wrong is None and op.clock is not None:
         return prove_rates(rates(op.batch, ahead))
     return wrong
+
+
+def _cache_wrong(scope: Scope, op: Map, cache: Cache) -> Violation | None:
+    if op.lane != "host_compute":
+        return Violation(f"`{op.fn}` runs on the device, and a cache keeps results of the host")
+    before = DefUse(scope.phase.ops).ancestors(op.results)
+    random = [each.fn for each in before if isinstance(each, Map) and each.random]
+    sources = [each.source for each in before if isinstance(each, Read)]
+    return cached(op.fn, random[::-1], sources, scope.schedule.fn(op.fn).results, cache)
 
 
 def _share_wrong(scope: Scope, op: Share) -> Broken | None:
@@ -164,10 +183,12 @@ def _memory(schedule: Schedule, phase: Phase) -> InputMemory:
     if clocked is not None:
         kept = -(-rates(clocked.batch, ahead).bound // max(clocked.batch))
         batches, shown, shared = kept + KEEP, KEEP, kept * sum(size[ref] for ref in own)
+    caches = [op.hints.cache for op in phase.ops if isinstance(op, Map) and op.hints.cache is not None]
     taken = {binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only}
     return InputMemory(
         phase.name, batches, batches * rows, shared, shown * sum(size[ref] for ref in own),
         on_devices * sum(size[ref] for ref in taken),
+        sum(cache.nbytes for cache in caches), sum(cache.nbytes for cache in caches if cache.path),
     )  # fmt: skip
 
 

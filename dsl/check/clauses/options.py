@@ -11,7 +11,7 @@ from commplan.dsl import ast
 from commplan.dsl.check.context import CheckContext
 from commplan.dsl.check.numbers import integer, nbytes, written
 from commplan.dsl.check.types import FOREIGN
-from commplan.ir.hints import NO_HINTS
+from commplan.ir.hints import NO_HINTS, Cache
 from commplan.ir.plan import Algorithm, Hints
 from commplan.ir.stages import OVER_AXES, rules
 from commplan.ir.stages.base import BaseStage
@@ -21,12 +21,12 @@ from commplan.ir.types import ArrayType, DType, Type
 class OptionRule(msgspec.Struct, frozen=True):
     """The stages that take an option, and its range of values.
 
-    `kind` is `bytes` (a size), `count` (a whole number of at least `least`), `word` (one of `words`) or
-    `dtype` (a float type).
+    `kind` is `bytes` (a size), `count` (a whole number of at least `least`), `word` (one of `words`), `dtype`
+    (a float type) or `cache` (a size, or `disk("PATH", SIZE)`).
     """
 
     stages: tuple[str, ...]
-    kind: Literal["bytes", "count", "word", "dtype"]
+    kind: Literal["bytes", "count", "word", "dtype", "cache"]
     least: int = 1
     words: tuple[str, ...] = ()
 
@@ -48,6 +48,7 @@ OPTIONS: dict[str, OptionRule] = {
     "cores": OptionRule(("load", "host map"), "count"),
     "prefetch": OptionRule(("load", "gather"), "count"),
     "device_prefetch": OptionRule(("load",), "count"),
+    "cache": OptionRule(("host map",), "cache", words=("disk",)),
 }
 FLOATS = tuple(str(dtype) for dtype in DType if dtype.is_float)
 
@@ -119,6 +120,12 @@ def _value(ctx: CheckContext, option: ast.Option, rule: OptionRule) -> object:
     match rule.kind, option.value:
         case "bytes", ast.Number() as number:
             return nbytes(ctx, number, key, code="CP0612")
+        case "cache", ast.Number() as number:
+            size = nbytes(ctx, number, key, code="CP0612")
+            return None if size is None else Cache(size)
+        case "cache", ast.Location(size=ast.Number() as number) as file if file.name.text in rule.words:
+            size = nbytes(ctx, number, key, code="CP0612")
+            return None if size is None else Cache(size, file.path)
         case "count", ast.Number() as number:
             return integer(ctx, number, key, least=rule.least, code="CP0612")
         case "word", ast.Name() as name if name.text in rule.words:
@@ -135,10 +142,11 @@ def _report_value(ctx: CheckContext, option: ast.Option, rule: OptionRule) -> No
         "count": "a whole number",
         "word": listed(rule.words, "or"),
         "dtype": f"a float type: {listed(FLOATS, 'or')}",
+        "cache": 'a size such as `8 GiB`, or `disk("PATH", 200 GiB)`',
     }[rule.kind]
     words = {"word": rule.words, "dtype": FLOATS}.get(rule.kind, ())
     message = f"`{option.key.text}` is {expected}, found `{written(option.value)}`"
-    fix = ctx.rename(option.value, words)
+    fix = None if isinstance(option.value, ast.Location) else ctx.rename(option.value, words)
     translated = FOREIGN.get(option.value.text.lower()) if isinstance(option.value, ast.Name) else None
     if translated in words:
         fix = Fix(f"write `{translated}`", option.value.span, translated)

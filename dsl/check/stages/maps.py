@@ -13,7 +13,9 @@ from commplan.dsl.check.clauses.options import hints
 from commplan.dsl.check.context import CheckContext, is_scalar
 from commplan.dsl.check.placements import resolve_axes, status
 from commplan.dsl.check.scope import PhaseScope
-from commplan.ir.plan import AxisKind, Fn, Map, Value
+from commplan.ir.plan import AxisKind, Fn, Load, Map, Value
+from commplan.ir.plan import operands as operands_of
+from commplan.ir.plan import results as results_of
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, Placement, RecordsType, TreeType, Type
 
@@ -47,7 +49,34 @@ def check_map(
         scope.bind(name, type_, placement) for name, type_ in zip(statement.targets, types, strict=True)
     )
     refs, members = tuple(value.id for value in operands), ctx.ordered(per)
+    if options.cache is not None:
+        random, sources = _made_of(ctx, scope, fn, refs)
+        kept = rules.cached(fn.name, random, sources, fn.results, options.cache)
+        span = (
+            next(item.span for item in expr.options.items if item.key.text == "cache")
+            if expr.options
+            else None
+        )
+        if ctx.refuse("CP0615", kept, span or statement.span, fn):
+            options = replace(options, cache=None)
     return Map(results, fn.name, refs, statement.span, members, per_record=bool(loaded), hints=options)
+
+
+def _made_of(
+    ctx: CheckContext, scope: PhaseScope, fn: Fn, refs: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The random functions among `fn` and those that make `refs`, the last first, and the sources that these
+    are loaded from."""
+    names, sources, missing = [fn.name], list[str](), set(refs)
+    for stage in reversed(scope.stages):
+        if missing.isdisjoint(results_of(stage)):
+            continue
+        missing.update(operands_of(stage))
+        if isinstance(stage, Map):
+            names.append(stage.fn)
+        elif isinstance(stage, Load):
+            sources.append(stage.source)
+    return [name for name in names if ctx.fns[name].random], sources[::-1]
 
 
 def find_fn(ctx: CheckContext, name: ast.Name) -> Fn | None:

@@ -29,8 +29,8 @@ syntax match planPlace "\v<(device|host)>(\s+(elementwise|linear|random)>)*" con
 syntax match planAlgorithm "\v<(recursive_doubling|halving_doubling|parameter_server|single_broadcast|multi_broadcast|scatter_gather|binomial_tree|hierarchical|double_tree|all_shared|duplicate|pairwise|native|bruck|chain|torus|ring)>" contained
 syntax match planAlgorithm "\v(\=\s*)@<=(recursive_doubling|halving_doubling|parameter_server|single_broadcast|multi_broadcast|scatter_gather|binomial_tree|hierarchical|double_tree|all_shared|duplicate|pairwise|native|bruck|chain|torus|ring)>"
 syntax match planOperator "\v<(round_robin|hogwild|async|mean|sync|max|min|sum)>" contained
-syntax match planOption "\v<(device_prefetch|accumulate|on_failure|staleness|integers|on_error|prefetch|overlap|readers|bucket|owners|weight|within|chunk|cores|wire|eta|rho)>\ze\s*\="
-syntax match planConstant "\v(\=\s*)@<=(backward|continue|first|bf16|skip|stop|f16|f32|f64|max)>"
+syntax match planOption "\v<(device_prefetch|accumulate|on_failure|staleness|integers|on_error|prefetch|overlap|readers|bucket|owners|weight|within|cache|chunk|cores|wire|eta|rho)>\ze\s*\="
+syntax match planConstant "\v(\=\s*)@<=(backward|continue|first|bf16|disk|skip|stop|f16|f32|f64|max)>"
 syntax match planText /"[^"]*"/
 syntax match planComment "#.*$" contains=@Spell
 

@@ -51,7 +51,8 @@ class LineUsage(msgspec.Struct, frozen=True):
     what: `load images`, `map decode`, `share pixels via all_shared`. cpu_s: user and system CPU seconds
     of the threads and worker processes that worked on it; system_s: the system's part of them. records:
     records read, mapped or received, once per copy made. nbytes: bytes of the results. wait_s: wall seconds
-    spent waiting on other processes for it. skipped: records left out by `on_error = skip`.
+    spent waiting on other processes for it. skipped: records left out by `on_error = skip`. cached: records
+    that were copied from the cache of the stage, beside `records`.
     """
 
     what: str
@@ -62,6 +63,7 @@ class LineUsage(msgspec.Struct, frozen=True):
     wait_s: float = 0.0
     skipped: int = 0
     system_s: float = 0.0
+    cached: int = 0
 
     @property
     def user_s(self) -> float:
@@ -163,8 +165,13 @@ class Remarked(Protocol):
 
 def _table(summary: Summary) -> list[str]:
     """The plan lines of a phase in columns."""
-    rows = [["line", "stage", "records", "bytes", "CPU s", "waited s", "skipped"], *map(_row, summary.lines)]
-    shown = rows if summary.skipped else [row[:-1] for row in rows]
+    head = ["line", "stage", "records", "bytes", "CPU s", "waited s", "skipped", "cached"]
+    rows = [head, *map(_row, summary.lines)]
+    cached = any(line.cached for line in summary.lines)
+    places = [
+        place for place in range(len(head)) if (place != 6 or summary.skipped) and (place != 7 or cached)
+    ]
+    shown = [[row[place] for place in places] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return [
         "  ".join(cell.ljust(width) if column == 1 else cell.rjust(width) for column, (cell, width) in cells)
@@ -174,7 +181,7 @@ def _table(summary: Summary) -> list[str]:
 
 def _row(line: LineUsage) -> list[str]:
     costs = [f"{line.records:,}", sized(line.nbytes), f"{line.cpu_s:.3f}", f"{line.wait_s:.3f}"]
-    return [str(line.span.line), line.what, *costs, f"{line.skipped:,}"]
+    return [str(line.span.line), line.what, *costs, f"{line.skipped:,}", f"{line.cached:,}"]
 
 
 def remarks(summaries: Sequence[Remarked]) -> list[str]:

@@ -16,8 +16,19 @@ from commplan.input.work_partition import Division
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType, BytesType
-from commplan.runtime.input.host_batch import FlowState, HostBatch, Mask, Visit, compact, count, layout, mask
-from commplan.runtime.input.layout import Array, Bools, Fresh, agrees, aligned, blocks, read_only
+from commplan.runtime.input.host_batch import (
+    FlowState,
+    HostBatch,
+    Mask,
+    Visit,
+    compact,
+    count,
+    laid_out,
+    layout,
+    mask,
+    variant_of,
+)  # fmt: skip
+from commplan.runtime.input.layout import Array, Bools, Fresh, agrees, aligned, blocks, fill_rows, read_only
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import (
     FIRST,
@@ -35,6 +46,7 @@ from commplan.runtime.input.stages.chained import Chained
 from commplan.runtime.input.stages.records import Place, Record, Stage
 
 if TYPE_CHECKING:
+    from commplan.runtime.input.cache.record_cache import Caches
     from commplan.runtime.input.shm.shm_channel import SharedRing
     from commplan.runtime.input.stages.worker_pool import Workers
 
@@ -74,6 +86,16 @@ class BatchFactory:
         for task in batch.parts((process,)):
             task()
 
+    @functools.cached_property
+    def caches(self) -> Caches | None:
+        """Those of the stages; None if no stage has one."""
+        opened = {ref: stage.cached for ref, stage in self.stages.items() if stage.cached is not None}
+        if not opened:
+            return None
+        from commplan.runtime.input.cache.record_cache import Caches  # noqa: PLC0415  memory that few need
+
+        return Caches(self.program, opened)
+
     def chained(self, flow: Flow, before: bool) -> frozenset[Ref]:
         """Results that go to one host function and nowhere else, record by record: of functions, and of loads
         of bytes.
@@ -103,6 +125,8 @@ class BatchFactory:
                     if isinstance(stage.elements[0], BytesType) and stage.many is None:
                         memory[ref] = []  # bytes never change
                     continue
+                if self.stages[ref].cached is not None:
+                    continue  # its column is filled from the cache
                 (taker,) = takers[ref]
                 calls = [self.stages[ref].call]
                 calls += (call for operand in operands(op) for call in memory.get(operand, ()))
@@ -313,27 +337,33 @@ class BatchBuilder:
         ops = flow.before if before else flow.after
         rooms = self._rooms(ops, targets)
         chained = self.maker.chained(flow, before)
+        caches = self.maker.caches
+        missing = {} if caches is None else caches.missing(ops, targets, state.records, low, high)
         for op in ops:
             names = [ref for ref in results(op) if ref in program.elements]
             axes = program.copies[names[0]]
             computed.update({ref: {} for ref in names})
             for coords in program.variants(axes):
                 inputs = [
-                    _of(computed[ref], program.copies[ref], axes, coords, program) for ref in operands(op)
+                    variant_of(computed[ref], program.copies[ref], axes, coords, program)
+                    for ref in operands(op)
                 ]
                 if isinstance(op, Share):
                     computed[op.result][coords] = inputs[0]
                     continue
                 rows = [next((a for c, a in rooms.get(ref, ()) if c == coords), None) for ref in names]
                 named = dict(zip(axes, coords, strict=True))
-                columns = self._run(state, op, named, low, high, inputs, rows, ahead=names[0] in chained)
+                columns = self._run(
+                    state, op, named, low, high, inputs, rows, ahead=names[0] in chained,
+                    wanted=missing.get(names[0]),
+                )  # fmt: skip
                 for ref, column in zip(names, columns, strict=True):
                     computed[ref][coords] = column
         for ref, copies in targets.items():
             key = next(results(op)[0] for op in flow.ops if ref in results(op))
             with self.maker.meter.working(key):
                 for coords, array in copies:
-                    _fill(array, computed[ref][coords])
+                    fill_rows(array, computed[ref][coords])
 
     def _rooms(
         self, ops: Sequence[HostOp], targets: Mapping[Ref, list[tuple[Coords, Array]]]
@@ -362,21 +392,29 @@ class BatchBuilder:
 
     def _run(
         self, state: FlowState, op: Read | Map, coords: Mapping[str, int], low: int, high: int,
-        inputs: list[Sequence[Record]], targets: list[Array | None], *, ahead: bool,
+        inputs: list[Sequence[Record]], targets: list[Array | None], *, ahead: bool, wanted: Bools | None,
     ) -> list[Sequence[Record]]:  # fmt: skip
-        """The results of `op`. ahead: each is made when it is asked for, by the one stage that takes it."""
+        """The results of `op`. ahead: each is made when it is asked for, by the one stage that takes it.
+        wanted: the rows that are read; None for all."""
         program = self.maker.program
         read = op if isinstance(op, Read) else state.flow.reads[0]
         records = state.records[read.result, tuple(coords[axis] for axis in read.per)]
         chosen = self._variants(state, coords)
         before: Bools = np.asarray(state.valid[chosen, low:high].all(0))
+        if wanted is not None and not wanted.any():
+            return [[None] * (high - low) for ref in results(op) if ref in program.elements]
+        before = before if wanted is None else before & wanted
         valid = before.copy()
         member = program.member(op.per, coords) if isinstance(op, Map) and op.per else -1
         place = Place(self.epoch, self.step, member)
         stage, numbers = self.maker.stages[results(op)[0]], records[low:high].tolist()
         if ahead:
             return [Chained(stage, place, numbers, inputs)]
-        out = stage.run(place, numbers, inputs, valid, targets)
+        run = stage.run
+        if stage.cached is not None:
+            keys = stage.cached.keys(state.records, coords)[low:high]
+            run = functools.partial(stage.cached.run, stage, keys)
+        out = run(place, numbers, inputs, valid, targets)
         for failed in np.flatnonzero(before & ~valid):
             state.valid[chosen, low + failed] = False
         return out
@@ -406,7 +444,7 @@ class BatchBuilder:
             for ref in self.maker.roots(state.flow):
                 values[ref] = state.shown[ref] if ref in state.shown else state.arrays[ref]
             for read in state.flow.reads:
-                records[read.result] = _laid_out(program, read, state.records)
+                records[read.result] = laid_out(program, read, state.records)
                 if read.count in program.roots:
                     values[read.count] = self._count(state, read, read.count, clean)
             state.shown = {}
@@ -458,40 +496,6 @@ class BatchBuilder:
                 skipped = 0  # of the flow's rows, whatever many values travel
 
 
-def _laid_out(
-    program: HostProgram, read: Read, records: Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]
-) -> npt.NDArray[np.int64]:
-    """The records of a load, members first."""
-    if not read.per:
-        return records[read.result, ()]
-    ids = np.stack([records[read.result, coords] for coords in program.variants(read.per)])
-    return ids.reshape(*(len(program.local[axis]) for axis in read.per), ids.shape[-1])
-
-
 def _in_turn(tasks: Sequence[Task]) -> None:
     for task in tasks:
         task()
-
-
-def _of(
-    columns: Mapping[Coords, Sequence[Record]],
-    have: Sequence[str],
-    axes: Sequence[str],
-    coords: Coords,
-    program: HostProgram,
-) -> Sequence[Record]:
-    """The variant of an operand that the variant `coords` (along `axes`) of a result is made from."""
-    fixed = dict(zip(axes, coords, strict=True))
-    if set(have) <= set(axes):
-        return columns[tuple(fixed[axis] for axis in have)]
-    return next(columns[c] for c in program.variants(have) if agrees(have, c, fixed))
-
-
-def _fill(target: Array, column: Sequence[Any]) -> None:
-    """Write a block's records, where they are not there yet; rows without one (skipped) become zero."""
-    if isinstance(column, np.ndarray):
-        if not np.may_share_memory(target, cast("Array", column)):
-            target[...] = column
-        return
-    for row, value in enumerate(column):
-        target[row] = 0 if value is None else value

@@ -8,9 +8,9 @@ import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from commplan.runtime.input.sources.record_convert import (
 )  # fmt: skip
 from commplan.runtime.input.stages.chained import SkippedError, account
 from commplan.runtime.input.stages.declared import declared
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.cache.record_cache import RecordCache
 
 _FRAMES = 6  # of a stack, the innermost ones
 Record = Any  # an array, a NumPy or Python scalar, or bytes
@@ -70,6 +73,7 @@ class Stage:
     begins: Callable[[int], None] | None = (
         None  # is told each record before the user's code runs; -1: several
     )
+    cached: RecordCache | None = None  # its results of earlier epochs
     warned: list[str] = field(default_factory=list[str], compare=False)  # said once, whichever thread it is
 
     @property
@@ -313,7 +317,7 @@ def stages(
 ) -> dict[Ref, Stage]:
     """What runs each Read and Map of the program.
 
-    Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip.
+    Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip; those of `caches`.
     """
     stage_of: dict[Ref, Stage] = {}
     skips = declared(program, meter)
@@ -331,4 +335,20 @@ def stages(
                 op, number, elements, dtypes, call, flow.reads[0].seed, program.schedule.file,
                 meter, skips[key], batched(bound[op.source]) if isinstance(op, Read) else None,
             )  # fmt: skip
+    for key, cache in opened_caches(program, stage_of, bound, functions).items():
+        stage_of[key] = replace(stage_of[key], cached=cache)
     return stage_of
+
+
+def opened_caches(
+    program: HostProgram,
+    stage_of: Mapping[Ref, Stage],
+    bound: Mapping[str, files.Source],
+    functions: Mapping[str, Callable[..., Any]],
+) -> Mapping[Ref, RecordCache]:
+    """The caches of the program, whose modules are loaded if it has one."""
+    if not any(op.hints.cache for flow in program.flows for op in flow.ops if isinstance(op, Map)):
+        return {}
+    from commplan.runtime.input.cache.record_cache import caches  # noqa: PLC0415  memory that few need
+
+    return caches(program, stage_of, bound, functions)

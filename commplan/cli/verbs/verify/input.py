@@ -36,12 +36,21 @@ def input_text(
         lines.append(
             f"input of phase {need.phase}: at most {need.batches} batches of {records} records at once;"
             f" a host shares {sized(need.shared)}, a rank has {sized(need.own)} of its own{_ahead(need)}"
+            f"{_cached(need)}"
         )
     return lines
 
 
 def _ahead(need: InputMemory) -> str:
     return f", and {sized(need.on_devices)} on its device ahead of the step" if need.on_devices else ""
+
+
+def _cached(need: InputMemory) -> str:
+    if not need.cached:
+        return ""
+    places = {"its memory": need.cached - need.in_files, "files": need.in_files}
+    sizes = " and ".join(f"{sized(nbytes)} in {place}" for place, nbytes in places.items() if nbytes)
+    return f"; a host keeps records across epochs in at most {sizes}"
 
 
 def _share(share: Shared) -> str:
@@ -83,6 +92,7 @@ def input_data(
             {
                 "phase": need.phase, "batches": need.batches, "records": need.records,
                 "shared_nbytes": need.shared, "own_nbytes": need.own, "device_nbytes": need.on_devices,
+                "cache_nbytes": need.cached, "cache_file_nbytes": need.in_files,
             }
             for need in memory
         ],

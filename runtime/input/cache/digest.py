@@ -1,0 +1,294 @@
+"""Digests of functions and sources: equal in every process for equal code and data.
+
+A digest covers the bytecode of a function, its defaults, the values it closes over and the globals it reads,
+and the same of each function and class among these. Installed packages count by name and file, not by
+content. A function or a source can state its own identity instead, in an attribute `key`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import dis
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from commplan.diagnostics import text_of
+
+_SKIPPED = frozenset({
+    "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
+    "__static_attributes__", "__dataclass_fields__", "__dataclass_params__", "_abc_impl",
+})  # fmt: skip
+_ATOMS = (type(None), bool, int, float, complex, str, type(...), np.dtype)
+_STDLIB = str(Path(os.__file__).parent)
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class UnknownError(Exception):
+    """A value has no digest. The message names the value and where it was found."""
+
+
+def declared_key(value: object) -> str | None:
+    """The identity that `value` states: its `key`, or the fingerprint of a Hugging Face data set.
+
+    Raises UnknownError if the attribute cannot be read.
+    """
+    for attribute in ("key", "_fingerprint"):
+        try:
+            key = getattr(value, attribute, None)
+        except Exception as error:  # noqa: BLE001  the user's code
+            raise UnknownError(f"its attribute `{attribute}` cannot be read: {text_of(error)}") from None
+        if isinstance(key, str | int | bytes) and not isinstance(key, bool):
+            return f"{attribute}={key!r}"
+    return None
+
+
+def digest(*values: object) -> str:
+    """128 bits in hex for `values`. Raises UnknownError."""
+    return _Digest().of(values)
+
+
+def function_digest(function: Callable[..., Any]) -> str:
+    """The digest of `function`, of its `key` if it has one. Raises UnknownError."""
+    key = declared_key(function)
+    return digest(function if key is None else key)
+
+
+class _Digest:
+    """Hashes values one after another; a value that is met again is hashed as its number."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._seen: dict[int, int] = {}
+        self._alive: list[object] = []  # so that no id is used twice
+
+    def of(self, values: tuple[object, ...]) -> str:
+        try:
+            for number, value in enumerate(values):
+                self._add(value, f"value {number}" if number else "it")
+        except RecursionError:
+            raise UnknownError("it is nested too deep") from None
+        return self._hash.hexdigest()
+
+    def _words(self, *words: object) -> None:
+        for word in words:
+            data = str(word).encode(errors="surrogatepass")
+            self._hash.update(f"{len(data)}:".encode())
+            self._hash.update(data)
+
+    def _bytes(self, data: Any) -> None:
+        self._words("bytes", len(data))
+        self._hash.update(data)
+
+    def _add(self, value: Any, where: str, names: Collection[str] = ()) -> None:
+        """Hash `value`. names: the attributes that the code around it reads, for modules."""
+        if isinstance(value, _ATOMS):
+            self._words(type(cast("object", value)).__name__, repr(cast("object", value)))
+            return
+        if isinstance(value, bytes | bytearray):
+            self._bytes(value)
+            return
+        if id(value) in self._seen:
+            self._words("again", self._seen[id(value)])
+            return
+        self._seen[id(value)] = len(self._alive)
+        self._alive.append(value)
+        if isinstance(value, types.ModuleType):
+            self._add_module(value, where, names)
+        elif isinstance(value, type):
+            self._add_class(cast("type[object]", value), where)
+        elif not self._add_callable(value, where) and not self._add_data(value, where):
+            self._add_instance(value, where)
+
+    def _add_callable(self, value: Any, where: str) -> bool:
+        wrapped = getattr(value, "__wrapped__", None)
+        if isinstance(value, types.FunctionType):
+            self._add_function(value, where)
+        elif isinstance(value, types.CodeType):
+            self._add_code(value, where)
+        elif isinstance(value, types.MethodType):
+            self._words("method")
+            self._add(value.__func__, where)
+            self._add(value.__self__, f"the object of {where}")
+        elif isinstance(value, functools.partial):
+            part = cast("functools.partial[Any]", value)
+            self._words("partial")
+            self._add((part.func, part.args, part.keywords), where)
+        elif isinstance(value, staticmethod | classmethod):
+            self._words(type(cast("object", value)).__name__)
+            self._add(cast("Any", value).__func__, where)
+        elif isinstance(value, property):
+            self._words("property")
+            self._add((value.fget, value.fset), where)
+        elif isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | np.ufunc):
+            owner = getattr(value, "__self__", None)
+            self._words(
+                "builtin", getattr(value, "__module__", ""), getattr(value, "__qualname__", repr(value))
+            )
+            if owner is not None and not isinstance(owner, types.ModuleType):
+                self._add(owner, f"the object of {where}")
+        elif wrapped is not None and callable(wrapped):
+            self._words("wrapper", type(value).__qualname__)
+            self._add(wrapped, where)
+        else:
+            return False
+        return True
+
+    def _add_function(self, function: types.FunctionType, where: str) -> None:
+        module = function.__module__ or ""
+        if _is_installed(module):
+            self._words("installed", module, function.__qualname__, _stamp(module))
+            return
+        self._words("function")
+        self._add_code(function.__code__, where)
+        self._add((function.__defaults__, function.__kwdefaults__), f"a default of {where}")
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._words("cell", name)
+            with contextlib.suppress(ValueError):  # not set yet
+                self._add(cell.cell_contents, f"`{name}` of {where}")
+        uses = _Uses(function.__code__)
+        for name in sorted(uses.names):
+            if name in function.__globals__:
+                self._words("global", name)
+                self._add(function.__globals__[name], f"`{name}` of {where}", uses.attributes)
+        for name in sorted(uses.imports):
+            self._words("import", name)
+            if name in sys.modules:
+                self._add(sys.modules[name], f"`{name}` of {where}", uses.attributes)
+            else:
+                self._words(_stamp(name))
+
+    def _add_code(self, code: types.CodeType, where: str) -> None:
+        self._words("code", code.co_argcount, code.co_kwonlyargcount, code.co_flags, *code.co_names)
+        self._bytes(code.co_code)
+        self._words(len(code.co_consts))
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._add_code(constant, where)
+            else:
+                self._add(constant, f"a constant of {where}")
+
+    def _add_module(self, module: types.ModuleType, where: str, names: Collection[str]) -> None:
+        self._words("module", module.__name__)
+        if _is_installed(module.__name__):
+            self._words(_stamp(module.__name__))
+            return
+        self._seen.pop(id(module))  # other code may read other attributes of it
+        for name in sorted(names):
+            if name in vars(module):
+                self._words(name)
+                self._add(vars(module)[name], f"`{name}` of {where}", names)
+
+    def _add_class(self, kind: type[object], where: str) -> None:
+        module = kind.__module__
+        if _is_installed(module):
+            self._words("class", module, kind.__qualname__, _stamp(module))
+            return
+        self._words("class", kind.__name__)
+        self._add(kind.__bases__, where)
+        for name, value in sorted(vars(kind).items()):
+            is_slot = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+            if name not in _SKIPPED and not is_slot:
+                self._words(name)
+                self._add(value, f"`{name}` of {where}")
+
+    def _add_data(self, value: Any, where: str) -> bool:
+        kind = cast("type[object]", type(value))
+        if kind in (tuple, list):
+            self._words(kind.__name__, len(value))
+            for item in value:
+                self._add(item, where)
+        elif kind is dict:
+            self._words("dict", len(value))
+            for key, item in value.items():
+                self._add(key, where)
+                self._add(item, f"`{key}` of {where}")
+        elif kind in (set, frozenset):
+            self._words(kind.__name__, *sorted(digest(item) for item in value))
+        elif isinstance(value, np.memmap):
+            mapped = cast("Any", value)
+            self._words("memmap", mapped.filename, mapped.offset, mapped.dtype.str, mapped.shape)
+            self._words(_file_stamp(str(mapped.filename)))
+        elif isinstance(value, np.ndarray | np.generic) and not cast("Any", value).dtype.hasobject:
+            array: Any = np.ascontiguousarray(cast("Any", value))
+            self._words("array", kind.__name__, array.dtype.str, cast("Any", value).shape)
+            self._bytes(array.reshape(-1).view(np.uint8))
+        else:
+            return False
+        return True
+
+    def _add_instance(self, value: object, where: str) -> None:
+        """By what `pickle` makes of it, with the code of its class."""
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except Exception as error:  # noqa: BLE001  whatever the class raises
+            raise UnknownError(f"{where} is a {type(value).__name__}: {error}") from None
+        self._words("instance")
+        self._add(type(value), f"the class of {where}")
+        if isinstance(reduced, str):
+            self._words(reduced)
+            return
+        for part in reduced:
+            self._add(list(cast("Iterator[Any]", part)) if isinstance(part, Iterator) else part, where)
+
+
+class _Uses:
+    """The globals, attributes and imports of a code object and those inside it."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.names, self.attributes, self.imports = set[str](), set[str](), set[str]()
+        pending = [code]
+        while pending:
+            each = pending.pop()
+            pending += [constant for constant in each.co_consts if isinstance(constant, types.CodeType)]
+            for step in dis.get_instructions(each):
+                if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                    self.names.add(step.argval)
+                elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
+                    self.attributes.add(step.argval)
+                elif step.opname == "IMPORT_NAME":
+                    self.imports.add(step.argval)
+
+
+@functools.cache
+def _is_installed(module: str) -> bool:
+    """Whether a module is of Python, of an installed package or of commplan: a package, not a program's."""
+    top = module.partition(".")[0]
+    if top in sys.builtin_module_names or top in sys.stdlib_module_names or top == "commplan":
+        return True
+    origin = _origin(top)
+    return any(part in Path(origin).parts for part in _INSTALLED) or origin.startswith(_STDLIB)
+
+
+@functools.cache
+def _stamp(module: str) -> str:
+    """What changes with the version of an installed package: size and time of its file, or of Python."""
+    top = module.partition(".")[0]
+    return sys.version if top in sys.stdlib_module_names else _file_stamp(_origin(top))
+
+
+def _origin(top: str) -> str:
+    """The file of a top-level module; empty if it has none."""
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        module = sys.modules.get(top)
+        spec = importlib.util.find_spec(top) if module is None else module.__spec__
+        return (spec.origin if spec is not None else getattr(module, "__file__", None)) or ""
+    return ""
+
+
+def _file_stamp(path: str) -> str:
+    try:
+        status = os.stat(path)  # noqa: PTH116  any path-like
+    except OSError:
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"

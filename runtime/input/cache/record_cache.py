@@ -1,0 +1,232 @@
+"""A host function whose results are kept: looked up by record before the function is called."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from commplan import __version__
+from commplan.diagnostics import fail
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.hints import Cache
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Map, Read, operands, results
+from commplan.ir.types import ArrayType
+from commplan.runtime.input.cache.digest import UnknownError, declared_key, digest, function_digest
+from commplan.runtime.input.cache.table import Column, Shape, Table, in_file, in_memory
+from commplan.runtime.input.layout import Array, Bools, read_only
+from commplan.runtime.input.observe.accounting import thread_cpu
+from commplan.runtime.input.program import Coords, Flow, HostOp, HostProgram
+from commplan.runtime.input.sources import pipelines
+from commplan.runtime.input.sources.adapters import Column as AdaptedColumn
+from commplan.runtime.input.sources.adapters import Serial, Source
+from commplan.runtime.input.sources.folders import Files
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.stages.records import Place, Record, Stage
+
+Records = Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]  # of a batch, by load and member
+_OPENING = threading.Lock()
+os.register_at_fork(
+    before=_OPENING.acquire, after_in_parent=_OPENING.release, after_in_child=_OPENING.release
+)
+_TABLES: weakref.WeakValueDictionary[tuple[object, ...], Table] = weakref.WeakValueDictionary()
+# Memory of the program that was bound last stays when its batches are closed, so that the next one finds it.
+_LAST: list[Table] = []
+
+
+@dataclass(frozen=True)
+class RecordCache:
+    """The kept results of one stage. read: the load whose record numbers its rows have."""
+
+    table: Table
+    read: Read
+
+    def keys(self, records: Records, coords: Mapping[str, int]) -> npt.NDArray[np.int64]:
+        """The rows of the records of a batch, for the members `coords`."""
+        return records[self.read.result, tuple(coords[axis] for axis in self.read.per)]
+
+    def run(
+        self, stage: Stage, keys: npt.NDArray[np.int64], place: Place, records: Sequence[int],
+        inputs: Sequence[Sequence[Record]], valid: Bools, targets: Sequence[Array | None],
+    ) -> list[Sequence[Record]]:  # fmt: skip
+        """As `Stage.run`, for the records that have no row yet. keys: [rows] the numbers of their rows.
+
+        A record that fails and is skipped is not kept: it is tried again in each epoch.
+        """
+        begun = thread_cpu()
+        columns = [
+            np.empty((len(records), *column.shape), column.dtype) if target is None else target
+            for column, target in zip(self.table.shape.columns, targets, strict=True)
+        ]
+        there = valid & self.table.has(keys)
+        missing = valid & ~there
+        looked = thread_cpu() - begun
+        if missing.any():
+            made = missing.copy()
+            stage.run(place, records, inputs, made, columns)
+            valid[missing & ~made] = False
+            begun = thread_cpu()
+            for row in np.flatnonzero(made).tolist():
+                self.table.write(int(keys[row]), [column[row] for column in columns])
+        else:
+            begun = thread_cpu()
+        if there.any():
+            self.table.read(keys, there, columns)
+        if not valid.all():
+            for column in columns:
+                column[~valid] = 0  # no batch shows stale memory
+        spent, cached = thread_cpu() - begun, int(np.count_nonzero(there))
+        stage.meter.add(
+            stage.key, cpu_s=looked.both_s + spent.both_s, system_s=looked.system_s + spent.system_s,
+            cached=cached, nbytes=cached * sum(column.nbytes for column in self.table.shape.columns),
+        )  # fmt: skip
+        return [cast("Sequence[Record]", read_only(column)) for column in columns]
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The caches of a program, by the first result of each stage that has one."""
+
+    program: HostProgram
+    opened: Mapping[Ref, RecordCache]
+
+    def missing(
+        self, ops: Sequence[HostOp], targets: Container[Ref], records: Records, low: int, high: int
+    ) -> dict[Ref, Bools]:
+        """Which of the rows low..high of a batch are read of the results of each op, by its first result.
+
+        Nothing reads a row if the cache of a later stage has what is made of it. targets: the values that
+        leave the host or the process, of which all rows are read.
+        """
+        rows_of: dict[Ref, Bools] = {}  # that are read of each value
+        missing: dict[Ref, Bools] = {}
+        for op in reversed(ops):
+            first, rows = results(op)[0], np.zeros(high - low, bool)
+            for ref in results(op):
+                rows |= True if ref in targets else rows_of.get(ref, False)
+            missing[first] = rows
+            if first in self.opened:
+                rows = rows & ~self._kept(self.opened[first], first, records, low, high)
+            for ref in operands(op):
+                rows_of[ref] = rows_of.get(ref, False) | rows
+        return missing
+
+    def _kept(self, cache: RecordCache, ref: Ref, records: Records, low: int, high: int) -> Bools:
+        """The rows that the cache has for all members that are computed anew."""
+        axes, kept = self.program.copies[ref], np.ones(high - low, bool)
+        for coords in self.program.variants(axes):
+            kept &= cache.table.has(cache.keys(records, dict(zip(axes, coords, strict=True)))[low:high])
+        return kept
+
+
+def caches(
+    program: HostProgram,
+    stage_of: Mapping[Ref, Stage],
+    sources: Mapping[str, Source],
+    functions: Mapping[str, Callable[..., Any]],
+) -> dict[Ref, RecordCache]:
+    """The caches of the stages that ask for one, by the first result of each.
+
+    Errors: CP0957 for a function or a source that cannot be identified; CP0923 no memory; CP0958 a file that
+    cannot be used.
+    """
+    opened: dict[Ref, RecordCache] = {}
+    for flow in program.flows:
+        for op in flow.ops:
+            if isinstance(op, Map) and op.hints.cache is not None:
+                stage = stage_of[results(op)[0]]
+                cache = _opened(program, flow, op, op.hints.cache, stage, sources, functions)
+                if cache.table.shape.rows:
+                    opened[stage.key] = cache
+    if opened:
+        _LAST[:] = [cache.table for cache in opened.values() if not cache.table.is_file]
+    return opened
+
+
+def _opened(
+    program: HostProgram, flow: Flow, op: Map, cache: Cache, stage: Stage, sources: Mapping[str, Source],
+    functions: Mapping[str, Callable[..., Any]],
+) -> RecordCache:  # fmt: skip
+    before = DefUse(flow.ops).ancestors(results(op))
+    (read,) = [each for each in before if isinstance(each, Read)]
+    source = sources[read.source]
+    columns = [
+        Column(dtype, element.shape)
+        for element, dtype in zip(stage.elements, stage.dtypes, strict=True)
+        if isinstance(element, ArrayType) and dtype is not None
+    ]
+    key = digest(
+        __version__, str(program.elements[read.result]), len(source),
+        _source_key(program, read, source, cache),
+        *(_wiring(program, each, functions, before) for each in before if isinstance(each, Map)),
+    )  # fmt: skip
+    shape = Shape.of(key, columns, len(source), cache.nbytes)
+    path = None if cache.path is None else str(Path(cache.path).expanduser().absolute())
+    with _OPENING:
+        at = (os.getpid(), shape, path)
+        table = _TABLES.get(at)
+        if table is None:
+            table = in_memory(shape) if path is None else in_file(path, shape)
+            _TABLES[at] = table
+    return RecordCache(table, read)
+
+
+def _wiring(
+    program: HostProgram, op: Map, functions: Mapping[str, Callable[..., Any]], before: Sequence[object]
+) -> tuple[object, ...]:
+    """What an op does and to which values, by their places among those before."""
+    try:
+        made = function_digest(functions[op.fn])
+    except UnknownError as error:
+        fail(
+            "CP0957", f"the cache cannot tell `{op.fn}` from a changed one: {error}",
+            f"give the function a `key` that changes whenever its results do: `{op.fn}.key = \"1\"`",
+            span=op.span, file=program.schedule.file,
+        )  # fmt: skip
+    places = {ref: number for number, each in enumerate(before) for ref in results(each)}  # pyright: ignore
+    return made, tuple(places.get(ref, -1) for ref in op.operands), len(op.results)
+
+
+def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) -> str:
+    """What tells the records of a source from those of another."""
+    data, column = source, None
+    while isinstance(data, AdaptedColumn | Serial):
+        column = (data.keys, column) if isinstance(data, AdaptedColumn) else column
+        data = data.dataset
+    why: str = "its records may change between runs, and it has no `key`"
+    try:
+        key, words = declared_key(data), pipelines.content(data, _callable_digest)
+        if key is not None or words is not None:
+            return digest(key, words, column)
+        if isinstance(data, Files):
+            return digest([_stamped(path) for path in data.paths], column)
+        if cache.path is None or type(data) in (list, tuple, np.ndarray):
+            return digest(data, column)
+    except UnknownError as error:
+        why = str(error)
+    return fail(
+        "CP0957", f"the cache cannot tell the source `{read.source}` from a changed one: {why}",
+        "give the source an attribute `key`, a str or an int that changes whenever its records do",
+        span=read.span, file=program.schedule.file,
+    )  # fmt: skip
+
+
+def _callable_digest(function: object) -> str:
+    return function_digest(cast("Callable[..., Any]", function))
+
+
+def _stamped(path: str) -> tuple[str, int, int]:
+    try:
+        status = os.stat(path)  # noqa: PTH116  text, as it was given
+    except OSError:
+        return path, -1, -1
+    return path, status.st_size, status.st_mtime_ns
