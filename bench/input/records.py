@@ -62,6 +62,7 @@ class Packed:
 
     def __init__(self, path: Path) -> None:
         self._starts: list[int] = np.load(path.with_suffix(".npy")).tolist()
+        self.key = str(path)
         with path.open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,16 +24,19 @@ from commplan.ir.types import ArrayType
 from commplan.runtime.input.cache.digest import UnknownError, declared_key, digest, function_digest
 from commplan.runtime.input.cache.table import Column, Shape, Table, in_file, in_memory
 from commplan.runtime.input.layout import Array, Bools, read_only
-from commplan.runtime.input.observe.accounting import thread_cpu
+from commplan.runtime.input.observe.accounting import Cpu, thread_cpu
 from commplan.runtime.input.program import Coords, Flow, HostOp, HostProgram
 from commplan.runtime.input.sources import pipelines
 from commplan.runtime.input.sources.adapters import Column as AdaptedColumn
 from commplan.runtime.input.sources.adapters import Serial, Source
 from commplan.runtime.input.sources.folders import Files
+from commplan.runtime.input.stages.chained import Chained
 
 if TYPE_CHECKING:
     from commplan.runtime.input.stages.records import Place, Record, Stage
 
+_PATIENCE_S = 5.0  # seconds for another process to compute a row
+_PAUSES_S = (0.0005, 0.01)  # seconds between looks at a row that another process computes, least and most
 Records = Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]  # of a batch, by load and member
 _OPENING = threading.Lock()
 os.register_at_fork(
@@ -67,29 +71,57 @@ class RecordCache:
             np.empty((len(records), *column.shape), column.dtype) if target is None else target
             for column, target in zip(self.table.shape.columns, targets, strict=True)
         ]
-        there = valid & self.table.has(keys)
-        missing = valid & ~there
-        looked = thread_cpu() - begun
-        if missing.any():
-            made = missing.copy()
-            stage.run(place, records, inputs, made, columns)
-            valid[missing & ~made] = False
-            begun = thread_cpu()
-            for row in np.flatnonzero(made).tolist():
-                self.table.write(int(keys[row]), [column[row] for column in columns])
-        else:
-            begun = thread_cpu()
-        if there.any():
-            self.table.read(keys, there, columns)
+        hits = valid & self.table.has(keys)
+        missing, spent = np.flatnonzero(valid & ~hits).tolist(), thread_cpu() - begun
+        for row in self._turns(missing, keys, hits):
+            part = slice(row, row + 1)
+            outputs = [column[part] for column in columns]
+            stage.run(
+                place, records[part], [_part(each, part) for each in inputs], valid[part], outputs
+            )  # fmt: skip
+            if valid[row]:
+                self.table.write(int(keys[row]), outputs)
+        begun = thread_cpu()
+        if hits.any():
+            self.table.read(keys, hits, columns)
         if not valid.all():
             for column in columns:
                 column[~valid] = 0  # no batch shows stale memory
-        spent, cached = thread_cpu() - begun, int(np.count_nonzero(there))
+        cached, spent = (
+            int(np.count_nonzero(hits)),
+            Cpu(*map(sum, zip(spent, thread_cpu() - begun, strict=True))),
+        )
         stage.meter.add(
-            stage.key, cpu_s=looked.both_s + spent.both_s, system_s=looked.system_s + spent.system_s,
+            stage.key, cpu_s=spent.both_s, system_s=spent.system_s,
             cached=cached, nbytes=cached * sum(column.nbytes for column in self.table.shape.columns),
         )  # fmt: skip
         return [cast("Sequence[Record]", read_only(column)) for column in columns]
+
+    def _turns(self, missing: Sequence[int], keys: npt.NDArray[np.int64], hits: Bools) -> Iterator[int]:
+        """The rows of `missing` that this thread is to compute, one after another.
+
+        Rows that others compute come last, if at all: they are among `hits` once they are written. A process
+        that is stopped, or whose function hangs, holds up nobody for long.
+        """
+        pending, deadline, pause = list(missing), time.monotonic() + _PATIENCE_S, _PAUSES_S[0]
+        while pending:
+            later: list[int] = []
+            for row in pending:
+                record = int(keys[row])
+                with self.table.claimed(record, anyway=time.monotonic() > deadline) as is_claimed:
+                    if self.table.has(keys[row : row + 1])[0]:
+                        hits[row] = True
+                    elif is_claimed:
+                        yield row
+                        deadline = time.monotonic() + _PATIENCE_S
+                    else:
+                        later.append(row)
+            if len(later) == len(pending):
+                time.sleep(pause)
+                pause = min(2 * pause, _PAUSES_S[1])
+            else:
+                pause = _PAUSES_S[0]
+            pending = later
 
 
 @dataclass(frozen=True)
@@ -152,6 +184,14 @@ def caches(
     return opened
 
 
+def _part(column: Sequence[Record], part: slice) -> Sequence[Record]:
+    """Some rows of an operand."""
+    if not isinstance(column, Chained):
+        return column[part]
+    operands = [_part(each, part) for each in column.operands]
+    return replace(column, records=column.records[part], operands=operands)
+
+
 def _opened(
     program: HostProgram, flow: Flow, op: Map, cache: Cache, stage: Stage, sources: Mapping[str, Source],
     functions: Mapping[str, Callable[..., Any]],
@@ -185,7 +225,7 @@ def _wiring(
 ) -> tuple[object, ...]:
     """What an op does and to which values, by their places among those before."""
     try:
-        made = function_digest(functions[op.fn])
+        function = function_digest(functions[op.fn])
     except UnknownError as error:
         fail(
             "CP0957", f"the cache cannot tell `{op.fn}` from a changed one: {error}",
@@ -193,7 +233,7 @@ def _wiring(
             span=op.span, file=program.schedule.file,
         )  # fmt: skip
     places = {ref: number for number, each in enumerate(before) for ref in results(each)}  # pyright: ignore
-    return made, tuple(places.get(ref, -1) for ref in op.operands), len(op.results)
+    return function, tuple(places.get(ref, -1) for ref in op.operands), len(op.results)
 
 
 def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) -> str:

@@ -1,9 +1,9 @@
 """The memory of a cache: one row for each record, in memory of the host or in a file.
 
 A page with the header, then a word for each row, then the rows of each result. A row is written before its
-word, and a word is never taken back, so that readers need no lock. A process that is killed while it writes
-a row leaves the word empty, and another one writes the row again. Two processes that write one row at a time
-write the same bytes.
+word, and a word is never taken back, so that readers need no lock. Processes claim the rows that they
+compute; one that is killed while it writes a row leaves the word empty, and another one claims the row. Two
+processes that write one row all the same write the same bytes.
 
 Rows lie in the order of the records: of a source that does not fit, the first records have a row.
 """
@@ -17,10 +17,11 @@ import mmap
 import os
 import re
 import struct
+import threading
 import time
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -98,6 +99,7 @@ class Table:
         self.nbytes = shape.offsets[-1]
         self._descriptor, self._generation = descriptor, generation
         self._is_full = False
+        self._claims, self._claiming = set[int](), threading.Lock()
         memory = mmap.mmap(descriptor, self.nbytes, access=mmap.ACCESS_READ)
         words = np.ndarray((shape.rows, 2), "<u4", memory, _PAGE)
         self._generations, self._checksums = words[:, 0], words[:, 1]
@@ -114,11 +116,11 @@ class Table:
             return np.zeros(len(records), bool)
         inside = records < self.shape.rows
         words = self._generations[np.minimum(records, self.shape.rows - 1)]
-        there: Bools = inside & (words == self._generation)
+        hits: Bools = inside & (words == self._generation)
         if self.is_file:
-            for place in np.flatnonzero(inside & ~there & (words != 0)).tolist():
-                there[place] = self._check(int(records[place]))
-        return there
+            for place in np.flatnonzero(inside & ~hits & (words != 0)).tolist():
+                hits[place] = self._check(int(records[place]))
+        return hits
 
     def read(self, records: npt.NDArray[np.int64], rows: Bools, targets: Sequence[Array]) -> None:
         """Copy the rows of those `records` that `rows` selects to the same places of `targets`."""
@@ -129,6 +131,29 @@ class Table:
         for place in np.flatnonzero(rows).tolist():
             for column, target in zip(self._columns, targets, strict=True):
                 target[place] = column[records[place]]
+
+    @contextlib.contextmanager
+    def claimed(self, record: int, *, anyway: bool = False) -> Generator[bool]:
+        """Whether this thread is the one that computes `record`, while the body runs.
+
+        By a lock on the byte of its word, which the kernel releases when the process dies. anyway: without a
+        look at other processes. Records without a row are not claimed.
+        """
+        if record >= self.shape.rows:
+            yield True
+            return
+        with self._claiming:
+            is_free = record not in self._claims
+            is_free = is_free and (_lock_byte(self._descriptor, _PAGE + record * _WORD.size) or anyway)
+            if is_free:
+                self._claims.add(record)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                with self._claiming:
+                    self._claims.discard(record)
+                    _lock_byte(self._descriptor, _PAGE + record * _WORD.size, fcntl.F_UNLCK)
 
     def write(self, record: int, values: Sequence[Any]) -> None:
         """Keep the results of `record`. Without memory or space for it nothing is kept from then on."""
@@ -169,6 +194,15 @@ def _checksum(record: int, values: Sequence[Any]) -> int:
     return checksum
 
 
+def _lock_byte(descriptor: int, byte: int, kind: int = fcntl.F_WRLCK) -> bool:
+    """Lock a byte for all that open the file by other ways than this descriptor; False if another has it."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _write(descriptor: int, data: Any, offset: int) -> None:
     """By `pwrite`, which raises OSError for a lack of space; a store to mapped memory would be SIGBUS."""
     view = memoryview(data)
@@ -191,7 +225,7 @@ def in_memory(shape: Shape) -> Table:
     with directory.beginning(f"cache-{name}"):
         for path in _found(name):
             with contextlib.suppress(OSError):
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                descriptor = io.open_file(path, os.O_RDWR)
                 if _facts(descriptor) == shape.facts(_FIRST) and _is_own(descriptor, shape.offsets[-1]):
                     return Table(descriptor, shape, _FIRST, is_file=False)
                 os.close(descriptor)

@@ -397,12 +397,12 @@ class BatchBuilder:
         """The results of `op`. ahead: each is made when it is asked for, by the one stage that takes it.
         wanted: the rows that are read; None for all."""
         program = self.maker.program
+        if wanted is not None and not wanted.any():
+            return [[None] * (high - low) for ref in results(op) if ref in program.elements]
         read = op if isinstance(op, Read) else state.flow.reads[0]
         records = state.records[read.result, tuple(coords[axis] for axis in read.per)]
         chosen = self._variants(state, coords)
         before: Bools = np.asarray(state.valid[chosen, low:high].all(0))
-        if wanted is not None and not wanted.any():
-            return [[None] * (high - low) for ref in results(op) if ref in program.elements]
         before = before if wanted is None else before & wanted
         valid = before.copy()
         member = program.member(op.per, coords) if isinstance(op, Map) and op.per else -1

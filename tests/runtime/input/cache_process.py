@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 import zlib
 from typing import Any
 
@@ -41,6 +42,7 @@ class Counted:
 
     def __init__(self, name: str, factor: int = 3, bad: int = -1) -> None:
         self.key, self.factor, self.calls, self.bad = f"{name} {factor}", factor, 0, bad
+        self.pace, self.stops = 0.0, False
 
     def __call__(self, row: Any) -> Any:
         self.calls += 1
@@ -48,6 +50,11 @@ class Counted:
             return np.full(64, row)
         if row[0] == self.bad:
             raise ValueError("truncated")
+        time.sleep(self.pace)
+        if self.stops:
+            self.stops = False
+            say(stops=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
         return row * self.factor, np.int32(row[0] % 100)
 
 
@@ -98,8 +105,16 @@ def die_in_row(write: Any, number: int) -> Any:
 def main(orders: dict[str, Any]) -> None:
     say(ready=os.getpid())
     called = functions(orders.get("factor", 3))
-    with PhaseBatches(schedule(cache=orders["cache"]), "step", {"numbers": np.arange(40)}, called) as batches:
+    with PhaseBatches(
+        schedule(cache=orders["cache"], hints=orders.get("hints", "")),
+        "step",
+        {"numbers": np.arange(40)},
+        called,
+    ) as batches:
         say(opened=True)
+        called["decode"].pace, called["decode"].stops = orders.get("pace", 0.0), orders.get("stop", False)
+        if orders.get("start"):
+            sys.stdin.readline()
         if orders.get("die"):
             table._write = die_in_row(table._write, orders["die"])
         for _ in range(orders.get("epochs", 1)):

@@ -62,6 +62,11 @@ class Program:
                 return said[key]
         return None
 
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def end(self) -> int:
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -211,6 +216,38 @@ def test_a_writer_that_is_killed_leaves_no_wrong_row(cache: Callable[[int], str]
         assert killed.process.wait(60) == -signal.SIGKILL
         sums = [program.epoch(batches) for _ in range(2)]
     assert sums == uncached() and RECORDS - 3 <= functions["decode"].calls <= RECORDS
+
+
+def test_programs_that_begin_at_once_divide_the_work(cache: Callable[[int], str]) -> None:
+    programs = [Program(cache=cache(100), start=True, pace=0.005) for _ in range(2)]
+    for each in programs:
+        each.until("opened")
+    for each in programs:
+        each.go_on()
+    for each in programs:
+        each.until("ended")
+    calls = [calls for each in programs for _, calls in each.epochs]
+    assert sum(calls) == RECORDS and all(calls)
+    assert [sums for each in programs for sums, _ in each.epochs] == [uncached()[0]] * 2
+
+
+def test_a_stopped_process_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch, cache: Callable[[int], str]
+) -> None:
+    monkeypatch.setattr(record_cache, "_PATIENCE_S", 0.1)
+    stopped = Program(cache=cache(100), start=True, stop=True, hints="{ cores = 2 }")
+    stopped.until("opened")
+    functions = program.functions()
+    with opened(functions, cache=cache(100)) as batches:
+        stopped.go_on()
+        stopped.until("stops")
+        assert program.epoch(batches) == uncached()[0]
+    os.kill(stopped.pid, signal.SIGCONT)
+    stopped.until("ended")
+    ((sums, calls),) = stopped.epochs
+    assert sums == uncached()[0]
+    computed_twice = calls + functions["decode"].calls - RECORDS
+    assert 0 <= computed_twice <= 2  # a row for each thread of the stopped process
 
 
 def test_threads_write_and_read_at_once(tmp_path: Path) -> None:
