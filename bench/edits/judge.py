@@ -217,7 +217,7 @@ class Judge:
         except Exception as error:
             if "CP0808" in str(error):
                 raise NotImplementedError from error
-            return Outcome({}, f"{type(error).__name__}: {str(error)[:200]}")
+            return Outcome({}, _in_words(error))
         return Outcome(values)
 
     def by_batches(self, schedule: Schedule) -> Outcome:
@@ -230,7 +230,7 @@ class Judge:
                 for name, batch in _first_batches(self._bound(schedule), phase):
                     flat(f"{phase.name} {name}", dict(batch), values)
             except Exception as error:  # noqa: BLE001 - whatever it raises is the result
-                values[phase.name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+                values[phase.name] = _in_words(error)
         return Outcome(values)
 
     @functools.cached_property
@@ -266,7 +266,7 @@ class Judge:
             sizes = {axis.name: axis.size for axis in self.schedule.mesh_axes}
             return {"under": UnderJax(Bound(self), sizes, self.base.functions)}  # type: ignore[dict-item]
         except Exception as error:  # noqa: BLE001 - whatever it raises is the result
-            return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            return _in_words(error)
 
     def _run(self, runner: Mapping[str, Any]) -> Outcome:
         """Run all phases twice. Schedules with equal traced programs run once."""
@@ -290,7 +290,7 @@ class Judge:
                     kept: dict[str, Tree] = {} if schedule.state_shards else dict(state)
                     flat(f"{turn} {phase.name}", {**outputs, **kept}, values)
         except Exception as error:  # noqa: BLE001 - whatever it raises is the result
-            return Outcome({}, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            return Outcome({}, _in_words(error))
         self._under_jax[text] = Outcome(values)
         return self._under_jax[text]
 
@@ -317,6 +317,15 @@ def _first_batches(run: Any, phase: Phase) -> Iterator[tuple[str, Any]]:
             else:
                 yield f"member {member} at {taken[member]}", batch
                 taken[member] += clocked.batch[member]
+
+
+def _in_words(error: BaseException) -> str:
+    """The type and first line of an error, without the file of the plan: that is presentation."""
+    text = str(error)
+    if isinstance(error, CommplanError):
+        text = f"{error.diagnostics[0].code}: {error.diagnostics[0].message}"
+    first_line = text.partition("\n")[0]
+    return f"{type(error).__name__}: {first_line[:200]}"
 
 
 def _leaf_paths(schedule: Schedule) -> dict[str, list[str]]:
