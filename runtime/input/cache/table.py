@@ -219,10 +219,10 @@ def in_memory(shape: Shape) -> Table:
 
     Errors: CP0923 if there is no memory for its words.
     """
-    from commplan.runtime.input.feeds import directory  # noqa: PLC0415  loads the locks of feeds
+    from commplan.runtime.input.ring import meeting  # noqa: PLC0415  tables in files do without
 
     name = f"{shape.key}{shape.rows:x}"
-    with directory.beginning(f"cache-{name}"):
+    with meeting.beginning(f"cache-{name}"):
         for path in _found(name):
             with contextlib.suppress(OSError):
                 descriptor = io.open_file(path, os.O_RDWR)
