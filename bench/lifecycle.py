@@ -4,17 +4,14 @@
 
 Each start is a group of two to four processes that make a few batches together, by some design and with
 either `on_failure`; four groups run at a time, some of them of the same plan. In a third of the starts one or
-two processes are killed: after a random time, or by themselves at a place where it hurts, such as between the
-making of the shared memory and the removal of its name. What must hold: nobody hangs, nobody dies of anything
-but a kill, every record that is handed out belongs to the run that asked for it, every process is gone, and
-of the plan's memory nothing is left once its next start has begun. Memory of another plan, and that of a run
-of the same plan that is still gathering, stay as they are. Exit 1 where any of that fails.
+two processes are killed: after a random time, or by themselves at a chosen point, such as after the creation
+of the shared memory. Checked: no process hangs or dies of anything but a kill, every record that is handed
+out belongs to the run that asked for it, and all processes and their memory are gone. Exit 1 if not.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
 import os
@@ -27,7 +24,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -38,7 +34,8 @@ from commplan.ir.schedule import Schedule
 from commplan.runtime.input import PhaseBatches
 from commplan.runtime.input.group import group
 from commplan.runtime.input.prefetch.prefetch import Prefetcher
-from commplan.runtime.input.shm import locks, segment
+from commplan.runtime.input.ring import meeting
+from commplan.runtime.input.shm import segment
 from commplan.runtime.input.shm.shm_channel import SharedRing
 
 PLAN = """
@@ -59,7 +56,7 @@ PATIENCE_S = 4.0  # of a group for a process that does not come, where some are 
 DEADLINE_S = 60.0  # nothing that waits so long will ever end
 FINE, REFUSED, BROKEN = 0, 3, 4
 TOKEN = uuid.uuid4().hex[:8]  # another campaign may go on at the same time
-PLACES = ("named", "made", "met", "filled", "taken", "leaving")
+PLACES = ("made", "met", "filled", "taken", "leaving")
 
 
 @functools.cache
@@ -104,12 +101,10 @@ def die_at(place: str, rng: random.Random) -> None:
         setattr(owner, name, wrapped)
 
     match place:
-        case "named":  # the file has its name, and nobody knows it yet
-            then(segment._name, True, segment, "_name", 0)  # pyright: ignore[reportPrivateUsage]
         case "made":
             then(segment.opened, True, segment, "opened", 0)
-        case "met":  # all have come, the name is still there
-            then(segment.Segment.unlink, False, segment.Segment, "unlink", 0)
+        case "met":  # all have come, and one may not have seen it
+            then(segment.Segment.seal, False, segment.Segment, "seal", 0)
         case "filled":
             then(SharedRing.publish, False, SharedRing, "publish", times)
         case "taken":
@@ -198,17 +193,9 @@ def variants() -> list[tuple[int, str, str]]:
     return [(n, design, failure) for n in (2, 3, 4) for design in DESIGNS for failure in ("stop", "continue")]
 
 
-@functools.cache
-def prefixes() -> tuple[str, ...]:
-    """How the names of the plans' memory begin."""
-    digests = {schedule(*variant).plan_digest[:12] for variant in variants()}
-    return tuple(f"commplan-{os.getuid()}-{digest}-" for digest in sorted(digests))
-
-
-def left_behind() -> list[Path]:
-    """Memory of this campaign's runs that has a name."""
-    files = locks.default_folder().glob(f"commplan-{os.getuid()}-*-{TOKEN}-*")
-    return sorted(path for path in files if path.name.startswith(prefixes()))
+def left_behind() -> list[str]:
+    """Memory of this campaign's runs."""
+    return [found.name for found in meeting.found(None, segment.KIND) if found.name.startswith(TOKEN)]
 
 
 def run_id() -> str:
@@ -224,63 +211,21 @@ def drawn(rng: random.Random, killed: bool) -> Start:
     return Start(run_id(), schedule(count, design, failure), count, 1000 * rng.randint(1, 10**5), victims)
 
 
-def waiting() -> Start:
-    """A run of the same plan whose second process never comes: its memory keeps its name."""
-    compiled = schedule(2, "all_shared", "stop")
-    start = Start(f"{TOKEN}-gathering", compiled, 2, 0, {0: "never"})
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            team = group(start.run, 0, 2, timeout=3600.0)
-            source = np.arange(RECORDS, dtype=np.int32)
-            PhaseBatches(
-                compiled, "step", {"numbers": source}, {"twice": abs}, local={"member": (0,)}, group=team
-            )
-        os._exit(FINE)
-    start.children[child] = 0
-    return start
-
-
 def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """What happened, and what was wrong."""
+    """Counts of events, and problems."""
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
     problems: list[str] = []
-    folder = locks.default_folder()
-    other = folder / f"commplan-{os.getuid()}-{'0' * 12}-{uuid.uuid4().hex[:8]}-step-0"
-    other.write_bytes(bytes(8192))
-    gathering = waiting()
-    until = time.monotonic() + DEADLINE_S
-    while not (own := left_behind()) and time.monotonic() < until:
-        time.sleep(0.01)
-    try:
-        while counts["starts"] < count and not problems:
-            starts = [drawn(rng, rng.random() < 1 / 3) for _ in range(4)]
-            for start in starts:
-                forked(start, rng.randint(0, 1 << 30))
-                counts["starts"] += 1
-                counts["processes"] += start.count
-                counts["starts with a kill"] += bool(start.victims)
-                counts["kills"] += len(start.victims)
-            problems += watched(starts)
-            counts["left for the next start"] += len(set(left_behind()) - set(own))
-        for variant in variants():  # each plan clears away what it left itself
-            last = Start(run_id(), schedule(*variant), variant[0], 0, {})
-            forked(last, 0)
-            problems += watched([last])
-        problems += [f"{path} is left" for path in set(left_behind()) - set(own)]
-        if not own or not set(own) <= set(left_behind()):
-            problems.append("the memory of a run that was still gathering is gone")
-        if not other.exists():
-            problems.append("the memory of another plan is gone")
-    finally:
-        other.unlink(missing_ok=True)
-        for child in gathering.children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        for path in own:
-            path.unlink(missing_ok=True)
-    return counts, problems
+    while counts["starts"] < count and not problems:
+        starts = [drawn(rng, rng.random() < 1 / 3) for _ in range(4)]
+        for start in starts:
+            forked(start, rng.randint(0, 1 << 30))
+            counts["starts"] += 1
+            counts["processes"] += start.count
+            counts["starts with a kill"] += bool(start.victims)
+            counts["kills"] += len(start.victims)
+        problems += watched(starts)
+    return counts, problems + [f"the memory of {name} is left" for name in left_behind()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -34,6 +34,7 @@ ELSEWHERE = {
     ("commplan.runtime.calibrate.lock", "_scheduled"): "/proc",
     ("commplan.runtime.input.device.batches", "this_host"): "/proc",
     ("commplan.runtime.input.multirate.batches", "__init__"): "no file",
+    ("commplan.runtime.input.ring.meeting", "_available"): "/proc",
     ("commplan.runtime.input.turn_schedule", "_times"): "/proc",
     ("commplan.runtime.observe.abort_hook", "aborted"): "/proc",
 }

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commplan.diagnostics import fail
-from commplan.runtime.input.shm.locks import default_folder
 from commplan.wait import check_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +22,6 @@ class Group:
     index: int
     count: int
     timeout: float
-    folder: Path
     hosts: tuple[int, ...]
     carrier: Carrier | None = None
     readers: int | None = None
@@ -52,7 +48,6 @@ def group(
     count: int,
     *,
     timeout: float = 1800.0,
-    folder: str | os.PathLike[str] | None = None,
     hosts: Sequence[int] | None = None,
     carrier: Carrier | None = None,
     readers: int | None = None,
@@ -61,8 +56,7 @@ def group(
 
     run_id: letters, digits, `-`, `_` and `.`; the same in all of them and in no other run at the same time
     (processes agree on one, for instance through a key-value store). index: this process, 0 <= index <
-    count. timeout: seconds to wait for a living but silent peer, compilation and start-up included. folder:
-    where the memory file is made: `/dev/shm` by default, which is memory; elsewhere the temporary folder.
+    count. timeout: seconds to wait for a living but silent peer, compilation and start-up included.
     hosts: [count], the host of each process; one host where None. carrier: moves rows between hosts, where
     there are several. readers: how many processes make rows (a plan counts members, of which a process may
     hold several); what the plan says where None.
@@ -84,5 +78,4 @@ def group(
         )
     if readers is not None and not 1 <= readers <= count:
         fail("CP0924", f"{readers} of {count} processes cannot be readers", f"expected: 1 to {count}")
-    where = default_folder() if folder is None else Path(folder)
-    return Group(run_id, index, count, timeout, where, places, carrier, readers)
+    return Group(run_id, index, count, timeout, places, carrier, readers)

@@ -327,7 +327,7 @@ each step {
         sources={"images": RECORDS},
         functions={name: FUNCTIONS[name] for name in ("decode", "flip")},
     )
-    alone = group("never-met", 1, 2, timeout=1000.0, folder=tmp_path)
+    alone = group("never-met", 1, 2, timeout=1000.0)
     with pytest.raises(CommplanError) as error:
         run.batches(group=alone, timeout=0.05)
     assert code_of(error) == "CP0921"

@@ -270,6 +270,8 @@ def carried_group(
 
 
 def this_host() -> str:
-    """A name for this process's host: containers of one host see the same memory, and have its boot."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return platform.node() + (boot.read_text() if boot.exists() else "")
+    """A name for this process's host. Processes find each other's memory in `/proc`: containers without a
+    common one are hosts of their own."""
+    boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    parts = [platform.node(), boot.read_text() if boot.exists() else ""]
+    return "".join([*parts, str(processes.readlink()) if processes.is_symlink() else ""])

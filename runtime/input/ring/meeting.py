@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -20,9 +21,9 @@ from commplan.runtime.input.ring.words import HEADER, MAGIC, PROCESS_LOCK, Shape
 from commplan.runtime.input.shm.locks import default_folder, is_locked
 from commplan.wait import Wait, until
 
-_PREFIX = "commplan-feed-"
-_LINK = re.compile(rf"/memfd:{_PREFIX}([A-Za-z0-9_.-]+)(?: \(deleted\))?")
+_LINK = re.compile(r"/memfd:commplan-([a-z]+)-([A-Za-z0-9_.-]+)(?: \(deleted\))?")
 BEGIN_S = 20.0  # seconds for another process to compile its plan
+_MEMORY = Path("/proc/meminfo")
 MEET_S = 60.0  # seconds for another process to come or leave, which takes milliseconds
 HAS_FEEDS = sys.platform.startswith("linux") and hasattr(os, "memfd_create")
 
@@ -49,6 +50,33 @@ def check_name(name: object) -> str:
     return name
 
 
+def fresh(name: str, nbytes: int, kind: str = "feed") -> int:
+    """The descriptor of new memory for the feed or group `name`.
+
+    Raises:
+        OSError: if there is not enough memory.
+    """
+    if nbytes > _available():  # the kernel would take it from all others first
+        raise OSError(errno.ENOMEM, "there is not enough of it")
+    descriptor = os.memfd_create(f"commplan-{kind}-{name}", os.MFD_CLOEXEC)
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _available() -> float:
+    """Bytes of memory that processes can have without swapping, as the kernel estimates them."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in _MEMORY.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * int(line.split()[1])
+    return float("inf")
+
+
 def created(name: str, title: str, shape: Shape, facts: Mapping[str, str], **values: int) -> SharedMemory:
     """A new ring. title: in messages. facts, values: see `SharedMemory.lay_out`.
 
@@ -56,21 +84,15 @@ def created(name: str, title: str, shape: Shape, facts: Mapping[str, str], **val
         CommplanError: CP0923 if there is not enough memory; CP0928 if `facts` are too long.
     """
     try:
-        descriptor = os.memfd_create(f"{_PREFIX}{name}", os.MFD_CLOEXEC)
-        try:
-            os.fchmod(descriptor, 0o600)
-            os.posix_fallocate(descriptor, 0, shape.nbytes)
-            status = os.fstat(descriptor)
-            memory = SharedMemory(descriptor, (status.st_dev, status.st_ino), title, shape)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        descriptor = fresh(name, shape.nbytes)
     except OSError as error:
         fail(
             "CP0923",
             f"{shape.nbytes} bytes of shared memory cannot be had: {error.strerror}",
             "make the batch or `prefetch` smaller",
         )
+    status = os.fstat(descriptor)
+    memory = SharedMemory(descriptor, (status.st_dev, status.st_ino), title, shape)
     try:
         memory.lay_out(facts, **values)
     except BaseException:
@@ -127,8 +149,8 @@ def visited(candidate: Found, title: str) -> Generator[SharedMemory | None]:
                 memory.close()
 
 
-def found(name: str | None = None) -> Iterator[Found]:
-    """The memory of the feed `name` (None: of all feeds) that processes of this user have open, each once.
+def found(name: str | None = None, kind: str = "feed") -> Iterator[Found]:
+    """The memory of the feed or group `name` (None: of all) that processes of this user have open, each once.
     Files of other users' processes are skipped."""
     seen: set[tuple[int, int]] = set()
     for entry in list(os.scandir("/proc")):
@@ -140,18 +162,18 @@ def found(name: str | None = None) -> Iterator[Found]:
             for file in list(os.scandir(f"{entry.path}/fd")):
                 with contextlib.suppress(OSError):
                     link = _LINK.fullmatch(str(Path(file.path).readlink()))
-                    if link is None or name not in (None, link[1]):
+                    if link is None or link[1] != kind or name not in (None, link[2]):
                         continue
                     status = Path(file.path).stat()
                     key = (status.st_dev, status.st_ino)
                     if status.st_uid == os.getuid() and key not in seen:
                         seen.add(key)
-                        yield Found(link[1], key, file.path)
+                        yield Found(link[2], key, file.path)
 
 
 @contextlib.contextmanager
 def meeting() -> Generator[None]:
-    """No other process of this user joins or creates a ring while this runs.
+    """No other process of this user joins or creates a feed or a group while this runs.
 
     It is a lock on a folder that exists for so long alone; the kernel releases it with the process.
 
@@ -160,7 +182,11 @@ def meeting() -> Generator[None]:
     """
 
     def late(_: float) -> NoReturn:
-        fail("CP0928", f"another process has been joining a feed for {MEET_S:g} s", "is one stopped?")
+        fail(
+            "CP0928",
+            f"another process has been joining a feed or a group for {MEET_S:g} s",
+            "is one stopped?",
+        )
 
     with _held(*until(lambda seconds: _locked(), Wait(MEET_S, late, slice_s=0.01))):
         yield
@@ -207,7 +233,7 @@ def _locked(suffix: str = "") -> tuple[int, Path] | None:
             fail(
                 "CP0928",
                 f"no folder can be made in {str(base.parent)!r}: {error.strerror}",
-                "programs that join a feed meet there for a moment",
+                "programs that join a feed or a group meet there for a moment",
             )
         try:
             descriptor = io.open_folder(path)

@@ -1,10 +1,8 @@
-"""How the processes of a group find each other, and what makes their segment theirs alone."""
+"""How the processes of a group meet at their shared memory."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
@@ -35,8 +33,8 @@ if TYPE_CHECKING:
 
 
 def _meet(group: Group, control: Control, errors: PeerErrors, wanted: segment.Wanted) -> None:
-    """Wait until all processes of the host have joined; who sees it first removes the name of the file."""
-    memory, index, timeout, maker = control.memory, group.index, group.timeout, group.local[0]
+    """Wait until all processes of the host have joined."""
+    memory, index, timeout = control.memory, group.index, group.timeout
     control.say_cores(cores_of())
     mine = control.word(index, "presence")
     mine.value = JOINED
@@ -47,9 +45,11 @@ def _meet(group: Group, control: Control, errors: PeerErrors, wanted: segment.Wa
 
         def look(waited: float, lasting: WaitReporter = lasting, who: str = who) -> None:
             segment.refused(memory, wanted)
-            if index != maker and not memory.maker_lives():
-                memory.unlink()
-                errors.lost(maker, "died or gave up while the group was forming")
+            if memory.sealed():
+                return
+            for other in group.local:
+                if control.word(other, "presence").value == JOINED and not control.alive(other):
+                    errors.lost(other, "died or gave up while the group was forming")
             if lasting.due(waited):
                 message = "process %d has waited %.0f s for %s to come; it gives up after %g s"
                 LOG.warning(message, index, waited, who, timeout)
@@ -60,7 +60,6 @@ def _meet(group: Group, control: Control, errors: PeerErrors, wanted: segment.Wa
         until(functools.partial(futex.changed, word, ABSENT), Wait(timeout, late, look, LOOK_S))
         if process != index and not memory.owned(process) and not memory.sealed():
             errors.lost(process, "died while the group was forming")
-    memory.unlink()
     memory.seal()
 
 
@@ -112,19 +111,15 @@ def join(
         "who makes what": sorted(divisions.items()),
         "the indices of other axes": sorted(alike.items()),
     }
-    digest = schedule.plan_digest[:12] or hashlib.sha256(schedule.plan.encode()).hexdigest()[:12]
     label = f"share {share.result.rpartition('.')[0]} via {designed(share)}"
     blame = segment.Blame(label, share.span, schedule.file)
     start = _control.nbytes(group.count)
     wanted = segment.Wanted(
-        group.folder,
-        f"commplan-{os.getuid()}-{digest}-",
-        f"{group.run_id}-{phase.name}-{group.host}",
-        group.local[0],
+        f"{group.run_id}-{phase.name[:100]}-{group.host}",
+        group.count,
         start + slots * layout.nbytes,
         start,
         facts,
-        group.timeout,
         blame,
     )
     memory = segment.opened(wanted, group.index)
@@ -152,7 +147,6 @@ def join(
         if ring is not None:
             ring.leave()
         else:
-            memory.unlink()
             memory.close()
         raise
     return ring

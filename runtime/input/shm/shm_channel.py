@@ -6,7 +6,7 @@ everyone reads the slot once all parts are there. Two counters per process carry
 `taken`. Between hosts a carrier moves the parts, led by one process of each host, and a third counter tells
 the others.
 
-As soon as all have joined, the file's name is removed: whatever dies later, nothing stays behind. Where the
+The memory has no name in any folder, so nothing stays behind, whatever dies. Where the
 plan goes on without those who die (`on_failure = continue`), the next living process of the host makes the
 dead one's part and moves its counter, so that nobody else need know.
 Where they take turns (`turn_schedule`) the counter of each stands at its next turn.
@@ -491,8 +491,6 @@ class SharedRing:
             self._left = True
         self.slots.close()
         self.control.leave()
-        if self.index == self.group.local[0]:
-            self.control.memory.unlink()
         self.control.memory.close()
         if self.carrier is not None:
             self.carrier.close()

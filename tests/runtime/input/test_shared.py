@@ -23,6 +23,7 @@ from commplan.diagnostics import CommplanError, Span
 from commplan.runtime.input.group import group
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.observe import wait_log
+from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.shm import locks, segment
 
 BLAME = segment.Blame("share pixels via all_shared", Span(1, 1, 1, 2), "tested.plan")
@@ -239,23 +240,20 @@ def test_peers_that_do_not_do_the_same_are_told(team: Team) -> None:
 
 
 def test_peers_with_other_plans_are_told(team: Team) -> None:
-    """Their memory has other names: whoever finds no file of its plan looks for those of others."""
     processes = [team.start(i, 2, timeout=600.0, hints=f"{{ prefetch = {2 + i} }}") for i in range(2)]
     for problem in [errors(told(process))[0] for process in processes]:
         assert problem["code"] == "CP0922" and "what differs: the plan" in problem["notes"]
 
 
-def test_who_is_waited_for_is_told(
-    team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_is_waited_for_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(wait_log, "START_S", 0.02)
-    for index, said in enumerate(("process 1 of 2 to come", "process 0 to begin")):
-        among = group(f"late-{index}", index, 2, timeout=1.0, folder=tmp_path)
+    for index in range(2):
+        among = group(f"late-{os.getpid()}", index, 2, timeout=1.0)
         made = ensemble("all_shared", 2)
         with pytest.raises(CommplanError), caplog.at_level(logging.WARNING, "commplan.input"):
             local = {"member": (index,)}
             PhaseBatches(made, "step", {"images": images(8)}, FUNCTIONS, local=local, group=among)
-        assert said in caplog.text
+        assert f"process {1 - index} of 2 to come" in caplog.text
 
 
 def test_a_late_comer_is_waited_for(team: Team) -> None:
@@ -287,103 +285,46 @@ def test_opening_and_closing_leaves_nothing_open(team: Team) -> None:
 # --- the memory itself ---
 
 
-def wanted(folder: Path, prefix: str = "commplan-0-abc-", nbytes: int = 8192) -> segment.Wanted:
-    return segment.Wanted(folder, prefix, "one", 0, nbytes, 4096, {"the plan": ""}, 1.0, BLAME)
+def wanted(name: str, nbytes: int = 8192) -> segment.Wanted:
+    return segment.Wanted(name, 3, nbytes, 4096, {"the plan": ""}, BLAME)
 
 
-def test_what_dead_owners_left_is_removed_and_what_lives_is_not(tmp_path: Path) -> None:
-    made = segment.opened(wanted(tmp_path), 0)
-    (tmp_path / "commplan-0-abc-dead").write_bytes(bytes(8192))
-    (tmp_path / "commplan-0-other-plan").write_bytes(bytes(8192))
+def test_a_second_process_of_a_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, whose own locks the kernel does not report, and in another one."""
+    name = f"second-{os.getpid()}"
+    made = segment.opened(wanted(name), 0)
     script = (
-        "import sys; from pathlib import Path; from commplan.runtime.input.shm.segment import clean;"
-        "print([p.name for p in clean(Path(sys.argv[1]), 'commplan-0-abc-')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "['commplan-0-abc-dead']"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["commplan-0-abc-one", "commplan-0-other-plan"]
-    made.unlink()
-    made.close()
-    made.close()
-    assert [p.name for p in tmp_path.iterdir()] == ["commplan-0-other-plan"]
-
-
-def test_a_run_id_in_use_is_refused(tmp_path: Path) -> None:
-    made = segment.opened(wanted(tmp_path), 0)
-    with pytest.raises(CommplanError) as error:
-        segment.opened(wanted(tmp_path), 0)
-    assert error.value.diagnostics[0].code == "CP0921"
-    made.unlink()
-    made.close()
-
-
-def test_memory_that_is_not_there_is_an_error_and_no_crash() -> None:
-    """The maker and all that wait for it get the same error."""
-    huge = wanted(locks.default_folder(), "commplan-0-huge-", 1 << 50)
-    texts: list[str] = []
-    for index in range(3):
-        with pytest.raises(CommplanError, match=r"CP0923.*there is not enough of it") as error:
-            segment.opened(huge, index)
-        texts.append(str(error.value))
-    assert len({*texts}) == 1
-    (marker,) = locks.default_folder().glob("commplan-0-huge-*")
-    assert marker.stat().st_size == 0
-    segment.opened(wanted(locks.default_folder(), "commplan-0-huge-"), 0).unlink()  # a smaller one fits
-    assert not [*locks.default_folder().glob("commplan-0-huge-*")]
-
-
-def test_a_process_that_comes_while_the_maker_ends_gets_the_error_too(tmp_path: Path) -> None:
-    """Under MPI a rank that caught the error waits in its exit handlers for the others."""
-    script = (
-        "import atexit, sys; atexit.register(sys.stdin.read);"
-        "atexit.register(print, 'ends', flush=True); from pathlib import Path;"
-        "from commplan.diagnostics import CommplanError, Span;"
-        "from commplan.runtime.input.shm import segment;"
+        "import sys; from commplan.diagnostics import Span; from commplan.runtime.input.shm import segment;"
         "blame = segment.Blame('share', Span(1, 1, 1, 2), 'tested.plan');"
-        "wanted = segment.Wanted(Path(sys.argv[1]), 'commplan-0-abc-', 'one', 0, 1<<60, 4096, {}, 1, blame)\n"
-        "try: segment.opened(wanted, 0)\n"
-        "except CommplanError: pass"
+        "wanted = segment.Wanted(sys.argv[1], 3, 8192, 4096, {'the plan': ''}, blame);"
+        "print(segment.opened(wanted, 1).owned(0)); segment.opened(wanted, 0)"
     )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
-        assert maker.stdout is not None and maker.stdout.readline() == "ends\n"
-        with pytest.raises(CommplanError, match="CP0923"):
-            segment.opened(wanted(tmp_path), 1)
-        maker.communicate("", timeout=60)
-    with pytest.raises(CommplanError, match="CP0921"):  # of an earlier run: the maker may come yet
-        segment.opened(wanted(tmp_path), 1)
-    segment.opened(wanted(tmp_path), 0).unlink()
-    assert not [*tmp_path.iterdir()]
+    done = subprocess.run([sys.executable, "-c", script, name], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n" and "CP0921" in done.stderr
+    with pytest.raises(CommplanError, match="CP0921"):
+        segment.opened(wanted(name), 0)
+    made.seal()
+    other = segment.opened(wanted(name), 0)  # the processes of that group have met
+    assert other.key != made.key
+    for each in (made, other):
+        each.close()
+    assert not list(meeting.found(name, segment.KIND))
 
 
-@pytest.mark.parametrize("nameless", [True, False])
-@pytest.mark.parametrize("how", ["posix_fallocate", "ftruncate"])
-def test_files_of_other_systems(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool, how: str
+@pytest.mark.parametrize("available", [True, False])
+def test_memory_that_is_not_there_is_an_error_and_no_crash(
+    monkeypatch: pytest.MonkeyPatch, available: bool
 ) -> None:
-    """Without O_TMPFILE, without posix_fallocate: a segment is made, and one that fails leaves no file."""
-    if not nameless:
-        monkeypatch.delattr(os, "O_TMPFILE")
-    if how == "ftruncate":
-        monkeypatch.delattr(os, "posix_fallocate")
-    made = segment.opened(wanted(tmp_path), 0)
-    assert [(p.name, p.stat().st_size) for p in tmp_path.iterdir()] == [("commplan-0-abc-one", 8192)]
-    with pytest.raises(CommplanError):
-        segment.opened(wanted(tmp_path), 0)
-    assert len(list(tmp_path.iterdir())) == 1, "the file of the run that goes on stays"
-    made.unlink()
-    made.close()
+    if available:  # as far as the kernel tells
+        monkeypatch.setattr(meeting, "_available", lambda: float("inf"))
+        monkeypatch.setattr(os, "posix_fallocate", none_left)
+    with pytest.raises(CommplanError, match=r"CP0923.*there is not enough of it"):
+        segment.opened(wanted("huge", 1 << 50), 0)
+    assert not list(meeting.found("huge", segment.KIND))
 
-    def none_left(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(os, how, none_left)
-    with pytest.raises(CommplanError) as error:
-        segment.opened(wanted(tmp_path), 0)
-    assert error.value.diagnostics[0].code == "CP0923"
-    assert [path.name for path in tmp_path.iterdir()] == [f"commplan-0-abc-one.refused{errno.ENOSPC}"]
+def none_left(*_: object) -> None:
+    raise OSError(errno.ENOMEM, "there is not enough of it")
 
 
 def test_a_group_waits_for_some_time() -> None:
@@ -392,10 +333,6 @@ def test_a_group_waits_for_some_time() -> None:
     assert error.value.diagnostics[0].code == "CP0924"
     with pytest.raises(CommplanError, match="CP0924"):
         group("x", 0, 2, timeout="5")  # pyright: ignore[reportArgumentType]
-
-
-def test_the_folder_of_a_group_may_be_text() -> None:
-    assert group("x", 0, 2, folder="/tmp").folder == Path("/tmp")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,9 +69,9 @@ def test_turns_of_the_dead_are_made_by_heirs(ensemble: Ensemble) -> None:
 
 
 @pytest.fixture(name="roster")
-def _roster(tmp_path: Path) -> TurnSchedule:
+def _roster() -> TurnSchedule:
     blame = Blame("share values over member", Span(1, 1, 1, 2), "tested.plan")
-    wanted = Wanted(tmp_path, "test-", "roster", 0, 1 << 16, 1 << 14, {}, 5.0, blame)
+    wanted = Wanted("roster", 3, 1 << 16, 1 << 14, {}, blame)
     control = Control(opened(wanted, 0), 3, 0)
     control.say_cores({5})
     return TurnSchedule(control, {0: division("all_shared", (0, 0, 0))}, (0, 1, 2), (0, 1, 2), 4, 2)
