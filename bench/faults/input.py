@@ -2,8 +2,7 @@
 
 Three members take the same batches, and wait three seconds for one another. One is stopped, killed, ends, or
 closes its batches early (`skip`); its `decode` raises or does not return; it runs another plan or begins at
-another place in the order: those two are refused when all meet, with both sides named, and so is a run that
-begins with /dev/shm full (`memory`), by the one that makes the memory.
+another place in the order: those two are refused when all meet, with both sides named.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed, without_memory
+from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed
 
 PLAN = """
 plan shared
@@ -41,8 +40,8 @@ DESIGNS = {"all_shared": 3, "single_broadcast(readers = 1)": 1, "multi_broadcast
 MEMBERS, RECORDS, BOUND_S = 3, 360, 3.0
 MEETING_S = 60.0  # for all to come, where that is not what goes wrong: the machine may be busy
 MAPS, SHARES = 8, 9  # lines
-KINDS = ("stop", "kill", "exit", "raise", "sleep", "skip", "order", "plan", "memory")
-MEETING = ("order", "plan", "memory")  # what is wrong from the start
+KINDS = ("stop", "kill", "exit", "raise", "sleep", "skip", "order", "plan")
+MEETING = ("order", "plan")  # what is wrong from the start
 
 
 def member(fault: Fault, run: str, index: int) -> None:
@@ -122,7 +121,6 @@ def judged(fault: Fault) -> Outcome:
     """Run a job, and look at what its members said."""
     words = [sys.executable, "-u", "-m", __name__, *fault.words]
     with tempfile.TemporaryFile("w+") as output:
-        words = without_memory(words) if fault.kind == "memory" else words
         job = subprocess.Popen(words, stdout=output, stderr=output, start_new_session=True)
         seen = observed([job], output)
     return Outcome(fault, seen.seconds, seen.ended, seen.ended and right(fault, seen.text), seen.text)
@@ -132,8 +130,6 @@ def right(fault: Fault, text: str) -> bool:
     """Whether all others name the culprit, in the line that waits for it, and nobody else."""
     errors = {int(index): words for index, words in re.findall(r"member (\d): error after all: (.*)", text)}
     others = set(range(MEMBERS)) - {fault.culprit}
-    if fault.kind == "memory":
-        return "error[CP0923]" in text and "there is not enough of it" in text
     if fault.kind in ("order", "plan"):
         pairs = re.findall(r"error\[CP0922\]: process (\d) is not doing the same as process (\d)", text)
         return bool(pairs) and all(str(fault.culprit) in pair for pair in pairs)
