@@ -19,6 +19,7 @@ from commplan.diagnostics import Span, fail
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.locks import is_locked, lock_byte, lock_holder
+from commplan.runtime.input.shm.slots import Root, mapped, owner_of
 
 _MAGIC = b"commplan"
 _VERSION = 4
@@ -49,7 +50,7 @@ class Segment:
     """
 
     opened: ClassVar[weakref.WeakSet[Segment]] = weakref.WeakSet()  # in this process
-    data: mmap.mmap
+    data: Root
     descriptor: int
     key: tuple[int, int]
     _words: dict[int, ctypes.c_uint32] = field(default_factory=dict[int, ctypes.c_uint32])
@@ -135,7 +136,7 @@ def _created(wanted: Wanted, index: int) -> Segment:
             "make the batch or `prefetch` smaller, or share `via duplicate`",
         )
     status = os.fstat(descriptor)
-    data = mmap.mmap(descriptor, wanted.control)
+    data = _mapped(descriptor, wanted.control)
     header = _MAGIC + struct.pack("<II", _VERSION, 0)
     data[: len(header)] = header
     facts = _digests(wanted.facts)
@@ -144,6 +145,11 @@ def _created(wanted: Wanted, index: int) -> Segment:
     segment.word(_FIRST_AT).value = index
     segment.lock(1 + index)
     return segment
+
+
+def _mapped(descriptor: int, nbytes: int) -> Root:
+    """The first bytes of a segment. Python's `mmap` would keep a second descriptor open."""
+    return owner_of(mapped(nbytes, mmap.MAP_SHARED, descriptor, 0), nbytes)
 
 
 def _joined(wanted: Wanted, candidate: meeting.Found, index: int) -> Segment | None:
@@ -170,7 +176,7 @@ def _joined(wanted: Wanted, candidate: meeting.Found, index: int) -> Segment | N
         if not lock_byte(descriptor, 1 + index):
             _refuse_second(wanted, index)
         keep = True
-        return Segment(mmap.mmap(descriptor, wanted.control), descriptor, candidate.key)
+        return Segment(_mapped(descriptor, wanted.control), descriptor, candidate.key)
     finally:
         if not keep:
             os.close(descriptor)
