@@ -195,7 +195,8 @@ def variants() -> list[tuple[int, str, str]]:
 
 def left_behind() -> list[str]:
     """Memory of this campaign's runs."""
-    return [found.name for found in meeting.found(None, segment.KIND) if found.name.startswith(TOKEN)]
+    memories = meeting.found(None, segment.KIND)
+    return [memory.name for memory in memories if memory.name.startswith(TOKEN)]
 
 
 def run_id() -> str:
