@@ -149,10 +149,10 @@ class _Search:
 
     def remarks(self) -> list[Choice]:
         """The choice for each unit, and the best of the rest."""
-        beside = "beside the computation" if self.ready.seconds else "of the phase"
+        scope = "beside the computation" if self.ready.seconds else "of the phase"
         how = "the budget is spent" if self.is_spent else "no single alternative of those tried is faster"
         count = len(self.known)
-        why = f"the least time exposed {beside} of {count} schedules tried, not all there are: {how}"
+        why = f"the least time exposed {scope} of {count} schedules tried, not all there are: {how}"
         source = self.predictor.in_words("model")
         return [
             remark(unit, self.table[unit.key], self.tried[unit.key], why, source)
