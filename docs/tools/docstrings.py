@@ -1,7 +1,7 @@
 """The docstrings of this project, as the reference shows them.
 
-A line or a sentence `name: text` that begins with a parameter describes it; the reference wants those as a
-list. Codes of errors become links to their pages.
+Parameters become list items: those in the sections `Args:` and `Attributes:`, and lines or sentences
+`name: text` that begin with a parameter. Error codes become links to their pages.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import griffe
 
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.M)
 CODE = re.compile(r"(?<![\w/])(CP\d{4})(?!\w)")
+SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises):")
 
 
 class Docstrings(griffe.Extension):
@@ -38,7 +39,29 @@ def rewritten(text: str, names: Iterable[str]) -> str:
     return "\n".join([*parts, _prose(text[end:], known)])
 
 
+def _sections(text: str) -> str:
+    """`text` with the items of Google-style sections as list items at the left margin."""
+    lines, section = list[str](), ""
+    for line in text.splitlines():
+        header = SECTION.fullmatch(line)
+        item = (
+            re.match(r" {4}(\*{0,2}\w+): (.*)", line) if section in ("Args", "Attributes", "Raises") else None
+        )
+        if header:
+            section = header[1]
+            lines += [f"**{section}**", ""]
+        elif item:
+            lines.append(f"- `{item[1]}`: {item[2]}")
+        elif section and line.startswith("    "):
+            lines.append(f"    {line.strip()}" if lines[-1].startswith(("- ", "    ")) else line.strip())
+        else:
+            section = section if not line else ""
+            lines.append(line)
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _prose(text: str, known: str) -> str:
+    text = _sections(text)
     if known:
         text = re.sub(rf"(?<=[.;]) ({known}): ", r"\n\1: ", text)
     lines = list[str]()
@@ -49,6 +72,8 @@ def _prose(text: str, known: str) -> str:
                 *([] if lines and lines[-1].startswith(("- ", "    ")) else [""]),
                 f"- `{match[1]}`: {match[2]}",
             ]
+        elif line.startswith(("- ", "    ", "**")):
+            lines.append(line)
         elif lines and lines[-1].startswith(("- ", "    ")) and line and not line.startswith("Raises"):
             lines.append(f"    {line}")
         else:

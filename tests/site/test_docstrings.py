@@ -41,3 +41,40 @@ Raises CommplanError ([CP0901](../../errors/CP0901/)).
 
 def test_parameters_are_items_codes_are_links_and_examples_stay_as_they_are() -> None:
     assert rewritten(TEXT, ["member", "epochs", "start"]) == SHOWN
+
+
+SECTIONS = """Compute.
+
+Args:
+    x: first,
+        in bytes.
+    y: second.
+
+Returns:
+    The sum,
+    or None.
+
+Raises:
+    CommplanError: CP0901 if it fails.
+"""
+
+LISTED = """Compute.
+
+**Args**
+
+- `x`: first,
+    in bytes.
+- `y`: second.
+
+**Returns**
+
+The sum,
+or None.
+
+**Raises**
+
+- `CommplanError`: [CP0901](../../errors/CP0901/) if it fails."""
+
+
+def test_items_of_sections_are_list_items() -> None:
+    assert rewritten(SECTIONS, ["x", "y"]) == LISTED
