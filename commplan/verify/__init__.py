@@ -1,9 +1,14 @@
-"""Proofs that a schedule is sound: after every pass, and of every file that is read.
+"""Proofs that a schedule is sound, run after every pass and on every file that is loaded.
 
-`structural` begins, and asks the others: `equivalence` compares a schedule with its plan on symbols,
-`algorithms` its collectives with what they promise (`programs`: one chunk program), `input` proves what an
-epoch promises, `ownership` that states on servers have one owner, `memory` bounds a rank's bytes. `claims`
-says what is proved, believed and not looked at.
+`structural` is the entry point and calls the other modules:
+
+- `equivalence` compares a schedule with its plan symbolically;
+- `algorithms` proves that collectives keep their postconditions, `programs` one chunk program at a time;
+- `input` proves the visitation contract of every load;
+- `ownership` proves that each state on servers has exactly one owner;
+- `memory` bounds the bytes of one rank.
+
+`claims` lists the properties that are proved, assumed and not checked.
 """
 
 from __future__ import annotations
@@ -14,8 +19,13 @@ from commplan.verify.structural import verify as verify
 
 
 def load_schedule(data: bytes, file: str = "<schedule>") -> Schedule:
-    """The schedule in `data`, as `Program.save` writes it, verified.
+    """Load and verify a schedule written by `Program.save`.
 
-    Raises CommplanError: CP1001 to CP1005 (see `ir.serialization.canonical_json.decode`).
+    Args:
+        data: contents of the schedule file.
+        file: name of the file, used in diagnostics.
+
+    Raises:
+        CommplanError: CP1001 to CP1005 (see `ir.serialization.canonical_json.decode`).
     """
     return decode(data, file, verify)

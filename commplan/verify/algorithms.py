@@ -1,4 +1,4 @@
-"""Algorithms of a schedule's collectives: that they fit their axes, and that their programs are proved."""
+"""Check that the algorithms of collectives fit their axes, and prove their chunk programs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from commplan.ir.axes import coordinates, position
 from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.stages import rules
 from commplan.verify.programs.algorithm_proof import Proof, prove_algorithm, prove_levels
-from commplan.verify.scope import Scope
+from commplan.verify.scope import PhaseScope
 
 HIERARCHICAL = "hierarchical"
 
 
-def check_algorithm(scope: Scope, op: Collective) -> None:
-    """Report why `op` cannot be carried out as its algorithm says, or does not do what its kind promises.
+def check_algorithm(scope: PhaseScope, op: Collective) -> None:
+    """Report an algorithm that does not fit `op`, or a chunk program that does not satisfy its postcondition.
 
-    The axes of `op`, and its root, are known to be good.
+    The axes and the root of `op` must have been checked before.
     """
     name, report = op.algorithm.name, scope.report
     if op.form not in (None, "rounds") and scope.schedule.backend != "mpi":
@@ -40,24 +40,35 @@ def check_algorithm(scope: Scope, op: Collective) -> None:
     try:
         proof = _prove(scope.schedule, op)
     except CommplanError as error:
-        named = (msgspec.structs.replace(each, span=op.span, file=report.file) for each in error.diagnostics)
-        report.found.extend(named)
+        located = (
+            msgspec.structs.replace(diagnostic, span=op.span, file=report.file)
+            for diagnostic in error.diagnostics
+        )
+        report.diagnostics.extend(located)
         return
     for subject, wrong in proof.wrong:
-        report.found.append(wrong.diagnostic(f"`{op.result}`: {subject}", span=op.span, file=report.file))
+        report.diagnostics.append(
+            wrong.diagnostic(f"`{op.result}`: {subject}", span=op.span, file=report.file)
+        )
 
 
 def prove_op(schedule: Schedule, op: Collective) -> Proof | None:
-    """What is proved of a collective in a schedule in which `check_algorithm` found nothing; None where it is
-    the backend's own."""
+    """The proof of a collective of a schedule that `check_algorithm` accepted.
+
+    Returns None if the backend's native collective is used, since its implementation is not proved.
+    """
     if op.algorithm.name == NATIVE or op.kind not in KINDS:
         return None
     return _prove(schedule, op)
 
 
 def _prove(schedule: Schedule, op: Collective) -> Proof:
-    """Raises CP0735 where the levels of a hierarchy are neither the axes of `op` nor the levels of the
-    topology over which its one axis is spread; and as `prove_levels`."""
+    """Prove the chunk program of `op`.
+
+    Raises:
+        CommplanError: CP0735 if the levels of a hierarchy are neither the axes of `op` nor the topology
+            levels of its only axis; see `prove_levels` for other errors.
+    """
     kind, root = cast("Kind", op.kind), op.root or 0
     if op.algorithm.name != HIERARCHICAL:
         return prove_algorithm(op.algorithm.name, kind, schedule.size(op.axes), root)
@@ -67,7 +78,7 @@ def _prove(schedule: Schedule, op: Collective) -> Proof:
 
 
 def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
-    """The ranks of each level of a hierarchy, the one first along which ranks are counted fastest."""
+    """The size of each level of a hierarchy, fastest-varying level first."""
     names = [name for name, _ in op.algorithm.levels]
     broken = rules.levels(names, op.axes)
     if broken is None:
@@ -75,10 +86,10 @@ def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
     if not names or len(op.axes) != 1:
         raise CommplanError(broken.diagnostic("CP0735", op.span, schedule.file))
     axis = schedule.axis(op.axes[0])
-    wanted = [spread.level for spread in axis.levels]
-    # An axis may count through its levels in another order than from the inside out.
-    if sorted(names) != sorted(wanted) or len(set(wanted)) < len(wanted):
-        lies = f"lies on {', '.join(wanted)}" if wanted else "has no levels without a topology"
+    level_names = [spread.level for spread in axis.levels]
+    # The levels of an axis are not necessarily ordered from innermost to outermost.
+    if sorted(names) != sorted(level_names) or len(set(level_names)) < len(level_names):
+        lies = f"lies on {', '.join(level_names)}" if level_names else "has no levels without a topology"
         lists = f"does not list the axes {', '.join(op.axes)}"
         fail("CP0735", f"{op.algorithm} {lists}, nor their levels: `{axis.name}` {lies}")
     counts = [spread.count for spread in axis.levels]
@@ -89,7 +100,7 @@ def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
 
 
 def _root(op: Collective, sizes: Mapping[str, int]) -> int:
-    """The root, counted row-major over the axes, as hierarchies count ranks: innermost level fastest."""
+    """The root's rank in the order used by hierarchical algorithms (innermost level fastest)."""
     names = [name for name, _ in op.algorithm.levels]
     axes = list(sizes)[::-1]  # sizes are innermost first
     return position(coordinates(op.root or 0, axes, sizes), names[::-1], sizes)

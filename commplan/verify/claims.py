@@ -1,4 +1,4 @@
-"""What is proved of a schedule, what is believed, and what is not looked at: in `verify` and in `explain`."""
+"""Properties of a schedule that are proved, assumed or not checked, as shown by `verify` and `explain`."""
 
 from __future__ import annotations
 
@@ -12,54 +12,56 @@ from commplan.ir.schedule import Collective, Exchange, Map, Schedule
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """Of a schedule in which the verifier found nothing wrong."""
+    """Claims about a schedule that passed verification."""
 
     proved: str
     believed: tuple[str, ...]
     not_looked_at: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """One line for each of the three that has something to say."""
+        """One line for each nonempty category."""
         words = {"proved": (self.proved,), "believed": self.believed, "not looked at": self.not_looked_at}
         return [f"{word}: {'; '.join(texts)}" for word, texts in words.items() if texts]
 
 
 def claims(schedule: Schedule) -> Claims:
-    """What holds of `schedule`, which `verify` found sound."""
-    unseen = ("what functions compute", "how sums made in another order round")
+    """Collect the claims about `schedule`, which must have passed `verify`."""
+    unchecked = ("what functions compute", "how sums made in another order round")
     if schedule.origin is None:
         sound = "sound by itself, not compared with a plan"
-        return Claims(sound, tuple(_believed(schedule)), ("whether it does what its plan says", *unseen))
+        return Claims(sound, tuple(_believed(schedule)), ("whether it does what its plan says", *unchecked))
     outputs = sum(len(phase.outputs) for phase in schedule.phases)
     states = sum(len(phase.updates) for phase in schedule.phases)
     counts = (plural(outputs, "output"), plural(states, "state"), plural(len(schedule.phases), "phase"))
     proved = "does what its plan says: {} and {} of {}".format(*counts)
-    return Claims(proved, tuple(_believed(schedule)), unseen)
+    return Claims(proved, tuple(_believed(schedule)), unchecked)
 
 
 def _believed(schedule: Schedule) -> Iterator[str]:
-    """Native collectives; the functions that are called and what the plan declares of them; servers."""
+    """Assumptions about native collectives, user functions and their declared properties, and servers."""
     ops = [op for phase in schedule.phases for op in phase.ops]
     native: dict[str, dict[int, None]] = {}
     for op in (op for op in ops if isinstance(op, Collective)):
-        if "native" in (op.algorithm.name, *(how.name for _, how in op.algorithm.levels)):
+        if "native" in (op.algorithm.name, *(algorithm.name for _, algorithm in op.algorithm.levels)):
             native.setdefault(f"{op.kind} over {', '.join(op.axes)}", {})[op.span.line] = None
     if native:
         lines = (
             f"{title} (line{'s'[: len(at) - 1]} {', '.join(map(str, at))})" for title, at in native.items()
         )
         yield f"the backend's own collectives: {', '.join(lines)}"
-    named = {op.fn for op in ops if isinstance(op, Map | Exchange)}
-    called = [fn for fn in schedule.fns if fn.name in named]
-    if called:
-        names = ", ".join(f"`{fn.name}`" for fn in called)
+    called_names = {op.fn for op in ops if isinstance(op, Map | Exchange)}
+    called_fns = [fn for fn in schedule.fns if fn.name in called_names]
+    if called_fns:
+        names = ", ".join(f"`{fn.name}`" for fn in called_fns)
         yield f"the functions bound are those that the plan names: {names}"
     declared = schedule.origin.plan.fns if schedule.origin is not None else schedule.fns
     for word in ("elementwise", "linear"):
-        names = ", ".join(f"`{fn.name}`" for fn in declared if fn.name in named and getattr(fn, word, False))
+        names = ", ".join(
+            f"`{fn.name}`" for fn in declared if fn.name in called_names and getattr(fn, word, False)
+        )
         if names:
             yield f"{word} as declared: {names}"
-    random = ", ".join(f"`{fn.name}`" for fn in called if fn.random)
+    random = ", ".join(f"`{fn.name}`" for fn in called_fns if fn.random)
     if random:
         yield f"random functions draw from the key that they are given alone: {random}"
     cached = dict.fromkeys(f"`{op.fn}`" for op in ops if isinstance(op, Map) and op.hints.cache)

@@ -1,12 +1,11 @@
-"""A schedule is proved against its plan: both are carried out on the same symbols, and what comes out is
-compared.
+"""Prove that a schedule is equivalent to its plan by executing both on the same symbols.
 
-Every output and every state update of every phase, element by element: which elements of which inputs,
-states and loads it is made of, summed over what, from which root, with which coefficient, through which
-functions, and through which casts (`ir.symbolic`). What rounding a plan allows, `wire` and `accumulate` at
-their stages, may happen and no other. Nothing is enumerated over ranks. Believed, and not looked into: that
-a backend's own collectives and the proved chunk programs do what their kind says, and that functions are
-what the plan calls them.
+The proof compares every element of every output and state update of every phase (`ir.symbolic`): the input,
+state or load elements that it depends on, the axes that it is summed over, roots, coefficients, functions and
+casts. Rounding is permitted only as `wire` and `accumulate` declare it. The proof does not enumerate ranks.
+
+Two assumptions are not checked: that native collectives and proved chunk programs compute what their kind
+specifies, and that user functions have the properties that the plan declares.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from commplan.ir.symbolic.values import ElementRun, SymbolicValue, place
 from commplan.ir.symbolic.wording import block_in_words, element, term
 from commplan.ir.transfer import ValueTypes
 from commplan.verify.plan_graph import check_plan
-from commplan.verify.scope import Report
+from commplan.verify.scope import DiagnosticReport
 
 
 class Reference:
-    """What a plan means, for the sizes and shapes that it was compiled for."""
+    """The meaning of a plan for fixed axis sizes and value shapes."""
 
     def __init__(self, origin: Origin, axes: Sequence[Axis]) -> None:
         self.origin = origin
@@ -60,7 +59,7 @@ class Reference:
         self._phases: dict[str, Interpretation] = {}
 
     def phase(self, phase: graph.Phase) -> Interpretation:
-        """The values of a phase of the plan."""
+        """Return the symbolic values of a phase of the plan."""
         interpretation = self._phases.get(phase.name)
         if interpretation is None:
             interpretation = self._phases[phase.name] = self.interpretation(self.values)
@@ -79,25 +78,29 @@ class Reference:
         )
 
     def line(self, ref: Ref) -> Span | None:
-        """The line of the plan that makes a value."""
+        """Return the plan line that defines a value."""
         makers = (stage for phase in self.origin.plan.phases for stage in phase.stages)
         maker = next((stage for stage in makers if ref in graph.results(stage)), None)
         return maker.span if maker is not None else self.origin.plan.value(ref).span
 
     def entry(self, value: Value, shard: Ownership | None = None) -> SymbolicValue:
-        """A value as it enters a phase: its own elements, on the ranks where its placement puts them.
-        `shard`: who keeps the parts of a state that the plan does not cut."""
-        where, blank = self.values[value.id].placement, self.interpretation({})
-        own = (*where.per, *where.partial)
+        """Return the symbolic value of an input or state at the start of a phase.
+
+        Args:
+            value: the input or state as the schedule declares it.
+            shard: the ranks that store parts of a state that the plan does not split.
+        """
+        placement, blank = self.values[value.id].placement, self.interpretation({})
+        varying = (*placement.per, *placement.partial)
         if shard is None:
-            return blank.fresh_elements(value.id, value, own, where.split)
+            return blank.fresh_elements(value.id, value, varying, placement.split)
         owner = self.algebra.owner(shard.axes, shard.owners) if len(shard.owners) == 1 else None
-        held = blank.fresh_elements(value.id, self.values[value.id], own, where.split, owner)
-        return blank.sliced(held, value, *blank.row(shard.axes, shard.owners))
+        owned = blank.fresh_elements(value.id, self.values[value.id], varying, placement.split, owner)
+        return blank.sliced(owned, value, *blank.row(shard.axes, shard.owners))
 
 
 def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths], LeafMatch]:
-    """For the elementwise functions of a plan which leaves go with which, from the shapes of whole values."""
+    """Match the leaves of operands and results of every elementwise function, by whole shapes."""
     matches: dict[tuple[str, Paths], LeafMatch] = {}
     elementwise = {fn.name for fn in origin.plan.fns if fn.elementwise}
     for stage in (stage for phase in origin.plan.phases for stage in phase.stages):
@@ -111,7 +114,7 @@ def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths]
 
 
 def _carry_out(interpretation: Interpretation, step: object, refs: Sequence[Ref]) -> None:
-    """Set the results `refs` of a stage or op: undefined, with the reason, if no term describes them."""
+    """Execute a stage or op. Results that no term describes become undefined, with the reason."""
     try:
         step.meaning(interpretation)  # type: ignore[attr-defined]
     except UnsayableError as error:
@@ -121,8 +124,8 @@ def _carry_out(interpretation: Interpretation, step: object, refs: Sequence[Ref]
             interpretation.put(ref, SymbolicValue(interpretation.values[ref], ((), term)))
 
 
-class Difference(NamedTuple):
-    """The first element of which two values differ."""
+class ElementDifference(NamedTuple):
+    """The first element with different symbolic values."""
 
     leaf: int
     element: int
@@ -132,25 +135,30 @@ class Difference(NamedTuple):
 
 def check_equivalence(
     schedule: Schedule,
-    report: Report,
+    report: DiagnosticReport,
     reference: Reference,
     sound: Schedule | None = None,
     *,
     written_out: bool = True,
 ) -> None:
-    """Report what `schedule`, which is sound by itself, does otherwise than its plan says (CP0766).
+    """Report each difference between a schedule and its plan (CP0766).
 
-    sound: an earlier form of it of which that has been proved; its phases are not proved again. written_out:
-    no pass is to come that casts to the types in which a collective is asked to send and add.
+    Args:
+        schedule: a schedule without structural errors.
+        report: receives the diagnostics.
+        reference: the meaning of the plan.
+        sound: an earlier version of the schedule that has been proved equivalent; phases that are the same
+            object in both are skipped.
+        written_out: whether the pipeline is complete, so that all requested casts must exist as ops.
     """
-    before = len(report.found)
+    before = len(report.diagnostics)
     _check_head(schedule, reference, report)
-    if len(report.found) > before:
+    if len(report.diagnostics) > before:
         return
-    alike = sound is not None and sound.state_shards == schedule.state_shards
-    known = {id(phase) for phase in sound.phases} if sound is not None and alike else set[int]()
+    same_shards = sound is not None and sound.state_shards == schedule.state_shards
+    proved_phases = {id(phase) for phase in sound.phases} if sound is not None and same_shards else set[int]()
     for phase, planned in zip(schedule.phases, reference.origin.plan.phases, strict=True):
-        if id(phase) not in known or (written_out and _is_to_be_written_out(phase)):
+        if id(phase) not in proved_phases or (written_out and _is_to_be_written_out(phase)):
             values = {value.id: value for value in (*schedule.entry, *phase.values)}
             interpretation = reference.interpretation(values, written_out=written_out)
             if written_out and not _is_written_out(phase, report):
@@ -159,25 +167,26 @@ def check_equivalence(
 
 
 def _is_to_be_written_out(phase: Phase) -> bool:
-    """Whether a collective of `phase` is asked to cast, to divide, or to reduce leaves in several ways."""
-    asked = (op for op in phase.ops if isinstance(op, Collective))
-    return any(op.hints.wire or op.hints.accumulate or op.hints.integers or op.divisor > 1 for op in asked)
+    """Whether a collective of `phase` requests casts, a division, or several reductions by dtype."""
+    collectives = (op for op in phase.ops if isinstance(op, Collective))
+    return any(
+        op.hints.wire or op.hints.accumulate or op.hints.integers or op.divisor > 1 for op in collectives
+    )
 
 
-def _is_written_out(phase: Phase, report: Report) -> bool:
-    """Report collectives that no backend carries out: they divide, or reduce leaves in several ways."""
-    before = len(report.found)
+def _is_written_out(phase: Phase, report: DiagnosticReport) -> bool:
+    """Report means and mixed-dtype reductions, which no backend executes; return whether there are none."""
+    before = len(report.diagnostics)
     for op in phase.ops:
         if isinstance(op, Collective) and (op.divisor > 1 or op.hints.integers is not None):
             report.add("CP0766", f"`{op.result}` is a mean that no pass has written out", op.span)
-    return len(report.found) == before
+    return len(report.diagnostics) == before
 
 
 def check_origin(
-    schedule: Schedule, origin: Origin, check_value: Callable[[Value], None], report: Report
+    schedule: Schedule, origin: Origin, check_value: Callable[[Value], None], report: DiagnosticReport
 ) -> None:
-    """Report where the plan that a schedule carries is not the one that it names, or does not fit its
-    values."""
+    """Report an embedded plan that differs from the schedule's digest, or that does not fit its values."""
     plan = origin.plan
     if plan_digest(plan) != schedule.plan_digest:
         report.add("CP0766", "the plan that the schedule carries is not the one that its digest names")
@@ -192,13 +201,13 @@ def check_origin(
     values = {value.id: value for value in origin.values}
     for value in origin.values:
         check_value(value)
-    if not report.found:
+    if not report.diagnostics:
         fns = {fn.name: fn for fn in plan.fns}
         check_plan(plan, ValueTypes(schedule.axes, values, fns, plan.sources), report)
 
 
-def _check_head(schedule: Schedule, reference: Reference, report: Report) -> None:
-    """Declarations and the frame of every phase are those of the plan."""
+def _check_head(schedule: Schedule, reference: Reference, report: DiagnosticReport) -> None:
+    """Compare the declarations and the list of phases with those of the plan."""
     plan = reference.origin.plan
     axes = [(axis.name, axis.kind, axis.size) for axis in schedule.axes]
     sizes = reference.origin.sizes
@@ -216,7 +225,7 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
         if actual != expected:
             message = f"the {noun} of the schedule are not those of its plan"
             report.add("CP0766", f"{message}: {actual}, not {expected}")
-    if len(report.found):
+    if len(report.diagnostics):
         return
     shards = {shard.state: shard.ownership for shard in schedule.state_shards}
     if len(shards) < len(schedule.state_shards) or not set(shards) <= set(schedule.states):
@@ -226,7 +235,7 @@ def _check_head(schedule: Schedule, reference: Reference, report: Report) -> Non
     for state, ownership in shards.items():
         for code, message in types.check_cut(state, ownership.axes, ownership.owners):
             report.add(code, f"of who keeps `{state}`: {message}")
-    for value in schedule.entry if not report.found else ():
+    for value in schedule.entry if not report.diagnostics else ():
         shard = shards.get(value.id)
         expected = reference.values[value.id]
         if shard is not None:
@@ -251,7 +260,7 @@ def _check_phase(
     planned: graph.Phase,
     reference: Reference,
     actual: Interpretation,
-    report: Report,
+    report: DiagnosticReport,
 ) -> None:
     expected = reference.phase(planned)
     shards = {shard.state: shard.ownership for shard in schedule.state_shards}
@@ -259,48 +268,50 @@ def _check_phase(
         actual.put(value.id, reference.entry(value, shards.get(value.id)))
     for op in phase.ops:
         _carry_out(actual, op, results(op))
-    before = len(report.found)
+    before = len(report.diagnostics)
     _check_frame(schedule, phase, planned, reference, report)
     states = {name_of(ref): ref for ref in schedule.states}
-    for kind, bindings, wanted in (
+    for kind, bindings, planned_bindings in (
         ("output", phase.outputs, planned.outputs),
         ("state", phase.updates, planned.updates),
     ):
-        names, expected_names = [b.name for b in bindings], [b.name for b in wanted]
+        names, expected_names = [b.name for b in bindings], [b.name for b in planned_bindings]
         if names != expected_names:
             message = f"phase `{phase.name}` has the {kind}s {names}, and in the plan {expected_names}"
             report.add("CP0766", message, phase.span)
             continue
-        for binding, original in zip(bindings, wanted, strict=True):
+        for binding, original in zip(bindings, planned_bindings, strict=True):
             shard = shards.get(states[binding.name]) if kind == "state" else None
             value, whole = actual.values[binding.value], reference.values[original.value]
             shape = whole if shard is None else shard.part_of(whole, schedule.axes)
-            where = f"{kind} `{binding.name}` of phase `{phase.name}`"
+            subject = f"{kind} `{binding.name}` of phase `{phase.name}`"
             if msgspec.structs.replace(value, id=shape.id) != shape:
                 span = reference.line(original.value)
-                report.add("CP0766", f"{where} is {_shape(value)}, and in the plan {_shape(shape)}", span)
+                report.add("CP0766", f"{subject} is {_shape(value)}, and in the plan {_shape(shape)}", span)
                 continue
             if value.kind == "tree" and not value.leaves:
-                continue  # without elements there is nothing to compare
+                continue  # no elements to compare
             difference = _difference(
                 reference, actual.get(binding.value), expected.get(original.value), shard
             )
             if difference is None:
                 continue
             path = f", leaf `{shape.leaves[difference.leaf].path}`" if len(shape.leaves) > 1 else ""
-            message = f"{where}{path}, element {difference.element}: the plan says {difference.expected}"
+            message = f"{subject}{path}, element {difference.element}: the plan says {difference.expected}"
             message += f"; the schedule makes {difference.found}"
             report.add("CP0766", message, reference.line(original.value))
     # An op runs even if no output depends on it.
-    if actual.undefined and not expected.undefined and len(report.found) == before:
+    if actual.undefined and not expected.undefined and len(report.diagnostics) == before:
         report.add("CP0766", f"phase `{phase.name}` makes {actual.undefined[0]}", phase.span)
 
 
 def _check_frame(
-    schedule: Schedule, phase: Phase, planned: graph.Phase, reference: Reference, report: Report
+    schedule: Schedule, phase: Phase, planned: graph.Phase, reference: Reference, report: DiagnosticReport
 ) -> None:
-    """Report entering values, and values of the plan, that a phase declares otherwise, and loads that it
-    reads again: records that a function leaves out are missing in one of the batches alone."""
+    """Report inputs, states and values of a phase that differ from the plan, and loads that are read twice.
+
+    A second read could differ from the first, since records that a function drops are missing from one only.
+    """
     loads = Counter(base_name(op.result) for op in phase.ops if isinstance(op, Read))
     for load, reads in loads.items():
         if reads > 1:
@@ -327,9 +338,8 @@ def _check_frame(
 
 def _difference(
     reference: Reference, actual: SymbolicValue, expected: SymbolicValue, shard: Ownership | None
-) -> Difference | None:
-    """The first element in which two values differ; of a state that some ranks keep, what these keep
-    counts."""
+) -> ElementDifference | None:
+    """The first differing element; for a sharded state, each owner's shard is compared."""
     if shard is None:
         return _first(reference, actual, expected)
     blank = reference.interpretation({})
@@ -338,33 +348,45 @@ def _difference(
         return _first(reference, actual, part)
     for owner in shard.owners:
         root = blank.root(shard.axes, owner)
-        pair = [held.renamed(reference.algebra, actual.value, root) for held in (actual, part)]
+        pair = [value.renamed(reference.algebra, actual.value, root) for value in (actual, part)]
         difference = _first(reference, *pair)
         if difference is not None:
             return difference
     return None
 
 
-def _first(reference: Reference, actual: SymbolicValue, expected: SymbolicValue) -> Difference | None:
+def _first(reference: Reference, actual: SymbolicValue, expected: SymbolicValue) -> ElementDifference | None:
     compare = reference.comparison
-    left, right = actual.uniform, expected.uniform
-    if left is not None and right is not None and left[0] == right[0] and compare(left[1], right[1]):
+    actual_run, expected_run = actual.uniform, expected.uniform
+    if (
+        actual_run is not None
+        and expected_run is not None
+        and actual_run[0] == expected_run[0]
+        and compare(actual_run[1], expected_run[1])
+    ):
         return None
-    if not actual.value.leaves and left is not None and right is not None:  # records of bytes
-        return Difference(0, 0, term(right[1]), term(left[1]))
+    if not actual.value.leaves and actual_run is not None and expected_run is not None:  # records of bytes
+        return ElementDifference(0, 0, term(expected_run[1]), term(actual_run[1]))
     for index, leaf in enumerate(actual.value.leaves):
         path = leaf.path
-        mine, wanted = actual.blocks[index], expected.blocks[index]
+        actual_block, expected_block = actual.blocks[index], expected.blocks[index]
         try:
-            sides = [*_side_by_side(mine, wanted)]
-        except UnsayableError:  # of what a rank holds it is not said which elements these are
-            return Difference(index, 0, *(block_in_words(block, path) for block in (wanted, mine)))
-        for at, one_run, other_run in sides:
-            if not _same(compare, one_run, other_run):
-                if mine.rows or wanted.rows:
-                    return Difference(index, at, *(block_in_words(block, path) for block in (wanted, mine)))
-                words = element(path, at, other_run, one_run), element(path, at, one_run, other_run)
-                return Difference(index, at, *words)
+            sides = [*_side_by_side(actual_block, expected_block)]
+        except UnsayableError:  # the element indices of these blocks are unknown
+            return ElementDifference(
+                index, 0, *(block_in_words(block, path) for block in (expected_block, actual_block))
+            )
+        for at, actual_place, expected_place in sides:
+            if not _same(compare, actual_place, expected_place):
+                if actual_block.rows or expected_block.rows:
+                    return ElementDifference(
+                        index, at, *(block_in_words(block, path) for block in (expected_block, actual_block))
+                    )
+                words = (
+                    element(path, at, expected_place, actual_place),
+                    element(path, at, actual_place, expected_place),
+                )
+                return ElementDifference(index, at, *words)
     return None
 
 
@@ -372,12 +394,16 @@ def _same(compare: TermComparison, actual: ElementRun | None, expected: ElementR
     zero = [side is None or not side.term.parts for side in (actual, expected)]
     if actual is None or expected is None or all(zero):
         return all(zero)
-    alike = actual[2:5] == expected[2:5] and actual.rows == expected.rows
-    return alike and compare(actual.term, expected.term)
+    same_elements = actual[2:5] == expected[2:5] and actual.rows == expected.rows
+    return same_elements and compare(actual.term, expected.term)
 
 
-def _side_by_side(mine: Block, wanted: Block) -> Iterator[tuple[int, ElementRun | None, ElementRun | None]]:
-    """The runs of two leaves, cut where either has an edge."""
-    for at, _, runs in aligned((mine, wanted)):
-        left, right = (run and place(block, run, at) for block, run in zip((mine, wanted), runs, strict=True))
-        yield at, left, right
+def _side_by_side(
+    actual: Block, expected: Block
+) -> Iterator[tuple[int, ElementRun | None, ElementRun | None]]:
+    """The runs of two leaves, split so that their boundaries coincide."""
+    for at, _, runs in aligned((actual, expected)):
+        actual_place, expected_place = (
+            run and place(block, run, at) for block, run in zip((actual, expected), runs, strict=True)
+        )
+        yield at, actual_place, expected_place

@@ -1,4 +1,4 @@
-"""Memory of one rank: how much of it a phase needs at most."""
+"""An upper bound for the memory of one rank."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Phase, Schedule, operands, results
 
 
-class Memory(NamedTuple):
-    """nbytes: the most that lies on one rank at one moment of a phase, inputs and states included; span: the
-    plan line that runs then, None where nothing is made. buffers: the part of it that collectives work on."""
+class PeakMemory(NamedTuple):
+    """Peak memory of a phase on one rank.
+
+    Attributes:
+        phase: name of the phase.
+        nbytes: largest number of live bytes, including inputs and states.
+        buffers: largest number of bytes that a collective works on.
+        span: the plan line at the peak, or None if the phase computes nothing.
+    """
 
     phase: str
     nbytes: int
@@ -19,44 +25,49 @@ class Memory(NamedTuple):
     span: Span | None
 
 
-def memory(schedule: Schedule) -> tuple[Memory, ...]:
-    """A bound for each phase.
+def memory(schedule: Schedule) -> tuple[PeakMemory, ...]:
+    """Bound the memory of each phase.
 
-    Inputs and states that live on no server are there all the time, read or not; a value is there from the
-    op that makes it to the last that reads it, or to the end where it is an output or updates a state. A
-    chunk program has as much again to receive into: a round brings at most one message into each slot, which
-    is proved. Where it runs while others do (`split`), operand and receive buffer stay until the result is
-    read. Nothing is taken to be made in place, so that the bound holds for every backend; what a bound
-    function or `native` needs inside is their own.
+    Liveness assumptions:
+
+    - Inputs and states that are not on a server are live throughout the phase, even if unread.
+    - A value is live from its op to its last reader, or to the end of the phase if it is an output or an
+      update.
+    - A chunk program needs a receive buffer as large as its operand: a round delivers at most one message
+      into each slot, which is proved. If it overlaps other ops (`split`), both buffers live until the result
+      is read.
+    - Nothing is updated in place, so the bound holds for every backend.
+
+    Temporaries of user functions and native collectives are not included.
     """
     return tuple(_phase(schedule, phase) for phase in schedule.phases)
 
 
-def _phase(schedule: Schedule, phase: Phase) -> Memory:
+def _phase(schedule: Schedule, phase: Phase) -> PeakMemory:
     size = {value.id: value.nbytes for value in (*schedule.entry, *phase.values)}
-    given = {value.id for value in schedule.entry if value.placement.server is None}
+    resident = {value.id for value in schedule.entry if value.placement.server is None}
     local = {value.id for value in phase.values}
     first, last = _lives(phase)
     staged = [op.staged(size) for op in phase.ops]
     end = [0] * (len(phase.ops) + 1)  # bytes that are free after each op
     for ref, index in last.items():
-        if ref not in given and ref in local:
+        if ref not in resident and ref in local:
             end[index] += size[ref]
     for index, op in enumerate(phase.ops):
         end[first.get(results(op)[0], index) if op.is_split else index] += staged[index]
-    now = most = sum(size[ref] for ref in given)
+    live = peak = sum(size[ref] for ref in resident)
     span, buffers = None, 0
     for index, op in enumerate(phase.ops):
-        now += sum(size[ref] for ref in results(op)) + staged[index]
-        if now > most:
-            most, span = now, op.span
+        live += sum(size[ref] for ref in results(op)) + staged[index]
+        if live > peak:
+            peak, span = live, op.span
         buffers = max(buffers, op.buffers(size))
-        now -= end[index]
-    return Memory(phase.name, most, buffers, span)
+        live -= end[index]
+    return PeakMemory(phase.name, peak, buffers, span)
 
 
 def _lives(phase: Phase) -> tuple[dict[Ref, int], dict[Ref, int]]:
-    """The first op that reads a value, and the last that needs it."""
+    """Return the first op that reads each value, and the last op that needs it."""
     first: dict[Ref, int] = {}
     last: dict[Ref, int] = {}
     for index, op in enumerate(phase.ops):

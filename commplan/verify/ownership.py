@@ -1,8 +1,8 @@
-"""States on servers: that every element has one owner, what a server keeps, and the ops that talk to them.
+"""Checks of states on servers: single ownership, message tags, and ops that communicate with servers.
 
-The units of a state are proved to cover it, none twice and none out of range, and no owner to have more than
-the mean and one unit; every message of every site to have a tag of its own; and what is sent of a state to be
-just its units. Besides, a bound for what servers and workers keep.
+Verified: the units of a state cover it without overlap; no server exceeds the mean load by more than one
+unit; each message of a call site has its own tag; and messages carry exactly the units of their state. The
+module also bounds the memory of servers and workers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ from commplan.ir.stages import rules
 from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import FIRST_TAG, Held, Site, Sites, nbytes_of
 from commplan.protocol.units import Layout
-from commplan.verify.scope import Report, Scope
+from commplan.verify.scope import DiagnosticReport, PhaseScope
 
-_KEPT = "which servers keep: an op `get` has to fetch it"
+_NEEDS_GET = "which servers keep: an op `get` has to fetch it"
 
 
-class Kept(NamedTuple):
-    """At most, in bytes: on one server its states, what has arrived and is not served yet, and answers under
-    way; on one worker what it sends and gets at a site.
+class ServerMemory(NamedTuple):
+    """Upper bounds in bytes for one server and one worker.
 
-    Of an exchange each worker has at most staleness + 1 requests that are not answered, of everything else
-    one, since it waits for the answer: arriving = sum over sites of (staleness + 1) * workers * own bytes. A
-    worker that does nothing but put is held back by nobody; one put of each site is counted.
+    A worker has at most staleness + 1 unanswered requests of an exchange and one of every other call, since
+    it waits for the reply: arriving = sum over sites of (staleness + 1) * workers * bytes per request.
+    Workers that only `put` are not throttled; one put per site is counted.
+
+    Attributes:
+        states: states of the server.
+        arriving: requests received but not yet processed.
+        answers: replies in flight.
+        worker: data that a worker sends and receives at one call site.
+        staleness: largest staleness of any exchange, in steps.
     """
 
     states: int
@@ -39,28 +45,32 @@ class Kept(NamedTuple):
     staleness: int
 
 
-def owned(schedule: Schedule) -> tuple[tuple[Site, Held], ...]:
-    """Every state on servers, once, with the first site that uses it. Raises what `survey.sites` raises."""
+def owned_states(schedule: Schedule) -> tuple[tuple[Site, Held], ...]:
+    """Return each state on servers once, with the first call site that uses it.
+
+    Raises:
+        CommplanError: as `sites` raises it.
+    """
     owners: dict[str, tuple[Site, Held]] = {}
     for site in sites(schedule).all:
-        for held in site.held:
-            owners.setdefault(held.state, (site, held))
+        for owned_state in site.held:
+            owners.setdefault(owned_state.state, (site, owned_state))
     return tuple(owners.values())
 
 
-def kept(schedule: Schedule) -> Kept | None:
-    """The bounds of the busiest server and of a worker; None where there are no servers."""
+def server_memory(schedule: Schedule) -> ServerMemory | None:
+    """Return the bounds for the busiest server and for a worker, or None if the plan has no servers."""
     surveyed = sites(schedule)
     if not surveyed.all:
         return None
     states, arriving, answers = ([0] * surveyed.servers for _ in range(3))
-    seen: set[str] = set()
+    counted: set[str] = set()
     for site in surveyed.all:
         groups = len(surveyed.members(site))
-        for held in site.held:
-            if held.state not in seen:
-                seen.add(held.state)
-                for server, nbytes in enumerate(held.nbytes):
+        for owned_state in site.held:
+            if owned_state.state not in counted:
+                counted.add(owned_state.state)
+                for server, nbytes in enumerate(owned_state.nbytes):
                     states[site.first + server] += nbytes * groups
         late = (site.staleness or 0) + 1 if site.kind == "exchange" else 1
         senders = groups if site.kind == "put" else surveyed.workers
@@ -70,22 +80,22 @@ def kept(schedule: Schedule) -> Kept | None:
     busiest = max(range(surveyed.servers), key=lambda server: states[server] + arriving[server])
     worker = max(nbytes_of(site.up) + nbytes_of(site.down) for site in surveyed.all)
     stale = max((site.staleness or 0 for site in surveyed.all), default=0)
-    return Kept(states[busiest], arriving[busiest], answers[busiest], worker, stale)
+    return ServerMemory(states[busiest], arriving[busiest], answers[busiest], worker, stale)
 
 
-def check_servers(schedule: Schedule, report: Report) -> None:
-    """Report what is wrong with the states on the servers of a schedule whose ops are sound."""
+def check_servers(schedule: Schedule, report: DiagnosticReport) -> None:
+    """Report invalid states on servers, for a schedule whose ops are valid."""
     if not any(axis.kind is AxisKind.SERVER for axis in schedule.axes):
         return
     try:
         surveyed = sites(schedule)
     except CommplanError as error:
-        report.found.extend(error.diagnostics)
+        report.diagnostics.extend(error.diagnostics)
         return
     _tags(surveyed, report)
     for site in surveyed.all:
         for name, layout in zip(site.states, site.layouts, strict=True):
-            wrong = misowned(layout)
+            wrong = ownership_error(layout)
             if wrong:
                 report.add("CP0764", f"`{name}` on `{site.server}`: {wrong}", site.span)
         if not 0 <= site.first <= surveyed.servers - site.servers:
@@ -93,9 +103,13 @@ def check_servers(schedule: Schedule, report: Report) -> None:
         _messages(site, report)
 
 
-def misowned(layout: Layout) -> str:
-    """What is wrong with the owners of a state; nothing where every element has one and they are balanced."""
-    if not layout.slots:  # scalars at most, kept with the units of the weights
+def ownership_error(layout: Layout) -> str:
+    """Describe an error in the ownership of a state.
+
+    Returns:
+        An empty string if each element has one owner and the load is balanced.
+    """
+    if not layout.slots:  # only scalars, which are stored with the units of the weights
         return ""
     for number, part in enumerate(layout.parts):
         end = 0
@@ -117,20 +131,20 @@ def misowned(layout: Layout) -> str:
     return ""
 
 
-def _tags(surveyed: Sites, report: Report) -> None:
-    """No two messages of the plan have one tag, so that an arrival is known by it."""
-    seen: dict[int, Site] = {}
+def _tags(surveyed: Sites, report: DiagnosticReport) -> None:
+    """Report two messages of a plan with the same tag, which receivers could not tell apart."""
+    site_of_tag: dict[int, Site] = {}
     for site in surveyed.all:
         for buffer in (*site.up, *site.down, *site.token):
             for chunk in buffer.chunks:
-                if chunk.tag < FIRST_TAG or chunk.tag in seen:
+                if chunk.tag < FIRST_TAG or chunk.tag in site_of_tag:
                     report.add("CP0764", f"two messages have the tag {chunk.tag}", site.span)
                     return
-                seen[chunk.tag] = site
+                site_of_tag[chunk.tag] = site
 
 
-def _messages(site: Site, report: Report) -> None:
-    """What data a site sends or gets of its first state is that state's units, each once."""
+def _messages(site: Site, report: DiagnosticReport) -> None:
+    """Report a call site whose data messages are not exactly the units of its first state."""
     units = {(u.number, u.part, u.start, u.size, u.server) for u in site.layout.units}
     for verb, buffers in (("sent", site.up), ("got", site.down)):
         data = [buffer for buffer in buffers if buffer.what == "data" and buffer.slot == 0]
@@ -143,8 +157,8 @@ def _messages(site: Site, report: Report) -> None:
 # Single ops.
 
 
-def check_server_op(scope: Scope, op: ServerOp) -> None:
-    """Report what is wrong with an op that talks with servers, or could; shapes are checked elsewhere."""
+def check_server_op(scope: PhaseScope, op: ServerOp) -> None:
+    """Report an invalid op that may communicate with servers. Shapes are checked elsewhere."""
     match op:
         case Exchange():
             _hints(scope, op)
@@ -158,7 +172,7 @@ def check_server_op(scope: Scope, op: ServerOp) -> None:
             _on_server(scope, op, op.operand, "got from")
 
 
-def _hints(scope: Scope, op: Exchange | Elastic) -> None:
+def _hints(scope: PhaseScope, op: Exchange | Elastic) -> None:
     for name, number, least in (("staleness", op.hints.staleness, 0), ("chunk", op.hints.chunk, 1)):
         if number is not None and number < least:
             scope.report.add("CP0735", f"{name} = {number} is less than {least}", op.span)
@@ -166,22 +180,21 @@ def _hints(scope: Scope, op: Exchange | Elastic) -> None:
         scope.report.add("CP0734", "workers meet over no axis", op.span)
 
 
-def check_served(scope: Scope) -> None:
-    """Report readers of values that servers keep, except the ops that talk with servers, and states on
-    servers that no such op makes."""
+def check_served(scope: PhaseScope) -> None:
+    """Report ops that read server values without fetching them, and updates of them by other ops."""
     phase, report, values = scope.phase, scope.report, scope.values
     served = {ref for ref in phase.states if values[ref].placement.server is not None}
     unread = {*served}
     for op in phase.ops:
-        if (asking := server_op(op, values)) is not None:
-            unread.update(server_results(asking))
+        if (request := server_op(op, values)) is not None:
+            unread.update(server_results(request))
             served.update(results(op))
         for ref in worker_operands(op):
             if ref in unread:
-                report.add("CP0764", f"`{results(op)[0]}` reads `{ref}`, {_KEPT}", op.span)
+                report.add("CP0764", f"`{results(op)[0]}` reads `{ref}`, {_NEEDS_GET}", op.span)
     for binding in phase.outputs:
         if binding.value in unread:
-            report.add("CP0764", f"output `{binding.name}` is `{binding.value}`, {_KEPT}", phase.span)
+            report.add("CP0764", f"output `{binding.name}` is `{binding.value}`, {_NEEDS_GET}", phase.span)
     for binding in phase.updates:
         on_server = values[binding.value].placement.server is not None
         if on_server and (binding.value not in served or name_of(binding.value) != binding.name):
@@ -189,22 +202,22 @@ def check_served(scope: Scope) -> None:
             report.add("CP0764", message, phase.span)
 
 
-def _on_server(scope: Scope, op: Op, ref: str, how: str) -> None:
-    """`ref` is a state, or what a phase makes of one; its state lives on the same server."""
+def _on_server(scope: PhaseScope, op: Op, ref: str, action: str) -> None:
+    """Report a server value `ref` that is not derived from a state on the same server."""
     state = scope.values.get(scope.axes.states.get(name_of(ref).partition("/")[0], ""))
     server = scope.values[ref].placement.server
     if server is None:
         scope.report.add("CP0735", f"`{ref}` lies on no server", op.span)
     elif state is None:
-        scope.report.add("CP0730", f"`{ref}` is {how} server `{server}`, but is no state", op.span)
+        scope.report.add("CP0730", f"`{ref}` is {action} server `{server}`, but is no state", op.span)
     elif state.placement.server != server:
         home = state.placement.server or "no server"
-        scope.report.add("CP0734", f"`{ref}` is {how} `{server}`, but its state lies on {home}", op.span)
+        scope.report.add("CP0734", f"`{ref}` is {action} `{server}`, but its state lies on {home}", op.span)
 
 
-def _exchange(scope: Scope, op: Exchange) -> None:
+def _exchange(scope: PhaseScope, op: Exchange) -> None:
     if len(op.results) != len(op.states) or not op.states:
-        return  # said already
+        return  # already reported
     values = scope.values
     homes = [(name_of(ref), values[ref].placement.server) for ref in (*op.states, *op.results)]
     scope.report.refuse("CP0734", rules.one_home(homes), op.span)
@@ -220,7 +233,7 @@ def _exchange(scope: Scope, op: Exchange) -> None:
         scope.report.add("CP0734", f"`{op.gradient}` lies on a server, and workers send it", op.span)
     fn = scope.axes.fns.get(op.fn)
     if fn is None:
-        return  # said already
+        return  # already reported
     count = len(op.states)
     scope.report.refuse("CP0731", rules.takes(fn.name, len(fn.operands), count + 1), op.span)
     scope.report.refuse("CP0731", rules.gives(fn.name, len(fn.results), count), op.span)
@@ -228,7 +241,7 @@ def _exchange(scope: Scope, op: Exchange) -> None:
     scope.report.refuse("CP0735", broken, op.span)
 
 
-def _elastic(scope: Scope, op: Elastic) -> None:
+def _elastic(scope: PhaseScope, op: Elastic) -> None:
     home = scope.values[op.center].placement.server
     scope.report.refuse("CP0734", rules.center_home(op.mode, name_of(op.center), home), op.span)
     if op.result is not None and op.mode != "sync":

@@ -1,7 +1,7 @@
-"""The structural verifier of the plan that a schedule carries: what must hold before it is carried out.
+"""The structural verifier of the plan embedded in a schedule, run before the plan is interpreted.
 
-Codes are those of ops (`verify.schedule`): CP0730 names and definitions, CP0731 types and shapes, CP0734
-axes, CP0735 what a stage does not permit.
+Error codes are those of ops (`verify.structural`): CP0730 names and definitions, CP0731 types and shapes,
+CP0734 axes, CP0735 invalid options of a stage.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from commplan.ir.stages import StageOverAxes, rules
 from commplan.ir.transfer import ValueTypes, Violations, broken
 from commplan.ir.types import ArrayType, RecordsType
 from commplan.ir.values import Leaf
-from commplan.verify.scope import Report
+from commplan.verify.scope import DiagnosticReport
 
 
-def check_plan(plan: Plan, types: ValueTypes, report: Report) -> None:
-    """Report what is wrong with `plan`, whose declarations are compared with those of the schedule elsewhere.
+def check_plan(plan: Plan, types: ValueTypes, report: DiagnosticReport) -> None:
+    """Report structural errors in `plan`. Its declarations are compared with the schedule's elsewhere.
 
-    types: its axes with sizes, and what one rank holds of its values, each sound by itself.
+    Args:
+        plan: the embedded plan.
+        types: the axes with their sizes, and the validated per-rank values.
+        report: receives the diagnostics.
     """
     report.unique("values", (value.id for value in plan.values))
     for value in plan.values:
@@ -27,46 +30,54 @@ def check_plan(plan: Plan, types: ValueTypes, report: Report) -> None:
     defined: set[Ref] = {*plan.inputs, *plan.states}
     for ref in sorted(defined - types.values.keys()):
         report.add("CP0730", f"`{ref}` enters the schedule's plan, but is not declared")
-    for phase in plan.phases if not report.found else ():
-        known = {*plan.inputs, *plan.states}
+    for phase in plan.phases if not report.diagnostics else ():
+        readable = {*plan.inputs, *plan.states}
         for stage in phase.stages:
-            for code, message in _wrong(stage, plan, types, known, defined):
+            for code, message in _wrong(stage, plan, types, readable, defined):
                 subject = f"`{stage.__struct_config__.tag}` of the schedule's plan"
                 report.add(code, f"{subject}: {message}", stage.span)
-            known.update(results(stage))
+            readable.update(results(stage))
             defined.update(results(stage))
         for binding in (*phase.outputs, *phase.updates):
-            if binding.value not in known:
+            if binding.value not in readable:
                 message = f"`{binding.name}` stands for `{binding.value}`, which the phase does not have"
                 report.add("CP0730", f"in the schedule's plan {message}", phase.span)
 
 
 def _fits(value: Value, types: ValueTypes) -> bool:
-    """Whether what one rank holds of a value is of the type that the plan declares."""
-    held = types.values[value.id]
+    """Whether the per-rank value matches the type that the plan declares."""
+    local = types.values[value.id]
     match value.type:
         case ArrayType(dtype, shape):
-            return (held.kind, _uncut(value, types)) == ("array", (Leaf("", shape, dtype),))
+            return (local.kind, _uncut(value, types)) == ("array", (Leaf("", shape, dtype),))
         case RecordsType(batch, element):
-            rows, leaves = max(batch) // types.ranks(value.placement.split), held.leaves
+            rows, leaves = max(batch) // types.ranks(value.placement.split), local.leaves
             if isinstance(element, ArrayType):
                 leaves = (Leaf("", (rows, *element.shape), element.dtype),)
-            alike = all(leaf.shape[:1] == (rows,) for leaf in leaves)
-            return (held.kind, held.leaves) == ("records", leaves) and alike
+            same_rows = all(leaf.shape[:1] == (rows,) for leaf in leaves)
+            return (local.kind, local.leaves) == ("records", leaves) and same_rows
         case _:
-            return held.kind in ("tree", "records")
+            return local.kind in ("tree", "records")
 
 
 def _uncut(value: Value, types: ValueTypes) -> tuple[Leaf, ...]:
-    held = types.values[value.id]
-    if held.kind != "records":
-        return held.uncut
-    return tuple(leaf.rows(types.ranks(value.placement.split)) for leaf in held.leaves)
+    local = types.values[value.id]
+    if local.kind != "records":
+        return local.uncut
+    return tuple(leaf.rows(types.ranks(value.placement.split)) for leaf in local.leaves)
 
 
-def _wrong(stage: Stage, plan: Plan, types: ValueTypes, known: set[Ref], defined: set[Ref]) -> Violations:
-    """What is wrong with a stage where the values `known` can be read, and those in `defined` are there."""
-    names = [*_names(stage, types, known, defined)]
+def _wrong(stage: Stage, plan: Plan, types: ValueTypes, readable: set[Ref], defined: set[Ref]) -> Violations:
+    """The errors of a stage.
+
+    Args:
+        stage: the stage.
+        plan: its plan.
+        types: axes and values.
+        readable: values defined earlier in the phase.
+        defined: all values defined so far.
+    """
+    names = [*_names(stage, types, readable, defined)]
     yield from names
     if names:
         return
@@ -81,9 +92,9 @@ def _wrong(stage: Stage, plan: Plan, types: ValueTypes, known: set[Ref], defined
             yield "CP0731", f"{', '.join(f'`{ref}`' for ref in group)} have different shapes"
 
 
-def _names(stage: Stage, types: ValueTypes, known: set[Ref], defined: set[Ref]) -> Violations:
+def _names(stage: Stage, types: ValueTypes, readable: set[Ref], defined: set[Ref]) -> Violations:
     for ref in operands(stage):
-        if ref not in known:
+        if ref not in readable:
             yield "CP0730", f"it reads `{ref}`, which the phase does not have"
     makes = results(stage)
     for ref in makes:
@@ -95,9 +106,9 @@ def _names(stage: Stage, types: ValueTypes, known: set[Ref], defined: set[Ref]) 
         yield from types.check_axes(getter(type(stage), (field,))(stage))
     if isinstance(stage, Load) and stage.source not in types.sources:
         yield "CP0730", f"there is no source `{stage.source}`"
-    fn, given, gives = stage.function_call() or ("", (), ())
+    fn, operand_refs, result_refs = stage.function_call() or ("", (), ())
     if fn in types.fns:
-        yield from broken("CP0731", rules.takes(fn, len(types.fns[fn].operands), len(given)))
-        yield from broken("CP0731", rules.gives(fn, len(types.fns[fn].results), len(gives)))
-    elif gives:
+        yield from broken("CP0731", rules.takes(fn, len(types.fns[fn].operands), len(operand_refs)))
+        yield from broken("CP0731", rules.gives(fn, len(types.fns[fn].results), len(result_refs)))
+    elif result_refs:
         yield "CP0730", f"there is no function `{fn}`"

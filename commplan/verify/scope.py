@@ -1,4 +1,4 @@
-"""What the rules of the verifier see of a schedule, and where they say what is wrong."""
+"""The context used by the verifier's rules, and the report that collects diagnostics."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import Placement
 
 
-class Report:
-    """Collects what is wrong, with the place in the plan."""
+class DiagnosticReport:
+    """Collects diagnostics with their plan lines."""
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.found: list[Diagnostic] = []
+        self.diagnostics: list[Diagnostic] = []
 
     def add(self, code: str, message: str, span: Span | None = None) -> None:
-        self.found.append(Diagnostic(code, message, span, file=self.file))
+        self.diagnostics.append(Diagnostic(code, message, span, file=self.file))
 
     def unique(self, noun: str, names: Iterable[str]) -> None:
-        """Say of every name that comes twice that it does."""
-        seen: set[str] = set()
+        """Report each name that occurs more than once."""
+        unique_names: set[str] = set()
         for name in names:
-            if name in seen:
+            if name in unique_names:
                 self.add("CP0730", f"two {noun} are called `{name}`")
-            seen.add(name)
+            unique_names.add(name)
 
     def refuse(self, code: str, broken: Violation | None, span: Span | None = None) -> bool:
-        """Whether a rule is broken, and then it is said."""
+        """Report a violated rule; returns whether it is violated."""
         if broken is not None:
-            self.found.append(broken.diagnostic(code, span, self.file))
+            self.diagnostics.append(broken.diagnostic(code, span, self.file))
         return broken is not None
 
 
 class Axes:
-    """The axes of a schedule, and the placements that were found to lie well on them; functions and states by
-    name."""
+    """The axes of a schedule, its functions and states by name, and the placements already checked."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.sizes = {axis.name: axis.size for axis in schedule.axes}
@@ -50,14 +49,19 @@ class Axes:
         self.good: set[Placement] = set()
 
 
-class Scope:
-    """What an op of one phase can see: values by name, axes, functions, sources.
+class PhaseScope:
+    """The context of the ops of one phase: values by name, axes, functions and sources.
 
-    `before` is the phase in an earlier schedule that was found sound.
+    `before` is the phase in an earlier schedule that passed verification.
     """
 
     def __init__(
-        self, schedule: Schedule, phase: Phase, axes: Axes, report: Report, before: Phase | None = None
+        self,
+        schedule: Schedule,
+        phase: Phase,
+        axes: Axes,
+        report: DiagnosticReport,
+        before: Phase | None = None,
     ) -> None:
         self.schedule, self.phase, self.axes, self.report = schedule, phase, axes, report
         self.sizes, self.kinds = axes.sizes, axes.kinds
@@ -70,11 +74,11 @@ class Scope:
             self._ops = {ref: op for op in before.ops for ref in results(op)}
 
     def has_seen(self, value: Value) -> bool:
-        """Whether this very value was found sound before."""
+        """Whether this value object passed verification before."""
         return self._values.get(value.id) is value
 
     def has_seen_op(self, op: Op) -> bool:
-        """Whether this very op, on the very same values, was found sound before."""
+        """Whether this op object passed verification before with the same value objects."""
         refs = results(op)
         if not refs or self._ops.get(refs[0]) is not op:
             return False

@@ -1,8 +1,8 @@
-"""The structural verifier: what must hold of every schedule, after every pass and after loading.
+"""The structural verifier: the invariants of every schedule, checked after each pass and after loading.
 
 CP0730 names and definitions, CP0731 types and shapes, CP0732 bytes and dtypes of collectives, CP0733 order
-and dependencies, CP0734 axes and placements, CP0735 values that an op does not permit; CP0760 to CP0762 what
-members are given (`verify.input`); CP0764 what servers own (`verify.ownership`); CP0766 what the plan says
+and dependencies, CP0734 axes and placements, CP0735 invalid options or values of an op; CP0760 to CP0762
+input (`verify.input`); CP0764 states on servers (`verify.ownership`); CP0766 equivalence with the plan
 (`verify.equivalence`).
 """
 
@@ -40,7 +40,7 @@ from commplan.verify.algorithms import check_algorithm
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin
 from commplan.verify.input.proof import check_input
 from commplan.verify.ownership import check_served, check_server_op, check_servers
-from commplan.verify.scope import Axes, Report, Scope
+from commplan.verify.scope import Axes, DiagnosticReport, PhaseScope
 
 _MEANT = [field.name for field in roles.fields(Hints) if field.role is Role.MEANING]
 _LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")
@@ -53,16 +53,20 @@ def verify(
     *,
     written_out: bool = True,
 ) -> tuple[Diagnostic, ...]:
-    """Everything that is wrong with `schedule`; empty where it is sound and does what its plan says.
+    """Return all errors in `schedule`.
 
-    reference: what its plan means, where that is known from before. written_out: no pass is to come (see
-    `check_equivalence`).
+    Args:
+        schedule: the schedule to verify.
+        sound: an earlier version that passed verification. Values and ops that are the same objects in both,
+            together with all their values, are skipped: they are immutable, and their context is compared.
+            Properties of whole phases are always checked.
+        reference: the meaning of the plan, if it is already computed.
+        written_out: whether the pipeline is complete (see `check_equivalence`).
 
-    sound: an earlier form of it in which nothing was found. Values, and ops with all their values,
-    that are the same objects in both are not looked at again: they are frozen, and what else their
-    rules see is compared. What holds of phases as a whole is always proved.
+    Returns:
+        The diagnostics; empty if the schedule is sound and equivalent to its plan.
     """
-    report, axes = Report(schedule.file), Axes(schedule)
+    report, axes = DiagnosticReport(schedule.file), Axes(schedule)
     if schedule.schema != SCHEMA_VERSION:
         report.add("CP0735", f"schema version {schedule.schema} is not {SCHEMA_VERSION}")
     report.unique("axes", (axis.name for axis in schedule.axes))
@@ -77,11 +81,11 @@ def verify(
             counts = " x ".join(str(spread.count) for spread in axis.levels)
             report.add("CP0734", f"axis `{axis.name}` has {axis.size} ranks, its levels {counts} places")
     if any(not 1 <= axis.size <= LARGEST for axis in schedule.axes) or len(axes.sizes) < len(schedule.axes):
-        return tuple(report.found)  # nothing can be cut into so many parts
+        return tuple(report.diagnostics)  # later checks divide by axis sizes
     entry = tuple(value.id for value in schedule.entry)
     if entry != (*schedule.inputs, *schedule.states):
         report.add("CP0730", "the values on entry are not the inputs and states, in this order")
-        return tuple(report.found)
+        return tuple(report.diagnostics)
     for value in schedule.entry:
         check_value(value, axes, report)
         if value.kind not in ("tree", "array"):
@@ -89,28 +93,28 @@ def verify(
             report.add("CP0731", message)
     before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
     for phase in schedule.phases:
-        _verify_phase(Scope(schedule, phase, axes, report, before.get(phase.name)))
-    if not report.found:
+        _verify_phase(PhaseScope(schedule, phase, axes, report, before.get(phase.name)))
+    if not report.diagnostics:
         check_servers(schedule, report)
-    if not report.found and schedule.origin is not None:
+    if not report.diagnostics and schedule.origin is not None:
         if reference is None:
             check_origin(schedule, schedule.origin, lambda value: check_value(value, axes, report), report)
-        if not report.found:
+        if not report.diagnostics:
             reference = reference or Reference(schedule.origin, schedule.axes)
             check_equivalence(schedule, report, reference, sound, written_out=written_out)
-    return tuple(report.found)
+    return tuple(report.diagnostics)
 
 
-def _same_head(left: Schedule, right: Schedule) -> bool:
-    """Whether axes, sources, functions and entry, which every phase sees, are alike."""
-    return (left.axes, left.sources, left.fns, left.inputs, left.states, left.entry) == (
-        right.axes, right.sources, right.fns, right.inputs, right.states, right.entry,
+def _same_head(first: Schedule, second: Schedule) -> bool:
+    """Whether axes, sources, functions and entry values, which every phase uses, are equal."""
+    return (first.axes, first.sources, first.fns, first.inputs, first.states, first.entry) == (
+        second.axes, second.sources, second.fns, second.inputs, second.states, second.entry,
     )  # fmt: skip
 
 
-def _verify_phase(scope: Scope) -> None:
+def _verify_phase(scope: PhaseScope) -> None:
     phase, report, schedule = scope.phase, scope.report, scope.schedule
-    before = len(report.found)
+    before = len(report.diagnostics)
     if phase.period < 1:
         report.add("CP0735", f"phase `{phase.name}` has period {phase.period}", phase.span)
     report.unique("values", (value.id for value in (*schedule.entry, *phase.values)))
@@ -119,12 +123,12 @@ def _verify_phase(scope: Scope) -> None:
             check_value(value, scope.axes, report)
     _definitions(scope)
     _bindings(scope)
-    if len(report.found) > before:
-        return  # what is built on sand is not looked at
+    if len(report.diagnostics) > before:
+        return  # later checks require valid definitions
     for op in phase.ops:
         if not scope.has_seen_op(op):
             _check_op(scope, op)
-    if len(report.found) == before:
+    if len(report.diagnostics) == before:
         check_served(scope)
         check_input(scope)
     _clocks(scope)
@@ -134,8 +138,8 @@ def _verify_phase(scope: Scope) -> None:
         report.add("CP0730", message, phase.span)
 
 
-def _check_op(scope: Scope, op: Op) -> None:
-    """Its own rules, and that its results are what its operands make them."""
+def _check_op(scope: PhaseScope, op: Op) -> None:
+    """Check the rules of an op, and that its declared results follow from its operands."""
     wrong = [*op.check(scope.types), *_unobeyed(op)]
     if not _LANES.fullmatch(op.lane):
         wrong.append(("CP0735", f"there is no lane `{op.lane}`"))
@@ -151,7 +155,7 @@ def _check_op(scope: Scope, op: Op) -> None:
 
 
 def _unobeyed(op: Op) -> Violations:
-    """Options that would change what an op makes, if ops of its kind obeyed them."""
+    """Report semantic options on an op whose kind ignores them."""
     hints: Hints = getattr(op, "hints", NO_HINTS)
     for name in _MEANT if hints is not NO_HINTS else ():
         if getattr(hints, name) is not None and name not in op.APPLIED_HINTS:
@@ -167,27 +171,27 @@ def _differences(declared: Value, value: Value) -> Iterator[tuple[str, str]]:
     elif declared.whole != value.whole:
         message = f"is cut from {shown(declared.whole)}, {shown(value.whole)} was expected"
         yield "CP0731", f"`{declared.id}` {message}"
-    server = declared.placement.server  # as the plan says
-    wanted = msgspec.structs.replace(value.placement, server=server)
-    if declared.placement != wanted:
-        yield "CP0734", f"`{declared.id}` is {declared.placement}, {wanted} was expected"
+    server = declared.placement.server  # determined by the plan
+    expected = msgspec.structs.replace(value.placement, server=server)
+    if declared.placement != expected:
+        yield "CP0734", f"`{declared.id}` is {declared.placement}, {expected} was expected"
 
 
-def _clocks(scope: Scope) -> None:
-    """Members with clocks of their own run a phase more or less often: nothing in it may wait for them."""
+def _clocks(scope: PhaseScope) -> None:
+    """Report collectives over independent members, since members with more steps would hang."""
     clocks = {op.clock: op for op in scope.phase.ops if isinstance(op, Read) and op.clock is not None}
     if not clocks:
         return
     for op in (op for op in scope.phase.ops if isinstance(op, Collective)):
         for axis in (axis for axis in op.axes if axis in clocks):
             clocks_own = f"by clocks of their own (line {clocks[axis].span.line})"
-            whose = f"`{axis}`, whose members run phase `{scope.phase.name}` {clocks_own}"
-            message = f"`{op.result}` meets all of {whose}: who has more steps waits for ever"
+            members = f"`{axis}`, whose members run phase `{scope.phase.name}` {clocks_own}"
+            message = f"`{op.result}` meets all of {members}: who has more steps waits for ever"
             scope.report.add("CP0747", message, op.span)
 
 
-def _definitions(scope: Scope) -> None:
-    """Static single assignment: one maker for each value, before all its readers."""
+def _definitions(scope: PhaseScope) -> None:
+    """Check single assignment: each value has one defining op, which precedes its readers."""
     phase, report = scope.phase, scope.report
     declared = {value.id for value in phase.values}
     makers: dict[Ref, int] = {}
@@ -201,11 +205,11 @@ def _definitions(scope: Scope) -> None:
     for ref in sorted(declared - set(makers)):
         report.add("CP0730", f"`{ref}` is declared but nothing makes it", phase.span)
     entering, schedule = {*phase.inputs, *phase.states}, scope.schedule
-    for noun, refs, known in (
+    for noun, refs, declared_refs in (
         ("input", phase.inputs, {*schedule.inputs}),
         ("state", phase.states, {*schedule.states}),
     ):
-        for ref in (ref for ref in refs if ref not in known):
+        for ref in (ref for ref in refs if ref not in declared_refs):
             report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no {noun}", phase.span)
     for index, op in enumerate(phase.ops):
         for ref in operands(op):
@@ -215,7 +219,7 @@ def _definitions(scope: Scope) -> None:
             _before(scope, op, index, ref, makers, "comes after")
 
 
-def _before(scope: Scope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], verb: str) -> None:
+def _before(scope: PhaseScope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], verb: str) -> None:
     subject = f"`{results(op)[0]}`" if results(op) else "an op without results"
     if ref not in makers:
         meant = near_name(ref, [*makers, *scope.phase.inputs, *scope.phase.states])
@@ -228,7 +232,7 @@ def _before(scope: Scope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], 
         scope.report.add("CP0733", message, op.span)
 
 
-def _bindings(scope: Scope) -> None:
+def _bindings(scope: PhaseScope) -> None:
     phase, report = scope.phase, scope.report
     report.unique("outputs", (binding.name for binding in phase.outputs))
     report.unique("updates", (binding.name for binding in phase.updates))
@@ -251,8 +255,8 @@ def _bindings(scope: Scope) -> None:
             report.add("CP0731", message, phase.span)
 
 
-def check_value(value: Value, axes: Axes, report: Report) -> None:
-    """Kind, leaves and placement of one value agree with each other."""
+def check_value(value: Value, axes: Axes, report: DiagnosticReport) -> None:
+    """Check that the kind, leaves and placement of a value are consistent."""
     if value.placement not in axes.good and not _check_placement(value, axes.kinds, report):
         axes.good.add(value.placement)
     if any(size < 0 for leaf in (*value.leaves, *value.whole) for size in leaf.shape):
@@ -273,7 +277,7 @@ def check_value(value: Value, axes: Axes, report: Report) -> None:
             pass
 
 
-def _check_whole(value: Value, axes: Axes, report: Report) -> None:
+def _check_whole(value: Value, axes: Axes, report: DiagnosticReport) -> None:
     ways = [axes.sizes.get(axis, 1) for axis in value.placement.split]
     if not ways:
         if value.whole:
@@ -283,9 +287,9 @@ def _check_whole(value: Value, axes: Axes, report: Report) -> None:
         report.add("CP0731", f"`{value.id}` is not what its uncut leaves give when cut {ways} ways")
 
 
-def _check_placement(value: Value, kinds: Mapping[str, AxisKind], report: Report) -> bool:
-    """Report what is wrong with where `value` lies; whether anything is."""
-    placement, before = value.placement, len(report.found)
+def _check_placement(value: Value, kinds: Mapping[str, AxisKind], report: DiagnosticReport) -> bool:
+    """Report errors in the placement of `value`; returns whether there are any."""
+    placement, before = value.placement, len(report.diagnostics)
     for axis in placement.varying:
         if axis not in kinds:
             report.add("CP0734", f"`{value.id}` lies over axis `{axis}`, which the plan does not have")
@@ -295,4 +299,4 @@ def _check_placement(value: Value, kinds: Mapping[str, AxisKind], report: Report
         report.add("CP0734", f"`{value.id}` names an axis twice: {placement}")
     if placement.server is not None and kinds.get(placement.server) is not AxisKind.SERVER:
         report.add("CP0734", f"`{value.id}` lies on `{placement.server}`, which is no server")
-    return len(report.found) > before
+    return len(report.diagnostics) > before

@@ -175,7 +175,7 @@ def test_what_it_needs_is_told():
     # Each rank has 4 rows: raw u8[32], y f32[32], and a count.
     assert plain.on_devices == 0 and early.on_devices == 2 * (4 * 32 + 4 * 32 * 4 + 4)
     assert early.batches == plain.batches + 2 == 2 + KEEP + 2
-    assert early.own // early.batches == plain.own // plain.batches
+    assert early.private // early.batches == plain.private // plain.batches
 
 
 def test_the_plan_says_it():

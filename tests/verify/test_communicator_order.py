@@ -79,7 +79,7 @@ def test_the_sequence_of_a_schedule() -> None:
     ranks[4] = msgspec.structs.replace(found, calls=found.calls[::-1])
     wrong = check_calls(schedule.mesh_sizes, ranks)
     assert wrong is not None
-    assert {wrong.span, *(note.span for note in wrong.others)} == {at(4), at(6)}
+    assert {wrong.span, *(note.span for note in wrong.related)} == {at(4), at(6)}
     assert replay_calls(schedule.mesh_sizes, ranks, wrong)
     assert HERE not in (wrong.span,)
 
@@ -89,7 +89,7 @@ def test_communicators_created_in_another_order() -> None:
     assert (found.failure, found.ranks, found.rounds) == ("creation", (0, 4), (0, 0))
     assert (found.expected, found.found) == ("over gpu", "over node")
     assert found.span == at(3)
-    assert [note.span for note in found.others] == [at(5)]
+    assert [note.span for note in found.related] == [at(5)]
 
 
 def test_a_communicator_that_one_rank_does_not_create() -> None:

@@ -100,7 +100,7 @@ def test_a_broken_level_breaks_the_hierarchy(monkeypatch: pytest.MonkeyPatch) ->
     broken = Counterexample("wrong", (1,), (), 0, "ranks 0-3", "rank 1", "rank 1 lacks a term")
     real = algorithm_proof.prove_task
 
-    def prove_task(task: algorithm_proof.Task) -> object:
+    def prove_task(task: algorithm_proof.LevelProgram) -> object:
         wrong, costs = real(task)
         return ((broken,), costs) if task.ranks == 5 else (wrong, costs)
 

@@ -17,7 +17,7 @@ from support.rounds import counted
 from commplan.collectives.program import KINDS, ROOTED, ChunkProgram, Kind, Rotation, Send
 from commplan.collectives.registry import algorithms, program
 from commplan.verify.programs.algorithm_proof import prove_task
-from commplan.verify.programs.composition import Task
+from commplan.verify.programs.composition import LevelProgram
 from commplan.verify.programs.counterexample import Counterexample, spans, terms
 from commplan.verify.programs.proof import count, prove
 from commplan.verify.programs.symbolic_execution import representatives, rotates
@@ -93,7 +93,7 @@ def test_large_programs_of_rotations_are_proved_by_one_chunk(
         monkeypatch.delattr(Rotation, column)
     most = 2 if kind == "all_reduce" else 1
     for ranks in (2, 100, 4096):
-        proved, costs = prove_task.__wrapped__(Task(name, kind, ranks, 0))
+        proved, costs = prove_task.__wrapped__(LevelProgram(name, kind, ranks, 0))
         transfers, few = representatives(program(name, kind, ranks))
         assert (proved, few, len(transfers.src)) == ((), 1, most * (ranks - 1))
         assert costs.sent == Fraction(most * (ranks - 1), ranks)

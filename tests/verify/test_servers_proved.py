@@ -20,7 +20,7 @@ from commplan.protocol.build_sites import sites
 from commplan.protocol.units import Unit
 from commplan.verify import verify
 from commplan.verify.memory import memory
-from commplan.verify.ownership import kept, misowned, owned
+from commplan.verify.ownership import owned_states, ownership_error, server_memory
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 GIVEN = tree(w=(300, 7), b=(11,))
@@ -65,25 +65,25 @@ def edited(schedule: Schedule, kind: type[Any], **changes: Any) -> list[str]:
 def test_examples_are_proved_and_their_units_cover_everything(name: str) -> None:
     schedule = compiled(name)
     assert verify(schedule) == ()
-    for _, one in owned(schedule):
+    for _, one in owned_states(schedule):
         assert sum(one.nbytes) == (300 * 7 + 11) * 4
         assert 1 <= one.balance < 1.2
-    assert [misowned(layout) for site in sites(schedule).all for layout in site.layouts] == [""] * len(
+    assert [ownership_error(layout) for site in sites(schedule).all for layout in site.layouts] == [""] * len(
         [layout for site in sites(schedule).all for layout in site.layouts]
     )
 
 
 def test_what_a_server_keeps_is_bounded_by_staleness_and_workers() -> None:
-    fresh = kept(compiled(EXCHANGE))
-    stale = kept(compiled(EXCHANGE, **{"staleness = 0": "staleness = 3"}))
+    fresh = server_memory(compiled(EXCHANGE))
+    stale = server_memory(compiled(EXCHANGE, **{"staleness = 0": "staleness = 3"}))
     assert fresh is not None
     assert stale is not None
-    own = max(owned(compiled(EXCHANGE))[0][1].nbytes)
+    own = max(owned_states(compiled(EXCHANGE))[0][1].nbytes)
     assert fresh.states == own
     assert fresh.arriving == own + 8 * own  # a put, and a term of each of eight workers
     assert stale.arriving == own + 4 * 8 * own
     assert fresh.worker == 2 * (300 * 7 + 11) * 4
-    assert kept(compiled("easgd_sync")) is None
+    assert server_memory(compiled("easgd_sync")) is None
 
 
 def test_states_on_servers_are_no_memory_of_workers() -> None:
@@ -123,13 +123,13 @@ WRONG: list[tuple[Callable[[list[Unit]], list[Unit]], str]] = [
 
 @pytest.mark.parametrize(("change", "wrong"), WRONG)
 def test_a_state_that_is_not_divided_rightly_is_found_out(change: Any, wrong: str) -> None:
-    assert wrong in misowned(units(change))
+    assert wrong in ownership_error(units(change))
 
 
 def test_owners_out_of_balance_are_found_out() -> None:
     layout = layout_of()
     one = tuple(msgspec.structs.replace(unit, server=0) for unit in layout.units)
-    assert "the mean is" in misowned(msgspec.structs.replace(layout, units=one))
+    assert "the mean is" in ownership_error(msgspec.structs.replace(layout, units=one))
 
 
 # Schedules that were edited
@@ -214,7 +214,7 @@ def test_more_servers_than_units_are_proved() -> None:
     axes = tuple(msgspec.structs.replace(a, size=13) if a.name == "hub" else a for a in schedule.axes)
     other = msgspec.structs.replace(schedule, axes=axes)
     assert verify(other) == ()
-    assert owned(other)[0][1].nbytes.count(0) > 0
+    assert owned_states(other)[0][1].nbytes.count(0) > 0
 
 
 # The command
@@ -266,4 +266,4 @@ def test_beside_weights_there_may_be_nothing_or_a_scalar() -> None:
     for beside in (tree(), tree(count=())):
         schedule = compile_plan(plan, {}, {"params": GIVEN, "grads": GIVEN, "rest": beside}, backend="mpi")
         assert not verify(schedule)
-        assert all(misowned(layout) == "" for site in sites(schedule).all for layout in site.layouts)
+        assert all(ownership_error(layout) == "" for site in sites(schedule).all for layout in site.layouts)

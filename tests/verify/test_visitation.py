@@ -396,7 +396,7 @@ def test_what_is_proved_is_told() -> None:
     assert load.rates == rates((32, 32, 64))
     (memory,) = input_memory(schedule)
     assert memory.shared == 192 * 64 * 64 * 3
-    assert memory.own == 2 * 64 * 64 * 64 * 3
+    assert memory.private == 2 * 64 * 64 * 64 * 3
 
 
 def test_memory_of_shared_and_of_own_values() -> None:
@@ -405,7 +405,7 @@ def test_memory_of_shared_and_of_own_values() -> None:
     batch = 64 * 224 * 224 * 3
     assert (memory.batches, memory.records) == (4, 256)
     assert memory.shared == 5 * batch  # two ahead, two that a process may show, one between hosts
-    assert memory.own == 4 * batch  # what `augment` makes of them for each member
+    assert memory.private == 4 * batch  # what `augment` makes of them for each member
 
 
 def test_verify_lists_the_proofs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""What each member is given in an epoch is what its load promises, in every epoch and for every source."""
+"""Proofs that the records delivered to each member in an epoch satisfy the contract of their load."""

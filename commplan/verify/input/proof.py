@@ -1,4 +1,4 @@
-"""What of the input of a schedule is proved, and what it needs: see `commplan.verify.input.visitation`."""
+"""Proofs and memory bounds for the input of a schedule; see `commplan.verify.input.visitation`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,20 @@ from commplan.verify.input.visitation import (
     prove_turns,
     survivors,
 )
-from commplan.verify.scope import Scope
+from commplan.verify.scope import PhaseScope
 
-_GROUP = 16  # processes that a division is run for, at most: see `_share_wrong`
+_GROUP = 16  # most processes that are simulated, see `prove_share`
 
 
-class Visited(NamedTuple):
-    """A load whose visits are proved. shards: how many the batch is cut into. rates: of members by their own
-    clocks."""
+class ProvedLoad(NamedTuple):
+    """A load whose visitation contract is proved.
+
+    Attributes:
+        phase: name of the phase.
+        op: the load.
+        shards: number of shards of a batch.
+        rates: rates of the members, if they advance independently.
+    """
 
     phase: str
     op: Read
@@ -39,8 +45,14 @@ class Visited(NamedTuple):
     rates: Rates | None
 
 
-class Shared(NamedTuple):
-    """A shared value whose division is proved. members: how many it is shared between."""
+class ProvedShare(NamedTuple):
+    """A shared value whose work partition is proved.
+
+    Attributes:
+        phase: name of the phase.
+        op: the sharing op.
+        members: number of members that share the value.
+    """
 
     phase: str
     op: Share
@@ -48,38 +60,46 @@ class Shared(NamedTuple):
 
 
 class InputMemory(NamedTuple):
-    """What the input of a phase holds at once, at most. batches: of each rank, those included that the caller
-    holds. records: of one load. shared: bytes of the slots of a host, for the rows of one rank; own: bytes of
-    a rank beside them. on_devices: bytes on a rank's device that batches take ahead of the step; devices that
-    use the memory of the host show the others. Records of variable length, and what a function makes in
-    between, are not counted. cached: bytes of records that a host keeps across epochs; in_files: those
-    of them in files."""
+    """An upper bound for the input of a phase in flight.
+
+    Records of variable length and temporaries of user functions are not included.
+
+    Attributes:
+        phase: name of the phase.
+        batches: batches of each rank, including those that the caller holds.
+        records: records of one load.
+        shared: bytes of a host's slots for the rows of one rank.
+        private: bytes private to a rank.
+        on_devices: device bytes of a rank for batches transferred before their step. Devices that use host
+            memory reference the other batches.
+        cached: bytes of records that a host caches across epochs.
+        in_files: the part of `cached` that is in files.
+    """
 
     phase: str
     batches: int
     records: int
     shared: int
-    own: int
+    private: int
     on_devices: int = 0
     cached: int = 0
     in_files: int = 0
 
 
-def check_input(scope: Scope) -> None:
-    """Report loads whose visit is not what they promise, shares that leave rows out, and caches of results
-    that differ between epochs."""
+def check_input(scope: PhaseScope) -> None:
+    """Report loads that violate their contract, shares that omit rows, and caches of changing results."""
     ahead = prefetch(scope.phase.ops)
     for op in scope.phase.ops:
         if isinstance(op, Map) and op.hints.cache is not None and not scope.has_seen_op(op):
             broken = _cache_wrong(scope, op, op.hints.cache)
             if broken is not None:
-                scope.report.found.append(broken.diagnostic("CP0735", op.span, scope.schedule.file))
+                scope.report.diagnostics.append(broken.diagnostic("CP0735", op.span, scope.schedule.file))
         if not isinstance(op, Read | Share) or scope.has_seen_op(op):
             continue
         name = f"`{name_of(op.result)}`"
         wrong = _load_wrong(op, ahead) if isinstance(op, Read) else _share_wrong(scope, op)
         if wrong is not None:
-            scope.report.found.append(wrong.diagnostic(name, op.span, scope.schedule.file))
+            scope.report.diagnostics.append(wrong.diagnostic(name, op.span, scope.schedule.file))
 
 
 def _load_wrong(op: Read, ahead: int) -> Broken | None:
@@ -90,7 +110,7 @@ def _load_wrong(op: Read, ahead: int) -> Broken | None:
     return wrong
 
 
-def _cache_wrong(scope: Scope, op: Map, cache: Cache) -> Violation | None:
+def _cache_wrong(scope: PhaseScope, op: Map, cache: Cache) -> Violation | None:
     if op.lane != "host_compute":
         return Violation(f"`{op.fn}` runs on the device, and a cache keeps results of the host")
     before = DefUse(scope.phase.ops).ancestors(op.results)
@@ -99,7 +119,7 @@ def _cache_wrong(scope: Scope, op: Map, cache: Cache) -> Violation | None:
     return cached(op.fn, random[::-1], sources, scope.schedule.fn(op.fn).results, cache)
 
 
-def _share_wrong(scope: Scope, op: Share) -> Broken | None:
+def _share_wrong(scope: PhaseScope, op: Share) -> Broken | None:
     value = scope.values[op.result]
     rows = value.leaves[0].shape[0] if value.leaves and value.leaves[0].shape else 1
     return prove_share(op.design, op.readers, scope.ranks(op.axes), rows)
@@ -107,12 +127,18 @@ def _share_wrong(scope: Scope, op: Share) -> Broken | None:
 
 @functools.lru_cache(maxsize=256)
 def prove_share(design: Design, readers: int | None, members: int, rows: int) -> Broken | None:
-    """That `members` processes which share a value as `design` says all get every row once, whoever is left.
+    """Prove that every process of a sharing group receives every row once, also after failures.
 
-    readers: as the plan says. rows: of a batch. On which hosts the processes lie is known when they run: here
-    they are all on one host, each on its own, in two halves, and dealt out between two. Of large groups 16
-    are looked at: what a process makes, and where it goes, depends on whether hosts are the same and on the
-    order of processes alone. A group that runs has its own division proved when it meets (`prove_division`).
+    The hosts of the processes are unknown at compile time, so four layouts are checked: one host, one host
+    each, two halves, and alternating between two hosts. At most 16 processes are simulated: the work of a
+    process depends only on which hosts are equal and on the order of processes. At run time each group proves
+    its actual partition (`prove_division`).
+
+    Args:
+        design: the sharing design.
+        readers: number of readers requested by the plan.
+        members: number of processes.
+        rows: rows of a batch.
     """
     count = min(members, _GROUP)
     everyone = range(count)
@@ -124,8 +150,7 @@ def prove_share(design: Design, readers: int | None, members: int, rows: int) ->
 
 
 def _proofs(work: Division, rows: int) -> Iterator[Broken | None]:
-    """Of all processes, of whoever is left, and of turns, which readers of one host may take, as many at a
-    time as its cores ask for."""
+    """Prove a partition for all processes, for survivors, and for readers of one host that take turns."""
     yield prove_division(work, rows)
     for alive in survivors(work):
         yield prove_division(work, rows, alive)
@@ -134,13 +159,13 @@ def _proofs(work: Division, rows: int) -> Iterator[Broken | None]:
             yield prove_turns(Turns(work, width), rows)
 
 
-# --- what is proved, for people ---
+# --- proved properties, for reports ---
 
 
-def visits(schedule: Schedule) -> tuple[Visited, ...]:
-    """The loads of a schedule that was verified."""
+def visits(schedule: Schedule) -> tuple[ProvedLoad, ...]:
+    """Return the loads of a verified schedule."""
     return tuple(
-        Visited(phase.name, op, schedule.size(op.split), _rates(phase, op))
+        ProvedLoad(phase.name, op, schedule.size(op.split), _rates(phase, op))
         for phase in schedule.phases
         for op in phase.ops
         if isinstance(op, Read)
@@ -151,10 +176,10 @@ def _rates(phase: Phase, op: Read) -> Rates | None:
     return rates(op.batch, prefetch(phase.ops)) if op.clock is not None else None
 
 
-def shares(schedule: Schedule) -> tuple[Shared, ...]:
-    """The shared values of a schedule that was verified."""
+def shares(schedule: Schedule) -> tuple[ProvedShare, ...]:
+    """Return the shared values of a verified schedule."""
     return tuple(
-        Shared(phase.name, op, schedule.size(op.axes))
+        ProvedShare(phase.name, op, schedule.size(op.axes))
         for phase in schedule.phases
         for op in phase.ops
         if isinstance(op, Share)
@@ -162,18 +187,21 @@ def shares(schedule: Schedule) -> tuple[Shared, ...]:
 
 
 def input_memory(schedule: Schedule) -> tuple[InputMemory, ...]:
-    """A bound for each phase that loads: no more batches are begun than it says, however slow the caller
-    is."""
+    """Bound the input memory of each phase that loads records, however slow the caller is."""
     return tuple(
         _memory(schedule, phase) for phase in schedule.phases if any(isinstance(op, Read) for op in phase.ops)
     )
 
 
 def _memory(schedule: Schedule, phase: Phase) -> InputMemory:
-    """Of members by their own clocks a batch is the largest here, and a host keeps `Rates.bound` records."""
+    """Bound the input memory of a phase.
+
+    If members advance independently, a batch is the largest of theirs, and a host stores `Rates.bound`
+    records.
+    """
     size = {value.id: value.nbytes for value in phase.values}
     moved = {op.result for op in phase.ops if isinstance(op, Share) and op.design != "duplicate"}
-    own = [ref for ref in handed_over(schedule, phase) if ref not in moved]
+    private = [ref for ref in handed_over(schedule, phase) if ref not in moved]
     ahead, on_devices = prefetch(phase.ops), device_prefetch(phase.ops)
     loads = [op for op in phase.ops if isinstance(op, Read)]
     rows = max(max(op.batch) // schedule.size(op.split) for op in loads)
@@ -181,20 +209,23 @@ def _memory(schedule: Schedule, phase: Phase) -> InputMemory:
     shared = slots(ahead, on_devices, by_caller=True) * sum(size[ref] for ref in moved)
     clocked = next((op for op in loads if op.clock is not None), None)
     if clocked is not None:
-        kept = -(-rates(clocked.batch, ahead).bound // max(clocked.batch))
-        batches, shown, shared = kept + KEEP, KEEP, kept * sum(size[ref] for ref in own)
+        buffered = -(-rates(clocked.batch, ahead).bound // max(clocked.batch))
+        batches, shown, shared = buffered + KEEP, KEEP, buffered * sum(size[ref] for ref in private)
     caches = [op.hints.cache for op in phase.ops if isinstance(op, Map) and op.hints.cache is not None]
-    taken = {binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only}
+    outputs_and_takes = {binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only}
     return InputMemory(
-        phase.name, batches, batches * rows, shared, shown * sum(size[ref] for ref in own),
-        on_devices * sum(size[ref] for ref in taken),
+        phase.name, batches, batches * rows, shared, shown * sum(size[ref] for ref in private),
+        on_devices * sum(size[ref] for ref in outputs_and_takes),
         sum(cache.nbytes for cache in caches), sum(cache.nbytes for cache in caches if cache.path),
     )  # fmt: skip
 
 
 def handed_over(schedule: Schedule, phase: Phase) -> list[Ref]:
-    """The values that the host makes and hands over: source-only outputs and arguments, or, where functions
-    of the device make these record by record, what they are made from."""
+    """The values that the host produces for the device.
+
+    These are source-only outputs and arguments, or the inputs of device functions that compute those record
+    by record.
+    """
     on_host: set[str] = set()
     for op in phase.ops:
         device = op.lane == "device"

@@ -1,13 +1,14 @@
-"""The visitation contract: what each member is given in an epoch is what its load promises.
+"""The visitation contract: the records delivered to each member in an epoch match the promise of their load.
 
-How many records a source has is known when it is bound, and the batch may be any number: so the functions
-that runs go by (`commplan.input`) are proved for all of them at once. Every length is q whole batches and a
-rest that is 0 or lies between 1 and the batch less one; in each of the two cases `Order` is run on symbols
-(`commplan.verify.programs.polynomial`) for a step among the whole ones and for the one behind them. So is the
-cut of a batch into parts, for any number of rows and of parts. What is then left of a schedule, who makes
-which part and what moves between hosts, is run for the processes that may share, and for who may be left of
-them. That the order itself is a permutation rests on its construction, a Feistel network that walks its
-cycles, and on tests.
+The length of a source is known only when it is bound, and batch sizes are arbitrary, so the functions used at
+run time (`commplan.input`) are proved for all lengths. A length is q whole batches plus a remainder that is 0
+or between 1 and the batch size minus one. For both cases `Order` is executed on polynomials
+(`commplan.verify.programs.polynomial`), for a step within the whole batches and for the step after them. The
+split of a batch into parts is proved in the same way for all numbers of rows and parts.
+
+The rest, which process builds each part and how parts move between hosts, is simulated for the processes that
+may share and for their possible survivors. That the order is a permutation follows from its construction, a
+cycle-walking Feistel network, and is tested but not proved here.
 """
 
 from __future__ import annotations
@@ -22,16 +23,22 @@ from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.input.order import Order, Tail, Visit
 from commplan.input.rates import Rates
 from commplan.input.work_partition import Division, HostTransfer, Turns, failover
-from commplan.verify.programs.polynomial import Term, UndecidedError, symbol
+from commplan.verify.programs.polynomial import Polynomial, UndecidedError, symbol
 
-_LOOKED_AT = 4096  # a batch as large as this is counted through, for a counter-example
+_LARGEST_ENUMERATED = 4096  # largest batch size that the search for a counterexample enumerates
 Orders = Callable[[int, int, int, Visit, Tail], Order]
 Adopter = Callable[[Division, Collection[int]], Division]
 
 
 class Broken(NamedTuple):
-    """Why a promise does not hold: one case in which it is broken. code: CP0760 a visit, CP0761 a division of
-    work, CP0762 members' clocks."""
+    """A case that violates a promise.
+
+    Attributes:
+        code: CP0760 for visits, CP0761 for a work partition, CP0762 for rates of members.
+        message: description of the case.
+        expected: the promised behaviour.
+        found: the actual behaviour.
+    """
 
     code: str
     message: str
@@ -48,9 +55,16 @@ class Broken(NamedTuple):
 
 @functools.lru_cache(maxsize=128)
 def prove_order(visit: Visit, tail: Tail, batch: int, orders: Orders = Order) -> Broken | None:
-    """That `visit` holds with `tail`, for every length and every batch; None where it does.
+    """Prove that `visit` holds with `tail` for every length and batch size.
 
-    batch: the plan's, which a counter-example is looked for with first. orders: what makes an order.
+    Args:
+        visit: the visitation promise.
+        tail: how an incomplete last batch is treated.
+        batch: the plan's batch size, tried first in the search for a counterexample.
+        orders: constructs an `Order`.
+
+    Returns:
+        None if proved, otherwise a counterexample.
     """
     try:
         why = _whole_batches(visit, tail, orders) or _rest(visit, tail, orders)
@@ -64,13 +78,13 @@ def prove_order(visit: Visit, tail: Tail, batch: int, orders: Orders = Order) ->
 
 
 def _whole_batches(visit: Visit, tail: Tail, orders: Orders) -> str | None:
-    """A step k of q = k + 1 + s whole batches, with and without a rest behind them."""
-    k, s, c, more = symbol("k"), symbol("s"), symbol("c"), symbol("r")
+    """Check step k of q = k + 1 + s whole batches, with and without a remainder."""
+    k, s, c, r = symbol("k"), symbol("s"), symbol("c"), symbol("r")
     whole = k + 1 + s
-    for rest, batch in ((Term({}), c + 1), (more + 1, more + 2 + c)):
-        length = whole * batch + rest
+    for remainder, batch in ((Polynomial({}), c + 1), (r + 1, r + 2 + c)):
+        length = whole * batch + remainder
         order = orders(*cast("tuple[int, int]", (length, batch)), 0, visit, tail)
-        last = 1 if rest.positive() else 0
+        last = 1 if remainder.positive() else 0
         wrong = _steps(visit, cast("Any", order.steps), whole, last)
         wrong = wrong or _step(visit, order, k, (k * batch, (k + 1) * batch), length)
         if wrong:
@@ -79,35 +93,36 @@ def _whole_batches(visit: Visit, tail: Tail, orders: Orders) -> str | None:
 
 
 def _rest(visit: Visit, tail: Tail, orders: Orders) -> str | None:
-    """The step behind q whole batches, where a rest of 1 to batch - 1 records is left."""
-    q, c, more = symbol("q"), symbol("c"), symbol("r")
-    rest, batch = more + 1, more + 2 + c
-    length = q * batch + rest
+    """Check the step after q whole batches if a remainder of 1 to batch - 1 records exists."""
+    q, c, r = symbol("q"), symbol("c"), symbol("r")
+    remainder, batch = r + 1, r + 2 + c
+    length = q * batch + remainder
     order = orders(*cast("tuple[int, int]", (length, batch)), 0, visit, tail)
     if cast("Any", order.steps) <= q:
-        return None  # there is no such step: that whole batches suffice is looked at with them
+        return None  # no such step exists; `_steps` checks that the whole batches suffice
     return _step(visit, order, q, (q * batch, length), length)
 
 
-def _steps(visit: Visit, steps: Term, whole: Term, last: int) -> str | None:
-    """Whether an epoch has as many steps as its records need, at least or at most."""
+def _steps(visit: Visit, steps: Polynomial, whole: Polynomial, last: int) -> str | None:
+    """Whether the number of steps of an epoch satisfies the promise for its records."""
     needed = whole + last
     return None if _fits(visit, steps, needed) else f"{steps} steps an epoch where {needed} are needed"
 
 
-def _fits(visit: Visit, count: Term, needed: Term) -> bool:
+def _fits(visit: Visit, count: Polynomial, needed: Polynomial) -> bool:
     if visit == "exactly_once":
         return count == needed
     return count >= needed if visit == "at_least_once" else count <= needed
 
 
-def _step(visit: Visit, order: Order, step: Term, own: tuple[Term, Term], length: Term) -> str | None:
-    """Whether `step` counts the positions [low, high) of `own` as promised, and no position of other
-    steps."""
-    low, high = cast("tuple[Term, Term]", order.span(cast("Any", step)))
-    counted, needed = cast("Term", order.counted(cast("Any", step))), own[1] - own[0]
-    if not low.same(own[0]):
-        return f"step {step} begins at {low}, not at {own[0]}"
+def _step(
+    visit: Visit, order: Order, step: Polynomial, bounds: tuple[Polynomial, Polynomial], length: Polynomial
+) -> str | None:
+    """Check that `step` counts exactly the positions in the half-open range `bounds`, as promised."""
+    low, high = cast("tuple[Polynomial, Polynomial]", order.span(cast("Any", step)))
+    counted, needed = cast("Polynomial", order.counted(cast("Any", step))), bounds[1] - bounds[0]
+    if not low.same(bounds[0]):
+        return f"step {step} begins at {low}, not at {bounds[0]}"
     if counted < 0 or counted > high - low:
         return f"step {step} counts {counted} of {high - low} slots"
     if not _fits(visit, counted, needed):
@@ -116,8 +131,8 @@ def _step(visit: Visit, order: Order, step: Term, own: tuple[Term, Term], length
 
 
 def _broken_visits(visit: Visit, tail: Tail, batch: int, orders: Orders) -> Iterator[Broken]:
-    """Lengths and batches for which the promise is broken, the plan's batch first."""
-    for size in dict.fromkeys((*((batch,) if batch <= _LOOKED_AT else ()), 1, 2, 3, 5)):
+    """Search small lengths and batch sizes for violations, starting with the plan's batch size."""
+    for size in dict.fromkeys((*((batch,) if batch <= _LARGEST_ENUMERATED else ()), 1, 2, 3, 5)):
         lengths = (1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1, 3 * size + 2)
         for length in dict.fromkeys(n for n in lengths if n > 0):
             wrong = _visited_wrongly(orders(length, size, 0, visit, tail), visit)
@@ -137,10 +152,12 @@ def _visited_wrongly(order: Order, visit: Visit) -> Broken | None:
         times = visits[position]
         if times == 1 or (times > 1 and visit == "at_least_once") or (not times and visit == "at_most_once"):
             continue
-        where = f"step {last[position]} visits it again" if times else f"none of its {order.steps} steps does"
+        detail = (
+            f"step {last[position]} visits it again" if times else f"none of its {order.steps} steps does"
+        )
         epoch = f"an epoch of {order.length} records in batches of {order.batch}"
         message = f"{epoch} visits the record at position {position} {_times(times)}"
-        return Broken("CP0760", message, visit.replace("_", " "), f"{_times(times)}: {where}")
+        return Broken("CP0760", message, visit.replace("_", " "), f"{_times(times)}: {detail}")
     return None
 
 
@@ -148,11 +165,11 @@ def _times(number: int) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
-# --- who makes which rows ---
+# --- work partitions ---
 
 
 def prove_parts(kind: type[Division] = Division) -> Broken | None:
-    """That the parts of a batch are its rows, each once, for every number of rows and of parts."""
+    """Prove that the parts of a batch cover each row once, for all numbers of rows and parts."""
     try:
         if _parts_fit(kind):
             return None
@@ -172,17 +189,21 @@ def prove_parts(kind: type[Division] = Division) -> Broken | None:
 
 
 def _parts_fit(kind: type[Division]) -> bool:
-    """Part p of P = p + 1 + t: the first begins with 0, each where the one before ends, and the last ends
-    with the batch."""
+    """Check that parts are contiguous, the first starts at 0 and the last ends with the batch.
+
+    Part p of P = p + 1 + t is examined.
+    """
     p, t, rows = symbol("p"), symbol("t"), symbol("n")
 
-    def part(parts: Term, number: Term) -> tuple[Term, Term]:
-        of_many = type(kind.__name__, (kind,), {"parts": parts})  # as many as a tuple cannot be long
+    def part(parts: Polynomial, number: Polynomial) -> tuple[Polynomial, Polynomial]:
+        of_many = type(
+            kind.__name__, (kind,), {"parts": parts}
+        )  # a symbolic number, which the length of a tuple cannot be
         return cast("Any", of_many)("all_shared", (0,), (0,)).part(rows, number)
 
     low, high = part(p + 1 + t, p)
     return (
-        part(t + 1, Term({}))[0].same(0)
+        part(t + 1, Polynomial({}))[0].same(0)
         and part(t + 1, t)[1].same(rows)
         and part(p + 2 + t, p)[1].same(part(p + 2 + t, p + 1)[0])
         and (high - low).natural()
@@ -192,37 +213,46 @@ def _parts_fit(kind: type[Division]) -> bool:
 def prove_division(
     work: Division, rows: int, alive: Collection[int] | None = None, adopter: Adopter = failover
 ) -> Broken | None:
-    """That every part is made once, and that every host with a living process then gets every part once.
+    """Prove that every part is built once and that every host with a live process receives every part once.
 
-    rows: of a batch, for the message. alive: who is left; None: all of them. adopter: who says what holds
-    then. It is run for this very division: its time grows with the number of hosts times that of parts.
+    The partition is simulated, in time proportional to the number of hosts times the number of parts.
+
+    Args:
+        work: the partition.
+        rows: rows of a batch, for messages.
+        alive: the surviving processes, or None for all.
+        adopter: computes the partition among survivors.
     """
     living = tuple(range(len(work.hosts))) if alive is None else tuple(sorted(alive))
-    left = work if alive is None else adopter(work, living)
-    who = "" if alive is None else f", with only processes {', '.join(map(str, living))} left"
+    remaining = work if alive is None else adopter(work, living)
+    condition = "" if alive is None else f", with only processes {', '.join(map(str, living))} left"
     if work.design == "duplicate":
         short = next(
-            (process for process in living if left.parts_of(process) != tuple(range(work.parts))), None
+            (process for process in living if remaining.parts_of(process) != tuple(range(work.parts))), None
         )
         if short is None:
             return None
-        message = f"process {short} makes parts {list(left.parts_of(short))} for itself, of {work.parts}"
+        message = f"process {short} makes parts {list(remaining.parts_of(short))} for itself, of {work.parts}"
         return Broken("CP0761", message, "every process to make all rows", "some that are not made")
     makers: dict[int, list[int]] = {part: [] for part in range(work.parts)}
     for process in living:
-        for part in left.parts_of(process):
+        for part in remaining.parts_of(process):
             makers.setdefault(part, []).append(process)
     for part, processes in makers.items():
         if len(processes) != 1 or part >= work.parts:
             by = f"processes {', '.join(map(str, processes))} make" if processes else "nobody makes"
-            message = f"{by} {_part(work, rows, part)}{who}"
+            message = f"{by} {_part(work, rows, part)}{condition}"
             return Broken("CP0761", message, "one maker of each row", f"{len(processes)} makers")
-    return _moved_wrongly(left, rows, living, who)
+    return _moved_wrongly(remaining, rows, living, condition)
 
 
 def prove_turns(turns: Turns, rows: int) -> Broken | None:
-    """That every part of every batch is made once, that all readers make as many parts, and that each is told
-    its next turn. rows: of a batch, for the message."""
+    """Prove that each part is built once, readers share the work evenly, and turns are announced.
+
+    Args:
+        turns: the turn schedule.
+        rows: rows of a batch, for messages.
+    """
     counts: Counter[int] = Counter()
     for number in range(turns.period):
         turn = turns.at(number)
@@ -245,56 +275,60 @@ def _part(work: Division, rows: int, part: int) -> str:
     if part >= work.parts:
         return f"part {part}, of {work.parts}"
     low, high = work.part(rows, part)
-    which = f"row {low}" if high == low + 1 else f"rows {low} to {high - 1}"
-    return f"{which} of {rows} (part {part} of {work.parts})"
+    row_range = f"row {low}" if high == low + 1 else f"rows {low} to {high - 1}"
+    return f"{row_range} of {rows} (part {part} of {work.parts})"
 
 
-def _moved_wrongly(work: Division, rows: int, living: tuple[int, ...], who: str) -> Broken | None:
-    held = {work.hosts[process]: Counter[int]() for process in living}
+def _moved_wrongly(work: Division, rows: int, living: tuple[int, ...], condition: str) -> Broken | None:
+    parts_of_host = {work.hosts[process]: Counter[int]() for process in living}
     for process in living:
-        held[work.hosts[process]].update(work.parts_of(process))
+        parts_of_host[work.hosts[process]].update(work.parts_of(process))
     for number, move in enumerate(work.moves(None if len(living) == len(work.hosts) else living)):
-        wrong = _move_wrong(work, move, held, rows)
+        wrong = _move_wrong(work, move, parts_of_host, rows)
         if wrong is not None:
-            return Broken("CP0761", f"move {number} ({move.kind}): {wrong.message}{who}", *wrong[2:])
+            return Broken("CP0761", f"move {number} ({move.kind}): {wrong.message}{condition}", *wrong[2:])
         brought = [part for parts in move.parts for part in parts]
         for place, host in enumerate(move.hosts):
             gathers = move.kind == "all_gather"
-            own = move.parts[place] if gathers else brought if place == move.root else ()
-            held[host].update(brought)
-            held[host].subtract(own)
-    for host, parts in held.items():
+            already_there = move.parts[place] if gathers else brought if place == move.root else ()
+            parts_of_host[host].update(brought)
+            parts_of_host[host].subtract(already_there)
+    for host, parts in parts_of_host.items():
         for part in sorted({*range(work.parts), *parts}):
             if parts[part] != 1 or part >= work.parts:
-                message = f"host {host} is given {_part(work, rows, part)} {_times(parts[part])}{who}"
-                given = sorted(parts.elements())
-                return Broken("CP0761", message, "every part once on every host", f"parts {given}")
+                message = f"host {host} is given {_part(work, rows, part)} {_times(parts[part])}{condition}"
+                received = sorted(parts.elements())
+                return Broken("CP0761", message, "every part once on every host", f"parts {received}")
     return None
 
 
 def _move_wrong(
-    work: Division, move: HostTransfer, held: dict[int, Counter[int]], rows: int
+    work: Division, move: HostTransfer, parts_of_host: dict[int, Counter[int]], rows: int
 ) -> Broken | None:
-    """Whether all that take part in a move live, and those that send have what they send."""
-    nobody = next((host for host in move.hosts if host not in held), None)
-    if nobody is not None:
-        return Broken("", f"it waits for host {nobody}", "hosts with a living process", f"{list(move.hosts)}")
+    """Check that all participants of a transfer are alive and that senders have the parts that they send."""
+    dead_host = next((host for host in move.hosts if host not in parts_of_host), None)
+    if dead_host is not None:
+        return Broken(
+            "", f"it waits for host {dead_host}", "hosts with a living process", f"{list(move.hosts)}"
+        )
     roots = (move.hosts[move.root],) if move.kind == "broadcast" else move.hosts
     for root, parts in zip(roots, move.parts, strict=True):
-        absent = next((part for part in parts if not held[root][part]), None)
+        absent = next((part for part in parts if not parts_of_host[root][part]), None)
         if absent is not None:
             message = f"host {root} is to send {_part(work, rows, absent)}, which it does not have"
-            return Broken("", message, f"host {root} to have parts {list(parts)}", f"{sorted(held[root])}")
+            return Broken(
+                "", message, f"host {root} to have parts {list(parts)}", f"{sorted(parts_of_host[root])}"
+            )
     return None
 
 
 def survivors(work: Division, adopter: Adopter = failover) -> Iterator[tuple[int, ...]]:
-    """Who may be left: everyone but one, one alone, one host alone, all hosts but one; and whoever is left
-    while those die who make the first part, the middle one or the last, one after another.
+    """Enumerate representative sets of survivors.
 
-    These are what the functions of a division tell apart. A part is made by the first living process in an
-    order of its own (its reader, the others of that host, those elsewhere), which the deaths of its makers
-    walk through to the end; what moves depends on which hosts live.
+    The sets are: all but one process, a single process, a single host, all but one host, and successive
+    deaths of the processes that build the first, middle or last part. These are the cases that a partition
+    distinguishes: a part is built by the first live process in a fixed order (its reader, other processes of
+    that host, other hosts), and transfers depend only on which hosts are alive.
     """
     everyone = tuple(range(len(work.hosts)))
     sets = [tuple(p for p in everyone if p != dead) for dead in everyone] + [(p,) for p in everyone]
@@ -306,25 +340,24 @@ def survivors(work: Division, adopter: Adopter = failover) -> Iterator[tuple[int
         while len(alive) > 1:
             maker = adopter(work, alive).readers[part]
             if maker not in alive:
-                break  # what is wrong shows with those who are left
+                break  # the sets collected so far show the error
             alive = tuple(p for p in alive if p != maker)
             sets.append(alive)
     yield from (alive for alive in dict.fromkeys(sets) if alive)
 
 
-# --- members by their own clocks ---
+# --- members that advance independently ---
 
 
 def prove_rates(rates: Rates) -> Broken | None:
-    """That a member's step is whole units of the stream, that an epoch has units enough, and that what is
-    kept suffices.
+    """Prove that members take whole units, that an epoch has enough units, and that buffers suffice.
 
-    The lag and what must be kept are those of an instant, which is computed and looked at: i begins a batch
-    when j is one common divisor short of beginning one. No instant asks for more (`commplan.input.rates`).
+    The largest lag and buffer size occur when member i begins a batch while j is one greatest common divisor
+    away from beginning one. This instant is computed and checked; see `commplan.input.rates`.
     """
     unit, step = rates.unit, symbol("k")
     for member, batch in _first_members(rates):
-        low, high = cast("tuple[Term, Term]", rates.units_of(member, cast("Any", step)))
+        low, high = cast("tuple[Polynomial, Polynomial]", rates.units_of(member, cast("Any", step)))
         if not (low * unit).same(step * batch) or not (high * unit).same((step + 1) * batch):
             message = f"step k of member {member} takes units {low} to {high} of {unit} records"
             return Broken("CP0762", message, f"records k*{batch} to k*{batch} + {batch}", "others")
@@ -332,12 +365,12 @@ def prove_rates(rates: Rates) -> Broken | None:
 
 
 def _first_members(rates: Rates) -> list[tuple[int, int]]:
-    """A member with each batch size: those with the same go alike."""
+    """One member for each batch size; members with equal batch sizes behave alike."""
     return [(rates.batches.index(batch), batch) for batch in dict.fromkeys(rates.batches)]
 
 
 def _epoch_wrong(rates: Rates) -> Broken | None:
-    """An epoch has the units that each member takes, at the ends of batches and around them."""
+    """Check that an epoch contains the units that each member consumes, at and around batch boundaries."""
     sizes = (rates.unit, *rates.batches)
     ends = sorted({n for size in sizes for n in (size - 1, size, size + 1, 2 * size + 1)})
     for tail in ("pad", "short", "drop"):
@@ -356,25 +389,24 @@ def _epoch_wrong(rates: Rates) -> Broken | None:
 def _kept_wrong(rates: Rates) -> Broken | None:
     sizes = sorted(set(rates.batches))
     lag = max(_ahead(i, j, 1) - _ahead(j, i, 1, at=_instant(i, j)) for i in sizes for j in sizes)
-    kept = max(_ahead(i, j, rates.prefetch + 1) - _instant(i, j) // j * j for i in sizes for j in sizes)
+    buffered = max(_ahead(i, j, rates.prefetch + 1) - _instant(i, j) // j * j for i in sizes for j in sizes)
     if rates.lag != lag:
         return Broken("CP0762", f"the largest lag is {lag} records", f"a lag of {lag}", f"{rates.lag}")
-    least = max(kept, 2 * sizes[-1])
+    least = max(buffered, 2 * sizes[-1])
     if rates.bound < least or rates.bound % rates.unit:
-        message = f"members that keep pace need {kept} records kept, and a batch that is shown one more"
+        message = f"members that keep pace need {buffered} records kept, and a batch that is shown one more"
         return Broken("CP0762", message, f"{least} records at least, in units", f"{rates.bound}")
     return None
 
 
-def _instant(own: int, peer: int) -> int:
-    """A time, in records, when a batch of `own` begins and a batch of `peer` is to begin gcd(own, peer)
-    later."""
-    common = math.gcd(own, peer)
-    way = peer // common
-    return (-pow(own // common, -1, way) % way if way > 1 else 0) * own
+def _instant(size: int, peer: int) -> int:
+    """A time, in records, at which a batch of `size` begins gcd(size, peer) before a batch of `peer`."""
+    common = math.gcd(size, peer)
+    period = peer // common
+    return (-pow(size // common, -1, period) % period if period > 1 else 0) * size
 
 
-def _ahead(own: int, peer: int, batches: int, at: int | None = None) -> int:
-    """The end of the `batches`-th batch of a member from the one that it works on at an instant."""
-    now = _instant(own, peer) if at is None else at
-    return (now // own + batches) * own
+def _ahead(size: int, peer: int, batches: int, at: int | None = None) -> int:
+    """The end of the `batches`-th batch, counting from the batch that a member processes at time `at`."""
+    time = _instant(size, peer) if at is None else at
+    return (time // size + batches) * size

@@ -1,1 +1,1 @@
-"""Proofs of chunk programs: by symbolic execution, for hierarchies by composition; counter-examples."""
+"""Proofs of chunk programs: symbolic execution, composition for hierarchies, and counterexamples."""

@@ -1,4 +1,4 @@
-"""Proofs of what a user names after `via`: one algorithm, or a hierarchy of them. Each is made once."""
+"""Cached proofs of the algorithms that a user selects with `via`, including hierarchies."""
 
 from __future__ import annotations
 
@@ -13,34 +13,38 @@ from commplan.collectives.program import Kind, Rotation
 from commplan.collectives.registry import files, program, supports
 from commplan.collectives.registry import stages as stages_of
 from commplan.diagnostics import fail
-from commplan.verify.programs.composition import Task, compose, task_of
+from commplan.verify.programs.composition import LevelProgram, compose, task_of
 from commplan.verify.programs.counterexample import Counterexample
 from commplan.verify.programs.proof import Counted, count, prove
 
-LARGEST = 1 << 22  # slots of all ranks together, of a program that is proved rank by rank
-LARGEST_ROTATING = 1 << 24  # the same, if one chunk stands for all: 4,096 ranks in a ring
-RANKS = 1 << 17  # of such a program; each has a set of ranks as bits, so memory grows with the square
+LARGEST = 1 << 22  # most slots, summed over ranks, of a program that is proved rank by rank
+LARGEST_ROTATING = 1 << 24  # most slots if one chunk represents all: a ring of 4,096 ranks
+RANKS = 1 << 17  # most ranks; each value is a bit set of ranks, so memory is quadratic
 
 
 class Proof(NamedTuple):
-    """What is known of one algorithm for one collective.
+    """The result of proving an algorithm for one collective.
 
-    tasks: the programs that were proved. believed: levels that are the backend's own, which no proof covers.
-    cost: of the whole, levels that are believed left out. wrong: counter-examples with what they are of.
+    Attributes:
+        tasks: the programs that were proved.
+        believed: native levels, which are assumed to be correct.
+        cost: the total cost without native levels.
+        wrong: counterexamples, each with the program that it refutes.
     """
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[LevelProgram, ...]
     believed: tuple[str, ...]
     cost: Counted
     wrong: tuple[tuple[str, Counterexample], ...]
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def prove_task(task: Task) -> tuple[tuple[Counterexample, ...], Counted]:
-    """The proof of one program, and what it costs.
+def prove_task(task: LevelProgram) -> tuple[tuple[Counterexample, ...], Counted]:
+    """Prove one program and count its cost.
 
-    Raises what `registry.program` raises where there is no such program, and CP0748 where it has too many
-    slots to be proved.
+    Raises:
+        CommplanError: CP0748 if the program has too many slots to be proved, or as `registry.program` if
+            there is no such program.
     """
     algorithm, kind, ranks, root = task
     if ranks > RANKS:
@@ -64,35 +68,42 @@ def _no_cost(kind: Kind, ranks: int) -> Counted:
 
 
 def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Proof:
-    """The proof of `algorithm` over `ranks` ranks. `native` is believed. Raises as `prove_task`."""
+    """Prove `algorithm`; native algorithms are assumed to be correct. Raises as `prove_task`."""
     if algorithm == NATIVE:
         return Proof((), (NATIVE,), _no_cost(kind, ranks), ())
-    task = Task(algorithm, kind, ranks, root)
+    task = LevelProgram(algorithm, kind, ranks, root)
     wrong, counted = prove_task(task)
     return Proof((task,), (), counted, tuple((str_of(task), example) for example in wrong))
 
 
 def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int) -> Proof:
-    """As `prove_algorithm`, with every chunk cut into `slices` that follow each other through the rounds.
+    """Prove `algorithm` with every chunk split into `slices` that are pipelined through the rounds.
 
-    Proved for itself, though it follows: slices share no slot, and a message's two ends stay in one round.
+    The result follows from the proof of the unsliced program, since slices share no slot and both ends of a
+    message stay in one round; the sliced program is nevertheless proved directly.
     """
-    known = prove_algorithm(algorithm, kind, ranks, root)
-    if algorithm == NATIVE or known.wrong:
-        return known
+    proof = prove_algorithm(algorithm, kind, ranks, root)
+    if algorithm == NATIVE or proof.wrong:
+        return proof
     chunks = program(algorithm, kind, ranks, root=root).chunks * slices
     if chunks * ranks > LARGEST:  # before they are laid out, which takes seconds
-        fail("CP0748", f"{str_of(known.tasks[0])} has {chunks} chunks on each: too many to be proved")
+        fail("CP0748", f"{str_of(proof.tasks[0])} has {chunks} chunks on each: too many to be proved")
     sliced = program(algorithm, kind, ranks, root=root, slices=slices)
-    wrong = tuple((str_of(known.tasks[0]), example) for example in prove(sliced))
-    return Proof(known.tasks, (), count(sliced), wrong)
+    wrong = tuple((str_of(proof.tasks[0]), example) for example in prove(sliced))
+    return Proof(proof.tasks, (), count(sliced), wrong)
 
 
 @functools.lru_cache(maxsize=1 << 10)
 def prove_levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int = 0) -> Proof:
-    """The proof of a hierarchy, algorithm and ranks of each level, innermost first.
+    """Prove a hierarchical algorithm.
 
-    Raises as `prove_task`, and what `registry.stages` raises where the levels make no hierarchy.
+    Args:
+        levels: algorithm and number of ranks of each level, innermost first.
+        kind: the collective.
+        root: rank of the root.
+
+    Raises:
+        CommplanError: as `prove_task`, or as `registry.stages` if the levels do not form a hierarchy.
     """
     stages = stages_of(levels, kind, root=root)
     every = dict.fromkeys(task_of(levels, stage) for stage in stages)
@@ -115,7 +126,7 @@ def prove_levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int = 0)
     return Proof(tuple(proofs), believed, total, tuple(wrong))
 
 
-def str_of(task: Task) -> str:
-    """`ring for all_reduce over 13 ranks`."""
+def str_of(task: LevelProgram) -> str:
+    """Describe a task, for example `ring for all_reduce over 13 ranks`."""
     root = f" from rank {task.root}" if task.root else ""
     return f"{task.algorithm} for {task.kind} over {task.ranks} ranks{root}"

@@ -1,4 +1,4 @@
-"""Counter-examples: what goes wrong, as data that can be replayed."""
+"""Counterexamples to chunk programs, as data that can be replayed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from commplan.diagnostics import Diagnostic, Note, Span
 
-# How a program can fail, and the page of the manual on it.
+# Failure modes and their error codes.
 CODES = {
     "range": "CP0742",  # a rank or chunk that does not exist
     "mismatch": "CP0742",  # a send meets a receive of other chunks
@@ -17,7 +17,7 @@ CODES = {
     "race": "CP0744",  # two messages into one slot in one round
     "unset": "CP0745",  # a slot is sent or added to before it holds anything
     "double": "CP0741",  # a contribution is added twice
-    "wrong": "CP0740",  # at the end a slot does not hold what the collective promises
+    "wrong": "CP0740",  # the final contents of a slot violate the postcondition
     "order": "CP0749",  # ranks that must agree bit by bit have added in different orders
     "useless": "CP0746",  # a message changes no result
     "calls": "CP0747",  # ranks of a communicator call different collectives
@@ -26,11 +26,18 @@ CODES = {
 
 
 class Counterexample(msgspec.Struct, frozen=True):
-    """One thing that really happens when the ranks run, and must not.
+    """A failure that occurs when the ranks execute a program.
 
-    failure: one of `CODES`. ranks: those concerned; of a deadlock each waits for the next, the last for the
-    first. rounds: for each of them the round in which it is, counted from 0. chunk: which slot, where one is
-    concerned. expected, found: in words that `replay` finds again. span: the plan line, where there is one.
+    Attributes:
+        failure: a key of `CODES`.
+        ranks: the ranks involved; in a deadlock each waits for the next, the last for the first.
+        rounds: the round of each of these ranks, counted from 0.
+        chunk: the slot, if one is involved.
+        expected: description of the expected result, which `replay` reproduces.
+        found: description of the actual result, which `replay` reproduces.
+        message: description of the failure.
+        span: the plan line, if known.
+        related: further plan lines involved.
     """
 
     failure: str
@@ -41,21 +48,27 @@ class Counterexample(msgspec.Struct, frozen=True):
     found: str
     message: str
     span: Span | None = None
-    others: tuple[Note, ...] = ()  # more plan lines that are concerned
+    related: tuple[Note, ...] = ()
 
     @property
     def code(self) -> str:
         return CODES[self.failure]
 
     def diagnostic(self, subject: str = "", *, span: Span | None = None, file: str = "") -> Diagnostic:
-        """As the command shows it. `subject` says of which program, `span` of which plan line."""
+        """Convert to a diagnostic.
+
+        Args:
+            subject: the program, as a prefix of the message.
+            span: the plan line, used if the counterexample has none.
+            file: the plan file.
+        """
         message = f"{subject}: {self.message}" if subject else self.message
-        notes = (*self.others, Note(f"expected {self.expected}"), Note(f"found {self.found}"))
+        notes = (*self.related, Note(f"expected {self.expected}"), Note(f"found {self.found}"))
         return Diagnostic(self.code, message, self.span or span, notes, file=file)
 
 
 def spans(numbers: Iterable[int], most: int = 12) -> str:
-    """`0-3, 5` of 0, 1, 2, 3 and 5; at most `most` runs are written out."""
+    """Format numbers as runs, for example `0-3, 5`; at most `most` runs are shown."""
     parts: list[str] = []
     run: list[int] = []
     for number in [*sorted(numbers), None]:
@@ -69,7 +82,7 @@ def spans(numbers: Iterable[int], most: int = 12) -> str:
 
 
 def terms(counts: dict[int, int]) -> str:
-    """The contributions in a slot in words: rank -> how often it is in it."""
+    """Describe the contributions of a slot, from a map of ranks to multiplicities."""
     once = sorted(rank for rank, count in counts.items() if count == 1)
     more = sorted((rank, count) for rank, count in counts.items() if count > 1)
     words = [f"rank{'s' if len(once) > 1 else ''} {spans(once)}"] if once else []

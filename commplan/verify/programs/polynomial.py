@@ -1,9 +1,8 @@
-"""Whole numbers that are not known: polynomials over symbols that stand for 0, 1, 2, ...
+"""Unknown nonnegative integers, as polynomials over symbols.
 
-The functions of `commplan.input` are run on them as they are on numbers, and what comes out holds whatever
-the symbols stand for. A comparison is decided where all terms of the difference have one sign, else
-`UndecidedError` is raised; a quotient is a polynomial where one fits, else an unknown of its own, which is
-known by what it divides.
+The functions of `commplan.input` accept these in place of `int`, and the results hold for all values of the
+symbols. A comparison is decided if all terms of the difference have the same sign; otherwise `UndecidedError`
+is raised. A quotient is a polynomial if the division has one, and otherwise an opaque `Floor` factor.
 """
 
 from __future__ import annotations
@@ -13,113 +12,113 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
-Monomial = tuple["Symbol | Floor", ...]  # sorted by name; a power is written out
+Monomial = tuple["Unknown | Floor", ...]  # sorted by name; a power is written out
 _name = attrgetter("name")
 
 
 class UndecidedError(Exception):
-    """A comparison holds for some values of the symbols and not for others, as far as can be seen."""
+    """A comparison cannot be decided for all values of the symbols."""
 
 
-class Symbol(NamedTuple):
-    """0, 1, 2, ..."""
+class Unknown(NamedTuple):
+    """An unknown integer that is at least 0."""
 
     name: str
 
 
 class Floor(NamedTuple):
-    """The quotient of two terms, rounded down. Both are 0 or more, and the divisor is not 0."""
+    """The quotient of two terms, rounded down. Both are at least 0 and the divisor is positive."""
 
     name: str
-    of: Term
-    by: Term
+    of: Polynomial
+    by: Polynomial
 
 
-class Term:
-    """A polynomial with whole coefficients. Immutable; works with `int` on either side."""
+class Polynomial:
+    """An immutable polynomial with integer coefficients, which supports arithmetic with `int`."""
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
         self._terms = {monomial: count for monomial, count in terms.items() if count}
 
     # --- arithmetic ---
 
-    def __add__(self, other: Term | int) -> Term:
+    def __add__(self, other: Polynomial | int) -> Polynomial:
         total = Counter(self._terms)
         total.update(term(other)._terms)
-        return Term(total)
+        return Polynomial(total)
 
     __radd__ = __add__
 
-    def __neg__(self) -> Term:
-        return Term({monomial: -count for monomial, count in self._terms.items()})
+    def __neg__(self) -> Polynomial:
+        return Polynomial({monomial: -count for monomial, count in self._terms.items()})
 
-    def __sub__(self, other: Term | int) -> Term:
+    def __sub__(self, other: Polynomial | int) -> Polynomial:
         return self + -term(other)
 
-    def __mul__(self, other: Term | int) -> Term:
+    def __mul__(self, other: Polynomial | int) -> Polynomial:
         total: Counter[Monomial] = Counter()
-        for left, many in self._terms.items():
-            for right, more in term(other)._terms.items():
-                total[tuple(sorted((*left, *right), key=_name))] += many * more
-        return Term(total)
+        for factor, coefficient in self._terms.items():
+            for other_factor, other_coefficient in term(other)._terms.items():
+                total[tuple(sorted((*factor, *other_factor), key=_name))] += coefficient * other_coefficient
+        return Polynomial(total)
 
     __rmul__ = __mul__
 
-    def __rsub__(self, other: int) -> Term:
+    def __rsub__(self, other: int) -> Polynomial:
         return term(other) - self
 
-    def __floordiv__(self, other: Term | int) -> Term:
+    def __floordiv__(self, other: Polynomial | int) -> Polynomial:
         divisor = term(other)
         if not divisor.positive():
             raise UndecidedError(f"{divisor} may be 0")
-        quotient, rest = self._divided(divisor)
+        quotient, remainder = self._divided(divisor)
         for least in (0, -1, 1):
-            inside = rest - divisor * least
+            inside = remainder - divisor * least
             if inside.natural() and (divisor - inside).positive():
                 return quotient + least
         if not self.natural():
             raise UndecidedError(f"({self}) // ({divisor})")
-        return Term({(Floor(f"[({self}) // ({divisor})]", self, divisor),): 1})
+        return Polynomial({(Floor(f"[({self}) // ({divisor})]", self, divisor),): 1})
 
-    def __rfloordiv__(self, other: int) -> Term:
+    def __rfloordiv__(self, other: int) -> Polynomial:
         return term(other) // self
 
-    def __mod__(self, other: Term | int) -> Term:
+    def __mod__(self, other: Polynomial | int) -> Polynomial:
         return self - self // other * other
 
-    def _divided(self, divisor: Term) -> tuple[Term, Term]:
-        """Quotient and rest of a division by the leading term, as for polynomials."""
+    def _divided(self, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """Polynomial division by the leading term of `divisor`; returns quotient and remainder."""
         lead = max(divisor._terms, key=lambda monomial: (len(monomial), tuple(map(_name, monomial))))
         count = divisor._terms[lead]
-        quotient, rest = Term({}), self
-        while (part := rest._part(lead, count)) is not None:
-            quotient, rest = quotient + part, rest - divisor * part
-        return quotient, rest
+        quotient, remainder = Polynomial({}), self
+        while (part := remainder._part(lead, count)) is not None:
+            quotient, remainder = quotient + part, remainder - divisor * part
+        return quotient, remainder
 
-    def _part(self, lead: Monomial, count: int) -> Term | None:
-        """The first term that `count` times `lead` divides, over that."""
-        for monomial, many in self._terms.items():
-            left = _without(monomial, lead)
-            if many % count == 0 and left is not None:
-                return Term({left: many // count})
+    def _part(self, lead: Monomial, count: int) -> Polynomial | None:
+        """Divide the first term that is a multiple of `count * lead` by `count * lead`."""
+        for monomial, coefficient in self._terms.items():
+            quotient = _without(monomial, lead)
+            if coefficient % count == 0 and quotient is not None:
+                return Polynomial({quotient: coefficient // count})
         return None
 
     # --- comparing ---
 
-    def same(self, other: Term | int) -> bool:
-        """Whether it is `other`, whatever the symbols stand for (False: not as far as can be seen)."""
+    def same(self, other: Polynomial | int) -> bool:
+        """Whether both are equal for all symbol values; False if this cannot be shown."""
         return not (self - other)._terms
 
     def natural(self) -> bool:
-        """Whether it is 0 or more, whatever the symbols stand for (False: not as far as can be seen)."""
+        """Whether the polynomial is at least 0 for all symbol values; False if this cannot be shown."""
         return all(count >= 0 for count in self._terms.values()) or self._between_floors()
 
     def positive(self) -> bool:
-        """Whether it is 1 or more, likewise."""
+        """Whether the polynomial is at least 1 for all symbol values; False if this cannot be shown."""
         return (self - 1).natural()
 
     def _between_floors(self) -> bool:
-        """x // d - y // d is 0 or more where x - y is."""
+        """Use that x // d - y // d is at least 0 if x - y is."""
         floors = sorted(self._terms.items(), key=lambda item: item[1])
         if len(floors) != 2 or [count for _, count in floors] != [-1, 1]:
             return False
@@ -131,20 +130,20 @@ class Term:
             return False
         return first.by.same(second.by) and (second.of - first.of).natural()
 
-    def __lt__(self, other: Term | int) -> bool:
+    def __lt__(self, other: Polynomial | int) -> bool:
         return _decided(term(other) - self - 1)
 
-    def __gt__(self, other: Term | int) -> bool:
+    def __gt__(self, other: Polynomial | int) -> bool:
         return _decided(self - term(other) - 1)
 
-    def __le__(self, other: Term | int) -> bool:
+    def __le__(self, other: Polynomial | int) -> bool:
         return _decided(term(other) - self)
 
-    def __ge__(self, other: Term | int) -> bool:
+    def __ge__(self, other: Polynomial | int) -> bool:
         return _decided(self - term(other))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Term | int):
+        if not isinstance(other, Polynomial | int):
             return NotImplemented
         difference = self - other
         if not difference._terms:
@@ -169,17 +168,17 @@ class Term:
     __repr__ = __str__
 
 
-def symbol(name: str) -> Term:
-    """A number that is 0 or more."""
-    return Term({(Symbol(name),): 1})
+def symbol(name: str) -> Polynomial:
+    """An unknown integer that is at least 0."""
+    return Polynomial({(Unknown(name),): 1})
 
 
-def term(value: Term | int) -> Term:
-    return value if isinstance(value, Term) else Term({(): value})
+def term(value: Polynomial | int) -> Polynomial:
+    return value if isinstance(value, Polynomial) else Polynomial({(): value})
 
 
-def _decided(difference: Term) -> bool:
-    """Whether `difference` is 0 or more."""
+def _decided(difference: Polynomial) -> bool:
+    """Whether `difference` is at least 0."""
     if difference.natural():
         return True
     if (-difference).positive():
@@ -188,10 +187,10 @@ def _decided(difference: Term) -> bool:
 
 
 def _without(monomial: Monomial, part: Monomial) -> Monomial | None:
-    """`monomial` divided by `part`; None where it is no multiple."""
-    left = list(monomial)
+    """Divide `monomial` by `part`, or return None if it is not a multiple."""
+    factors = list(monomial)
     for factor in part:
-        if factor not in left:
+        if factor not in factors:
             return None
-        left.remove(factor)
-    return tuple(left)
+        factors.remove(factor)
+    return tuple(factors)

@@ -1,4 +1,4 @@
-"""Proofs of chunk programs: of one program, and of all that a name stands for."""
+"""Proofs and costs of single chunk programs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import numpy as np
 from commplan.collectives.postcondition import lower_bounds
 from commplan.collectives.program import IN_BLOCKS, ChunkProgram, Ints
 from commplan.verify.programs.counterexample import Counterexample
-from commplan.verify.programs.symbolic_execution import Transfers, interpret, representatives, rotates
+from commplan.verify.programs.symbolic_execution import TransferColumns, interpret, representatives, rotates
 
 
 class Counted(NamedTuple):
-    """What a program costs, counted in its messages.
+    """The cost of a program, counted from its messages.
 
-    rounds: of all ranks together. sent, received: bytes of the busiest rank as a share of S, the bytes of
-    the whole buffer; staged: what it receives in one round at most. least_rounds, least: what no program goes
-    below (`commplan.collectives.postcondition`); `least` is of the larger of `sent` and `received`.
+    Attributes:
+        rounds: number of rounds.
+        sent: bytes that the busiest rank sends, as a fraction of the buffer.
+        received: bytes that the busiest rank receives, as a fraction of the buffer.
+        staged: most bytes that a rank receives in one round, as a fraction of the buffer.
+        least_rounds: lower bound on rounds (`commplan.collectives.bounds`).
+        least: lower bound on the larger of `sent` and `received`.
     """
 
     rounds: int
@@ -30,35 +34,43 @@ class Counted(NamedTuple):
 
 
 def prove(program: ChunkProgram) -> tuple[Counterexample, ...]:
-    """Why `program` does not do what its collective promises; empty: it is proved.
+    """Prove that `program` satisfies the postcondition of its collective.
 
-    Proved is: what each slot holds at the end; no contribution counted twice, nothing read that was never
-    set, no two messages into one slot at a time, none that changes no result. Every transfer has both its
-    ends in one round, and all ranks go through the rounds in one order: so every send meets its receive, and
-    no rank waits for ever, although a send completes only when its receive is posted.
+    Proved properties:
+
+    - each slot has the promised final contents, and no contribution is counted twice;
+    - no slot is read before it is set, and no two messages arrive in one slot in one round;
+    - every message changes a result;
+    - no deadlock: both ends of a transfer are in one round and all ranks execute rounds in order, so every
+      send meets its receive, even if sends are synchronous.
+
+    Returns:
+        Counterexamples; empty if the program is proved.
     """
     wrong = unfit(program)
     if wrong is None:
-        transfers, few = representatives(program)
-        wrong = _out_of_range(program, transfers) or interpret(program, transfers, few)
+        transfers, chunks = representatives(program)
+        wrong = _out_of_range(program, transfers) or interpret(program, transfers, chunks)
     return () if wrong is None else (wrong,)
 
 
 def unfit(program: ChunkProgram) -> Counterexample | None:
-    """Numbers of ranks, chunks and root that no program can have."""
+    """Check that the numbers of ranks and chunks and the root are valid."""
     n, chunks, root = program.ranks, program.chunks, program.root
     blocked = program.kind in IN_BLOCKS
     if n >= 1 and chunks >= 1 and 0 <= root < n and not (blocked and chunks % n):
         return None
-    wanted = "a rank, a chunk and a root among the ranks"
+    expected = "a rank, a chunk and a root among the ranks"
     if blocked and chunks % max(n, 1):
-        wanted = f"a multiple of {n} chunks"
+        expected = f"a multiple of {n} chunks"
     actual = f"{n} ranks, {chunks} chunks, root {root}"
-    return Counterexample("range", (), (), None, wanted, actual, f"there is no {program.kind} with {actual}")
+    return Counterexample(
+        "range", (), (), None, expected, actual, f"there is no {program.kind} with {actual}"
+    )
 
 
-def _out_of_range(program: ChunkProgram, transfers: Transfers) -> Counterexample | None:
-    """A transfer from or to a rank, or of a chunk, that does not exist."""
+def _out_of_range(program: ChunkProgram, transfers: TransferColumns) -> Counterexample | None:
+    """Find a transfer whose ranks or chunks do not exist."""
     n, chunks = program.ranks, program.chunks
     src, dst, chunk, count, _, time = transfers
     wrong = (src < 0) | (src >= n) | (dst < 0) | (dst >= n) | (src == dst)
@@ -76,13 +88,13 @@ def _out_of_range(program: ChunkProgram, transfers: Transfers) -> Counterexample
 
 
 def count(program: ChunkProgram) -> Counted:
-    """Rounds and bytes of `program`."""
+    """Count the rounds and bytes of `program`."""
     n, k = program.ranks, program.chunks
-    if rotates(program):  # a rank sends, and receives, as many chunks as are sent of one chunk
-        transfers = Transfers.of_first_chunk(program)
+    if rotates(program):  # by symmetry each rank sends as many chunks as there are sends of one chunk
+        transfers = TransferColumns.of_first_chunk(program)
         src = dst = np.zeros_like(transfers.src)
     else:
-        transfers = Transfers.of(program)
+        transfers = TransferColumns.from_program(program)
         src, dst = transfers.src, transfers.dst
 
     def busiest(place: Ints) -> Fraction:

@@ -1,10 +1,9 @@
-"""Post-conditions: what every slot of every rank holds, as a sum of the ranks' contributions.
+"""Symbolic execution of chunk programs: the contents of each slot as a sum of the ranks' contributions.
 
-A slot holds nothing, the contribution of one rank, or the sum of two such values. Sums are hash-consed: equal
-numbers mean equal sums in equal order, up to exchanging the two operands, which for floating point is to say
-bit by bit equal. Both ends of a message are one transfer, of the same chunks in the same round, so that the
-slots for chunk c only ever hold contributions to chunk c; and round t completes once all before it have, so
-that no rank waits for ever.
+A slot is empty, or holds the contribution of one rank or the sum of two such values. Sums are hash-consed:
+equal numbers denote equal sums in equal order, up to swapping operands, so their floating-point results are
+bitwise equal. A message is one transfer of equal chunks in one round at both ends. Hence slots of chunk c
+only hold contributions to chunk c, and round t completes once all earlier rounds have, without deadlock.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from commplan.verify.programs.counterexample import Counterexample, terms
 
 _HALF = 32  # bits of a sum's number in a key
 NOTHING = 0  # r + 1 is the contribution of rank r
-ANY, SUM = -1, 0  # what is wanted: whatever, or the sum of all contributions; else as above
+ANY, SUM = -1, 0  # goals: any contents, or the sum of all contributions; otherwise as above
 
 
-class Transfers(NamedTuple):
-    """The transfers of a program, one entry each: as in `Send`, and the round of each."""
+class TransferColumns(NamedTuple):
+    """The transfers of a program in columns, as in `Send`, with the round of each."""
 
     src: Ints
     dst: Ints
@@ -35,8 +34,8 @@ class Transfers(NamedTuple):
     round: Ints
 
     @classmethod
-    def of(cls, program: ChunkProgram) -> Transfers:
-        """Those of `program`, in the order in which it lists them."""
+    def from_program(cls, program: ChunkProgram) -> TransferColumns:
+        """Return all transfers in program order."""
         timed = [(time, send) for time, sends in enumerate(program.rounds) for send in sends]
         sizes = [len(send.src) for _, send in timed]
         nothing = np.zeros(0, np.int64)
@@ -49,9 +48,8 @@ class Transfers(NamedTuple):
         return cls(src, dst, chunk, count, reduce, time)
 
     @classmethod
-    def of_first_chunk(cls, program: ChunkProgram) -> Transfers:
-        """Those of chunk 0, one for each rotation and each chunk of its runs. `program` has nothing but
-        rotations."""
+    def of_first_chunk(cls, program: ChunkProgram) -> TransferColumns:
+        """The transfers of chunk 0 of a program that consists of rotations only."""
         timed = [(time, send) for time, sends in enumerate(program.rounds) for send in sends]
         of = [send for _, send in timed if isinstance(send, Rotation)]
         assert len(of) == len(timed), "a family of transfers is no rotation"
@@ -61,21 +59,26 @@ class Transfers(NamedTuple):
         length = np.array([each.length for each in of], np.int64)
         step, first, reduce, time = np.repeat(np.array(columns, np.int64).reshape(-1, 4), length, axis=0).T
         place = np.arange(len(first)) - np.repeat(np.cumsum(length) - length, length)
-        src = -(first + place) % program.ranks  # the one rank whose chunk at this place of the run is chunk 0
+        src = -(first + place) % program.ranks  # the rank whose chunk at this position is chunk 0
         dst = (src + step) % program.ranks
         return cls(src, dst, np.zeros_like(src), np.ones_like(src), reduce.astype(np.bool_), time)
 
-    def take(self, order: Ints) -> Transfers:
-        """The entries `order`."""
-        return Transfers(*(column[order] for column in cast("tuple[Any, ...]", self)))
+    def take(self, order: Ints) -> TransferColumns:
+        """Return the entries at the indices `order`."""
+        return TransferColumns(*(column[order] for column in cast("tuple[Any, ...]", self)))
 
 
 class Units(NamedTuple):
-    """Messages taken apart: one entry for each chunk of each message, in the order of `write`.
+    """Messages split into single chunks, sorted by `write`.
 
-    source, target: the slot rank * chunks + chunk. read, write: times, 0 (before all) and up; the sender's
-    slots are read after all that is written at `read` and before what is written later. sent_in, received_in:
-    the rounds of the two ends.
+    Attributes:
+        source: the sender's slot, rank * chunks + chunk.
+        target: the receiver's slot, rank * chunks + chunk.
+        reduce: whether the chunk is added to the slot instead of replacing it.
+        read: time of the read, at least 0. It sees writes at or before this time.
+        write: time of the write.
+        sent_in: round of the sender.
+        received_in: round of the receiver.
     """
 
     source: Ints
@@ -87,57 +90,63 @@ class Units(NamedTuple):
     received_in: Ints
 
 
-class Sums:
-    """Numbers of values: 0 is nothing, r + 1 the contribution of rank r, further ones are sums."""
+class SumTable:
+    """Numbers of symbolic values: 0 is empty, r + 1 is the contribution of rank r, others are sums."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.terms = [0, *(1 << rank for rank in range(ranks))]  # the set of ranks in each, as bits
         self._numbers: dict[int, int] = {}
 
-    def add(self, left: Ints, right: Ints) -> Ints:
-        """The sums, element by element; -1 where both hold the contribution of the same rank."""
-        keys = (np.minimum(left, right) << _HALF) | np.maximum(left, right)
+    def add(self, lhs: Ints, rhs: Ints) -> Ints:
+        """Add elementwise; -1 if both operands contain the contribution of the same rank."""
+        keys = (np.minimum(lhs, rhs) << _HALF) | np.maximum(lhs, rhs)
         keys, places = np.unique(keys, return_inverse=True)
         sums = [self._number(key) for key in keys.tolist()]
         return np.array(sums, np.int64)[places]
 
     def _number(self, key: int) -> int:
-        known = self._numbers.get(key)
-        if known is not None:
-            return known
-        left, right = self.terms[key >> _HALF], self.terms[key & ((1 << _HALF) - 1)]
-        number = -1 if left & right else len(self.terms)
+        number_of_key = self._numbers.get(key)
+        if number_of_key is not None:
+            return number_of_key
+        lhs, rhs = self.terms[key >> _HALF], self.terms[key & ((1 << _HALF) - 1)]
+        number = -1 if lhs & rhs else len(self.terms)
         if number > 0:
-            self.terms.append(left | right)
+            self.terms.append(lhs | rhs)
         self._numbers[key] = number
         return number
 
     def counts(self, *numbers: int) -> dict[int, int]:
-        """Rank -> how often it is in the values `numbers` together."""
+        """Count how often each rank contributes to the values `numbers`."""
         bits = [self.terms[number] for number in numbers]
         every = (sum((term >> rank) & 1 for term in bits) for rank in range(self.ranks))
         return {rank: count for rank, count in enumerate(every) if count}
 
 
-def representatives(program: ChunkProgram) -> tuple[Transfers, int]:
-    """The transfers that stand for all, and how many chunks, from chunk 0 on, stand for all.
+def representatives(program: ChunkProgram) -> tuple[TransferColumns, int]:
+    """The transfers that represent all by symmetry, and the number of representative chunks.
 
-    If `rotates`, they are those of chunk 0: as many as rank 0 sends, and in every round as many.
+    These chunks start at chunk 0. If `rotates(program)`, the transfers are those of chunk 0.
     """
     if rotates(program):
-        return Transfers.of_first_chunk(program), 1
-    transfers = Transfers.of(program)
+        return TransferColumns.of_first_chunk(program), 1
+    transfers = TransferColumns.from_program(program)
     return transfers, orbit(program, transfers)
 
 
-def interpret(program: ChunkProgram, transfers: Transfers, few: int) -> Counterexample | None:
-    """What goes wrong first, if anything does. transfers, few: the `representatives`."""
+def interpret(program: ChunkProgram, transfers: TransferColumns, few: int) -> Counterexample | None:
+    """Execute a program and return its first failure, if any.
+
+    Args:
+        program: the program.
+        transfers: the representative transfers.
+        few: number of representative chunks.
+    """
     return follow(program, _units(program, transfers), few)
 
 
 def follow(program: ChunkProgram, units: Units, few: int) -> Counterexample | None:
-    """What goes wrong first in chunks 0 to `few` - 1, which stand for all."""
+    """Find the first failure in the representative chunks 0 to `few` - 1."""
     if few < program.chunks:
         (source, chunk), (target, _) = (divmod(slot, program.chunks) for slot in (units.source, units.target))
         renumbered = units._replace(source=source * few + chunk, target=target * few + chunk)
@@ -149,12 +158,12 @@ def follow(program: ChunkProgram, units: Units, few: int) -> Counterexample | No
     return run.forward() or run.result() or run.useless()
 
 
-def orbit(program: ChunkProgram, transfers: Transfers) -> int:
-    """How many chunks, from chunk 0 on, stand for all.
+def orbit(program: ChunkProgram, transfers: TransferColumns) -> int:
+    """Return the number of chunks, starting at chunk 0, that represent all by symmetry.
 
-    Where every rank r does what rank 0 does with all ranks and chunks moved on by r and by r blocks, and the
-    promise is the same for all ranks, what is proved of the chunks of one block is proved of all. A ring
-    turns so; most programs do not.
+    If each rank r performs the transfers of rank 0 with ranks shifted by r and chunks by r blocks, and the
+    postcondition has the same symmetry, a proof of the first block covers all blocks. Rings have this
+    property; most programs do not.
     """
     n, k = program.ranks, program.chunks
     if not _rotates_promise(program) or not len(transfers.src) or len(transfers.src) % n:
@@ -168,36 +177,44 @@ def orbit(program: ChunkProgram, transfers: Transfers) -> int:
 
 
 def rotates(program: ChunkProgram) -> bool:
-    """Whether chunk 0 stands for all because of how `program` is written: as rotations alone.
+    """Whether `program` consists of rotations only, so that chunk 0 represents all chunks.
 
-    A rotation gives every rank r the transfer of rank 0 with all ranks and chunks moved on by r. So each
-    round, and with it the whole program, is the same after all ranks and chunks are moved on by one, and so
-    is the promise. Moving on by c takes chunk 0 to chunk c. A program in which a single rank differs cannot
-    be written as rotations.
+    A rotation gives rank r the transfer of rank 0 with ranks and chunks shifted by r. Each round, and thus
+    the program, is therefore invariant under a shift of all ranks and chunks by one, as is the postcondition.
+    A shift by c maps chunk 0 to chunk c. A program in which one rank differs cannot be written as rotations.
     """
-    alike = (
-        isinstance(each, Rotation) and each.ranks == program.ranks for now in program.rounds for each in now
+    is_rotation = (
+        isinstance(transfer, Rotation) and transfer.ranks == program.ranks
+        for transfers in program.rounds
+        for transfer in transfers
     )
-    return program.chunks == program.ranks and _rotates_promise(program) and all(alike)
+    return program.chunks == program.ranks and _rotates_promise(program) and all(is_rotation)
 
 
 def _rotates_promise(program: ChunkProgram) -> bool:
-    """Whether the promise is the same after all ranks and blocks of chunks are moved on by one. That of a
-    swap is not: its slots are counted by distance."""
+    """Whether the postcondition is invariant under a shift of ranks and blocks by one.
+
+    The postcondition of a swap is not, since its slots are counted by distance.
+    """
     unlike = program.kind in ROOTED or program.kind == "swap"
     return not unlike and program.ranks > 1 and program.chunks % program.ranks == 0
 
 
-def _units(program: ChunkProgram, transfers: Transfers) -> Units:
+def _units(program: ChunkProgram, transfers: TransferColumns) -> Units:
     transfers = transfers.take(np.lexsort((transfers.dst, transfers.src, transfers.round)))
-    k, many = program.chunks, transfers.size
+    k, sizes = program.chunks, transfers.size
     src, dst, chunk = expand_runs(Send(*transfers[:4], reduce=False))
-    reduce, time = np.repeat(transfers.reduce, many), np.repeat(transfers.round, many)
+    reduce, time = np.repeat(transfers.reduce, sizes), np.repeat(transfers.round, sizes)
     return Units(src * k + chunk, dst * k + chunk, reduce, time, time + 1, time, time)
 
 
 def _race(units: Units, chunks: int) -> Counterexample | None:
-    """Two messages that one rank receives into one slot in one round. chunks: those that each rank has."""
+    """Find two messages that one rank receives in one slot in one round.
+
+    Args:
+        units: the messages.
+        chunks: number of chunks of each rank.
+    """
     width = int(units.received_in.max(initial=0)) + 1
     keys = units.target * width + units.received_in
     order = np.argsort(keys, kind="stable")
@@ -219,18 +236,18 @@ def _race(units: Units, chunks: int) -> Counterexample | None:
 
 
 class _Run:
-    """One symbolic execution: forward for what slots hold, backward for what mattered."""
+    """A symbolic execution: forward for contents of slots, backward for messages that affect results."""
 
     def __init__(self, program: ChunkProgram, units: Units, few: int) -> None:
         self.program, self.units, self.chunks, self.alike = program, units, few, program.chunks // few
-        self.sums = Sums(program.ranks)
+        self.sums = SumTable(program.ranks)
         starts, ends = postcondition(program.kind, program.ranks, program.chunks, program.root, few=few)
         rank = np.arange(1, program.ranks + 1, dtype=np.int64)[:, None]
         source = SUM if program.kind in REDUCING else sources(program, few) + 1
         self.holds = np.where(starts, rank, NOTHING).ravel()
-        self.wanted = np.where(ends, source, ANY).ravel()
+        self.goal = np.where(ends, source, ANY).ravel()
         self.last = int(units.write.max(initial=0))
-        self.same = np.zeros(len(units.source), np.bool_)  # units that bring what is there already
+        self.redundant = np.zeros(len(units.source), np.bool_)  # units that deliver data already present
         by_read = np.argsort(units.read, kind="stable")
         edges = np.arange(self.last + 2)
         starts = np.searchsorted(units.read[by_read], edges).tolist()
@@ -247,28 +264,28 @@ class _Run:
                 wrong = self._write(slice(start, stop), carried)
                 if wrong is not None:
                     return wrong
-            now = self.reads[time]
-            carried[now] = holds[units.source[now]]
-            empty = now[carried[now] == NOTHING]
+            reads = self.reads[time]
+            carried[reads] = holds[units.source[reads]]
+            empty = reads[carried[reads] == NOTHING]
             if len(empty):
                 return self._unset(int(empty[0]), sends=True)
         return None
 
-    def _write(self, now: slice, carried: Ints) -> Counterexample | None:
-        target, reduce, coming = self.units.target[now], self.units.reduce[now], carried[now]
-        held = self.holds[target]
-        self.same[now] = ~reduce & (held == coming)
+    def _write(self, span: slice, carried: Ints) -> Counterexample | None:
+        target, reduce, coming = self.units.target[span], self.units.reduce[span], carried[span]
+        current = self.holds[target]
+        self.redundant[span] = ~reduce & (current == coming)
         if not reduce.any():
             self.holds[target] = coming
             return None
-        empty = np.flatnonzero(reduce & (held == NOTHING))
+        empty = np.flatnonzero(reduce & (current == NOTHING))
         if len(empty):
-            return self._unset(now.start + int(empty[0]), sends=False)
-        added = self.sums.add(held[reduce], coming[reduce])
+            return self._unset(span.start + int(empty[0]), sends=False)
+        added = self.sums.add(current[reduce], coming[reduce])
         double = np.flatnonzero(added < 0)
         if len(double):
             place = int(np.flatnonzero(reduce)[double[0]])
-            return self._double(now.start + place, int(held[place]), int(coming[place]))
+            return self._double(span.start + place, int(current[place]), int(coming[place]))
         new = coming.copy()
         new[reduce] = added
         self.holds[target] = new
@@ -278,7 +295,7 @@ class _Run:
         return divmod(slot, self.chunks)
 
     def _ends(self, unit: int, *, sends: bool = False) -> tuple[int, int, int, int]:
-        """The rank that receives a unit, or sends it; the other one; the round of the first; the chunk."""
+        """Return the endpoint (receiver, or sender if `sends`), its peer, its round, and the chunk."""
         ends = self._place(int(self.units.target[unit])), self._place(int(self.units.source[unit]))
         (rank, chunk), (peer, _) = reversed(ends) if sends else ends
         time = int(self.units.sent_in[unit] if sends else self.units.received_in[unit])
@@ -292,25 +309,25 @@ class _Run:
             f"rank {rank} {action} in its round {time}, and holds nothing there yet",
         )  # fmt: skip
 
-    def _double(self, unit: int, held: int, coming: int) -> Counterexample:
+    def _double(self, unit: int, current: int, coming: int) -> Counterexample:
         rank, peer, time, chunk = self._ends(unit)
-        counts = self.sums.counts(held, coming)
-        twice = terms({source: count for source, count in counts.items() if count > 1})
+        counts = self.sums.counts(current, coming)
+        repeated = terms({source: count for source, count in counts.items() if count > 1})
         return Counterexample(
             "double", (rank, peer), (time,), chunk, "every contribution once", terms(counts),
-            f"rank {rank} adds chunk {chunk} from rank {peer} in its round {time}, and then holds {twice}",
+            f"rank {rank} adds chunk {chunk} from rank {peer} in its round {time}, and then holds {repeated}",
         )  # fmt: skip
 
     def result(self) -> Counterexample | None:
-        """What slots hold at the end against what the collective promises."""
+        """Compare the final contents of slots with the postcondition."""
         n, k = self.program.ranks, self.chunks
         everything = (1 << n) - 1
         full = np.array([bits == everything for bits in self.sums.terms], np.bool_)
-        fine = np.where(self.wanted == SUM, full[self.holds], self.holds == self.wanted)
-        wrong = np.flatnonzero(~fine & (self.wanted != ANY))
+        fine = np.where(self.goal == SUM, full[self.holds], self.holds == self.goal)
+        wrong = np.flatnonzero(~fine & (self.goal != ANY))
         if len(wrong):
             return self._wrong(int(wrong[0]), len(wrong) * self.alike)
-        holds, sums = self.holds.reshape(n, k), (self.wanted == SUM).reshape(n, k)
+        holds, sums = self.holds.reshape(n, k), (self.goal == SUM).reshape(n, k)
         firsts = sums.argmax(axis=0)
         unlike = sums & (holds != holds[firsts, np.arange(k)])
         for rank, chunk in np.argwhere(unlike)[:1].tolist():
@@ -319,44 +336,44 @@ class _Run:
 
     def _wrong(self, slot: int, count: int) -> Counterexample:
         rank, chunk = self._place(slot)
-        wanted, n = int(self.wanted[slot]), self.program.ranks
-        expected = terms(dict.fromkeys(range(n) if wanted == SUM else [wanted - 1], 1))
-        held = int(self.holds[slot])
-        actual = terms(self.sums.counts(held))
+        goal, n = int(self.goal[slot]), self.program.ranks
+        expected = terms(dict.fromkeys(range(n) if goal == SUM else [goal - 1], 1))
+        current = int(self.holds[slot])
+        actual = terms(self.sums.counts(current))
         more = f" ({count} slots in all do not hold what is promised)" if count > 1 else ""
-        noun = f"sums of chunk {chunk}" if wanted == SUM else f"chunk {chunk}"
+        noun = f"sums of chunk {chunk}" if goal == SUM else f"chunk {chunk}"
         return Counterexample(
             "wrong", (rank,), (), chunk, expected, actual,
             f"at the end rank {rank} has as {noun} the contribution of {actual}, not of {expected}{more}",
         )  # fmt: skip
 
-    def _order(self, left: int, right: int, chunk: int) -> Counterexample:
+    def _order(self, first: int, second: int, chunk: int) -> Counterexample:
         return Counterexample(
-            "order", (left, right), (), chunk, "the same sum, bit by bit, on all ranks", "different orders",
-            f"ranks {left} and {right} have added the contributions to chunk {chunk} in different orders:"
+            "order", (first, second), (), chunk, "the same sum, bit by bit, on all ranks", "different orders",
+            f"ranks {first} and {second} have added the contributions to chunk {chunk} in different orders:"
             " their floating-point results differ",
         )  # fmt: skip
 
     def useless(self) -> Counterexample | None:
-        """A message that changes no result: it brings what is there, or nobody reads what it brings."""
+        """Find a message that delivers data already present, or data that is never read."""
         units = self.units
-        live = self.wanted != ANY
+        live = self.goal != ANY
         matters = np.zeros(len(units.source), np.bool_)
         for time in range(self.last, -1, -1):
-            now = self.reads[time]
-            live[units.source[now[matters[now]]]] = True
+            reads = self.reads[time]
+            live[units.source[reads[matters[reads]]]] = True
             part = slice(self.writes[time], self.writes[time + 1])
             target = units.target[part]
             matters[part] = live[target]
             live[target[~units.reduce[part]]] = False
-        for idle in (np.flatnonzero(self.same), np.flatnonzero(~matters)):
+        for idle in (np.flatnonzero(self.redundant), np.flatnonzero(~matters)):
             if len(idle):
                 return self._idle(int(idle[0]))
         return None
 
     def _idle(self, unit: int) -> Counterexample:
         rank, peer, time, chunk = self._ends(unit)
-        why = "it holds that already" if self.same[unit] else "no result depends on it"
+        why = "it holds that already" if self.redundant[unit] else "no result depends on it"
         return Counterexample(
             "useless", (rank, peer), (time,), chunk, "messages that change a result", why,
             f"rank {rank} receives chunk {chunk} from rank {peer} in its round {time}, but {why}",

@@ -1,4 +1,4 @@
-"""`commplan verify`: the proofs of a plan, of a saved schedule, or of one algorithm; or counter-examples."""
+"""`commplan verify`: prove a plan, a saved schedule or an algorithm, or print counterexamples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from commplan.cli.console import Console, fold_table, name_of, printed
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cli.verbs.verify.input import input_data, input_text
-from commplan.cli.verbs.verify.servers import Served
+from commplan.cli.verbs.verify.servers import ServerReport
 from commplan.diagnostics import CommplanError, Diagnostic, fail, plural
 from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.types import sized
@@ -30,7 +30,7 @@ from commplan.verify.programs.proof import Counted
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Prove, and say what was proved; 1 where there is a counter-example."""
+    """Print the proved properties; returns 1 if there is a counterexample."""
     if args.file is None:
         return _algorithm(args, console)
     text = console.read(args.file)
@@ -39,10 +39,10 @@ def run(args: Namespace, console: Console) -> int:
     else:
         from commplan.cli.binding import compiled
 
-        # Compiling proves after every pass, and refuses with the counter-examples where one does not hold.
+        # The compiler proves the schedule after every pass, and raises counterexamples.
         schedule, diagnostics = compiled(args.file, args, console).schedule, []
-    served = Served(schedule) if not diagnostics else None
-    facts = Facts(schedule, diagnostics)
+    served = ServerReport(schedule) if not diagnostics else None
+    facts = VerifyReport(schedule, diagnostics)
     data = facts.data() | {"servers": served.data() if served else {}, "proved": not diagnostics}
     return console.conclude(
         diagnostics, lambda: facts.text(console.color(sys.stdout)) + (served.text() if served else ""), **data
@@ -50,7 +50,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
-    """A schedule that somebody may have changed, and all that is wrong with it."""
+    """Load a schedule that may have been edited, and all its errors."""
     from commplan.verify.structural import verify
 
     diagnostics: list[Diagnostic] = []
@@ -72,7 +72,7 @@ def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagn
 
 
 def show_lines(schedule: Schedule, console: Console) -> None:
-    """Read the plan that a schedule was compiled from, for the excerpts, if it still says the same."""
+    """Load the plan of a schedule for excerpts, if it is unchanged."""
     from commplan import dsl
     from commplan.ir.serialization.canonical_json import is_of
 
@@ -86,8 +86,8 @@ def show_lines(schedule: Schedule, console: Console) -> None:
         console.texts.pop(schedule.file, None)
 
 
-class Line(NamedTuple):
-    """Collectives of one plan line that are alike."""
+class LineProof(NamedTuple):
+    """Equal collectives of one plan line."""
 
     phase: str
     line: int
@@ -101,7 +101,7 @@ class Line(NamedTuple):
 
     @property
     def proved(self) -> str:
-        """How it is known to be right."""
+        """Describe which part is proved."""
         if self.proof is None:
             return "believed: the backend's own"
         believed = f"; believed: {', '.join(self.proof.believed)}" if self.proof.believed else ""
@@ -111,19 +111,19 @@ class Line(NamedTuple):
 
     @property
     def busiest(self) -> int | None:
-        """Bytes that the busiest rank sends or receives, whichever is more."""
+        """The larger of the bytes that the busiest rank sends and receives."""
         if self.proof is None:
             return None
         return _bytes(max(self.proof.cost.sent, self.proof.cost.received), self.nbytes)
 
     @property
     def least(self) -> int | None:
-        """Bytes that the busiest rank moves at least, whatever the algorithm."""
+        """A lower bound on the bytes that the busiest rank moves with any algorithm."""
         return _bytes(self.proof.cost.least, self.nbytes) if self.proof else None
 
 
-class Facts:
-    """What `verify` says of a schedule in which nothing is wrong."""
+class VerifyReport:
+    """The report on a valid schedule."""
 
     def __init__(self, schedule: Schedule, diagnostics: list[Diagnostic]) -> None:
         from commplan.verify.claims import claims
@@ -179,7 +179,7 @@ class Facts:
         return "\n".join([*out, *self.sentences()]) + "\n"
 
     def sentences(self) -> list[str]:
-        """What is said of communicators, input and memory."""
+        """Sentences about communicators, input and memory."""
         out: list[str] = []
         if self.calls:
             groups = ", ".join("x".join(axes) for axes in self.communicators)
@@ -198,22 +198,22 @@ class Facts:
 
 
 def _sizes(noun: str, number: int, sizes: dict[str, int]) -> str:
-    """How many there are of something, and along which axes."""
-    each = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-    return plural(number, noun) + (f" ({each})" if each else "")
+    """Describe a number of things and the axes along which they are counted."""
+    size_list = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+    return plural(number, noun) + (f" ({size_list})" if size_list else "")
 
 
-def _lines(schedule: Schedule) -> list[Line]:
+def _lines(schedule: Schedule) -> list[LineProof]:
     from commplan.verify.algorithms import prove_op
 
-    lines: dict[tuple[Any, ...], Line] = {}
+    lines: dict[tuple[Any, ...], LineProof] = {}
     for phase in schedule.phases:
         for op in (op for op in phase.ops if isinstance(op, Collective)):
             ranks = schedule.size(op.axes)
             whole = op.nbytes * ranks if op.kind == "all_gather" else op.nbytes
             key = (phase.name, op.span.line, op.kind, op.axes, str(op.algorithm), op.root)
             before = lines.get(key)
-            lines[key] = Line(
+            lines[key] = LineProof(
                 *key[:5], ranks, (before.number if before else 0) + 1,
                 (before.nbytes if before else 0) + whole,
                 before.proof if before else prove_op(schedule, op),
@@ -242,11 +242,11 @@ def _shares(cost: Counted) -> dict[str, Fraction]:
 
 
 def _bytes(share: Fraction, nbytes: int) -> int:
-    """Rounded up: chunks of a buffer differ by an element at most."""
+    """Convert a fraction to bytes, rounded up since chunks differ by up to one element."""
     return -(-share.numerator * nbytes // share.denominator)
 
 
-def _table(lines: list[Line], color: bool) -> str:
+def _table(lines: list[LineProof], color: bool) -> str:
     table = fold_table("line", "collective", "over", "via", "rounds", "busiest rank", "at least", "proof")
     for line in lines:
         kind = f"{line.kind} x {line.number}" if line.number > 1 else line.kind
@@ -258,7 +258,7 @@ def _table(lines: list[Line], color: bool) -> str:
 
 
 def _algorithm(args: Namespace, console: Console) -> int:
-    """One algorithm, or one hierarchy of them."""
+    """Prove a single algorithm or hierarchy."""
     subject, proof = _named(args)
     diagnostics = [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
     ranks = args.ranks
@@ -274,7 +274,7 @@ def _algorithm(args: Namespace, console: Console) -> int:
 
 def _as_data(wrong: Counterexample) -> dict[str, Any]:
     data = msgspec.structs.asdict(wrong)
-    return {name: value for name, value in data.items() if name not in ("span", "others")}
+    return {name: value for name, value in data.items() if name not in ("span", "related")}
 
 
 _HIERARCHY = re.compile(r"hierarchical\s*\((.*)\)\s*", re.DOTALL)
@@ -299,7 +299,7 @@ def _named(args: Namespace) -> tuple[str, Proof]:
 
 
 def _levels(text: str, args: Namespace) -> list[tuple[str, int]]:
-    """Algorithm and ranks of each level, as --algorithm lists them. Raises CP0748 where they do not fit."""
+    """The algorithm and size of each level of --algorithm. Raises CP0748 if they do not match."""
     parts = [_LEVEL.fullmatch(part) for part in text.split(",")]
     if isinstance(args.ranks, int) or None in parts:
         message = f"`{args.algorithm}` over {args.ranks} ranks: the levels and their sizes are not clear"

@@ -1,4 +1,4 @@
-"""What `commplan verify` says of the input: who visits what, who makes it, and what it needs."""
+"""The report of `commplan verify` on input: visits, work partitions and memory."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from commplan.ir.plan import name_of
 from commplan.ir.types import sized
 
 if TYPE_CHECKING:
-    from commplan.verify.input.proof import InputMemory, Shared, Visited
+    from commplan.verify.input.proof import InputMemory, ProvedLoad, ProvedShare
 
 
 def input_text(
-    visits: tuple[Visited, ...], shares: tuple[Shared, ...], memory: tuple[InputMemory, ...]
+    visits: tuple[ProvedLoad, ...], shares: tuple[ProvedShare, ...], memory: tuple[InputMemory, ...]
 ) -> list[str]:
-    """A line or two for each load, share and phase."""
+    """Lines for each load, share and phase."""
     lines: list[str] = []
     for load in visits:
         op = load.op
-        own = (*op.per, *((op.clock,) if op.clock else ()))
-        whose = f"each {', '.join(own)}" if own else "everyone"
+        member_axes = (*op.per, *((op.clock,) if op.clock else ()))
+        receivers = f"each {', '.join(member_axes)}" if member_axes else "everyone"
         sizes = f"[{', '.join(map(str, op.batch))}]" if op.clock else str(op.batch[0])
         cut = f"; split over {', '.join(op.split)}, {load.shards} shards" if op.split else ""
         lines.append(
-            f"line {op.span.line}: an epoch of `{name_of(op.result)}` gives {whose} every record"
+            f"line {op.span.line}: an epoch of `{name_of(op.result)}` gives {receivers} every record"
             f" {op.visit.replace('_', ' ')}, however many there are (batch {sizes}, tail {op.tail}{cut})"
         )
         if load.rates is not None:
@@ -35,7 +35,7 @@ def input_text(
         records = need.records // need.batches
         lines.append(
             f"input of phase {need.phase}: at most {need.batches} batches of {records} records at once;"
-            f" a host shares {sized(need.shared)}, a rank has {sized(need.own)} of its own{_ahead(need)}"
+            f" a host shares {sized(need.shared)}, a rank has {sized(need.private)} of its own{_ahead(need)}"
             f"{_cached(need)}"
         )
     return lines
@@ -53,7 +53,7 @@ def _cached(need: InputMemory) -> str:
     return f"; a host keeps records across epochs in at most {sizes}"
 
 
-def _share(share: Shared) -> str:
+def _share(share: ProvedShare) -> str:
     op, name = share.op, name_of(share.op.result)
     over = f"{', '.join(op.axes)} ({share.members})"
     if op.design == "duplicate":
@@ -66,9 +66,9 @@ def _share(share: Shared) -> str:
 
 
 def input_data(
-    visits: tuple[Visited, ...], shares: tuple[Shared, ...], memory: tuple[InputMemory, ...]
+    visits: tuple[ProvedLoad, ...], shares: tuple[ProvedShare, ...], memory: tuple[InputMemory, ...]
 ) -> dict[str, Any]:
-    """The same as data."""
+    """The report as JSON data."""
     return {
         "visits": [
             {
@@ -91,7 +91,7 @@ def input_data(
         "input_memory": [
             {
                 "phase": need.phase, "batches": need.batches, "records": need.records,
-                "shared_nbytes": need.shared, "own_nbytes": need.own, "device_nbytes": need.on_devices,
+                "shared_nbytes": need.shared, "own_nbytes": need.private, "device_nbytes": need.on_devices,
                 "cache_nbytes": need.cached, "cache_file_nbytes": need.in_files,
             }
             for need in memory

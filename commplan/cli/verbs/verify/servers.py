@@ -1,4 +1,4 @@
-"""What `commplan verify` says of servers: who owns what, and what is kept."""
+"""The report of `commplan verify` on servers: ownership and memory."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized
-from commplan.verify.ownership import kept, owned
+from commplan.verify.ownership import owned_states, server_memory
 
 
-class Served:
-    """The servers of a sound schedule."""
+class ServerReport:
+    """The report on the servers of a valid schedule."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.owned, self.kept = owned(schedule), kept(schedule)
+        self.owned, self.bounds = owned_states(schedule), server_memory(schedule)
 
     def data(self) -> dict[str, Any]:
-        if self.kept is None:
+        if self.bounds is None:
             return {}
         return {
             "states": [
@@ -26,25 +26,27 @@ class Served:
                 }
                 for site, ownership in self.owned
             ],
-            "kept": self.kept._asdict(),
+            "kept": self.bounds._asdict(),
         }  # fmt: skip
 
     def text(self) -> str:
-        if self.kept is None:
+        if self.bounds is None:
             return ""
         out: list[str] = []
         for site, ownership in self.owned:
-            several = len(ownership.nbytes) > 1
+            has_several = len(ownership.nbytes) > 1
             most = sized(max(ownership.nbytes))
-            spread = f"at most {most} on one (largest / mean {ownership.balance:.3f})" if several else most
-            servers = f"{len(ownership.nbytes)} server{'s' * several} `{site.server}`"
+            spread = (
+                f"at most {most} on one (largest / mean {ownership.balance:.3f})" if has_several else most
+            )
+            servers = f"{len(ownership.nbytes)} server{'s' * has_several} `{site.server}`"
             units = f"{ownership.units} units on {servers}"
             out.append(f"`{ownership.state}`: {units}, every element owned once, {spread}")
-        late = f", at most {self.kept.staleness + 1} requests of each" if self.kept.staleness else ""
-        arrived = f"what has arrived of all workers{late} at most {sized(self.kept.arriving)}"
-        answers = f"answers at most {sized(self.kept.answers)}"
+        late = f", at most {self.bounds.staleness + 1} requests of each" if self.bounds.staleness else ""
+        arrived = f"what has arrived of all workers{late} at most {sized(self.bounds.arriving)}"
+        answers = f"answers at most {sized(self.bounds.answers)}"
         out += [
-            f"memory of a server: states {sized(self.kept.states)}, {arrived}, {answers}",
-            f"memory of a worker for its messages: at most {sized(self.kept.worker)}",
+            f"memory of a server: states {sized(self.bounds.states)}, {arrived}, {answers}",
+            f"memory of a worker for its messages: at most {sized(self.bounds.worker)}",
         ]
         return "\n".join(out) + "\n"
