@@ -1,4 +1,4 @@
-"""From a checked plan to a schedule: sizes and shapes bound, lowered, rewritten by the passes."""
+"""Compile a checked plan to a schedule: bind sizes and shapes, lower, and run the passes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from commplan.frontend.shape_errors import check_leaves, check_sizes
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.text import print_schedule
-from commplan.passes.pipeline.base import Context
-from commplan.passes.pipeline.manager import Observer, Pipeline, Record
+from commplan.passes.pipeline.base import PassContext
+from commplan.passes.pipeline.manager import Observer, PassRecord, Pipeline
 from commplan.protocol.build_sites import sites
 from commplan.topology import Topology, declared_in, place, topology_of
 from commplan.verify.equivalence import Reference
@@ -52,32 +52,42 @@ def compile_plan(
     oversubscribe: bool = False,
     reproducers: Path | None = None,
 ) -> Schedule:
-    """The schedule of `plan` on axes of `sizes`: what every rank runs, in which order.
+    """Compile `plan` for axes of `sizes`.
 
-    sizes: ranks along each axis; needed for those declared `?`, must agree with the others.
-    shapes: leaves by name, for inputs, states and map results of type tree; `per` dimensions
-    omitted, split ones uncut, records without their batch.
-    topology, mapping: where axes lie (axis -> level). Without one, here or in the plan, nothing is placed.
-    calibration: what was measured on the machine, or the file with it; needs a topology.
-    backend: `jax` or `mpi`: whose collectives there are, and what they cost.
-    places: the place on the topology of each rank, row-major over the axes, where it is known that they lie
-    otherwise than the axes say (MPI ranks on hosts).
-    assumed: what the caller assumed of the topology, a sentence each, which the schedule records.
-    order: name -> leaf paths in the order in which the backward pass makes them (default: that of `step`,
-    else last first).
-    step: the computation beside which phases run.
-    pipeline: passes as text (default: all of them); empty for none. `wire` runs in any case.
-    observer: called with a `Record` after `lower` and after each pass.
-    Raises CommplanError with CP07xx, CP0772 for a step with other gradients among them, and CP0606 where
-    leaves are wider than what `native` adds in.
+    Args:
+        plan: the plan.
+        sizes: sizes of axes, required for those declared `?`, and consistent with the others.
+        shapes: leaves by name, for inputs, states and map results of type tree; without `per` dimensions,
+            unsplit, and for records without their batch.
+        topology: the machine. Without one, here or in the plan, axes have no location.
+        mapping: the topology level of axes.
+        calibration: measurements of the machine, or their file; requires a topology.
+        backend: `jax` or `mpi`, which determines the native collectives and costs.
+        places: the location of each rank on the topology, row-major over the axes, if it differs from the
+            order of axes (MPI ranks on hosts).
+        assumed: assumptions about the topology, one sentence each, which the schedule records.
+        order: for each name, leaf paths in the order in which the backward pass computes them; by default
+            that of `step`, or else last leaf first.
+        step: the computation that phases overlap with.
+        pipeline: passes as text, by default all; empty for none. `wire` always runs.
+        observer: receives a `PassRecord` after `lower` and after each pass.
+        oversubscribe: whether there may be more ranks than places.
+        reproducers: folder for reproducer files of failing passes.
+
+    Returns:
+        The verified schedule.
+
+    Raises:
+        CommplanError: CP07xx, including CP0772 for a step with other gradients; CP0606 if leaves are wider
+            than the dtype in which `native` adds.
     """
     passes = (pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)).completed
     axes = bind_axes(plan, sizes)
-    known = topology_of(plan, topology)
-    if known is not None:
+    machine = topology_of(plan, topology)
+    if machine is not None:
         with declared_in(plan) if topology is None else nullcontext():
-            axes = place(axes, known, mapping or {}, oversubscribe=oversubscribe)
-        actual = spread_as(axes, known, places) if places is not None else None
+            axes = place(axes, machine, mapping or {}, oversubscribe=oversubscribe)
+        actual = spread_as(axes, machine, places) if places is not None else None
         axes, places = (axes, places) if actual is None else (actual, None)
     elif mapping:
         fail(
@@ -85,21 +95,21 @@ def compile_plan(
             "axes are mapped to levels, but no topology is given",
             'give --topology FILE, or write `topology "FILE"` in the plan',
         )
-    measured = _measured(calibration, known, backend)
+    measured = _measured(calibration, machine, backend)
     start = time.perf_counter()
     values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
     fail_if(check_sizes(plan, values, math.prod(axis.size for axis in axes)))
     fail_if(check_leaves(plan, values, {axis.name: axis.size for axis in axes}))
     _check_order(plan, order or {})
     order = order or (step.order if step is not None else {})
-    hosts = known.hosts if known is not None else ()
+    hosts = machine.hosts if machine is not None else ()
     schedule = lower(plan, axes, values, backend, hosts)
     if step is not None:
         check_step(step, schedule)
-    if known is not None:
-        schedule = replace(schedule, topology=known.compiled(assumed))
+    if machine is not None:
+        schedule = replace(schedule, topology=machine.compiled(assumed))
     seconds = time.perf_counter() - start
-    sites(schedule)  # what servers cannot do is a mistake of the plan, not one of lowering
+    sites(schedule)  # raises errors of the plan, which must not be reported as errors of lowering
     assert schedule.origin is not None
     reference = Reference(schedule.origin, schedule.axes)
     problems = verify(schedule, reference=reference, written_out=False)
@@ -109,22 +119,26 @@ def compile_plan(
         message = f"lowering broke the schedule: {problems[0].message}"
         raise CommplanError(Diagnostic("CP0718", message, problems[0].span, tuple(notes), file=plan.file))
     if observer is not None:
-        observer(Record("lower", "lower", seconds, None, schedule))
-    given = {name: tuple(paths) for name, paths in order.items()}
-    costs = predictor_for(axes, known, measured, backend, places)
-    context = Context(given, known, measured, places, costs, step=step)
+        observer(PassRecord("lower", "lower", seconds, None, schedule))
+    leaf_order = {name: tuple(paths) for name, paths in order.items()}
+    costs = predictor_for(axes, machine, measured, backend, places)
+    context = PassContext(leaf_order, machine, measured, places, costs, step=step)
     return passes.run(schedule, context, observer, reproducers, reference)
 
 
 def _measured(
     calibration: Calibration | str | Path | None, topology: Topology | None, backend: Backend
 ) -> Calibration | None:
-    """The calibration, read. Raises CP0727 where it is one of links and there is no topology that it could be
-    of, CP0753 where it is of another backend."""
+    """Load the calibration.
+
+    Raises:
+        CommplanError: CP0727 if it measures links but there is no topology, CP0753 if it is of another
+            backend.
+    """
     if calibration is None:
         return None
     content = _read(calibration) if isinstance(calibration, str | Path) else calibration
-    if content.links is None:  # the input alone: that is the same on every topology and for every backend
+    if content.links is None:  # input costs do not depend on topology or backend
         return content
     if topology is None and content.input is None:
         message = "a calibration is given, but no topology"

@@ -21,8 +21,7 @@ from commplan.ir.refs import base_name
 from commplan.ir.schedule import Collective, Leaf, Schedule
 from commplan.ir.types import TreeType
 from commplan.passes.bucket.bucket import BucketPass
-from commplan.passes.pipeline.base import Context as PassContext
-from commplan.passes.pipeline.base import Pass
+from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.pipeline.manager import Pipeline
 
 PACKED_NBYTES = 1 << 20  # of a whole leaf: a larger one travels as it lies, which saves a copy on both sides

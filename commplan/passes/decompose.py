@@ -1,4 +1,5 @@
-"""decompose: flat or hierarchical; and a hierarchical collective becomes one collective for each level."""
+"""decompose: chooses between flat and hierarchical, and lowers hierarchies to one collective for each
+level."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from commplan.ir.plan import Algorithm, Arg, Ref
 from commplan.ir.remark import Alternative, Choice
 from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule, network_lane
 from commplan.passes.bucket.packing import rewrite_flat
-from commplan.passes.pipeline.base import Context, Pass
+from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
 from commplan.select.algorithm_search import Candidate, Chooser, is_worthwhile, rounded, tie_break
 from commplan.select.options import as_one, travels_narrow
@@ -29,7 +30,7 @@ class DecomposePass(Pass, frozen=True):
     name: ClassVar[str] = "decompose"
     after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update")
 
-    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+    def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
         chooser = Chooser(schedule, context.costs, context.topology, explains=context.explains)
 
         def apart(op: Collective) -> bool:
@@ -40,8 +41,8 @@ class DecomposePass(Pass, frozen=True):
             yield rewrite_flat(schedule, layers, context.order, apart, _expand, choices)
 
 
-def _settled(phase: Phase, context: Context) -> Phase:
-    """`phase` with the algorithms and messages that were chosen for its stages.
+def _settled(phase: Phase, context: PassContext) -> Phase:
+    """Set the algorithms and message sizes that the search chose for stages.
 
     all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node), in messages of 64 KiB
     """
@@ -62,24 +63,24 @@ def _settled(phase: Phase, context: Context) -> Phase:
 
 
 def _layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
-    """`phase` with hierarchies written where they are predicted to be faster.
+    """Use hierarchies if they are predicted to be faster.
 
-    all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node)
+        all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node)
 
-    Which algorithm each level takes is left open, where the backend has one of its own.
+    The algorithm of each level stays open if the backend has a native one.
     """
     if chooser.costs is None:
         return phase
-    seen: dict[tuple[object, ...], Algorithm] = {}
+    algorithms: dict[tuple[object, ...], Algorithm] = {}
     ops: list[Op] = []
     for op in phase.ops:
         if not isinstance(op, Collective) or op.pinned or op.algorithm.levels or op.kind not in KINDS:
             ops.append(op)
             continue
         key = (op.kind, op.axes, op.nbytes, op.op, op.hints, op.root, op.span)
-        if key not in seen:
-            seen[key] = _best(chooser, op, choices)
-        ops.append(replace(op, algorithm=seen[key]))
+        if key not in algorithms:
+            algorithms[key] = _best(chooser, op, choices)
+        ops.append(replace(op, algorithm=algorithms[key]))
     return replace(phase, ops=tuple(ops))
 
 
@@ -90,10 +91,10 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
     single, layered = tie_break(ways), tie_break(levels)
     keys = tuple(Arg(key) for key, _ in layered.algorithm.levels)
     left_open = Algorithm("hierarchical", keys)
-    # No backend's own does a level of a sum for one rank: its algorithms are named at once.
+    # Backends have no native level of a rooted sum, so its algorithms are chosen here.
     written = left_open if op.kind in NATIVE_KINDS else layered.algorithm
     if travels_narrow(op) and any(arg.value not in op.axes for arg in keys):
-        return op.algorithm  # what travels narrower than it is added goes axis by axis
+        return op.algorithm  # collectives with a narrow wire dtype run axis by axis
     if travels_narrow(op) and op.kind == "all_reduce" and op.op == "sum":
         levels = [(key,) for key, _ in layered.algorithm.levels]
         flat, stepped = chooser.in_wire(op, [op.axes]), chooser.in_wire(op, levels)
@@ -101,7 +102,7 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
             return op.algorithm
         single, layered = single._replace(seconds=flat), layered._replace(seconds=stepped)
     if not is_worthwhile(layered, single):
-        return op.algorithm  # `select` lists what was not taken
+        return op.algorithm  # `select` lists the rejected alternatives
     choices.append(_chosen(op, single, layered, written))
     return written
 
@@ -118,43 +119,45 @@ def _chosen(op: Collective, single: Candidate, layered: Candidate, written: Algo
 
 
 def _stays(op: Collective, schedule: Schedule) -> bool:
-    """Whether a hierarchy stays one operation. One of a single level becomes its algorithm."""
+    """Whether a hierarchy stays one op. A hierarchy with one level becomes its algorithm."""
     scattered = op.kind in ("reduce_scatter", "all_gather")
     if op.kind == "reduce" or (len(op.axes) > 1 and scattered and not _by_axis(op)):
-        return True  # one level would leave pieces all over the buffer
+        return True  # separate levels would leave noncontiguous pieces
     return len(op.algorithm.levels) > 1 and as_one(op.kind, op.algorithm, schedule.backend, op)
 
 
-def _expand(editor: Editor, op: Collective, loose: bool, choices: list[Choice]) -> None:
-    """Emit what `op` becomes. `loose`: its readers do not mind padding behind the result."""
+def _expand(editor: Editor, op: Collective, padding_allowed: bool, choices: list[Choice]) -> None:
+    """Emit the replacement of `op`. `padding_allowed`: whether readers tolerate padding after the result."""
     steps = op.algorithm.levels
     if len(steps) == 1:
-        named = op.algorithm.args[0].key is not None
-        editor.ops.append(replace(op, algorithm=steps[0][1], pinned=named))
+        is_named = op.algorithm.args[0].key is not None
+        editor.ops.append(replace(op, algorithm=steps[0][1], pinned=is_named))
         return
     sums = op.op == "sum" and not _by_axis(op)
-    text = _sum(editor, op, steps, loose) if sums else _one_by_one(editor, op)
+    text = _sum(editor, op, steps, padding_allowed) if sums else _one_by_one(editor, op)
     if op.pinned:
         why = f"the plan says via {op.algorithm}"
         choices.append(Choice("decompose", f"`{op.result}`: {text}", why, op.span))
 
 
-def _sum(editor: Editor, op: Collective, steps: Levels, loose: bool) -> str:
-    """all_reduce(gpu, node)  -->  reduce_scatter(gpu); all_reduce(node); all_gather(gpu)
+def _sum(editor: Editor, op: Collective, steps: Levels, padding_allowed: bool) -> str:
+    """Reduce level by level.
 
-    The buffer is padded to whole shards. Each level outside moves a part of the bytes.
+        all_reduce(gpu, node)  -->  reduce_scatter(gpu); all_reduce(node); all_gather(gpu)
+
+    The buffer is padded to whole shards. Outer levels move only a shard.
     """
     inner, (outer, outermost) = steps[:-1], steps[-1]
     multiple = math.prod(editor.size((axis,)) for axis, _ in (steps if travels_narrow(op) else inner))
     size = round_up(editor.leaf(op.operand).size, multiple)
-    grown = size != editor.leaf(op.operand).size
+    is_padded = size != editor.leaf(op.operand).size
     current = padded(editor, op.operand, size)
     divisors = _divisors(editor, op, steps)
     for axis, algorithm in inner:
         current = _step(editor, op, current, axis, algorithm, "reduce_scatter", divisor=divisors[axis])
     current = _step(editor, op, current, outer, outermost, "all_reduce", divisor=divisors[outer])
     for index in range(len(inner) - 1, -1, -1):
-        direct = index == 0 and (loose or not grown)
+        direct = index == 0 and (padding_allowed or not is_padded)
         current = _step(editor, op, current, *inner[index], "all_gather", last=direct)
     if current != op.result:
         trimmed(editor, current, op)
@@ -166,8 +169,11 @@ def _sum(editor: Editor, op: Collective, steps: Levels, loose: bool) -> str:
 
 
 def _divisors(editor: Editor, op: Collective, steps: Levels) -> dict[str, int]:
-    """The divisor of each level of a mean: its own ranks if its result travels in another type than it is
-    added in. Terms that are divided first are divided once, and so are sums in their own type."""
+    """The divisor of a mean at each level.
+
+    If the result is sent in another dtype than it is added in, each level divides by its number of ranks.
+    Terms that are divided first are divided once, as are sums in the value's dtype.
+    """
     axes = [axis for axis, _ in steps]
     if op.divisor == 1:
         return dict.fromkeys(axes, 1)
@@ -179,20 +185,24 @@ def _divisors(editor: Editor, op: Collective, steps: Levels) -> dict[str, int]:
 
 
 def _by_axis(op: Collective) -> bool:
-    """Whether `op` cuts or joins, in levels that are its axes in their order: the first named is innermost,
-    so that what one level leaves is one run of the buffer."""
+    """Whether `op` scatters or gathers with its axes as levels, in order and innermost first.
+
+    Each level then leaves a contiguous run of the buffer.
+    """
     keys = tuple(key for key, _ in op.algorithm.levels)
     return op.kind in ("reduce_scatter", "all_gather") and keys == op.axes
 
 
 def _one_by_one(editor: Editor, op: Collective) -> str:
-    """all_reduce max(gpu, node)  -->  all_reduce max(gpu); all_reduce max(node)
-    reduce_scatter(gpu, node)  -->  reduce_scatter(gpu); reduce_scatter(node)
-    all_gather(gpu, node)      -->  all_gather(node); all_gather(gpu)
-    broadcast(gpu, node) from r  -->  broadcast(node) from r's node; broadcast(gpu) from r's place
+    """Run one collective for each axis.
 
-    No backend scatters a maximum, so every level moves all the bytes; of what is cut or joined each level
-    outside moves a part. A broadcast begins outermost: after it every group inside has a rank that knows.
+        all_reduce max(gpu, node)  -->  all_reduce max(gpu); all_reduce max(node)
+        reduce_scatter(gpu, node)  -->  reduce_scatter(gpu); reduce_scatter(node)
+        all_gather(gpu, node)      -->  all_gather(node); all_gather(gpu)
+        broadcast(gpu, node) from r  -->  broadcast(node) from r's node; broadcast(gpu) from r's place
+
+    No backend has a reduce-scatter of a maximum, so every level moves all bytes. Outer levels of a scatter or
+    gather move a part. A broadcast starts at the outermost level, after which every inner group has a root.
     """
     steps = op.algorithm.levels[:: -1 if op.kind in ("all_gather", "broadcast") else 1]
     sizes = editor.schedule.mesh_sizes
@@ -220,7 +230,7 @@ def _step(
     root: int | None = None,
     divisor: int = 1,
 ) -> Ref:
-    """One level of `op`: a collective of `kind` over `axis`; the `last` one makes its result."""
+    """Emit a collective of `kind` over `axis`. The `last` level defines the result of `op`."""
     return editor.move(
         op, operand, None if last else f"{op.result}/{kind}_{axis}", kind=kind, axes=(axis,), root=root,
         op=op.op if kind in ("all_reduce", "reduce_scatter") else None, algorithm=algorithm, form=None,

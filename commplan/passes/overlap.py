@@ -1,7 +1,7 @@
-"""overlap: the order in which collectives are issued, so that communication runs under computation.
+"""overlap: orders collectives so that communication overlaps computation.
 
-Where XLA issues them, the levels of a hierarchy are issued like a pipeline: while one bucket is on its way
-between nodes, the next is reduced within them.
+If XLA issues them, the levels of hierarchies form a pipeline: while one bucket is sent between nodes, the
+next is reduced within them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from commplan.ir.remark import Choice
 from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Phase, Scale, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
-from commplan.passes.pipeline.base import Context, Pass
+from commplan.passes.pipeline.base import Pass, PassContext
 
 
 class OverlapPass(Pass, frozen=True):
     """Orders collectives, first needed first sent, and chains each to the one before.
 
-    chain: whether the order is fixed by `after`, so that no backend merges or reorders them. Under JAX each
-    axis has a chain of its own.
-    in_process: leave collectives of leaves that are not packed out of the chain. For ranks that are threads
-    of one process, which run one program in one order: XLA may then join the leaves.
+    Attributes:
+        chain: whether the order is fixed by `after`, so that no backend merges or reorders collectives. Under
+            JAX each axis has a separate chain.
+        in_process: exclude collectives of unpacked leaves from the chain. For ranks that are threads of one
+            process and execute one program in one order, so that XLA may merge the leaves.
     """
 
     name: ClassVar[str] = "overlap"
@@ -36,7 +37,7 @@ class OverlapPass(Pass, frozen=True):
     chain: bool = True
     in_process: bool = False
 
-    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+    def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
         return [self._phase(phase, schedule.backend == "jax", choices) for phase in schedule.phases]
 
     def _phase(self, phase: Phase, levels_apart: bool, choices: list[Choice]) -> Phase:
@@ -56,24 +57,27 @@ class OverlapPass(Pass, frozen=True):
         text += ", reordered" if moved else ", in the order written"
         text += ", each after the one before" if self.chain and len(free) < count else ""
         if self.chain and free:
-            which = "those" if len(free) == count else f"{len(free)}"
-            text += f"; XLA may join and reorder {which} of leaves that are not packed"
+            selection = "those" if len(free) == count else f"{len(free)}"
+            text += f"; XLA may join and reorder {selection} of leaves that are not packed"
         choices.append(Choice("overlap", text, why, phase.span))
         return replace(phase, ops=tuple(issued), values=values)
 
 
 def issue_order(ops: Sequence[Op], *, levels_apart: bool = False) -> list[Op]:
-    """`ops` so that collectives come as early as they can, in order of urgency.
+    """Reorder ops so that each collective is issued as early as possible, most urgent first.
 
-    pack a; pack b; reduce a; reduce b; unpack  -->  pack a; reduce a; pack b; reduce b; unpack
+        pack a; pack b; reduce a; reduce b; unpack  -->  pack a; reduce a; pack b; reduce b; unpack
 
-    A reduction is as urgent as its place among the buckets (they are in readiness order); a
-    broadcast or gather as the first op that needs its result. What a collective needs comes just
-    before it, everything else after the last one. levels_apart: levels that come back to an axis give way to
-    the buckets behind them.
+    The urgency of a reduction is its position among the buckets, which are in readiness order; that of a
+    broadcast or gather is the position of the first op that needs its result. The dependencies of a
+    collective come directly before it, all other ops after the last collective.
 
-    scatter a; sum a; gather a; scatter b; sum b; gather b
-        -->  scatter a; sum a; scatter b; gather a; sum b; gather b
+    Args:
+        ops: the ops of a phase.
+        levels_apart: whether later levels of a hierarchy are delayed in favour of the buckets after them:
+
+            scatter a; sum a; gather a; scatter b; sum b; gather b
+                -->  scatter a; sum a; scatter b; gather a; sum b; gather b
     """
     uses = DefUse(ops)
     makers, urgency = uses.indices, [(place, 0) for place in _urgency(uses)]
@@ -105,14 +109,14 @@ def issue_order(ops: Sequence[Op], *, levels_apart: bool = False) -> list[Op]:
 
 
 def _urgency(uses: DefUse[Op]) -> list[int]:
-    """For each collective the place that it should be issued by, for other ops their own.
+    """For each collective the latest position for issuing it; other ops keep their position.
 
-    A reduction, and the moves that finish one, keep their place: when they can start is what
-    counts. Any other collective goes by the first op that works with its result.
+    A reduction, and the transfers that complete it, keep their position, since the time at which they can
+    start matters. Other collectives use the position of the first op that computes with their result.
     """
     ops = uses.ops
-    needed = list(range(len(ops)))  # by when the result of an op is needed
-    first: dict[Ref, int] = {}  # of each value: the least of those who read it
+    needed = list(range(len(ops)))  # latest position for the result of each op
+    first: dict[Ref, int] = {}  # least such position of the readers of each value
     for index in range(len(ops) - 1, -1, -1):
         op = ops[index]
         if op.CONVERTS or (isinstance(op, Collective) and not _reduces(op, uses)):
@@ -123,8 +127,10 @@ def _urgency(uses: DefUse[Op]) -> list[int]:
 
 
 def _reduces(op: Op, uses: DefUse[Op]) -> bool:
-    """Whether `op` reduces, or moves a part of what is being reduced: an all-gather after a local
-    sum, a level of a hierarchy. Packing ends the search: what is behind it is another stage."""
+    """Whether `op` is part of a reduction, such as an all-gather after a local sum or a level of a hierarchy.
+
+    The search ends at a pack, since its operands belong to another stage.
+    """
     while isinstance(op, Collective | Cast | LocalSum | Scale):
         if isinstance(op, Collective) and (op.op is not None or op.kind == "all_to_all"):
             return True
@@ -136,7 +142,8 @@ def _reduces(op: Op, uses: DefUse[Op]) -> bool:
 
 
 def _level(index: int, uses: DefUse[Op]) -> tuple[int, int]:
-    """Of the collective at `index` the first of its hierarchy, and how many levels lie between the two."""
+    """The index of the first collective of the hierarchy at `index`, and the number of levels between
+    them."""
     op, first, levels = uses.ops[index], index, 0
     while isinstance(op, Collective | Cast | LocalSum | Scale):
         axes = op.axes if isinstance(op, Collective) else ()
@@ -151,7 +158,7 @@ def _level(index: int, uses: DefUse[Op]) -> tuple[int, int]:
 
 
 def _stagger(urgency: list[tuple[int, int]], levels: Sequence[tuple[int, int]], sends: Sequence[int]) -> None:
-    """Let the level that is n levels behind the first wait until n // 2 more buckets have begun."""
+    """Delay the level n levels after the first until n // 2 further buckets have started."""
     heads = sorted({first for first, depth in levels if depth}, key=lambda index: (urgency[index], index))
     for index, (first, depth) in zip(sends, levels, strict=True):
         if depth > 1:
@@ -160,11 +167,11 @@ def _stagger(urgency: list[tuple[int, int]], levels: Sequence[tuple[int, int]], 
 
 
 def chained(ops: Sequence[Op], *, by_axis: bool = False, free: Container[Ref] = ()) -> list[Op]:
-    """Each collective `after` the one before it: one chain for the whole phase, or one for each axis.
+    """Order collectives by `after`: one chain for the phase, or one for each axis.
 
-    reduce a; reduce b  -->  reduce a; reduce b after a
+        reduce a; reduce b  -->  reduce a; reduce b after a
 
-    free: results of the collectives that are left out.
+    `free` contains the results of collectives to exclude.
     """
     result: list[Op] = []
     before: dict[str, Ref] = {}

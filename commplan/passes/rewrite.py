@@ -1,4 +1,4 @@
-"""What rewrites share: an editor for one phase, fresh names, a stable topological order."""
+"""Utilities of rewrites: a phase editor, unique names, stable topological order, and buffer layout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from commplan.ir.types import SAME
 
 
 class Editor:
-    """One phase while a pass rewrites it: values may be added and replaced, and `ops` are those so far."""
+    """A phase during a rewrite. Values may be added and replaced; `ops` are the ops emitted so far."""
 
     def __init__(self, schedule: Schedule, phase: Phase) -> None:
         self.schedule, self.phase = schedule, phase
@@ -46,19 +46,19 @@ class Editor:
 
     @property
     def bound(self) -> set[Ref]:
-        """The values that leave the phase."""
+        """The values bound to outputs and updates."""
         return {binding.value for binding in (*self.phase.outputs, *self.phase.updates)}
 
     @cached_property
     def uses(self) -> DefUse[Op]:
-        """Of the ops as they were before."""
+        """Definitions and uses of the ops before the rewrite."""
         return DefUse(self.phase.ops)
 
     def size(self, axes: Iterable[str]) -> int:
         return self.schedule.size(tuple(axes))
 
     def fresh(self, name: Ref) -> Ref:
-        """`name`, or `name` with the first number that makes it new."""
+        """Return `name`, with a numeric suffix if it is in use."""
         if name not in self.values:
             return name
         number = next(n for n in range(2, len(self.values) + 3) if f"{name}~{n}" not in self.values)
@@ -69,13 +69,16 @@ class Editor:
         return value.id
 
     def take(self) -> list[Op]:
-        """The ops so far, and begin anew."""
+        """Return the ops emitted so far, and clear them."""
         ops, self.ops = self.ops, []
         return ops
 
     def emit(self, op: Op, name: Ref | None = None) -> Ref:
-        """Append `op`, and add its result as the op says it is, under a new name like `name` if one is given.
-        Gives back its name."""
+        """Append `op` and declare its result, with a unique name like `name` if that is set.
+
+        Returns:
+            The name of the result.
+        """
         if name is not None:
             (old,) = results_of(op)
             op = rename_results(op, {old: self.fresh(name)})
@@ -86,34 +89,33 @@ class Editor:
     def pack(
         self, parts: Sequence[Part], span: Span, name: Ref, ways: int = 1, size: int | None = None
     ) -> Ref:
-        """A new buffer of `parts`; of `size` elements, where that is said, with room behind them."""
+        """Emit a buffer of `parts`, padded to `size` elements if that is set."""
         leaf = self.values[parts[0].value].leaves[parts[0].leaf]
         size = size or ways * max(part.offset + part.size for part in parts)
         buffer = self.add(flat(self.fresh(name), size, leaf.dtype, SAME))
         return self.emit(Pack(buffer, tuple(parts), span, ways))
 
     def move(self, like: Collective, operand: Ref, name: Ref | None = None, **changes: Any) -> Ref:
-        """Append the collective `like` on another `operand`, with `changes`."""
+        """Emit a copy of the collective `like` with another `operand` and other `changes`."""
         value = self.values[operand]
         changes |= {"operand": operand, "dtype": widest(value.leaves), "nbytes": value.nbytes, "after": ()}
         return self.emit(replace(like, **changes), name)
 
     def leaf(self, ref: Ref) -> Leaf:
-        """The one leaf of a flat value."""
+        """The only leaf of a flat value."""
         return self.values[ref].leaves[0]
 
     def finish(self, ops: Sequence[Op]) -> Phase:
-        """The phase with `ops` put in order, its values in the order in which they are made."""
+        """Return the phase with `ops` in topological order."""
         ordered = in_order(ops)
         values = tuple(self.values[ref] for op in ordered for ref in results_of(op))
         return replace(self.phase, ops=ordered, values=values)
 
 
 def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """`ops` with every operand made before it is read, otherwise in the order given.
+    """Sort ops so that operands are defined before use, and otherwise keep their order.
 
-    An op that waits on itself, through operands or `after`, keeps its place at the end: the
-    verifier names it.
+    Ops in a cycle of operands or `after` come last; the verifier reports them.
     """
     makers = DefUse(ops).indices
     if all(
@@ -139,7 +141,7 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 def laid_out(parts: Iterable[Part]) -> list[Part]:
-    """`parts` one after another in a buffer."""
+    """Place `parts` consecutively in a buffer."""
     laid, at = list[Part](), 0
     for part in parts:
         laid.append(Part(part.value, part.leaf, part.start, part.size, at))
@@ -148,12 +150,12 @@ def laid_out(parts: Iterable[Part]) -> list[Part]:
 
 
 def unpack(result: Ref, parts: Iterable[Part], span: Span, ways: int = 1) -> Unpack:
-    """`result` put together of `parts`, leaf by leaf."""
+    """An unpack that assembles `result` from `parts`."""
     return Unpack(result, tuple(sorted(parts, key=lambda part: (part.leaf, part.start))), span, ways)
 
 
 def in_whole(parts: Iterable[Part], owner: int, rows: Value, whole: Value) -> list[Part]:
-    """Where in `whole` the runs `parts` of the row of owner number `owner` belong, padding left out."""
+    """Map the runs `parts` of row number `owner` to positions in `whole`, without padding."""
     placed: list[Part] = []
     for part in parts:
         start = owner * rows.leaves[part.leaf].size + part.start
@@ -164,15 +166,15 @@ def in_whole(parts: Iterable[Part], owner: int, rows: Value, whole: Value) -> li
 
 
 def round_up(size: int, multiple: int) -> int:
-    """The least multiple of `multiple` that holds `size` elements."""
+    """The least multiple of `multiple` that is at least `size`."""
     return -(-size // multiple) * multiple
 
 
 def padded(editor: Editor, ref: Ref, size: int) -> Ref:
-    """A buffer of `size` elements that begins with `ref`, the rest zero.
+    """A buffer of `size` elements that starts with `ref`, followed by zeros.
 
-    x = pack(..)  -->  x = pack(..) with room behind it     where `x` has one reader
-    x             -->  y = pack(x)                          otherwise
+    x = pack(..)  -->  x = pack(..) with padding     if `x` has one reader x             -->  y = pack(x)
+    otherwise
     """
     leaf = editor.leaf(ref)
     if leaf.size == size:
@@ -187,16 +189,16 @@ def padded(editor: Editor, ref: Ref, size: int) -> Ref:
 
 
 def trimmed(editor: Editor, ref: Ref, like: Collective) -> None:
-    """Make the first elements of buffer `ref` the result of `like`."""
+    """Define the result of `like` as the first elements of buffer `ref`."""
     size = editor.leaf(like.result).size
     editor.emit(Pack(like.result, (Part(ref, 0, 0, size, 0),), like.span))
 
 
 def read_by_parts(ops: Sequence[Op]) -> frozenset[Ref]:
-    """Values whose readers all name runs of them, so that padding behind does not show."""
-    named: set[Ref] = set()
+    """Values whose readers all select runs of them, so that padding after the value has no effect."""
+    partly_read: set[Ref] = set()
     whole: set[Ref] = set()
     for op in ops:
         by_parts = isinstance(op, Pack | Unpack) and op.ways == 1
-        (named if by_parts else whole).update(operands_of(op))
-    return frozenset(named - whole)
+        (partly_read if by_parts else whole).update(operands_of(op))
+    return frozenset(partly_read - whole)

@@ -11,7 +11,7 @@ from commplan.collectives.program import KINDS
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Op, Phase, Schedule
 from commplan.ir.types import sized
-from commplan.passes.pipeline.base import Choices, Context, Pass
+from commplan.passes.pipeline.base import Choices, Pass, PassContext
 from commplan.select.algorithm_search import WRITTEN, Chooser, Decision
 from commplan.select.options import NATIVE
 
@@ -29,7 +29,7 @@ class SelectPass(Pass, frozen=True):
     after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update", "decompose", "wire")
     split: bool = True
 
-    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+    def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
         chooser = Chooser(schedule, context.costs, context.topology, explains=context.explains)
         return [self._phase(chooser, phase, context.choices or {}, choices) for phase in schedule.phases]
 

@@ -1,4 +1,4 @@
-"""wire: values travel in the wire type and are added in the declared one."""
+"""wire: sends values in the wire dtype and adds them in the accumulation dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commplan.ir.remark import Choice
 from commplan.ir.schedule import Cast, Collective, LocalSum, Phase, Scale, Schedule
 from commplan.ir.types import DType
 from commplan.passes.bucket.packing import rewrite_flat
-from commplan.passes.pipeline.base import Context, Pass
+from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
 from commplan.select.options import NATIVE, travels_narrow
 
@@ -24,22 +24,22 @@ class WirePass(Pass, frozen=True):
     name: ClassVar[str] = "wire"
     after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update", "decompose")
 
-    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+    def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
         for phase in schedule.phases:
-            own: list[Choice] = []
-            yield rewrite_flat(schedule, phase, context.order, _asked, _rewrite, own)
-            choices += _grouped(own)
+            phase_choices: list[Choice] = []
+            yield rewrite_flat(schedule, phase, context.order, _asked, _rewrite, phase_choices)
+            choices += _grouped(phase_choices)
 
 
 def _asked(op: Collective) -> bool:
     return travels_narrow(op) or op.divisor > 1 or op.hints.integers is not None
 
 
-def _rewrite(editor: Editor, op: Collective, loose: bool, choices: list[Choice]) -> None:
-    """Emit what `op` becomes. `loose`: its readers do not mind padding behind the result.
+def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: list[Choice]) -> None:
+    """Emit the replacement of `op`. `padding_allowed`: whether readers tolerate padding after the result.
 
-    A mean is divided before its sum travels on, in the type that it is added in, which holds the sum; in f16
-    the terms are divided before they are sent.
+    A mean is divided before its sum is sent on, in the accumulation dtype, which can represent the sum; in
+    f16 the terms are divided before they are sent.
     """
     dtype = editor.leaf(op.operand).dtype
     adds = op.op == "sum" and editor.size(op.axes) > 1
@@ -61,7 +61,7 @@ def _rewrite(editor: Editor, op: Collective, loose: bool, choices: list[Choice])
     if op.kind == "reduce_scatter":
         _scatter(editor, op, bare, wire, accumulate)
     else:
-        _sum(editor, op, bare, wire, accumulate, loose)
+        _sum(editor, op, bare, wire, accumulate, padding_allowed)
     text = f"`{op.result}`: sent in {wire}, added in {accumulate}"
     why = f"a backend's own {op.kind} of {wire} would add in {wire}"
     if op.pinned and op.algorithm != NATIVE:
@@ -71,7 +71,7 @@ def _rewrite(editor: Editor, op: Collective, loose: bool, choices: list[Choice])
 
 
 def _rejected(kind: str, dtype: DType, wire: DType, accumulate: DType) -> tuple[str, ...]:
-    """The backend's own collective in each of the two types that it might have."""
+    """The alternatives: the native collective in either of the two dtypes."""
     rejected = [f"one {kind} that sends and adds in {wire}: the sum is to be in {accumulate}"]
     if dtype.nbytes > wire.nbytes:
         times = dtype.nbytes // wire.nbytes
@@ -80,21 +80,24 @@ def _rejected(kind: str, dtype: DType, wire: DType, accumulate: DType) -> tuple[
 
 
 def _grouped(choices: Sequence[Choice]) -> list[Choice]:
-    """Choices that differ in the name of the result alone as one: `g/b0` and 3 more: sent in bf16."""
-    alike: dict[tuple[object, ...], list[Choice]] = {}
+    """Merge choices that differ only in the result's name, as in "`g/b0` and 3 more: sent in bf16"."""
+    groups: dict[tuple[object, ...], list[Choice]] = {}
     for choice in choices:
         text = choice.what.partition(": ")[2]
-        alike.setdefault((text, choice.why, choice.span, choice.rejected), []).append(choice)
+        groups.setdefault((text, choice.why, choice.span, choice.rejected), []).append(choice)
     return [
         group[0]
         if len(group) == 1
         else replace(group[0], what=group[0].what.replace(": ", f" and {len(group) - 1} more: ", 1))
-        for group in alike.values()
+        for group in groups.values()
     ]
 
 
 def _cast_around(editor: Editor, op: Collective, bare: Collective, wire: DType) -> None:
-    """y = broadcast(x)  -->  y = cast(broadcast(cast(x, wire)), dtype of x)"""
+    """Lower a collective that does not accumulate.
+
+    y = broadcast(x)  -->  y = cast(broadcast(cast(x, wire)), dtype of x)
+    """
     narrow = _cast(editor, op, op.operand, wire, f"{op.result}/{wire}")
     moved = editor.move(bare, narrow, f"{op.result}/moved")
     if op.divisor > 1:
@@ -103,7 +106,10 @@ def _cast_around(editor: Editor, op: Collective, bare: Collective, wire: DType) 
 
 
 def _scatter(editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType) -> None:
-    """y = reduce_scatter(x)  -->  y = cast(local_sum(cast(all_to_all(cast(x, wire)), accumulate)))"""
+    """Lower a reduce-scatter.
+
+    y = reduce_scatter(x)  -->  y = cast(local_sum(cast(all_to_all(cast(x, wire)), accumulate)))
+    """
     dtype = editor.leaf(op.result).dtype
     done = accumulate == dtype
     total = _shard_sum(editor, op, bare, wire, accumulate, None if done else f"{op.result}/shard")
@@ -112,36 +118,37 @@ def _scatter(editor: Editor, op: Collective, bare: Collective, wire: DType, accu
 
 
 def _sum(
-    editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType, loose: bool
+    editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType, padding_allowed: bool
 ) -> None:
-    """y = all_reduce(x)  -->  s = local_sum(cast(all_to_all(cast(x, wire)), accumulate));
-    y = cast(all_gather(cast(s, wire)))
+    """Lower an all-reduce. The buffer is padded to whole shards.
 
-    The buffer is padded to whole shards.
+    y = all_reduce(x)  -->  s = local_sum(cast(all_to_all(cast(x, wire)), accumulate));
+                            y = cast(all_gather(cast(s, wire)))
     """
     dtype, before = editor.leaf(op.operand).dtype, editor.leaf(op.operand).size
     size = round_up(before, editor.size(op.axes))
     bare = replace(bare, operand=padded(editor, op.operand, size))
     total = _shard_sum(editor, op, bare, wire, accumulate, f"{op.result}/shard")
     narrow = _cast(editor, op, total, wire, f"{op.result}/shard_{wire}")
-    how = _gathers_by(op)
-    gathered = editor.move(bare, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=how)
-    if size == before or loose:
+    gather_algorithm = _gathers_by(op)
+    gathered = editor.move(
+        bare, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=gather_algorithm
+    )
+    if size == before or padding_allowed:
         editor.emit(Cast(op.result, gathered, dtype, op.span))
         return
     trimmed(editor, _cast(editor, op, gathered, dtype, f"{op.result}/padded"), op)
 
 
 def _gathers_by(op: Collective) -> Algorithm:
-    """The algorithm that `op` names, if it is one of all-gathers; no all-to-all has one."""
+    """The algorithm that `op` names if it is an all-gather algorithm; an all-to-all has none."""
     return op.algorithm if op.pinned and op.algorithm.name in algorithms("all_gather") else NATIVE
 
 
 def _shard_sum(
     editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType, name: Ref | None
 ) -> Ref:
-    """This rank's shard of the sum or mean `op` of the operand of `bare`, in `accumulate`, called `name`;
-    without one it is the result of `op`."""
+    """This rank's shard of the sum or mean, in `accumulate`. Without `name` it is the result of `op`."""
     narrow = _cast(editor, op, bare.operand, wire, f"{op.result}/{wire}")
     swapped = editor.move(bare, narrow, f"{op.result}/swapped", kind="all_to_all", op=None, algorithm=NATIVE)
     wide = _cast(editor, op, swapped, accumulate, f"{op.result}/{accumulate}")
@@ -152,12 +159,12 @@ def _shard_sum(
 
 
 def _divided(editor: Editor, op: Collective, operand: Ref, name: Ref | None = None) -> Ref:
-    """`operand` over the divisor of `op`, called `name`; without one it is the result of `op`."""
+    """Divide `operand` by the divisor of `op`. Without `name` the quotient is the result of `op`."""
     return editor.emit(Scale(op.result, operand, "div", float(op.divisor), op.span), name)
 
 
 def _cast(editor: Editor, op: Collective, operand: Ref, dtype: DType, name: Ref) -> Ref:
-    """`operand` in `dtype`, called `name`; `operand` itself if it has that type."""
+    """Cast `operand` to `dtype`, unless it has this dtype."""
     if editor.leaf(operand).dtype == dtype:
         return operand
     return editor.emit(Cast(op.result, operand, dtype, op.span), name)

@@ -23,7 +23,7 @@ from commplan.ir.remark import Choice
 from commplan.ir.schedule import SCHEMA_VERSION
 from commplan.ir.serialization.canonical_json import decode, encode, plan_digest, schedule_digest
 from commplan.ir.serialization.text import print_saved
-from commplan.passes.pipeline.base import Context
+from commplan.passes.pipeline.base import PassContext
 from commplan.passes.pipeline.manager import write_reproducer
 from commplan.passes.pipeline.reproducer import read_reproducer
 from commplan.render.human import human
@@ -232,7 +232,7 @@ def test_no_file_is_written_elsewhere(tmp_path: Path) -> None:
         commplan.Program.load(place).save(folder)
     with pytest.raises(CommplanError, match="CP1008"):
         read_saved(print_saved(evil), "evil.txt", verify)
-    reproducer = write_reproducer(SCHEDULE, "bucket", Context(), "", folder)
+    reproducer = write_reproducer(SCHEDULE, "bucket", PassContext(), "", folder)
     reproducer.write_text(reproducer.read_text().replace(f'"plan": "{SCHEDULE.plan}"', '"plan": "../evil"'))
     with pytest.raises(CommplanError, match="CP0723"):
         read_reproducer(reproducer)

@@ -16,7 +16,7 @@ from commplan.cost.schedule.prediction import predict
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Cast, Collective, Leaf, LocalSum, Op, Schedule
 from commplan.ir.types import ArrayType, DType
-from commplan.passes.pipeline.manager import Pipeline, Record
+from commplan.passes.pipeline.manager import PassRecord, Pipeline
 from commplan.topology import Level, Topology
 from commplan.verify import verify
 
@@ -207,7 +207,7 @@ def test_a_pipeline_without_wire_writes_out_sums_all_the_same() -> None:
 
 @pytest.mark.parametrize("accumulate", ["f32", "bf16", None])
 def test_sums_that_ignore_the_wire_type_are_refused(accumulate: str | None) -> None:
-    records: list[Record] = []
+    records: list[PassRecord] = []
     plan = reduce_plan("sum", hints=hinted("bf16", accumulate), data=4)
     after = compile_plan(plan, {}, {"grads": GIVEN}, pipeline="", observer=records.append)
     assert [record.name for record in records] == ["lower", "wire"]

@@ -25,8 +25,8 @@ from commplan.ir.serialization.text import parse_schedule
 from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.overlap import OverlapPass
 from commplan.passes.pipeline import reproducer
-from commplan.passes.pipeline.base import Context, Pass, parse_pass
-from commplan.passes.pipeline.manager import Pipeline, Record, both, dump_to, write_reproducer
+from commplan.passes.pipeline.base import Pass, PassContext, parse_pass
+from commplan.passes.pipeline.manager import PassRecord, Pipeline, both, dump_to, write_reproducer
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
 from commplan.passes.share.share import SharePass
 from commplan.topology import Level, Topology
@@ -39,7 +39,7 @@ class Breaks(Pass, frozen=True):
 
     name: ClassVar[str] = "breaks"
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
+    def run(self, schedule: Schedule, context: PassContext) -> Schedule:
         phases = tuple(msgspec.structs.replace(phase, ops=()) for phase in schedule.phases)
         return msgspec.structs.replace(schedule, phases=phases)
 
@@ -50,7 +50,7 @@ class Fails(Pass, frozen=True):
     name: ClassVar[str] = "fails"
     depth: int = 1
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
+    def run(self, schedule: Schedule, context: PassContext) -> Schedule:
         raise ZeroDivisionError(f"at depth {self.depth}")
 
 
@@ -139,7 +139,7 @@ def test_every_pipeline_writes_out_the_types_of_sums(text: str, expected: str) -
 
 
 def test_records_of_every_pass() -> None:
-    records: list[Record] = []
+    records: list[PassRecord] = []
     schedule = compile_plan(
         reduce_plan(), {}, GIVEN, pipeline="bucket{max=8},overlap", observer=records.append
     )
@@ -154,7 +154,7 @@ def test_records_of_every_pass() -> None:
 
 
 def test_dumps_parse_back(tmp_path: Path) -> None:
-    records: list[Record] = []
+    records: list[PassRecord] = []
     observer = both(records.append, None, dump_to(tmp_path / "dump"))
     compile_plan(reduce_plan(), {}, GIVEN, pipeline="bucket,overlap", observer=observer)
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
@@ -194,7 +194,7 @@ each step {
     output s
 }
 """
-    records: list[Record] = []
+    records: list[PassRecord] = []
     shapes = {"g": {"n": {"shape": [2], "dtype": "i32"}, "w": {"shape": [3], "dtype": "f32"}}}
     commplan.loads(text).compile(shapes=shapes, passes="", observer=records.append)
     after = Pipeline((Rewires(),)).run(records[0].after)
@@ -218,17 +218,17 @@ def test_failures_share_one_folder_of_the_user(own_temporary: Path) -> None:
         compiled(reduce_plan(), "", **GIVEN),
         own_temporary / f"commplan-reproducers-{os.getuid()}",
     )
-    first, path = (write_reproducer(schedule, "bucket", Context(), "said so") for _ in range(2))
+    first, path = (write_reproducer(schedule, "bucket", PassContext(), "said so") for _ in range(2))
     assert first == path and re.fullmatch(r"made-bucket-[0-9a-f]{8}\.reproducer\.json", path.name)
-    other = write_reproducer(compiled(reduce_plan("max"), "", **GIVEN), "bucket", Context(), "said so")
+    other = write_reproducer(compiled(reduce_plan("max"), "", **GIVEN), "bucket", PassContext(), "said so")
     assert [*own_temporary.iterdir()] == [place] and {*place.iterdir()} == {path, other} != {path}
     other.unlink()
     place.chmod(0o777)  # others may change what is in it
-    assert write_reproducer(schedule, "bucket", Context(), "said so").parent != place
+    assert write_reproducer(schedule, "bucket", PassContext(), "said so").parent != place
     path.unlink()
     place.rmdir()
     place.symlink_to(own_temporary / "elsewhere")
-    assert write_reproducer(schedule, "bucket", Context(), "said so").parent != place
+    assert write_reproducer(schedule, "bucket", PassContext(), "said so").parent != place
     assert not (own_temporary / "elsewhere").exists()
 
 
@@ -246,7 +246,7 @@ def test_a_failing_pass_leaves_a_reproducer(tmp_path: Path) -> None:
     order = {"grads": ("w",)}
     schedule = compiled(reduce_plan(), "bucket", **GIVEN)
     with pytest.raises(CommplanError) as caught:
-        Pipeline((Fails(depth=3), OverlapPass())).run(schedule, Context(order), reproducers=tmp_path)
+        Pipeline((Fails(depth=3), OverlapPass())).run(schedule, PassContext(order), reproducers=tmp_path)
     (problem,) = caught.value.diagnostics
     assert (problem.code, problem.message) == (
         "CP0719", "pass `fails{depth=3}` failed: ZeroDivisionError: at depth 3",
@@ -260,7 +260,7 @@ def test_a_failing_pass_leaves_a_reproducer(tmp_path: Path) -> None:
 
 def test_a_reproducer_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schedule = compiled(reduce_plan(), "", **GIVEN)
-    context = Context({"grads": ("w",)})
+    context = PassContext({"grads": ("w",)})
     path = write_reproducer(schedule, "bucket,overlap", context, "said so", tmp_path)
     assert reproducer.read_reproducer(path) == (schedule, Pipeline.parse("bucket,overlap"), context)
     assert reproducer.main([str(path)]) == 0
@@ -278,7 +278,7 @@ def test_a_reproducer_knows_the_machine(tmp_path: Path) -> None:
     levels = (MeasuredLevel("host", 7e-5, 24e6),)
     measured = Calibration("2026-11-21", "mpi", ("a", "b"), 1e-6, 1e-10, 1e-5, 1e-5, levels=levels)
     schedule = compile_plan(reduce_plan(), {}, GIVEN, topology=topology, backend="mpi", pipeline="")
-    context = Context({}, topology, measured, (0, 2, 1, 3))
+    context = PassContext({}, topology, measured, (0, 2, 1, 3))
     path = write_reproducer(schedule, "bucket,select", context, "said so", tmp_path)
     found, pipeline, again = reproducer.read_reproducer(path)
     assert (found, str(pipeline)) == (schedule, "bucket,select")
@@ -320,7 +320,7 @@ def test_a_users_mistake_passes_through() -> None:
         name: ClassVar[str] = "refuses"
         mode: Literal["a"] = "a"
 
-        def run(self, schedule: Schedule, context: Context) -> Schedule:
+        def run(self, schedule: Schedule, context: PassContext) -> Schedule:
             from commplan.diagnostics import fail  # noqa: PLC0415
 
             fail("CP0711", "no")

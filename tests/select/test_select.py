@@ -20,7 +20,7 @@ from commplan.ir.ops.base import Work
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.types import DType
-from commplan.passes.pipeline.base import Context
+from commplan.passes.pipeline.base import PassContext
 from commplan.passes.pipeline.manager import Pipeline
 from commplan.topology import Level, Topology, load_topology
 
@@ -30,8 +30,8 @@ PUBLIC = Path(__file__).parents[2] / "examples" / "topologies" / "h100_64.toml" 
 CHOOSING = "decompose,wire,select"
 
 
-def context(topology: Topology, costs: Any) -> Context:
-    return Context(topology=topology, costs=costs, choices={})  # nothing is searched: each by itself
+def context(topology: Topology, costs: Any) -> PassContext:
+    return PassContext(topology=topology, costs=costs, choices={})  # nothing is searched: each by itself
 
 
 class Told:

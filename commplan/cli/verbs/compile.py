@@ -1,4 +1,4 @@
-"""`commplan compile`: a plan to a schedule, or to a picture or program of it."""
+"""`commplan compile`: compile a plan to a schedule, a graph or a program."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import msgspec
 from commplan.cli.binding import Compiled, checked, compiled
 from commplan.cli.console import STDIN, Console
 from commplan.diagnostics import fail
-from commplan.passes.pipeline.manager import Observer, Record, both, dump_to
+from commplan.passes.pipeline.manager import Observer, PassRecord, both, dump_to
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Compile, and write what --emit asks for to -o or stdout."""
+    """Compile, and write the artefact selected by --emit to -o or stdout."""
     if args.emit in ("plan", "dot", "mermaid"):
         return _without_sizes(args, console)
-    records: list[Record] = []
+    records: list[PassRecord] = []
     observer = both(records.append, _dump(args.dump_passes))
     done = compiled(args.file, args, console, observer)
     text = _artefact(done, args, console)
-    _say(records, args, console)
+    _print_pass_notes(records, args, console)
     _deliver(text, args, console, **_facts(done, records))
     return 0
 
 
 def _without_sizes(args: Namespace, console: Console) -> int:
-    """What the plan graph alone shows: neither sizes nor shapes are needed."""
+    """Write an artefact of the plan graph, which requires neither sizes nor shapes."""
     plan = checked(args.file, console)
     match args.emit:
         case "dot":
@@ -62,7 +62,7 @@ def _artefact(done: Compiled, args: Namespace, console: Console) -> str:
 
 
 def _as_json(args: Namespace, console: Console) -> bool:
-    """A schedule is JSON in a file called so, and inside the JSON document; text elsewhere."""
+    """Whether to write the schedule as JSON: to a `.json` file, or within a JSON document."""
     return str(args.output or "").endswith(".json") or not console.human
 
 
@@ -81,7 +81,7 @@ def _deliver(text: str, args: Namespace, console: Console, **facts: Any) -> None
     console.document(**facts, emit=args.emit, output=out if out != STDIN else None, artefact=inline)
 
 
-def _facts(done: Compiled, records: list[Record]) -> dict[str, Any]:
+def _facts(done: Compiled, records: list[PassRecord]) -> dict[str, Any]:
     from commplan.ir.serialization.canonical_json import schedule_digest
 
     schedule = done.schedule
@@ -95,8 +95,8 @@ def _facts(done: Compiled, records: list[Record]) -> dict[str, Any]:
     }
 
 
-def _say(records: list[Record], args: Namespace, console: Console) -> None:
-    """For people, on stderr: what the passes took, and where their schedules are."""
+def _print_pass_notes(records: list[PassRecord], args: Namespace, console: Console) -> None:
+    """Print the times of passes and the location of their dumps."""
     if args.time_passes:
         width = max(len(record.name) for record in records)
         for record in records:

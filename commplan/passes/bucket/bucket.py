@@ -1,4 +1,4 @@
-"""bucket: collectives on trees become collectives on contiguous buffers of bounded size."""
+"""bucket: replaces collectives on trees by collectives on contiguous buffers of bounded size."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
 from commplan.passes.bucket import size_model
-from commplan.passes.bucket.bin_packing import WHOLE, Bucket, LeafSlice
+from commplan.passes.bucket.bin_packing import WHOLE, LeafBucket, LeafSlice
 from commplan.passes.bucket.packing import Order, items_of, pack_collectives
 from commplan.passes.bucket.size_model import Size
-from commplan.passes.pipeline.base import Context, Pass, StageChoice
+from commplan.passes.pipeline.base import Pass, PassContext, StageChoice
 from commplan.passes.rewrite import Editor
 
 
 class BucketPass(Pass, frozen=True):
     """Packs leaves into contiguous buckets in the order in which the backward pass makes them.
 
-    A leaf larger than the limit has a bucket of its own and stays whole: its pieces would all be ready
-    at the same moment and hide nothing behind each other. Only one of more than 4 limits is cut, into
-    equal pieces of at most 2.
+    A leaf larger than the limit gets a separate bucket and is not split: its pieces would all be ready at the
+    same time and could not overlap with each other. Leaves of more than 4 limits are split into equal pieces
+    of at most 2 limits.
 
-    max: bytes of one bucket where the stage does not say `{ bucket = .. }`; left out, what leaves the least
-    time exposed on the topology (`commplan.passes.search`); without one 25 MiB, or under JAX more for a large
-    tree that is reduced (`commplan.passes.bucket.size_model`).
-    coalesce: let neighbouring collectives that agree in everything share buckets.
-    pinned: pack only what a stage says with `{ bucket = .. }`, for leaves that are cut over axes of the mesh
-    that the plan does not name: in a bucket they would be brought together first.
-    in_process: pack only if a stage says `{ bucket = .. }`, `{ overlap = update }` or `via`. For ranks that
-    are threads of one process: no message is saved, and each part of a buffer is a function to compile.
+    Attributes:
+        max: bytes of a bucket for stages without `{ bucket = .. }`. By default, the size with the least
+            exposed time on the topology (`commplan.passes.search`); without a topology 25 MiB, or more under
+            JAX for a large tree that is reduced (`commplan.passes.bucket.size_model`).
+        coalesce: whether adjacent collectives with equal properties share buckets.
+        pinned: pack only stages with `{ bucket = .. }`. For leaves that are sharded over mesh axes that the
+            plan does not name, since packing would gather them first.
+        in_process: pack only stages with `{ bucket = .. }`, `{ overlap = update }` or `via`. For ranks that
+            are threads of one process: packing saves no message, and each part of a buffer must be compiled.
     """
 
     name: ClassVar[str] = "bucket"
@@ -48,13 +49,13 @@ class BucketPass(Pass, frozen=True):
 
     @property
     def packs_unasked(self) -> bool:
-        """Whether it packs leaves of stages that say nothing about buffers."""
+        """Whether the pass packs leaves of stages without options for buffers."""
         return not (self.pinned or self.in_process)
 
-    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+    def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
         return [self._phase(schedule, phase, context, choices) for phase in schedule.phases]
 
-    def _phase(self, schedule: Schedule, phase: Phase, context: Context, choices: list[Choice]) -> Phase:
+    def _phase(self, schedule: Schedule, phase: Phase, context: PassContext, choices: list[Choice]) -> Phase:
         order = context.order
         editor = Editor(schedule, phase)
         groups = group_collectives(editor, phase.ops, coalesce=self.coalesce)
@@ -74,7 +75,7 @@ class BucketPass(Pass, frozen=True):
                 group = last[op.result]
                 items = items_of(editor, group, order)
                 update = group[0].hints.overlap == "update" and group[0].hints.bucket is None
-                # In halves where leaves allow that, and in one part where they do not.
+                # Split in halves only if the leaf sizes allow it.
                 if update and self.max is None and not size_model.in_halves(items):
                     group = [replace(op, hints=replace(op.hints, overlap=None)) for op in group]
                 size = self._size(schedule.backend, group, items, context.chosen(phase, group[0]))
@@ -85,7 +86,8 @@ class BucketPass(Pass, frozen=True):
     def _size(
         self, backend: Backend, group: Sequence[Collective], items: Sequence[LeafSlice], chosen: StageChoice
     ) -> Size:
-        """What the stage says, else the option of the pass, else what was chosen for the stage."""
+        """Use the stage's limit, the option of the pass, the searched choice or the default, in this
+        order."""
         if group[0].hints.bucket is not None:
             return Size(group[0].hints.bucket, f"the stage's limit is {sized(group[0].hints.bucket)}")
         if self.max is not None:
@@ -96,22 +98,25 @@ class BucketPass(Pass, frozen=True):
 
 
 def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> list[list[Collective]]:
-    """Runs of collectives that may share buffers: equal in kind, axes, op, root, algorithm, hints
-    and placement, with no other collective between them, none needing another's result."""
+    """Group adjacent collectives that may share buffers.
+
+    They agree in kind, axes, op, root, algorithm, hints and placement, have no other collective between them,
+    and do not depend on each other.
+    """
     groups: list[list[Collective]] = []
-    tainted: set[Ref] = set()  # what depends on the results of the current group
+    tainted: set[Ref] = set()  # values that depend on the results of the current group
     current: tuple[object, ...] | None = None
     for op in ops:
-        waits = any(ref in tainted for ref in (*operands_of(op), *op.after))
+        depends = any(ref in tainted for ref in (*operands_of(op), *op.after))
         if not isinstance(op, Collective):
-            if waits:
+            if depends:
                 tainted.update(results_of(op))
             continue
         if editor.values[op.operand].kind == "flat":
             current = None
             continue
         key = _key(editor, op)
-        if coalesce and key == current and not waits:
+        if coalesce and key == current and not depends:
             groups[-1].append(op)
         else:
             groups.append([op])
@@ -123,13 +128,13 @@ def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> l
 
 def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
     places = (editor.values[op.operand].placement, editor.values[op.result].placement)
-    # Arrays and trees are cut differently, so they do not meet in a scatter or gather.
+    # Arrays and trees are split differently, so they do not share a scatter or gather.
     cut_as = editor.values[op.operand].kind if op.kind in ("reduce_scatter", "all_gather") else ""
     return (op.kind, op.axes, op.op, op.root, op.algorithm, op.hints, op.divisor, *places, cut_as)
 
 
 def _asks_for_buffers(op: Collective) -> bool:
-    """Whether the stage of `op` says something that only a buffer can do."""
+    """Whether the stage of `op` has an option that requires a buffer."""
     return op.hints.bucket is not None or op.hints.overlap == "update" or op.pinned
 
 
@@ -140,9 +145,9 @@ def _unpacked(group: Sequence[Collective]) -> Choice:
     return Choice("bucket", text, why, group[0].span, ("in buckets, with `{ bucket = .. }`",))
 
 
-def _choice(group: Sequence[Collective], buckets: Sequence[Bucket], size: Size, order: Order) -> Choice:
+def _choice(group: Sequence[Collective], buckets: Sequence[LeafBucket], size: Size, order: Order) -> Choice:
     names = ", ".join(f"`{name_of(op.operand)}`" for op in group)
-    sent = [bucket for bucket in buckets if bucket.fate is not None]
+    sent = [bucket for bucket in buckets if bucket.leaf_collective is not None]
     sizes = [bucket.nbytes for bucket in sent]
     text = f"{names}: {len(sent)} bucket{'s' * (len(sent) != 1)}, {sized(sum(sizes))}"
     if sizes:

@@ -1,7 +1,7 @@
-"""Collectives on trees and arrays become collectives on flat buffers: what `bucket` is made of.
+"""Replace collectives on trees and arrays by collectives on flat buffers.
 
-A buffer holds leaves, or a run of one giant leaf, of one dtype. Scalars have no shard: under a
-reduce-scatter they are all-reduced, under an all-gather they are kept.
+A buffer contains leaves of one dtype, or a run of one giant leaf. Scalars have no shard: a reduce-scatter
+all-reduces them, and an all-gather passes them through.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from commplan.ir.plan import Algorithm, Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Part, Phase, Schedule, Value
 from commplan.ir.shard_shapes import row_size
-from commplan.passes.bucket.bin_packing import MOST, Bucket, LeafCollective, LeafSlice, fill, pieces
+from commplan.passes.bucket.bin_packing import MOST, LeafBucket, LeafCollective, LeafSlice, fill, pieces
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
 
 Order = Mapping[str, Sequence[str]]
-# Emits what the collective becomes; the flag says that its readers name parts of the result, so that padding
-# behind it does not show.
+# Emits the replacement of a collective. The flag is true if all readers select parts of the result, so that
+# padding after it is allowed.
 Rewrite = Callable[[Editor, Collective, bool, list[Choice]], None]
 
 
 def pack_collectives(
     editor: Editor, group: Sequence[Collective], items: Sequence[LeafSlice], limit: int | None
-) -> list[Bucket]:
-    """Emit the ops that replace `group` (same kind, axes, op and placement), of which `items` are; the
-    buckets that they use.
+) -> list[LeafBucket]:
+    """Emit the ops that replace `group`; returns the buckets.
 
-    y = all_reduce(x)  -->  b0 = pack(x..); r0 = all_reduce(b0); ..; y = unpack(r0..)
+        y = all_reduce(x)  -->  b0 = pack(x..); r0 = all_reduce(b0); ..; y = unpack(r0..)
 
-    `limit`: bytes of one rank's operand buffer; None for no limit. A leaf never shares a buffer
-    with another dtype; one larger than the limit has a buffer of its own (see `fill`).
+    Args:
+        editor: receives the ops.
+        group: collectives with equal kind, axes, op and placement.
+        items: their leaves.
+        limit: bytes of one rank's operand buffer, or None. Leaves of different dtypes never share a buffer; a
+            leaf larger than the limit gets a separate one (see `fill`).
     """
     head = group[0]
     _check_count(items, limit, head, editor.schedule.file)
@@ -52,14 +55,14 @@ def pack_collectives(
 
 
 def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[LeafSlice]:
-    """The leaves of all operands, as they become ready."""
+    """The leaves of all operands, in order of readiness."""
     items: list[LeafSlice] = []
     for op in group:
         operand, ranks = editor.values[op.operand], editor.size(op.axes)
         for leaf in readiness(operand, op, order):
             shape = operand.leaves[leaf]
             if shape.size:
-                fate, ways = _fate(op, operand, leaf, ranks)
+                fate, ways = _leaf_collective(op, operand, leaf, ranks)
                 columns = row_size(operand.kind, shape, ways)
                 item = LeafSlice(op.operand, op.result, leaf, shape.dtype, columns, ways, fate, len(items))
                 items.append(item)
@@ -67,7 +70,7 @@ def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[
 
 
 def _check_count(items: Sequence[LeafSlice], limit: int | None, head: Collective, file: str) -> None:
-    """Refuse a limit so small, or leaves so large, that there is no end of buckets (CP0724)."""
+    """Raise CP0724 if a small limit or large leaves would produce too many buckets."""
     counts = [pieces(item, limit) for item in items]
     total = sum(count for count in counts if count > 1)
     if limit is None or total <= MOST:
@@ -83,7 +86,7 @@ def _check_count(items: Sequence[LeafSlice], limit: int | None, head: Collective
     fail("CP0724", message, note, remedy, "are the shapes what they should be?", span=head.span, file=file)
 
 
-def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[LeafCollective, int]:
+def _leaf_collective(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[LeafCollective, int]:
     scalar = operand.kind == "tree" and not operand.leaves[leaf].shape
     match op.kind:
         case "reduce_scatter":
@@ -95,10 +98,10 @@ def _fate(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[LeafCo
 
 
 def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
-    """Leaves of `operand` in the order in which they should travel.
+    """The order, as leaf indices, for sending the leaves of `operand`.
 
-    Reductions: as the backward pass makes them (`order`, else the last leaf first). Broadcasts
-    and gathers: as the forward pass needs them, the first leaf first.
+    Reductions follow the backward pass (`order`, by default last leaf first). Broadcasts and gathers follow
+    the forward pass, first leaf first.
     """
     natural = list(range(len(operand.leaves)))
     if op.op is None:
@@ -114,10 +117,10 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
     return [place[path] for path in order[name]]
 
 
-def _emit(editor: Editor, head: Collective, bucket: Bucket, runs: list[Part], name: Ref) -> Ref:
-    """The pack of a bucket and its collective; gives back the buffer that the unpack reads."""
+def _emit(editor: Editor, head: Collective, bucket: LeafBucket, runs: list[Part], name: Ref) -> Ref:
+    """Emit the pack of a bucket and its collective; returns the buffer to unpack."""
     packed = editor.pack(runs, head.span, f"{name}/pack", bucket.ways)
-    if bucket.fate is None:
+    if bucket.leaf_collective is None:
         return packed
     integers = head.hints.integers
     if integers is not None:
@@ -127,36 +130,36 @@ def _emit(editor: Editor, head: Collective, bucket: Bucket, runs: list[Part], na
         elif not bucket.dtype.is_float:
             root = {"kind": "broadcast", "op": None, "root": 0, "divisor": 1, "pinned": False}
             return editor.move(head, packed, name, algorithm=Algorithm("native"), **root)
-    scalars = head.kind == "reduce_scatter" and bucket.fate == "all_reduce"
+    scalars = head.kind == "reduce_scatter" and bucket.leaf_collective == "all_reduce"
     algorithm = scalar_algorithm(head.algorithm) if scalars else head.algorithm
-    return editor.move(head, packed, name, kind=bucket.fate, algorithm=algorithm)
+    return editor.move(head, packed, name, kind=bucket.leaf_collective, algorithm=algorithm)
 
 
 def rewrite_flat(
     schedule: Schedule,
     phase: Phase,
     order: Order,
-    wanted: Callable[[Collective], bool],
+    matches: Callable[[Collective], bool],
     rewrite: Rewrite,
     choices: list[Choice],
 ) -> Phase:
-    """`phase` with `rewrite` applied to each collective that is `wanted`.
+    """Apply `rewrite` to each collective for which `matches` holds, after packing it if necessary.
 
-    y = collective(tree)  -->  y = unpack(rewritten(pack(tree)))     where `bucket` has not packed it
+    y = collective(tree)  -->  y = unpack(rewritten(pack(tree)))     if `bucket` has not packed it
     """
-    if not any(isinstance(op, Collective) and wanted(op) for op in phase.ops):
+    if not any(isinstance(op, Collective) and matches(op) for op in phase.ops):
         return phase
     editor = Editor(schedule, phase)
     for op in phase.ops:
-        if isinstance(op, Collective) and wanted(op) and editor.values[op.operand].kind != "flat":
+        if isinstance(op, Collective) and matches(op) and editor.values[op.operand].kind != "flat":
             pack_collectives(editor, [op], items_of(editor, [op], order), None)
         else:
             editor.ops.append(op)
     packed = editor.take()
-    loose = read_by_parts(packed)
+    padding_allowed = read_by_parts(packed)
     for op in packed:
-        if isinstance(op, Collective) and wanted(op):
-            rewrite(editor, op, op.result in loose, choices)
+        if isinstance(op, Collective) and matches(op):
+            rewrite(editor, op, op.result in padding_allowed, choices)
         else:
             editor.ops.append(op)
     return editor.finish(editor.ops)

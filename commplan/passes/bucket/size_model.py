@@ -1,4 +1,4 @@
-"""How large buckets are if nothing was chosen for the stage."""
+"""The default bucket size for stages without an explicit choice."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from commplan.ir.types import sized
 from commplan.passes.bucket.bin_packing import LeafSlice, halved
 
 DEFAULT = 25 * 1024**2
-# Under JAX where costs are not known: what hides most in steps compiled for H100 (`bench.compiled`).
+# Under JAX if costs are unknown: best overlap in steps compiled for H100 (`bench.compiled`).
 PARTS, LARGEST = 8, 64 * 1024**2
-FAIR = 4  # the smaller of two parts is at least this part of the whole; else there is one
+FAIR = 4  # the smaller of two parts is at least 1/4 of the whole, otherwise there is one part
 
 
 class Size(NamedTuple):
-    """Bytes of a bucket at most, and why."""
+    """A bucket limit in bytes and its reason."""
 
     limit: int
     why: str
 
 
 def size(backend: Backend, head: Collective, nbytes: int, items: Sequence[LeafSlice]) -> Size:
-    """The limit for a stage whose operands have `nbytes`, of which `head` is the first collective."""
+    """Return the limit for a stage.
+
+    Args:
+        backend: `jax` or `mpi`.
+        head: the stage's first collective.
+        nbytes: bytes of the stage's operands.
+        items: its leaves.
+    """
     if head.hints.overlap == "update":
         larger, _ = halved(items)
         return Size(larger, "cut nearly in half: one part is updated while another is under way")
@@ -34,6 +41,6 @@ def size(backend: Backend, head: Collective, nbytes: int, items: Sequence[LeafSl
 
 
 def in_halves(items: Sequence[LeafSlice]) -> bool:
-    """Whether leaves can be cut in two parts that are halves or nearly so."""
+    """Whether the leaves can be divided into two parts of nearly equal size."""
     larger, smaller = halved(items)
     return smaller * FAIR >= larger + smaller

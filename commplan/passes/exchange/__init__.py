@@ -1,5 +1,5 @@
-"""Parameter exchanges between workers: who owns and updates which part of a state.
+"""Parameter exchanges between workers: assigns owners of states and lowers exchanges to ordinary ops.
 
-`place` is the pass `place`; `owner_selection` lists who may own what, `lower_exchange` writes it as
-ordinary ops, by `owner_shards` where only some ranks own a part.
+`place` is the pass, `owner_selection` predicts the costs of owner assignments, `lower_exchange` emits the
+ops, and `owner_shards` handles states owned by only some of the ranks.
 """

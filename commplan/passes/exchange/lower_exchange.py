@@ -1,5 +1,8 @@
-"""Exchanges between workers as ordinary operations. States that owners keep are cut where they are set whole,
-and gathered where they are read whole."""
+"""Lower exchanges between workers to ordinary ops.
+
+States sharded among owners are sliced before a whole value is assigned, and gathered before a whole value is
+read.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,11 @@ from commplan.passes.exchange.owner_selection import Owners, hints_of, streaming
 from commplan.passes.exchange.owner_shards import join_parts, reduce_rows
 from commplan.passes.rewrite import Editor
 
-HALVES = 2 * 1024**2  # bytes from which what owners sum and send back travels in two parts
+HALVES = 2 * 1024**2  # least bytes of a gradient that is split in two parts
 
 
-class _Building(PhaseBuilder):
-    """Builds among the values of an editor; a reduce-scatter to some of the ranks goes to each of them."""
+class _ShardBuilder(PhaseBuilder):
+    """A builder on an editor's values that lowers a reduce-scatter to a few owners to one reduce for each."""
 
     def __init__(self, editor: Editor, owners: Owners) -> None:
         super().__init__(editor.schedule.axes, editor.values)
@@ -53,8 +56,8 @@ class _Building(PhaseBuilder):
         return reduce_rows(self.editor, op, self.owners.ranks)
 
 
-def kept_entry(schedule: Schedule, moved: Mapping[str, Ownership]) -> Schedule:
-    """`schedule` whose states in `moved`, by name, lie in parts with their owners."""
+def shard_entry(schedule: Schedule, moved: Mapping[str, Ownership]) -> Schedule:
+    """Shard the states in `moved`, by name, among their owners at the entry of `schedule`."""
     shards = tuple(StateShard(ref, moved[name_of(ref)]) for ref in schedule.states if name_of(ref) in moved)
     parts = {shard.state: shard.ownership for shard in shards}
     entry = tuple(
@@ -65,27 +68,30 @@ def kept_entry(schedule: Schedule, moved: Mapping[str, Ownership]) -> Schedule:
 
 
 class StateSharding:
-    """One phase in which exchanges are written out and states have moved to their owners.
+    """Rewrites one phase so that exchanges are lowered and states are sharded among their owners.
 
-    editor: the phase, its entry values in parts already. wholes: the moved states as they were. parts: the
-    values that are in parts, and the whole that they are parts of. own: what maps on parts make of states.
+    Attributes:
+        editor: the phase, with sharded entry values.
+        moved: the owners of the sharded states, by name.
+        wholes: the sharded states before sharding, by name.
+        parts: refs of values that are shards.
+        updated_shards: results of the maps that update shards.
     """
 
     def __init__(self, editor: Editor, moved: Mapping[str, Ownership], wholes: Mapping[str, Value]) -> None:
         self.editor, self.moved, self.wholes = editor, moved, wholes
         self.parts = {ref for ref in editor.schedule.states if name_of(ref) in moved}
-        self.own: set[Ref] = set()
+        self.updated_shards: set[Ref] = set()
         self._whole: dict[Ref, Ref] = {}
 
     def finish(self) -> Phase:
-        """The phase of the ops so far, and its bindings, with moves where they are needed.
+        """Return the rewritten phase, with gathers and slices added as needed.
 
-        y = map f(m)     -->  whole = all_gather(m); y = map f(whole)
-        m = map f(x)     -->  m = map f(slice(x))        where f is elementwise and nothing else reads m
-        m = y            -->  m = slice(y)
+        y = map f(m)     -->  whole = all_gather(m); y = map f(whole) m = map f(x)     -->  m = map
+        f(slice(x))        if f is elementwise and nothing else reads m m = y            -->  m = slice(y)
         """
         for op in self.editor.take():
-            reads = self.own.isdisjoint(results_of(op))
+            reads = self.updated_shards.isdisjoint(results_of(op))
             self.editor.ops.append(self._read_whole(op) if reads else op)
         phase = self.editor.phase
         outputs = tuple(replace(b, value=self._gathered(b.value, phase.span)) for b in phase.outputs)
@@ -94,48 +100,52 @@ class StateSharding:
         return self.editor.finish(self.editor.ops)
 
     def sharded(self, op: Exchange, owners: Owners) -> None:
-        """w, m = exchange g into w, m with f
+        """Lower an exchange with owners.
 
-        -->  gs = reduce_scatter(g); ws = slice(w); ms = slice(m), or m itself where owners keep it;
+        w, m = exchange g into w, m with f -->  gs = reduce_scatter(g); ws = slice(w); ms = slice(m), or m
+        itself if it is sharded;
              ws', m' = map f(ws, ms, gs); w' = all_gather(ws')
         """
-        values, axes, kept = self.editor.values, self.editor.schedule.axes, owners.kept
+        values, axes, ownership = self.editor.values, self.editor.schedule.axes, owners.ownership
         weights, result = op.states[0], op.results[0]
         gradient = self._reduced(op, owners)
-        states = [self._cut(weights, kept, op.span)]
-        updated = [self._add(kept.part_of(values[result], axes), f"{result}/shard")]
+        states = [self._cut(weights, ownership, op.span)]
+        updated = [self._add(ownership.part_of(values[result], axes), f"{result}/shard")]
         for ref, new in zip(op.states[1:], op.results[1:], strict=True):
-            states.append(ref if ref in self.parts else self._cut(ref, kept, op.span))
-            value = kept.part_of(values[new], axes)
+            states.append(ref if ref in self.parts else self._cut(ref, ownership, op.span))
+            value = ownership.part_of(values[new], axes)
             updated.append(self._add(value, new if owners.moved else f"{new}/shard"))
-        # An exchange leaves it open how it is carried out: its update may run beside its sums, in pieces.
+        # The plan does not prescribe how an exchange runs: its update may overlap its sums, in pieces.
         update = Map(tuple(updated), op.fn, (*states, gradient), op.span, hints=Hints(overlap="backward"))
-        self.own.update(update.results)
+        self.updated_shards.update(update.results)
         self.editor.ops.append(update)
-        # What is sent narrow is the gradient: weights that were rounded could not move by less than that.
+        # Only gradients use the wire dtype: rounded weights would lose small updates.
         hints = replace(self._hints(op, owners), wire=None, accumulate=None)
         for shard, new in zip(updated, op.results, strict=True):
             if shard == new:
                 self.parts.add(new)
             else:
-                join_parts(self.editor, shard, new, kept, op.span, hints, owners.via)
+                join_parts(self.editor, shard, new, ownership, op.span, hints, owners.via)
 
     def replicated(self, op: Exchange, owners: Owners) -> None:
-        """w, m = exchange g into w, m with f  -->  s = all_reduce(g); w, m = map f(w, m, s)"""
+        """Lower an exchange without owners.
+
+        w, m = exchange g into w, m with f  -->  s = all_reduce(g); w, m = map f(w, m, s)
+        """
         update = Map(op.results, op.fn, (*op.states, self._reduced(op, owners)), op.span)
         self.editor.ops.append(update)
 
     def _reduced(self, op: Exchange, owners: Owners) -> Ref:
-        """The gradient, summed or averaged: this rank's part of it, or all of it."""
+        """The summed or averaged gradient: this rank's shard, or all of it."""
         sharded, ref = owners.how == "sharded", self.editor.fresh(f"{op.results[0]}/gradient")
-        building, hints = _Building(self.editor, owners), self._hints(op, owners)
+        building, hints = _ShardBuilder(self.editor, owners), self._hints(op, owners)
         dtypes = {leaf.dtype for leaf in self.editor.values[op.gradient].leaves}
         plain = op.op == "mean" and op.weight is None
         if plain and hints.accumulate is None and DType.F16 in dtypes:
-            # As the plan says, whatever the levels of its owners are.
-            few = few_owners(op.algorithm) is not None
+            # The mean that the plan defines does not depend on the levels.
+            has_few_owners = few_owners(op.algorithm) is not None
             mean = hints.for_mean(dtypes, None, is_weighted=False)
-            hints = replace(hints, accumulate=DType.F16) if few else mean
+            hints = replace(hints, accumulate=DType.F16) if has_few_owners else mean
         stage = graph.Reduce(
             ref, op.gradient, owners.axes, graph.Reduction(op.op, op.weight), op.span,
             via=None if owners.ranks else owners.via, hints=hints,
@@ -144,8 +154,11 @@ class StateSharding:
         return ref
 
     def _hints(self, op: Exchange, owners: Owners) -> Hints:
-        """Of the collectives. Over MPI, where links are never idle, a large gradient still travels in two
-        halves: one is updated, and on its way back, while the other is summed."""
+        """The hints of the collectives.
+
+        MPI has no idle links to fill, but a large gradient is still split in two halves, so that one half is
+        updated and sent back while the other is summed.
+        """
         schedule, gradient = self.editor.schedule, self.editor.values[op.gradient]
         hints = hints_of(op, streams=streaming(schedule, owners))
         if hints.overlap or owners.how != "sharded" or schedule.backend != "mpi" or gradient.nbytes < HALVES:
@@ -156,9 +169,11 @@ class StateSharding:
         fresh = name if name == value.id else self.editor.fresh(name)
         return self.editor.add(replace(value, id=fresh))
 
-    def _cut(self, ref: Ref, kept: Ownership, span: Span) -> Ref:
-        """This rank's part of `ref`, a slice."""
-        return self.editor.emit(Slice(ref, ref, kept.axes, span, owners=kept.owners), f"{ref}/shard")
+    def _cut(self, ref: Ref, ownership: Ownership, span: Span) -> Ref:
+        """Slice this rank's part of `ref`."""
+        return self.editor.emit(
+            Slice(ref, ref, ownership.axes, span, owners=ownership.owners), f"{ref}/shard"
+        )
 
     def _read_whole(self, op: Op) -> Op:
         for ref in operands_of(op):
@@ -180,22 +195,22 @@ class StateSharding:
             return replace(binding, value=self._gathered(binding.value, span))
         if binding.value in self.parts:
             return binding
-        kept = self.moved[binding.name]
+        ownership = self.moved[binding.name]
         maker = DefUse(ops).maker(binding.value)
-        if not isinstance(maker, Map) or not self._may_cut_first(maker, binding, kept):
-            where = maker.span if maker is not None else span
-            return replace(binding, value=self._cut(binding.value, kept, where))
-        self.editor.add(kept.part_of(self.editor.values[binding.value], self.editor.schedule.axes))
+        if not isinstance(maker, Map) or not self._may_cut_first(maker, binding, ownership):
+            slice_span = maker.span if maker is not None else span
+            return replace(binding, value=self._cut(binding.value, ownership, slice_span))
+        self.editor.add(ownership.part_of(self.editor.values[binding.value], self.editor.schedule.axes))
         at, end = ops.index(maker), len(ops)
         for ref in dict.fromkeys(maker.operands):
             if any(leaf.shape for leaf in self.editor.values[ref].leaves):
-                maker = substitute(maker, {ref: self._cut(ref, kept, maker.span)})
+                maker = substitute(maker, {ref: self._cut(ref, ownership, maker.span)})
         ops[:] = [*ops[:at], *ops[end:], maker, *ops[at + 1 : end]]
         self.parts.add(binding.value)
         return binding
 
-    def _may_cut_first(self, maker: Map, binding: Binding, kept: Ownership) -> bool:
-        """Whether `maker` may work on parts: it is elementwise, and its result is read nowhere else."""
+    def _may_cut_first(self, maker: Map, binding: Binding, ownership: Ownership) -> bool:
+        """Whether `maker` may run on shards: it is elementwise and its result has no other reader."""
         phase, fn = self.editor.phase, self.editor.schedule.fn(maker.fn)
         if not fn.elementwise or maker.random or maker.per_record or len(maker.results) != 1:
             return False
@@ -203,11 +218,13 @@ class StateSharding:
             return False
         if [b.value for b in (*phase.outputs, *phase.updates)].count(binding.value) != 1:
             return False
-        given = [self.editor.values[ref].placement for ref in maker.operands]
-        return not any(place.split or any(place.varies(axis) for axis in kept.axes) for place in given)
+        placements = [self.editor.values[ref].placement for ref in maker.operands]
+        return not any(
+            place.split or any(place.varies(axis) for axis in ownership.axes) for place in placements
+        )
 
 
 def colocated(schedule: Schedule, ops: Iterable[Op]) -> list[Exchange]:
-    """The exchanges among `ops` whose states live with the workers."""
+    """The exchanges among `ops` whose states are stored by the workers."""
     away = {name_of(value.id) for value in schedule.entry if value.placement.server}
     return [op for op in ops if isinstance(op, Exchange) and away.isdisjoint(map(name_of, op.states))]

@@ -1,4 +1,4 @@
-"""Who may own what of an exchange between workers, and what each way would take."""
+"""Choose the owners of an exchange between workers, by predicted cost."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from commplan.ir.shard_shapes import row_size
 from commplan.ir.types import sized
 from commplan.select.algorithm_search import Chooser, rounded
 
-SAVES = 0.20  # of the time: less is not worth every rank keeping and updating everything
+SAVES = 0.20  # least saving, as a fraction of time, for which replicated updates are used
 
 CENTRAL = "one owner, who has everything"
 SHARDED, REPLICATED = "each worker owns a part", "all-reduce, and everyone updates everything"
 
 
 class Owners(NamedTuple):
-    """Who updates the states of an exchange.
+    """The ranks that update the states of an exchange.
 
-    how: `sharded`, each owner its part of every leaf; `replicated`, each rank everything. axes: in the order
-    in which ranks along them hold parts, first major. via: how gradients and weights travel, None where that
-    is open. moved: whether the optimiser's state lives with the owners. ranks: the owners, counted over all
-    axes, where not all ranks are.
+    Attributes:
+        how: `sharded` if each owner updates its part of every leaf, `replicated` if each rank updates
+            everything.
+        axes: the axes in the order of parts, first is major.
+        via: algorithm for gradients and weights, or None.
+        moved: whether the optimizer's state is sharded among the owners.
+        ranks: the owners, counted over all axes; empty if all ranks are owners.
     """
 
     how: Literal["sharded", "replicated"]
@@ -39,13 +42,12 @@ class Owners(NamedTuple):
     ranks: tuple[int, ...] = ()
 
     @property
-    def kept(self) -> Ownership:
+    def ownership(self) -> Ownership:
         return Ownership(self.axes, self.ranks)
 
 
 def inner_first(over: tuple[str, ...], within: str | None) -> tuple[str, ...]:
-    """The axes of an exchange in the order in which they are reduced: of those named the last comes first,
-    and `within` last."""
+    """The axes of an exchange in order of reduction: last named first, `within` last."""
     inside = tuple(axis for axis in reversed(over) if axis != within)
     return inside if within is None else (*inside, within)
 
@@ -53,8 +55,16 @@ def inner_first(over: tuple[str, ...], within: str | None) -> tuple[str, ...]:
 def spread_out(
     sizes: Mapping[str, int], over: tuple[str, ...], axes: tuple[str, ...], owners: int
 ) -> tuple[int, ...]:
-    """The ranks, counted row-major over `axes`, of so many owners, as far apart as they can be along `over`,
-    whose first axis is the outermost: over racks first. Empty where all ranks are owners.
+    """Choose `owners` ranks, as far apart as possible along `over`.
+
+    Args:
+        sizes: sizes of the axes.
+        over: axes from outermost to innermost, so that owners are spread over racks first.
+        axes: axes over which the returned ranks are counted, row-major.
+        owners: number of owners.
+
+    Returns:
+        The ranks, or an empty tuple if all ranks are owners.
 
     >>> spread_out({"rack": 2, "worker": 4}, ("rack", "worker"), ("worker", "rack"), 2)
     (0, 1)
@@ -67,10 +77,10 @@ def spread_out(
 
 
 def levels(axes: tuple[str, ...], within: str | None, *, few: bool) -> Algorithm | None:
-    """`hierarchical(worker, rack)` where the exchange is `within = rack`.
+    """The hierarchy for `within`, for example `hierarchical(worker, rack)` for `within = rack`.
 
-    few: some of the ranks are owners. Then levels are chains: no backend has a reduction to one rank that it
-    could carry out at a level.
+    If `few` (some ranks own nothing), levels use chains, since no backend has a native reduction to one rank
+    at a level.
     """
     if within is None or len(axes) < 2:
         return None
@@ -78,22 +88,22 @@ def levels(axes: tuple[str, ...], within: str | None, *, few: bool) -> Algorithm
 
 
 def hints_of(op: Exchange, *, streams: bool = False) -> Hints:
-    """What an exchange asks of the collectives that it becomes; streams: see `streaming`."""
+    """The hints of the collectives of an exchange. `streams`: see `streaming`."""
     overlap = op.hints.overlap or ("backward" if streams else None)
     return replace(op.hints, staleness=None, overlap=overlap)
 
 
 def streaming(schedule: Schedule, owners: Owners) -> bool:
-    """Whether parts of an exchange had better be under way at once though the plan asks for no overlap.
+    """Whether parts of an exchange should overlap even if the plan does not request it.
 
-    What goes to one of a few owners, or crosses one level of the network, leaves links idle, which others can
-    use meanwhile. With all ranks as owners on one level links are never idle, and every part costs calls.
+    With few owners, or across levels of the network, some links idle while a part is sent, and another part
+    can use them. With all ranks as owners on one level no link idles, and each part costs extra calls.
     """
     return bool(owners.ranks) or sum(max(1, len(schedule.axis(a).levels)) for a in owners.axes) > 1
 
 
 def unshardable_reason(schedule: Schedule, op: Exchange) -> str | None:
-    """What of the states cannot be cut among owners, and why; None: all of it can."""
+    """The first part of the states that cannot be sharded, with the reason; None if all can."""
     weights = schedule.values[op.results[0]]
     if not any(leaf.shape for leaf in weights.leaves):
         return f"a part of `{name_of(op.results[0])}`, which is a scalar"
@@ -109,8 +119,7 @@ def unshardable_reason(schedule: Schedule, op: Exchange) -> str | None:
 
 
 class Times(NamedTuple):
-    """Seconds to move what must be moved: with owners everywhere, with one, and without; None where nothing
-    tells times."""
+    """Predicted seconds of data movement with sharded, one, and no owners; None if unknown."""
 
     sharded: float | None
     central: float | None
@@ -118,21 +127,21 @@ class Times(NamedTuple):
 
     @property
     def without_owners(self) -> bool:
-        """Whether an all-reduce clearly saves time."""
+        """Whether an all-reduce is predicted to be clearly faster."""
         sharded, replicated = self.sharded, self.replicated
         return sharded is not None and replicated is not None and replicated < sharded * (1 - SAVES)
 
 
 def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
-    """How long the ways to carry out `op` take."""
+    """Predict the time of each way to carry out `op`."""
     gradient = chooser.schedule.values[op.gradient]
     whole, ways, dtype = gradient.nbytes, chooser.schedule.size(axes), widest(gradient.leaves)
 
     def time(kind: CollectiveKind, nbytes: int) -> float | None:
         adds = "sum" if kind not in ("all_gather", "broadcast") else None
         root = 0 if kind in ("reduce", "broadcast") else None
-        asked = Collective(kind, "", "", axes, dtype, nbytes, op.span, adds, root, hints=hints_of(op))
-        way = chooser.about(asked)
+        query = Collective(kind, "", "", axes, dtype, nbytes, op.span, adds, root, hints=hints_of(op))
+        way = chooser.about(query)
         return way.seconds if way is not None else None
 
     def both(down: float | None, up: float | None) -> float | None:
@@ -146,43 +155,45 @@ def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
 
 
 def chosen(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
-    """What was taken, for `explain`, beside what was not."""
+    """The choice and its alternatives, for `explain`."""
     ways, why_not = chooser.schedule.size(owners.axes), unshardable_reason(chooser.schedule, op)
     times = predicted(chooser, op, owners.axes)
     few = len(owners.ranks)
     if owners.how == "replicated":
-        text, taken = REPLICATED, times.replicated
+        text, seconds = REPLICATED, times.replicated
         why = f"owners cannot keep {why_not}" if why_not else "it takes clearly less time"
     elif few:
-        text, taken = _few(chooser, op, owners), times.central if few == 1 else None
+        text, seconds = _few(chooser, op, owners), times.central if few == 1 else None
         why = "the plan says so"
     else:
-        text, taken = f"{SHARDED}: {ways} owners along {', '.join(owners.axes)}", times.sharded
+        text, seconds = f"{SHARDED}: {ways} owners along {', '.join(owners.axes)}", times.sharded
         why = "the plan says so" if op.algorithm is not None else "every part is updated once"
     if owners.moved:
-        kept = ", ".join(f"`{name_of(ref)}`" for ref in op.results[1:])
-        why += f"; {kept} is kept by the owners, 1/{few or ways} of it on each"
-    others = {SHARDED: times.sharded, CENTRAL: times.central, REPLICATED: times.replicated}
-    mine = REPLICATED if owners.how == "replicated" else (CENTRAL if few == 1 else "" if few else SHARDED)
+        sharded_states = ", ".join(f"`{name_of(ref)}`" for ref in op.results[1:])
+        why += f"; {sharded_states} is kept by the owners, 1/{few or ways} of it on each"
+    predictions = {SHARDED: times.sharded, CENTRAL: times.central, REPLICATED: times.replicated}
+    chosen_way = (
+        REPLICATED if owners.how == "replicated" else (CENTRAL if few == 1 else "" if few else SHARDED)
+    )
     alternatives = tuple(
-        Alternative(name, rounded(seconds) if seconds is not None else None)
-        for name, seconds in others.items()
-        if name != mine
+        Alternative(name, rounded(time) if time is not None else None)
+        for name, time in predictions.items()
+        if name != chosen_way
     )
     text = f"`{name_of(op.results[0])}`: {text}"
-    return Choice("place", text, why, op.span, (), taken and rounded(taken), "", alternatives)
+    return Choice("place", text, why, op.span, (), seconds and rounded(seconds), "", alternatives)
 
 
 def _few(chooser: Chooser, op: Exchange, owners: Owners) -> str:
-    """Who owns how much: parts differ by the padding of leaves alone."""
-    weights, few = chooser.schedule.values[op.results[0]], len(owners.ranks)
-    rows = [(row_size(weights.kind, leaf, few), leaf) for leaf in weights.leaves if leaf.shape]
-    held = [
+    """Describe the owners and their load. Shards differ only by padding."""
+    weights, count = chooser.schedule.values[op.results[0]], len(owners.ranks)
+    rows = [(row_size(weights.kind, leaf, count), leaf) for leaf in weights.leaves if leaf.shape]
+    loads = [
         sum(min(row, max(0, leaf.size - owner * row)) * leaf.dtype.nbytes for row, leaf in rows)
-        for owner in range(few)
+        for owner in range(count)
     ]
-    where = ", ".join(map(str, owners.ranks))
-    most, mean = max(held), sum(held) / few
-    counted = f"rank {where}" if few == 1 else f"ranks {where}"
-    text = f"{few} owner{'s' * (few != 1)} ({counted} along {', '.join(owners.axes)})"
+    rank_list = ", ".join(map(str, owners.ranks))
+    most, mean = max(loads), sum(loads) / count
+    counted = f"rank {rank_list}" if count == 1 else f"ranks {rank_list}"
+    text = f"{count} owner{'s' * (count != 1)} ({counted} along {', '.join(owners.axes)})"
     return f"{text}, the fullest with {sized(most)}, {most / max(mean, 1):.3f} of the mean"

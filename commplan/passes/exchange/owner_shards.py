@@ -1,9 +1,9 @@
-"""Parts that a few ranks own: sums brought to them, and what they make brought to everyone.
+"""Shards owned by a few ranks: reduce gradients to the owners and broadcast their results.
 
-Every leaf is cut into as many equal rows as there are owners, and owner j has the j-th of each, so that all
-owners hold as much, but for padding. Under MPI a row travels in pieces: while one is on its way back,
-updated, the next is on its way to its owner, so that links carry both at once. With n pieces the second
-direction ends 1/n of the time of the first after it; more than `PIECES` would gain little.
+Each leaf is split into as many equal rows as there are owners, and owner j stores row j, so that the load is
+equal up to padding. Under MPI rows are sent in pieces: one piece is updated and sent back while the next is
+reduced, so that links are used in both directions. With n pieces the second direction finishes 1/n of the
+transfer time after the first; more than `PIECES` pieces would gain little.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from commplan.ir.types import DType
 from commplan.passes.rewrite import Editor, in_whole, laid_out, unpack
 from commplan.select.options import NATIVE
 
-PIECES = 8  # of all rows together
-LEAST = 256 * 1024  # bytes of a piece, at least
+PIECES = 8  # most pieces, over all rows
+LEAST = 256 * 1024  # least bytes of a piece
 
 
 def reduce_rows(editor: Editor, like: Collective, owners: tuple[int, ...]) -> Ref:
-    """The sum of `like`'s operand in rows: each on its owner, zeros on all other ranks; scalars on everyone.
+    """Reduce by rows: each owner gets its row and other ranks zeros; scalars are all-reduced.
 
-    s = sum(g)  -->  b = pack(g, rows); r0 = reduce(row 0 of b) to its owner; ..; s = unpack(r0 + r1 + ..)
+        s = sum(g)  -->  b = pack(g, rows); r0 = reduce(row 0 of b) to its owner; ..; s = unpack(r0 + r1 + ..)
 
-    The same for each piece of the rows; the sums of all pieces begin before any is used.
+    Rows are split into pieces, and all reductions are emitted before any result is used.
     """
     operand, result = like.operand, like.result
     value, ways = editor.values[operand], len(owners)
@@ -43,8 +43,8 @@ def reduce_rows(editor: Editor, like: Collective, owners: tuple[int, ...]) -> Re
             name = f"{result}/{dtype}_p{number}" if number else f"{result}/{dtype}"
             summed.append((name, _piece_summed(editor, name, parts, owners, like), parts))
     for name, reduced, parts in summed:
-        mine = _one_of(editor, f"{name}/own", reduced, like.span)
-        placed += [replace(part, value=mine) for part in parts]
+        own_row = _one_of(editor, f"{name}/own", reduced, like.span)
+        placed += [replace(part, value=own_row) for part in parts]
     for dtype, leaves in _by_dtype(value, scalars=True):
         name = f"{result}/{dtype}_scalars"
         buffer = editor.pack(_run(operand, leaves, [1] * len(leaves)), like.span, f"{name}/pack")
@@ -57,7 +57,10 @@ def reduce_rows(editor: Editor, like: Collective, owners: tuple[int, ...]) -> Re
 def _pieces(
     editor: Editor, ref: Ref, leaves: list[int], sizes: list[int], ways: int, dtype: DType
 ) -> list[list[Part]]:
-    """The columns of `leaves` of `ref`, `sizes` of them each, in equal pieces: each a buffer's parts."""
+    """Split the columns of `leaves` into equal pieces; returns the buffer parts of each.
+
+    `sizes` are the columns of each leaf.
+    """
     columns, count = sum(sizes), 1
     if editor.schedule.backend == "mpi":
         count = max(1, min(PIECES // ways, columns * ways * dtype.nbytes // LEAST))
@@ -74,7 +77,7 @@ def _pieces(
 def _piece_summed(
     editor: Editor, name: str, parts: list[Part], owners: tuple[int, ...], like: Collective
 ) -> list[Ref]:
-    """What is reduced to each owner of a piece."""
+    """Emit the reduction of a piece to each owner."""
     ways, columns = len(owners), sum(part.size for part in parts)
     buffer = editor.pack(parts, like.span, f"{name}/rows", ways)
     reduced: list[Ref] = []
@@ -91,20 +94,20 @@ def join_parts(
     editor: Editor,
     operand: Ref,
     result: Ref,
-    kept: Ownership,
+    ownership: Ownership,
     span: Span,
     hints: Hints = NO_HINTS,
     via: Algorithm | None = None,
 ) -> None:
-    """The whole of which ranks hold parts, on everyone; scalars as the first of a few owners has them.
+    """Assemble a whole value from shards on all ranks; scalars are those of the first owner.
 
-    w = gather(parts)  -->  w = all_gather(parts)     where all ranks own
-    w = gather(rows)   -->  b = pack(rows); w0 = broadcast(b) from the first owner; ..; w = unpack(w0, w1, ..)
+    w = gather(parts)  -->  w = all_gather(parts)     if all ranks are owners w = gather(rows)   -->  b =
+    pack(rows); w0 = broadcast(b) from the first owner; ..; w = unpack(w0, w1, ..)
     """
-    value, whole, owners = editor.values[operand], editor.values[result], kept.owners
-    lane = network_lane(editor.schedule.axes, kept.axes)
+    value, whole, owners = editor.values[operand], editor.values[result], ownership.owners
+    lane = network_lane(editor.schedule.axes, ownership.axes)
     like = Collective(
-        "broadcast", result, "", kept.axes, DType.F32, 0, span, algorithm=via or NATIVE,
+        "broadcast", result, "", ownership.axes, DType.F32, 0, span, algorithm=via or NATIVE,
         hints=hints, lane=lane, pinned=via is not None,
     )  # fmt: skip
     if not owners:
@@ -123,19 +126,19 @@ def join_parts(
 
 
 def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, list[int]]]:
-    """The leaves that are cut, or the scalars, by element type."""
+    """The indices of array leaves, or of scalars, grouped by dtype."""
     leaves = value.leaves
-    own = (i for i, leaf in enumerate(leaves) if bool(leaf.shape) != scalars and leaf.size)
-    return grouped(own, lambda index: leaves[index].dtype).items()
+    selected = (i for i, leaf in enumerate(leaves) if bool(leaf.shape) != scalars and leaf.size)
+    return grouped(selected, lambda index: leaves[index].dtype).items()
 
 
 def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
-    """The leaves of `ref` one after another in a buffer; or, where `ref` is the buffer, from there back."""
+    """Lay out the leaves of `ref` consecutively in a buffer, or the reverse if `ref` is the buffer."""
     return laid_out(Part(ref, leaf, 0, size, 0) for leaf, size in zip(leaves, sizes, strict=True))
 
 
 def _one_of(editor: Editor, name: Ref, reduced: list[Ref], span: Span) -> Ref:
-    """Of the rows, of which a rank has at most one and zeros for the others, the one that it has."""
+    """Select this rank's row. Each rank has at most one nonzero row, so the rows are added."""
     if len(reduced) == 1:
         return reduced[0]
     size = editor.leaf(reduced[0]).size

@@ -1,4 +1,4 @@
-"""place: who holds and updates what of a parameter exchange between workers."""
+"""place: chooses which workers store and update the states of a parameter exchange."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Exchange, Ownership, Phase, Schedule
-from commplan.passes.exchange.lower_exchange import StateSharding, colocated, kept_entry
+from commplan.passes.exchange.lower_exchange import StateSharding, colocated, shard_entry
 from commplan.passes.exchange.owner_selection import (
     Owners,
     chosen,
@@ -20,7 +20,7 @@ from commplan.passes.exchange.owner_selection import (
     spread_out,
     unshardable_reason,
 )
-from commplan.passes.pipeline.base import Context, Pass
+from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.rewrite import Editor
 from commplan.select.algorithm_search import Chooser
 
@@ -28,15 +28,16 @@ from commplan.select.algorithm_search import Chooser
 class PlacePass(Pass, frozen=True):
     """Parameter exchanges between workers become scatters, updates by owners, and gathers.
 
-    how: who updates where the plan does not say `via parameter_server`. `auto`: owners, unless an all-reduce
-    is predicted to save a fifth; `sharded` and `replicated` take one of the two whatever they cost.
+    Attributes:
+        how: who updates if the plan does not say `via parameter_server`. `auto` uses owners unless an
+            all-reduce is predicted to save a fifth; `sharded` and `replicated` force one of the two.
     """
 
     name: ClassVar[str] = "place"
     after: ClassVar[tuple[str, ...]] = ("share",)
     how: Literal["auto", "sharded", "replicated"] = "auto"
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
+    def run(self, schedule: Schedule, context: PassContext) -> Schedule:
         exchanges = colocated(schedule, (op for phase in schedule.phases for op in phase.ops))
         if not exchanges:
             return schedule
@@ -47,7 +48,7 @@ class PlacePass(Pass, frozen=True):
             owners[results] = owner._replace(moved=any(name_of(ref) in moved for ref in results[1:]))
         choices = tuple(chosen(chooser, op, owners[op.results]) for op in exchanges)
         wholes = {name_of(value.id): value for value in schedule.entry[len(schedule.inputs) :]}
-        schedule = kept_entry(schedule, moved)
+        schedule = shard_entry(schedule, moved)
         phases = tuple(
             _phase(StateSharding(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
         )
@@ -60,8 +61,8 @@ class PlacePass(Pass, frozen=True):
             note = "all workers take part in every update, so that none can run ahead of another"
             remedy = f"leave `staleness` out, or declare `server hub = 1` and `state {state} : tree on hub`"
             fail("CP0728", message, note, remedy, span=op.span, file=schedule.file)
-        asked = op.algorithm.get("within") if op.algorithm is not None else None
-        within = str(asked) if asked is not None else None
+        within_option = op.algorithm.get("within") if op.algorithm is not None else None
+        within = str(within_option) if within_option is not None else None
         axes, why = inner_first(op.axes, within), unshardable_reason(schedule, op)
         if op.algorithm is not None and why is not None:
             note = (
@@ -71,22 +72,22 @@ class PlacePass(Pass, frozen=True):
             remedy = "leave `via parameter_server` out: then every worker updates everything"
             fail("CP0726", f"owners cannot keep {why}", note, remedy, span=op.span, file=schedule.file)
         if op.algorithm is not None:
-            few = self._few(schedule, op, axes)
-            return Owners("sharded", axes, levels(axes, within, few=bool(few)), ranks=few)
+            owner_ranks = self._few(schedule, op, axes)
+            return Owners("sharded", axes, levels(axes, within, few=bool(owner_ranks)), ranks=owner_ranks)
         if why is not None or self.how == "replicated":
             return Owners("replicated", op.axes)
         saves = predicted(chooser, op, axes).without_owners
         return Owners("replicated", op.axes) if saves and self.how == "auto" else Owners("sharded", axes)
 
     def _few(self, schedule: Schedule, op: Exchange, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """The owners, where the plan wants some of the workers."""
-        asked = op.algorithm.get("owners") if op.algorithm is not None else None
-        if asked is None:
+        """The owners, if the plan requests only some of the workers."""
+        count = op.algorithm.get("owners") if op.algorithm is not None else None
+        if count is None:
             return ()
-        ranks = spread_out(schedule.mesh_sizes, op.axes, axes, int(asked))
+        ranks = spread_out(schedule.mesh_sizes, op.axes, axes, int(count))
         if ranks and (op.hints.wire is not None or op.hints.accumulate is not None):
             message = (
-                f"gradients on their way to {asked} of the workers cannot travel narrower than they add up"
+                f"gradients on their way to {count} of the workers cannot travel narrower than they add up"
             )
             note = "they are added on the way, so that sums would travel in the wire type too"
             remedy = "leave `wire` and `accumulate` out, or `owners`: then every worker owns a part"
@@ -95,14 +96,14 @@ class PlacePass(Pass, frozen=True):
 
 
 def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
-    """The states that owners keep, and who they are: those of optimisers, where exchanges cut them alike."""
+    """The optimizer states that owners can store, with their owners, if all exchanges shard them alike."""
     weights = {name_of(results[0]) for results in owners}
     ways: dict[str, set[Ownership | None]] = {}
     for results, owner in owners.items():
         for ref in results[1:]:
-            ways.setdefault(name_of(ref), set()).add(owner.kept if owner.how == "sharded" else None)
-    kept = {name: next(iter(ownerships)) for name, ownerships in ways.items() if len(ownerships) == 1}
-    return {name: owner for name, owner in kept.items() if owner is not None and name not in weights}
+            ways.setdefault(name_of(ref), set()).add(owner.ownership if owner.how == "sharded" else None)
+    unique = {name: next(iter(ownerships)) for name, ownerships in ways.items() if len(ownerships) == 1}
+    return {name: owner for name, owner in unique.items() if owner is not None and name not in weights}
 
 
 def _phase(relocation: StateSharding, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:

@@ -1,1 +1,1 @@
-"""fuse_update: an update on shards runs bucket by bucket; `bucketed_update_match` finds what can."""
+"""fuse_update: runs updates of shards bucket by bucket; `bucketed_update_match` finds the candidates."""

@@ -1,4 +1,4 @@
-"""What can be updated bucket by bucket: a map on shards whose gradient arrives in several buckets."""
+"""Match updates that can run bucket by bucket: maps on shards whose gradient arrives in several buckets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from commplan.passes.rewrite import Editor
 
 
 class Stream(NamedTuple):
-    """How the gradient of a map arrives.
+    """The buckets that contain the gradient of a map.
 
-    operand: the gradient. chain: the unpack of its buckets and the scalings after it. buckets: the buffers
-    in the order in which they are reduced, each with its parts of leaves. owner: for every tree that the map
-    takes or makes, the leaf of the gradient that each of its leaves goes with; None for a scalar of its own.
+    Attributes:
+        operand: the gradient.
+        chain: the unpack of its buckets and the scalings after it.
+        buckets: the buffers in order of reduction, each with its parts of leaves.
+        owner: for every operand or result tree of the map, the gradient leaf that corresponds to each of its
+            leaves, or None for an independent scalar.
     """
 
     operand: Ref
@@ -33,9 +36,13 @@ class Stream(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """How a result of a map is gathered: the packs and the all-gathers, or one broadcast from each owner, the
-    first of these moves, and the unpack that ends them. owners: a broadcast from each, the first of its rows
-    first; none where all ranks own."""
+    """The ops that gather a result of a map.
+
+    Attributes:
+        ops: packs, collectives and unpack.
+        like: the first collective.
+        end: the unpack.
+    """
 
     ops: tuple[Op, ...]
     like: Collective
@@ -43,13 +50,18 @@ class Gathered(NamedTuple):
 
     @property
     def owners(self) -> tuple[Collective, ...]:
+        """The broadcasts, one for each owner in row order; empty if all ranks are owners."""
         moves = (op for op in self.ops if isinstance(op, Collective) and op.kind == "broadcast")
         return tuple({op.root: op for op in moves}.values())
 
 
 def stream(editor: Editor, uses: DefUse[Op], op: Map) -> Stream | str | None:
-    """How the gradient of `op` arrives; None where it is not cut, or comes in one bucket. In words, why a map
-    that waits for several buckets is not cut into pieces."""
+    """Match the gradient of `op`.
+
+    Returns:
+        The stream; None if the gradient is not split or arrives in one bucket; or the reason, as text, why a
+        map that waits for several buckets cannot be split.
+    """
     fn = editor.schedule.fn(op.fn)
     if not fn.elementwise or op.random or op.per_record or op.lane != "device":
         return None
@@ -66,7 +78,7 @@ def stream(editor: Editor, uses: DefUse[Op], op: Map) -> Stream | str | None:
 
 
 def _chain(uses: DefUse[Op], ref: Ref) -> tuple[Unpack | Scale, ...]:
-    """The unpack and the scalings that make `ref`, in order; none where something else does."""
+    """The unpack and scalings that define `ref`, in order; empty if another op does."""
     chain: list[Unpack | Scale] = []
     op = uses.maker(ref)
     while isinstance(op, Scale):
@@ -76,8 +88,10 @@ def _chain(uses: DefUse[Op], ref: Ref) -> tuple[Unpack | Scale, ...]:
 
 
 def _buckets(uses: DefUse[Op], chain: Sequence[Unpack | Scale]) -> list[tuple[Ref, tuple[Part, ...], bool]]:
-    """The reduced buffers that the unpack of `chain` reads, in the order in which they are made, each with
-    its parts, and whether it was scattered; none where one is no reduction, or a leaf comes in two runs."""
+    """The reduced buffers read by `chain`, in order, with their parts and whether they are scattered.
+
+    Empty if a buffer is not reduced or if a leaf has two runs in one buffer.
+    """
     (end,) = (op for op in chain if isinstance(op, Unpack))
     parts_of = grouped(end.parts, lambda part: part.value)
     if not all(isinstance(uses.maker(ref), Collective | LocalSum) for ref in parts_of):
@@ -92,29 +106,35 @@ def _buckets(uses: DefUse[Op], chain: Sequence[Unpack | Scale]) -> list[tuple[Re
 
 
 def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | None, ...]] | str:
-    """For each tree of `op` the leaves of the gradient that its leaves go with."""
+    """The gradient leaf that corresponds to each leaf of each tree of `op`, or a reason why one is
+    missing."""
     like = editor.values[gradient]
     owners: dict[Ref, tuple[int | None, ...]] = {}
     for ref in (*op.operands, *op.results):
         value = editor.values[ref]
         if value.kind == "array" and not value.leaves[0].shape:
-            continue  # a scalar beside the trees: every piece takes it as it is
+            continue  # every piece uses a scalar operand unchanged
         if value.placement.split != like.placement.split or value.kind != like.kind:
             return f"`{name_of(ref)}` is {value.placement}, and the gradient {like.placement}"
-        leaves = value.uncut  # rows of a few owners: cut alike, and no more is known
-        own = weights_of(leaves, like.uncut)
-        strange = next(
-            (leaf for leaf, weight in zip(leaves, own, strict=True) if weight is None and leaf.shape), None
+        leaves = value.uncut  # the rows of a few owners are split alike
+        gradient_leaves = weights_of(leaves, like.uncut)
+        unmatched = next(
+            (
+                leaf
+                for leaf, weight in zip(leaves, gradient_leaves, strict=True)
+                if weight is None and leaf.shape
+            ),
+            None,
         )
-        if strange is not None:
-            shape = f"{strange.dtype}{list(strange.shape)}"
-            return f"leaf `{strange.path}` of `{name_of(ref)}`, {shape}, goes with no gradient's"
-        owners[ref] = own
+        if unmatched is not None:
+            shape = f"{unmatched.dtype}{list(unmatched.shape)}"
+            return f"leaf `{unmatched.path}` of `{name_of(ref)}`, {shape}, goes with no gradient's"
+        owners[ref] = gradient_leaves
     return owners
 
 
 def gathered(uses: DefUse[Op], ref: Ref) -> Gathered | None:
-    """How `ref` is gathered into one value; None where it is not, or into several."""
+    """Match the ops that gather `ref` into one value; None if there are none, or several gathered values."""
     readers = uses.readers(ref)
     packs = tuple(op for op in readers if isinstance(op, Pack) and {part.value for part in op.parts} == {ref})
     after = [op for pack in packs for op in uses.readers(pack.result)]

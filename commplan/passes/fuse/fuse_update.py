@@ -1,4 +1,4 @@
-"""fuse_update: an update on shards runs bucket by bucket, as soon as the bucket's sum is there."""
+"""fuse_update: runs an update on shards bucket by bucket, as soon as each bucket is reduced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import DType
 from commplan.passes.fuse.bucketed_update_match import Gathered, Stream, gathered, stream
-from commplan.passes.pipeline.base import Context, Pass
+from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.rewrite import Editor, in_whole, laid_out, unpack
 
 
@@ -25,7 +25,7 @@ class FuseUpdatePass(Pass, frozen=True):
     name: ClassVar[str] = "fuse_update"
     after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket")
 
-    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+    def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
         return [_phase(schedule, phase, choices) for phase in schedule.phases]
 
 
@@ -33,9 +33,8 @@ def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
     editor, ops = Editor(schedule, phase), list(phase.ops)
     uses, fused = DefUse(ops), False
     for op in phase.ops:
-        # Where the plan itself says `map`, and not `exchange`, a step under JAX stays the one that its text
-        # describes: XLA packs and overlaps as it sees fit, and more operations are a tax. Under MPI pieces
-        # are what lets sums be on their way while others are used.
+        # Under JAX only exchanges are split: XLA packs and overlaps the ops of a `map`, and additional ops
+        # cost time. Under MPI, pieces are necessary to overlap sums with updates.
         if not isinstance(op, Map) or (op.hints.overlap is None and schedule.backend == "jax"):
             continue
         match = stream(editor, uses, op)
@@ -49,36 +48,37 @@ def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
 
 
 def _fused(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list[Op]:
-    """y = map f(w, unpack(r0, r1)); z = unpack(all_gather(pack(y)))
+    """Split a map by the buckets of its gradient.
 
-    -->  y0 = map f(part of w, unpack(r0)); z0 = all_gather(pack(y0));
-         y1 = map f(part of w, unpack(r1)); z1 = all_gather(pack(y1)); z = unpack(z0, z1)
+        y = map f(w, unpack(r0, r1)); z = unpack(all_gather(pack(y)))
+        -->  y0 = map f(part of w, unpack(r0)); z0 = all_gather(pack(y0));
+             y1 = map f(part of w, unpack(r1)); z1 = all_gather(pack(y1)); z = unpack(z0, z1)
 
-    A tree of a piece has all leaves, empty where they are in other buckets; a scalar that is no weight's is
-    in all of them, and the same.
+    The tree of a piece has all leaves; those of other buckets are empty. Independent scalars are replicated
+    in all pieces.
     """
     pieces = _Pieces(editor, op, match)
-    own = {ref: joined for ref in op.results if (joined := gathered(uses, ref)) is not None}
+    gathers = {ref: gather_match for ref in op.results if (gather_match := gathered(uses, ref)) is not None}
     pieces.updates()
-    gone = {id(op), *(id(each) for joined in own.values() for each in joined.ops)}
-    for ref, joined in own.items():
-        pieces.gather(ref, joined)
-    rest = [each for each in uses.ops if id(each) not in gone]
-    read = editor.bound.union(*map(operands_of, rest))
+    removed = {id(op), *(id(other) for gather_match in gathers.values() for other in gather_match.ops)}
+    for ref, gather_match in gathers.items():
+        pieces.gather(ref, gather_match)
+    remaining = [other for other in uses.ops if id(other) not in removed]
+    read = editor.bound.union(*map(operands_of, remaining))
     for ref in op.results:
         if ref in read:
             pieces.join(ref)
-    place = sum(id(each) not in gone for each in uses.ops[: uses.indices[op.results[0]]])
-    return _alive(editor, [*rest[:place], *editor.take(), *rest[place:]], match)
+    place = sum(id(other) not in removed for other in uses.ops[: uses.indices[op.results[0]]])
+    return _alive(editor, [*remaining[:place], *editor.take(), *remaining[place:]], match)
 
 
 def _alive(editor: Editor, ops: list[Op], match: Stream) -> list[Op]:
-    """`ops` without what the whole gradient was put together with, where nothing reads it any more."""
+    """Remove the ops that assembled the whole gradient, if they have no reader left."""
     bound = editor.bound
     for op in reversed(match.chain):
         (result,) = results_of(op)
         if result not in bound and not DefUse(ops).readers(result):
-            ops = [each for each in ops if each is not op]
+            ops = [other for other in ops if other is not op]
     return ops
 
 
@@ -99,10 +99,11 @@ class _Pieces:
     def __init__(self, editor: Editor, op: Map, stream: Stream) -> None:
         self.editor, self.op, self.stream = editor, op, stream
         self.like = editor.values[stream.operand]
-        self.made: list[dict[Ref, Ref]] = []  # of each piece, its part of every result
+        self.piece_results: list[dict[Ref, Ref]] = []  # for each piece, its part of every result
 
     def updates(self) -> None:
-        """The gradient of each bucket scaled, what goes with it taken from the other trees, and the map."""
+        """Emit the map of each bucket, with its scaled gradient and the corresponding parts of other
+        trees."""
         for number, (buffer, parts) in enumerate(self.stream.buckets):
             sizes = {part.leaf: part.size for part in parts}
             operands: list[Ref] = []
@@ -110,45 +111,47 @@ class _Pieces:
                 if ref == self.stream.operand:
                     operands.append(self._gradient(buffer, parts, number))
                 elif ref in self.stream.owner:
-                    operands.append(self._taken(ref, parts, number))
+                    operands.append(self._operand_part(ref, parts, number))
                 else:
                     operands.append(ref)
             results = {ref: self._value(ref, sizes, f"{ref}/u{number}") for ref in self.op.results}
-            self.made.append(results)
+            self.piece_results.append(results)
             pieces = tuple(results.values())
             self.editor.ops.append(replace(self.op, results=pieces, operands=tuple(operands), after=()))
 
-    def gather(self, ref: Ref, joined: Gathered) -> None:
-        """The parts of result `ref` gathered, each as soon as it is made, and put together."""
+    def gather(self, ref: Ref, match: Gathered) -> None:
+        """Emit the gather of each piece of result `ref`, and assemble the whole."""
         whole: list[Part] = []
-        rows, joint = self.editor.values[ref], self.editor.values[joined.end.result]
+        rows, joint = self.editor.values[ref], self.editor.values[match.end.result]
         for number, (_, parts) in enumerate(self.stream.buckets):
-            for dtype, own in self._by_dtype(ref, parts, number):
-                name = f"{joined.end.result}/u{number}_{dtype}"
-                cut = [(leaf, part) for leaf, part in own if rows.leaves[leaf].shape]
-                kept = [(leaf, part) for leaf, part in own if not rows.leaves[leaf].shape]
-                if cut:
-                    buffer = self._pack(self.made[number][ref], cut, f"{name}/pack")
-                    if not joined.owners:
-                        whole += _placed(self.editor.move(joined.like, buffer, name), cut)
-                    for row, broadcast in enumerate(joined.owners):
+            for dtype, leaf_runs in self._by_dtype(ref, parts, number):
+                name = f"{match.end.result}/u{number}_{dtype}"
+                arrays = [(leaf, part) for leaf, part in leaf_runs if rows.leaves[leaf].shape]
+                scalars = [(leaf, part) for leaf, part in leaf_runs if not rows.leaves[leaf].shape]
+                if arrays:
+                    buffer = self._pack(self.piece_results[number][ref], arrays, f"{name}/pack")
+                    if not match.owners:
+                        whole += _placed(self.editor.move(match.like, buffer, name), arrays)
+                    for row, broadcast in enumerate(match.owners):
                         moved = self.editor.move(broadcast, buffer, f"{name}_{row}")
-                        whole += in_whole(_placed(moved, cut), row, rows, joint)
-                if kept:
-                    buffer = self._pack(self.made[number][ref], kept, f"{name}/kept", joined.end.ways)
-                    if joined.owners:
-                        buffer = self.editor.move(joined.owners[0], buffer, f"{name}/scalars")
-                    whole += _placed(buffer, kept)
-        self.editor.ops.append(unpack(joined.end.result, whole, joined.end.span, joined.end.ways))
+                        whole += in_whole(_placed(moved, arrays), row, rows, joint)
+                if scalars:
+                    buffer = self._pack(
+                        self.piece_results[number][ref], scalars, f"{name}/kept", match.end.ways
+                    )
+                    if match.owners:
+                        buffer = self.editor.move(match.owners[0], buffer, f"{name}/scalars")
+                    whole += _placed(buffer, scalars)
+        self.editor.ops.append(unpack(match.end.result, whole, match.end.span, match.end.ways))
 
     def join(self, ref: Ref) -> None:
-        """The parts of result `ref` put together again, as one shard."""
+        """Assemble the shard of result `ref` from its pieces."""
         whole: list[Part] = []
         for number, (_, parts) in enumerate(self.stream.buckets):
-            for dtype, own in self._by_dtype(ref, parts, number):
+            for dtype, leaf_runs in self._by_dtype(ref, parts, number):
                 name = f"{ref}/joined{number}_{dtype}"
-                buffer = self._pack(self.made[number][ref], own, name)
-                whole += _placed(buffer, own)
+                buffer = self._pack(self.piece_results[number][ref], leaf_runs, name)
+                whole += _placed(buffer, leaf_runs)
         self.editor.ops.append(unpack(ref, whole, self.op.span))
 
     def _gradient(self, buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
@@ -157,23 +160,25 @@ class _Pieces:
             buffer = self.editor.emit(scaled, f"{scale.result}/u{number}")
         sizes = {part.leaf: part.size for part in parts}
         name = self._value(self.stream.operand, sizes, f"{self.stream.operand}/piece{number}")
-        taken = tuple(replace(part, value=buffer, start=0) for part in parts)
-        return self.editor.emit(Unpack(name, taken, self.op.span))
+        piece_parts = tuple(replace(part, value=buffer, start=0) for part in parts)
+        return self.editor.emit(Unpack(name, piece_parts, self.op.span))
 
-    def _taken(self, ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
-        """What of `ref` goes with the bucket."""
+    def _operand_part(self, ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
+        """The part of `ref` that corresponds to the bucket."""
         name = self._value(ref, {part.leaf: part.size for part in parts}, f"{ref}/piece{number}")
         placed: list[Part] = []
-        for dtype, own in self._by_dtype(ref, parts, None):
-            buffer = self._pack(ref, own, f"{name}/{dtype}", start=True)
-            placed += [replace(part, start=0) for part in _placed(buffer, own)]
+        for dtype, leaf_runs in self._by_dtype(ref, parts, None):
+            buffer = self._pack(ref, leaf_runs, f"{name}/{dtype}", start=True)
+            placed += [replace(part, start=0) for part in _placed(buffer, leaf_runs)]
         return self.editor.emit(Unpack(name, tuple(placed), self.op.span))
 
     def _by_dtype(
         self, ref: Ref, parts: tuple[Part, ...], number: int | None
     ) -> list[tuple[DType, list[tuple[int, Part]]]]:
-        """The leaves of `ref` that go with `parts`, each with its run, by element type; of a result its own
-        scalars go with the first piece."""
+        """The leaves of `ref` that correspond to `parts`, each with its run, by dtype.
+
+        Independent scalars of a result belong to the first piece.
+        """
         runs = {part.leaf: part for part in parts}
         groups: dict[DType, list[tuple[int, Part]]] = {}
         for leaf, owner in enumerate(self.stream.owner[ref]):
@@ -186,14 +191,14 @@ class _Pieces:
         return list(groups.items())
 
     def _pack(
-        self, ref: Ref, own: list[tuple[int, Part]], name: Ref, ways: int = 1, *, start: bool = False
+        self, ref: Ref, leaf_runs: list[tuple[int, Part]], name: Ref, ways: int = 1, *, start: bool = False
     ) -> Ref:
-        """The runs `own` of leaves of `ref` one after another; of the whole tree (`start`) or of a piece."""
-        runs = (Part(ref, leaf, run.start if start else 0, run.size, 0) for leaf, run in own)
+        """Pack the runs `leaf_runs` of `ref`, a whole tree (`start`) or a piece."""
+        runs = (Part(ref, leaf, run.start if start else 0, run.size, 0) for leaf, run in leaf_runs)
         return self.editor.pack(laid_out(runs), self.op.span, name, ways)
 
     def _value(self, ref: Ref, sizes: dict[int, int], name: Ref) -> Ref:
-        """A tree like `ref` of which leaves have only the elements that are in one bucket."""
+        """Declare a tree like `ref` with only the elements of one bucket."""
         value = self.editor.values[ref]
         owner = self.stream.owner[ref]
         leaves = tuple(_piece(leaf, weight, sizes) for leaf, weight in zip(value.leaves, owner, strict=True))
@@ -207,6 +212,6 @@ def _piece(leaf: Leaf, owner: int | None, sizes: dict[int, int]) -> Leaf:
     return Leaf(leaf.path, (sizes.get(owner, 0),), leaf.dtype)
 
 
-def _placed(buffer: Ref, own: list[tuple[int, Part]]) -> list[Part]:
-    """The runs as they lie in `buffer`, one after another."""
-    return laid_out(Part(buffer, leaf, run.start, run.size, 0) for leaf, run in own)
+def _placed(buffer: Ref, leaf_runs: list[tuple[int, Part]]) -> list[Part]:
+    """The runs as they are laid out in `buffer`."""
+    return laid_out(Part(buffer, leaf, run.start, run.size, 0) for leaf, run in leaf_runs)

@@ -1,5 +1,5 @@
-"""What every pass is (`base`), which there are (`registry`), and how pipelines of them run (`manager`).
+"""The interface of passes (`base`), the list of passes (`registry`), and pipelines (`manager`).
 
-`python -m commplan.passes.pipeline.reproducer FILE` runs a pass that failed once more. A new pass is entered
-in `registry`.
+`python -m commplan.passes.pipeline.reproducer FILE` repeats a failed pass. New passes are added to
+`registry`.
 """

@@ -1,4 +1,4 @@
-"""What a pass is: a frozen struct whose fields are its options, and its text form."""
+"""Passes: frozen structs whose fields are their options, with a text form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
 class StageKey(NamedTuple):
-    """The collectives of a stage: of one phase and plan line, of one kind, over the same axes."""
+    """Identifies the collectives of a stage: phase, plan line, kind and axes."""
 
     phase: str
     span: Span
@@ -35,10 +35,12 @@ class StageKey(NamedTuple):
 
 
 class StageChoice(msgspec.Struct, frozen=True):
-    """The choice for the collectives of a stage. None leaves it to the pass.
+    """A choice for the collectives of a stage. Unset options are left to the pass.
 
-    bucket: bytes of a bucket at most. algorithm: of all of them, levels left open or named. chunk: bytes of a
-    message.
+    Attributes:
+        bucket: largest number of bytes of a bucket.
+        algorithm: their algorithm, whose levels may be open.
+        chunk: bytes of a message.
     """
 
     bucket: int | None = None
@@ -52,18 +54,22 @@ OPEN = StageChoice()
 
 
 def key_of(phase: Phase, op: Collective) -> StageKey:
-    """The key of the stage that `op`, of `phase`, carries out."""
+    """The key of the stage of `op`, in `phase`."""
     return StageKey(phase.name, op.span, op.kind, op.axes)
 
 
-class Context(msgspec.Struct, frozen=True):
-    """What passes may look at beside the schedule.
+class PassContext(msgspec.Struct, frozen=True):
+    """The information available to passes in addition to the schedule.
 
-    order: name -> leaf paths in the order in which the backward pass makes them. topology: the machine.
-    calibration: what was measured on it. places: the place of each rank, where ranks are known to lie
-    otherwise than the axes say. costs: predicts times; None without a topology. step: the computation beside
-    which phases run; None if it is not known. choices: what was chosen for stages before the passes run.
-    explains: whether passes say why they choose.
+    Attributes:
+        order: for each value name, leaf paths in the order of the backward pass.
+        topology: the machine.
+        calibration: measurements of the machine.
+        places: the location of each rank, if it differs from the order of axes.
+        costs: predicts times; None without a topology.
+        step: the computation that phases overlap with, if known.
+        choices: choices for stages made by the search, before passes run.
+        explains: whether passes record the reasons of their choices.
     """
 
     order: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict[str, Sequence[str]])
@@ -76,27 +82,27 @@ class Context(msgspec.Struct, frozen=True):
     explains: bool = True
 
     def chosen(self, phase: Phase, op: Collective) -> StageChoice:
-        """What was chosen for the stage that `op`, of `phase`, carries out."""
+        """The search's choice for the stage of `op`, in `phase`."""
         return (self.choices or NO_CHOICES).get(key_of(phase, op), OPEN)
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One rewrite of a schedule. Subclasses add options as fields with defaults.
+    """A rewrite of a schedule. Subclasses declare options as fields with defaults.
 
-    The docstring's first line is its summary; `after` names the passes that must not come later.
+    The first line of a subclass's docstring is its summary; `after` names the passes that must not run later.
     """
 
     name: ClassVar[str] = ""
     after: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, schedule: Schedule, context: Context) -> Schedule:
-        """`schedule` rewritten; choices recorded in it."""
+    def run(self, schedule: Schedule, context: PassContext) -> Schedule:
+        """Return the rewritten schedule, with choices recorded."""
         choices = list(schedule.choices)
         phases = tuple(self.phases(schedule, context, choices))
         return replace(schedule, phases=phases, choices=tuple(choices))
 
-    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
-        """The phases of `schedule` rewritten; what is decided is appended to `choices`."""
+    def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
+        """Return the rewritten phases of `schedule`, and append decisions to `choices`."""
         raise NotImplementedError
 
     @classmethod
@@ -112,19 +118,20 @@ class Pass(msgspec.Struct, frozen=True):
         return f"{self.name}{{{', '.join(changed)}}}" if changed else self.name
 
 
-def parse_pass(text: str, known: Mapping[str, type[Pass]]) -> Pass:
-    """The pass that `text` names, such as `bucket{max=25MiB}`.
+def parse_pass(text: str, passes: Mapping[str, type[Pass]]) -> Pass:
+    """Parse a pass such as `bucket{max=25MiB}`.
 
-    Raises CP0715 for an unknown pass, CP0716 for an unknown option or a wrong value, CP0717 for
-    text of another form.
+    Raises:
+        CommplanError: CP0715 for an unknown pass, CP0716 for an unknown option or an invalid value, CP0717
+            for invalid syntax.
     """
     match = re.fullmatch(r"\s*([a-z_]+)\s*(?:\{([^{}]*)\})?\s*", text)
     if match is None:
         fail("CP0717", f"`{text}` is no pass", "a pass is written `name` or `name{option=value, ..}`")
     name, options = match[1], match[2]
-    if name not in known:
-        fail("CP0715", f"there is no pass `{name}`", _nearest(name, known))
-    fields = {field.name: field for field in _fields(known[name])}
+    if name not in passes:
+        fail("CP0715", f"there is no pass `{name}`", _nearest(name, passes))
+    fields = {field.name: field for field in _fields(passes[name])}
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in (options or "").split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -135,15 +142,15 @@ def parse_pass(text: str, known: Mapping[str, type[Pass]]) -> Pass:
         if key in values:
             fail("CP0716", f"option `{key}` of pass `{name}` is given twice")
         values[key] = _parse(value, fields[key].type, f"option `{key}` of pass `{name}`")
-    return known[name](**values)
+    return passes[name](**values)
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    return did_you_mean(name, known, "known:")
+def _nearest(name: str, candidates: Mapping[str, Any]) -> str:
+    return did_you_mean(name, candidates, "known:")
 
 
 def written(value: Any) -> str:
-    """The value of an option as a pipeline writes it."""
+    """Format the value of an option as in a pipeline's text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

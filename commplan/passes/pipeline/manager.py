@@ -1,8 +1,6 @@
-"""The pass manager: pipelines as text, the verifier after every pass, records of what happened, files to see
-a failing pass fail again.
+"""The pass manager: parses and runs pipelines, verifies after every pass, and writes reproducers of failures.
 
-A pipeline is written `share,bucket{max=25MiB},overlap`. Observers see every pass go by: see `Record`
-and `dump_to`.
+A pipeline is written `share,bucket{max=25MiB},overlap`. Observers receive a record after every pass.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import encode
 from commplan.ir.serialization.text import print_schedule
-from commplan.passes.pipeline.base import Context, Pass, StageChoice, StageKey, parse_pass
+from commplan.passes.pipeline.base import Pass, PassContext, StageChoice, StageKey, parse_pass
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
 from commplan.passes.search.search import choose
 from commplan.passes.wire import WirePass
@@ -36,12 +34,12 @@ from commplan.topology import Topology
 from commplan.verify.equivalence import Reference
 from commplan.verify.structural import verify
 
-# Passes whose choices are searched together, before the first of them runs.
+# Passes whose choices are searched jointly, before the first of them runs.
 SEARCHED = ("bucket", "fuse_update", "decompose", "wire", "select")
 
 
-class Record(msgspec.Struct, frozen=True):
-    """One pass that has run: its text, the schedule before (None for `lower`) and after, seconds."""
+class PassRecord(msgspec.Struct, frozen=True):
+    """A completed pass: name, text, seconds, and the schedule before (None for `lower`) and after it."""
 
     name: str
     text: str
@@ -50,13 +48,13 @@ class Record(msgspec.Struct, frozen=True):
     after: Schedule
 
 
-Observer = Callable[[Record], None]
+Observer = Callable[[PassRecord], None]
 
 
 class Reproducer(msgspec.Struct, frozen=True, tag="commplan-reproducer", tag_field="format"):
-    """What a file holds that shows a failing pass fail again: see `write_reproducer`."""
+    """The contents of a reproducer file, see `write_reproducer`."""
 
-    run: str  # the command
+    run: str  # command line
     error: str
     pipeline: str
     order: Mapping[str, tuple[str, ...]]
@@ -69,7 +67,7 @@ class Reproducer(msgspec.Struct, frozen=True, tag="commplan-reproducer", tag_fie
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """Passes in the order in which they run."""
+    """Passes in execution order."""
 
     passes: tuple[Pass, ...] = ()
 
@@ -77,28 +75,31 @@ class Pipeline(msgspec.Struct, frozen=True):
         return ",".join(map(str, self.passes))
 
     @classmethod
-    def parse(cls, text: str | None, known: Mapping[str, type[Pass]] = PASSES) -> Pipeline:
-        """The pipeline that `text` writes; None is the default, an empty text runs no pass.
+    def parse(cls, text: str | None, known_passes: Mapping[str, type[Pass]] = PASSES) -> Pipeline:
+        """Parse a pipeline. The default is used for None; an empty text contains no pass.
 
-        `lower` in front, as `Schedule.pipeline` has it, may stand: it has run before any pass.
-        Raises CP0715, CP0716, CP0717 (also where a pass comes after one that it must precede).
+        A leading `lower`, as in `Schedule.pipeline`, is ignored.
+
+        Raises:
+            CommplanError: CP0715, CP0716 or CP0717, also if a pass is listed after one that must not precede
+                it.
         """
         parts = re.split(r",(?![^{}]*\})", DEFAULT if text is None else text)
         if parts[0].strip() == "lower":
             parts = parts[1:]
-        passes = [parse_pass(part, known) for part in parts] if "".join(parts).strip() else []
-        seen: list[str] = []
+        passes = [parse_pass(part, known_passes) for part in parts] if "".join(parts).strip() else []
+        earlier: list[str] = []
         for pass_ in passes:
-            late = next((name for name in seen if pass_.name in known[name].after), None)
+            late = next((name for name in earlier if pass_.name in known_passes[name].after), None)
             if late is not None:
                 message = f"pass `{pass_.name}` cannot run after `{late}`"
                 fail("CP0717", message, f"put `{pass_.name}` before it")
-            seen.append(pass_.name)
+            earlier.append(pass_.name)
         return cls(tuple(passes))
 
     @property
     def completed(self) -> Pipeline:
-        """These passes, and `wire` in its place: it writes out sums that no backend carries out as asked."""
+        """These passes with `wire` inserted if missing, since backends cannot execute the ops it lowers."""
         if any(isinstance(pass_, WirePass) for pass_ in self.passes):
             return self
         later = [index for index, pass_ in enumerate(self.passes) if WirePass.name in pass_.after]
@@ -108,17 +109,25 @@ class Pipeline(msgspec.Struct, frozen=True):
     def run(
         self,
         schedule: Schedule,
-        context: Context | None = None,
+        context: PassContext | None = None,
         observer: Observer | None = None,
         reproducers: Path | None = None,
         reference: Reference | None = None,
     ) -> Schedule:
-        """`schedule` after all passes, each result verified and compared with its plan (`reference`).
+        """Run all passes, verifying each result and comparing it with the plan.
 
-        Raises CP0718 where a pass breaks an invariant and CP0719 where one fails: both write the
-        schedule before it and the rest of the pipeline to a file (see `write_reproducer`).
+        Args:
+            schedule: the schedule to rewrite.
+            context: information for the passes.
+            observer: receives a record after every pass.
+            reproducers: folder for reproducer files.
+            reference: the meaning of the plan, computed if None.
+
+        Raises:
+            CommplanError: CP0718 if a pass breaks an invariant, CP0719 if one fails. Both write the schedule
+                before the pass and the remaining pipeline to a file (see `write_reproducer`).
         """
-        context = context or Context()
+        context = context or PassContext()
         sound: Schedule | None = None
         if reference is None and schedule.origin is not None:
             reference = Reference(schedule.origin, schedule.axes)
@@ -127,8 +136,8 @@ class Pipeline(msgspec.Struct, frozen=True):
                 chosen, remarks = choose(schedule, self.passes[index:], context)
                 context = replace(context, choices=chosen)
                 schedule = replace(schedule, choices=(*schedule.choices, *remarks))
-            rest = str(Pipeline(self.passes[index:]))
-            keep = partial(write_reproducer, schedule, rest, context, directory=reproducers)
+            remaining = str(Pipeline(self.passes[index:]))
+            save = partial(write_reproducer, schedule, remaining, context, directory=reproducers)
             start = time.perf_counter()
             try:
                 after = pass_.run(schedule, context)
@@ -138,7 +147,7 @@ class Pipeline(msgspec.Struct, frozen=True):
                 reason = f"{type(error).__name__}: {error}"
                 message = f"pass `{pass_}` failed: {reason}"
                 raise CommplanError(
-                    Diagnostic("CP0719", message, None, _mistake(keep(reason)), file=schedule.file)
+                    Diagnostic("CP0719", message, None, _mistake(save(reason)), file=schedule.file)
                 ) from error
             seconds = time.perf_counter() - start
             text = f"{schedule.pipeline},{pass_}" if schedule.pipeline else str(pass_)
@@ -146,10 +155,10 @@ class Pipeline(msgspec.Struct, frozen=True):
             names = {part.partition("{")[0] for part in text.split(",")}
             problems = verify(after, sound, reference, written_out=WirePass.name in names)
             if problems:
-                raise _broken(pass_, schedule, after, problems, keep(problems[0].message))
+                raise _broken(pass_, schedule, after, problems, save(problems[0].message))
             sound = after
             if observer is not None:
-                observer(Record(pass_.name, str(pass_), seconds, schedule, after))
+                observer(PassRecord(pass_.name, str(pass_), seconds, schedule, after))
             schedule = after
         return schedule
 
@@ -169,23 +178,23 @@ def _broken(
 
 def _mistake(reproducer: Path) -> tuple[Note, Note]:
     run = f"python -m commplan.passes.pipeline.reproducer {reproducer}"
-    how = f"the schedule before it is in {reproducer}; run: {run}"
-    return Note("this is a mistake of the pass, not of the plan"), Note(how)
+    instructions = f"the schedule before it is in {reproducer}; run: {run}"
+    return Note("this is a mistake of the pass, not of the plan"), Note(instructions)
 
 
 def _shown(schedule: Schedule, most: int = 400) -> str:
-    """The text form, cut where nobody would read on."""
+    """The text form of a schedule, truncated to `most` lines."""
     lines = print_schedule(schedule).splitlines()
     cut = [f"... and {len(lines) - most} lines more"] if len(lines) > most else []
     return "\n".join([*lines[:most], *cut])
 
 
 def dump_to(directory: Path) -> Observer:
-    """An observer that writes the schedule after every pass to `directory`: `00-lower.txt`, ..."""
+    """Return an observer that writes the schedule after every pass to `directory`: `00-lower.txt`, ..."""
     directory.mkdir(parents=True, exist_ok=True)
     numbers = itertools.count()
 
-    def dump(record: Record) -> None:
+    def dump(record: PassRecord) -> None:
         path = directory / f"{next(numbers):02}-{record.name}.txt"
         io.write(path, print_schedule(record.after).encode())
 
@@ -193,9 +202,9 @@ def dump_to(directory: Path) -> Observer:
 
 
 def both(*observers: Observer | None) -> Observer:
-    """One observer that calls each of `observers` in turn."""
+    """Combine observers."""
 
-    def call(record: Record) -> None:
+    def call(record: PassRecord) -> None:
         for observer in filter(None, observers):
             observer(record)
 
@@ -203,13 +212,15 @@ def both(*observers: Observer | None) -> Observer:
 
 
 def write_reproducer(
-    schedule: Schedule, pipeline: str, context: Context, error: str, directory: Path | None = None
+    schedule: Schedule, pipeline: str, context: PassContext, error: str, directory: Path | None = None
 ) -> Path:
-    """Write `schedule`, the `pipeline` that is still to run, and `context`; returns the file's path.
+    """Write a schedule, the remaining pipeline and the context to a file.
 
-    The name of the file ends with a digest of the schedule and the pipeline: other failures of the same plan
-    and pass have files of their own. It is in `directory`, else in the one folder that each user has for such
-    files in the temporary directory.
+    The file name ends with a digest of the schedule and the pipeline, so that different failures do not
+    overwrite each other. By default the file is in a folder of the user in the temporary directory.
+
+    Returns:
+        The path of the file.
     """
     place = directory or _own_folder()
     first = re.match(r"[a-z_]+", pipeline)
@@ -228,7 +239,7 @@ def write_reproducer(
 
 
 def _own_folder() -> Path:
-    """The user's folder of reproducers; a new one if its name is taken by anything that others may change."""
+    """The user's folder for reproducers, or a new one if another user could modify the usual one."""
     place = Path(tempfile.gettempdir()) / f"commplan-reproducers-{os.getuid()}"
     with contextlib.suppress(OSError):
         place.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The passes there are, in the order in which they usually run."""
+"""All passes in their usual order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT = ",".join(PASSES)
 
 
 def default(*, pinned: bool, in_process: bool) -> str:
-    """The usual pipeline, with these options of its passes."""
+    """The default pipeline with options for `bucket` and `overlap`."""
     bucket = "bucket{pinned=true}" if pinned else "bucket{in_process=true}" if in_process else "bucket"
     overlap = "overlap{in_process=true}" if in_process else "overlap"
     return ",".join({"bucket": bucket, "overlap": overlap}.get(name, name) for name in PASSES)

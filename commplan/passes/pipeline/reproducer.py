@@ -1,4 +1,4 @@
-"""Run a reproducer file again: `python -m commplan.passes.pipeline.reproducer FILE`."""
+"""Repeat a failed pass: `python -m commplan.passes.pipeline.reproducer FILE`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import plan_digest
 from commplan.ir.serialization.text import print_schedule
-from commplan.passes.pipeline.base import Context
+from commplan.passes.pipeline.base import PassContext
 from commplan.passes.pipeline.manager import Pipeline, Reproducer
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 0 where the passes now succeed, 1 where they fail as before, 2 for wrong use."""
+    """Return exit status 0 if the passes succeed, 1 if they fail, 2 for invalid usage."""
     if len(arguments) != 1:
         print("usage: python -m commplan.passes.pipeline.reproducer FILE", file=sys.stderr)
         return 2
@@ -29,8 +29,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
-    """What `write_reproducer` wrote. Raises CP0723 for a file that it has not written, or that is damaged."""
+def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, PassContext]:
+    """Read a file written by `write_reproducer`.
+
+    Raises:
+        CommplanError: CP0723 if the file is not a reproducer or is damaged.
+    """
     try:
         content = io.decode_json(io.read(path, io.SCHEDULE), Reproducer)
     except (OSError, ValueError) as error:
@@ -42,7 +46,7 @@ def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, Context]:
     machine = content.topology, content.calibration
     costs = predictor_for(content.schedule.axes, *machine, content.schedule.backend, content.places)
     choices = dict(content.choices) if content.choices is not None else None
-    context = Context(content.order, *machine, content.places, costs, step=content.step, choices=choices)
+    context = PassContext(content.order, *machine, content.places, costs, step=content.step, choices=choices)
     return content.schedule, Pipeline.parse(content.pipeline), context
 
 

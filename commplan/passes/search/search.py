@@ -20,7 +20,7 @@ from commplan.cost.schedule.step import readiness
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Phase, Schedule
 from commplan.passes.bucket.bucket import BucketPass
-from commplan.passes.pipeline.base import OPEN, Choices, Context, Pass, StageChoice, StageKey
+from commplan.passes.pipeline.base import OPEN, Choices, Pass, PassContext, StageChoice, StageKey
 from commplan.passes.search.candidates import algorithms, around, bucket_sizes, message_sizes
 from commplan.passes.search.remarks import Searched, remark
 from commplan.passes.search.units import Unit, units
@@ -32,7 +32,7 @@ NEAR = 0.005  # of the exposed time: what is no slower than this is as good, and
 BEST = 3  # algorithms with which all sizes are tried
 
 
-def choose(schedule: Schedule, passes: Sequence[Pass], context: Context) -> tuple[Choices, list[Choice]]:
+def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> tuple[Choices, list[Choice]]:
     """The choices with the least exposed time for the collectives of `schedule`, and the remarks on them."""
     table, remarks = dict[StageKey, StageChoice](), list[Choice]()
     if context.costs is None or not any(p.name in ("bucket", "select") for p in passes):
@@ -51,7 +51,12 @@ class _Search:
     algorithms are settled, by sizes of buckets."""
 
     def __init__(
-        self, schedule: Schedule, phase: Phase, passes: Sequence[Pass], context: Context, predictor: Predictor
+        self,
+        schedule: Schedule,
+        phase: Phase,
+        passes: Sequence[Pass],
+        context: PassContext,
+        predictor: Predictor,
     ) -> None:
         self.schedule, self.phase = replace(schedule, phases=(phase,), choices=()), phase
         self.phases, self.passes, self.context, self.predictor = schedule.phases, passes, context, predictor

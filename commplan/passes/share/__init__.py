@@ -1,4 +1,5 @@
-"""share: what is the same for all members of an ensemble is made once, then moved.
+"""share: computes values that are equal for all members of an ensemble once, and then distributes them.
 
-`share` is the pass; `frontier` finds where members part, `cost` asks what each design costs on `machine`.
+`share` is the pass, `frontier` finds the values at which members start to differ, and `cost` predicts the
+cost of each design on `machine`.
 """

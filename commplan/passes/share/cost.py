@@ -1,4 +1,5 @@
-"""What sharing costs in one phase: `commplan.input.costs` on a schedule, a machine and measurements."""
+"""The predicted cost of sharing in one phase: `commplan.input.costs` applied to a schedule and
+measurements."""
 
 from __future__ import annotations
 
@@ -30,19 +31,27 @@ from commplan.ir.schedule import Map, Op, Phase, Read
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import timed
-from commplan.passes.pipeline.base import Context
+from commplan.passes.pipeline.base import PassContext
 from commplan.passes.rewrite import Editor
-from commplan.passes.share.machine import Flow, setting_of
+from commplan.passes.share.machine import InputFlow, setting_of
 from commplan.select.algorithm_search import rounded
 
-MOST_CUTS = 16  # combinations, where several values of one flow are shared
+MOST_CUTS = 16  # most combinations of cuts if several values of one flow are shared
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What the model takes for one flow. cuts: for each end of the shared work the value that is shared."""
+class SharingChoice:
+    """The model's decision for one flow.
 
-    taken: Predicted
+    Attributes:
+        prediction: the prediction of the chosen design.
+        cuts: for each end of the shared work, the value that is shared.
+        why: reason, for `explain`.
+        source: source of the measurements.
+        table: the costs of all designs.
+    """
+
+    prediction: Predicted
     cuts: dict[Ref, Ref]
     why: str
     source: str
@@ -51,33 +60,33 @@ class Chosen:
     @property
     def seconds(self) -> float:
         """The predicted time of a step."""
-        return rounded(self.taken.wall)
+        return rounded(self.prediction.wall)
 
     @property
     def declines(self) -> bool:
-        """Whether every process is better off by itself."""
-        return self.taken.design == "duplicate"
+        """Whether not sharing is predicted to be best."""
+        return self.prediction.design == "duplicate"
 
     def choice(self, text: str, span: Span, *, first: bool, why: str = "") -> Choice:
-        """What is told of one value; the costs of a flow stand with the first of its values."""
+        """The choice for one value. The cost table is attached to the `first` value of a flow."""
         why = why or (self.why if first else "as the values that are made with it")
         table = self.table if first else ()
         return Choice("share", text, why, span, (), self.seconds, self.source, (), table)
 
 
 class SharingCostModel:
-    """Prices the flows of one phase. None everywhere where nothing was measured of it."""
+    """Predicts the cost of sharing the flows of one phase. Results are None without measurements."""
 
-    def __init__(self, editor: Editor, phase: Phase, context: Context) -> None:
+    def __init__(self, editor: Editor, phase: Phase, context: PassContext) -> None:
         self.editor, self.phase, self.context = editor, phase, context
         self.measured = context.calibration.input if context.calibration else None
 
     def choose(
-        self, flow: Flow, prefer: Prefer, settled: tuple[Design, int | None] | None = None
-    ) -> Chosen | None:
-        """The best of all designs; or of the design and the readers that are `settled` the best cut."""
+        self, flow: InputFlow, prefer: Prefer, settled: tuple[Design, int | None] | None = None
+    ) -> SharingChoice | None:
+        """Choose the best of all designs, or the best cut for the design and readers in `settled`."""
         measured, ops = self.measured, flow.ops
-        if measured is None or not self._known(ops, measured):
+        if measured is None or not self._is_measured(ops, measured):
             return None
         rows = self.editor.values[next(iter(flow.ends))].leaves[0].shape[0]
         if not rows:
@@ -88,27 +97,27 @@ class SharingCostModel:
         setting, links = setting_of(self.editor.schedule, self.phase.name, flow, rows, measured, self.context)
         predictions = candidates(setting, list(cuts), links)
         if settled is None:
-            taken = best(predictions, prefer)
-            reason = _why(predictions, taken) + _worker_processes(setting, taken, links)
+            best_design = best(predictions, prefer)
+            reason = _why(predictions, best_design) + _worker_processes(setting, best_design, links)
         else:
             bound, prefer = limit(setting, cuts), "cpu"
-            own = [predict(setting, cut, *settled, links, bound) for cut in cuts]
-            taken = best(own, prefer)
+            fixed_design = [predict(setting, cut, *settled, links, bound) for cut in cuts]
+            best_design = best(fixed_design, prefer)
             predictions = [
                 *(
                     prediction
                     for prediction in predictions
                     if (prediction.design, prediction.readers) != settled
                 ),
-                *own,
+                *fixed_design,
             ]
-            reason = _why(predictions, taken)
-        shown = of_each_design(predictions, taken, prefer)
-        table = tuple(_row(row, taken=row is taken) for row in shown)
-        return Chosen(taken, cuts[taken.cut], reason, self._source(measured), table)
+            reason = _why(predictions, best_design)
+        shown = of_each_design(predictions, best_design, prefer)
+        table = tuple(_row(row, is_taken=row is best_design) for row in shown)
+        return SharingChoice(best_design, cuts[best_design.cut], reason, self._source(measured), table)
 
-    def _known(self, ops: Sequence[Op], measured: InputCosts) -> bool:
-        """Whether everything of the flow was measured, and goes by the members' common clock."""
+    def _is_measured(self, ops: Sequence[Op], measured: InputCosts) -> bool:
+        """Whether all ops of the flow are measured and advance with the common clock of the members."""
         if any(isinstance(op, Read) and (op.clock or op.per) for op in ops):
             return False
         sources = all(measured.source_named(op.source) for op in ops if isinstance(op, Read))
@@ -118,29 +127,31 @@ class SharingCostModel:
         before = DefUse(ops).ancestors(shared)
         after = [op for op in ops if op not in before]
         moved = {ref for op in before for ref in results_of(op)}
-        asked = {ref for op in after for ref in operands_of(op)} & moved | set(shared)
-        # Bytes have no size: a member that needs them reads the record again.
+        shipped = {ref for op in after for ref in operands_of(op)} & moved | set(shared)
+        # Records of variable length are not shared: each member that needs them reads them.
         after += [
             op
             for op in before
-            if isinstance(op, Read) and op.result in asked and not self.record_size(op.result)
+            if isinstance(op, Read) and op.result in shipped and not self.record_size(op.result)
         ]
         makers = [
             op.fn if isinstance(op, Map) else "read" for op in before if set(results_of(op)) & set(shared)
         ]
         name = f"after {', '.join(f'`{maker}`' for maker in dict.fromkeys(makers))}"
-        joint, own = (sum((self._work(op, measured) for op in ops), RecordWork()) for ops in (before, after))
-        return SharingCut(name, joint, own, sum(self.record_size(ref) for ref in asked))
+        joint, private = (
+            sum((self._work(op, measured) for op in ops), RecordWork()) for ops in (before, after)
+        )
+        return SharingCut(name, joint, private, sum(self.record_size(ref) for ref in shipped))
 
     def record_size(self, ref: Ref) -> int:
-        """Bytes of one record; 0 where they vary."""
+        """Bytes of one record, 0 if their length varies."""
         value = self.editor.values[ref]
         if not value.leaves or value.kind != "records":
             return 0
         return value.leaves[0].nbytes // max(1, value.leaves[0].shape[0])
 
     def _work(self, op: Op, measured: InputCosts) -> RecordWork:
-        """One op on one record, its result written where it belongs, as it was measured."""
+        """The measured work of an op on one record, including writing its result."""
         if isinstance(op, Read):
             source = measured.source_named(op.source)
             return RecordWork(source.cpu, 0.0, source.wait, 1) if source else RecordWork()
@@ -148,42 +159,42 @@ class SharingCostModel:
         return RecordWork(fn.cpu, fn.cpu * (fn.held or 0.0), 0.0, 1) if fn else RecordWork()
 
     def _source(self, measured: InputCosts) -> str:
-        where = f" on {measured.host}" if measured.host else ""
+        host_text = f" on {measured.host}" if measured.host else ""
         consumer = measured.consumer_of(self.editor.schedule.plan, self.phase.name)
         missing = "" if consumer else "; no consumer measured: a step is taken to wait for its input alone"
-        return f"input measured {measured.date}{where}{missing}"
+        return f"input measured {measured.date}{host_text}{missing}"
 
 
-def _why(predictions: Sequence[Predicted], taken: Predicted) -> str:
+def _why(predictions: Sequence[Predicted], selected: Predicted) -> str:
     """The reason, in numbers."""
-    alone = next(each for each in predictions if each.design == "duplicate")
-    if taken.design == "duplicate":
-        others = [each for each in predictions if each.design != "duplicate"]
-        least = min((each.cpu for each in others), default=taken.cpu)
+    duplicate = next(prediction for prediction in predictions if prediction.design == "duplicate")
+    if selected.design == "duplicate":
+        shared = [prediction for prediction in predictions if prediction.design != "duplicate"]
+        least = min((prediction.cpu for prediction in shared), default=selected.cpu)
         return (
-            f"preprocessing is not the bottleneck: a step takes {timed(taken.wall)}, waiting for "
-            f"{taken.waits_for}, and sharing would save at most {TIME_TOLERANCE:.0%} of it, and "
-            f"{max(0.0, 1 - least / taken.cpu) if taken.cpu else 0:.0%} of the CPU time of the input"
+            f"preprocessing is not the bottleneck: a step takes {timed(selected.wall)}, waiting for "
+            f"{selected.waits_for}, and sharing would save at most {TIME_TOLERANCE:.0%} of it, and "
+            f"{max(0.0, 1 - least / selected.cpu) if selected.cpu else 0:.0%} of the CPU time of the input"
         )
     return (
-        f"a step takes {timed(taken.wall)}, waiting for {taken.waits_for}, and "
-        f"{timed(alone.wall)} where nothing is shared; {timed(taken.cpu)} of CPU per record "
-        f"and member instead of {timed(alone.cpu)}, {taken.distance:.2f} times the limit"
+        f"a step takes {timed(selected.wall)}, waiting for {selected.waits_for}, and "
+        f"{timed(duplicate.wall)} where nothing is shared; {timed(selected.cpu)} of CPU per record "
+        f"and member instead of {timed(duplicate.cpu)}, {selected.distance:.2f} times the limit"
     )
 
 
-def _worker_processes(setting: Setting, taken: Predicted, links: Links | None) -> str:
-    """What worker processes would do for a step that waits for the interpreter's lock."""
-    apart = replace(setting, processes=True)
-    other = predict(apart, taken.cut, taken.design, taken.readers, links, taken.limit)
-    if other.wall * (1 + TIME_TOLERANCE) >= taken.wall:
+def _worker_processes(setting: Setting, selected: Predicted, links: Links | None) -> str:
+    """Describe the gain of worker processes for a step that waits for the interpreter's lock."""
+    with_processes = replace(setting, processes=True)
+    other = predict(with_processes, selected.cut, selected.design, selected.readers, links, selected.limit)
+    if other.wall * (1 + TIME_TOLERANCE) >= selected.wall:
         return ""
-    how = '`run.batches(workers="processes")`'
-    return f"; {timed(other.wall)} with worker processes, which do not wait for one lock: {how}"
+    option = '`run.batches(workers="processes")`'
+    return f"; {timed(other.wall)} with worker processes, which do not wait for one lock: {option}"
 
 
-def _row(prediction: Predicted, *, taken: bool) -> SharingCost:
+def _row(prediction: Predicted, *, is_taken: bool) -> SharingCost:
     names = ("cpu", "wall", "nbytes", "memory", "limit", "distance")
     numbers = {name: rounded(getattr(prediction, name)) for name in names}
     cut = "" if prediction.design == "duplicate" else prediction.cut.name
-    return assemble(SharingCost, prediction, cut=cut, taken=taken, **numbers)
+    return assemble(SharingCost, prediction, cut=cut, taken=is_taken, **numbers)

@@ -1,4 +1,4 @@
-"""Where members part: what is the same for all of them, where that ends, and how the cut moves back."""
+"""Find the values at which the work of ensemble members starts to differ, and move this frontier back."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Independent = dict[Ref, tuple[str, ...]]
 
 
 def member_independent(editor: Editor, members: tuple[str, ...]) -> Independent:
-    """Values that reads and host maps make alike for all members, with the ensembles concerned.
+    """Values that loads and host maps compute equally for all members, with the ensembles concerned.
 
-    What lies behind a `share` of the plan is not among them: there the plan has said where to share.
+    Values after a `share` of the plan are excluded, since the plan decides how to share there.
     """
-    known: Independent = {}
+    independent: Independent = {}
     for op in editor.phase.ops:
         if isinstance(op, Read) and op.clock:
             continue
-        for ref in _alike(op, known):
+        for ref in _alike(op, independent):
             placement = editor.values[ref].placement
             axes = tuple(axis for axis in members if not placement.varies(axis))
             if axes:
-                known[ref] = axes
-    return known
+                independent[ref] = axes
+    return independent
 
 
 def frontier(editor: Editor, independent: Independent) -> list[Ref]:
-    """Where such work ends: values of it that something else reads, or that leave the phase."""
+    """The member-independent values that have other readers or leave the phase."""
     uses, bound, refs = editor.uses, editor.bound, list[Ref]()
     for ref, axes in independent.items():
         readers = uses.readers(ref)
@@ -48,21 +48,21 @@ def frontier(editor: Editor, independent: Independent) -> list[Ref]:
     return refs
 
 
-def _alike(op: Op, known: Independent) -> tuple[Ref, ...]:
-    """What `op` makes alike for all members: reads (not their counts, which cost nothing), host maps."""
+def _alike(op: Op, independent: Independent) -> tuple[Ref, ...]:
+    """The results of `op` that are equal for all members: loads (without record counts) and host maps."""
     if isinstance(op, Read):
         return (op.result,)
-    if isinstance(op, Map) and op.lane == "host_compute" and all(ref in known for ref in op.operands):
+    if isinstance(op, Map) and op.lane == "host_compute" and all(ref in independent for ref in op.operands):
         return op.results
     return ()
 
 
 def cuts_back(editor: Editor, independent: Independent, ref: Ref, *, past_widening: bool) -> list[Ref]:
-    """`ref`, and the values before it at which members could part as well, the latest first.
+    """`ref` and the earlier values at which sharing could end instead, latest first.
 
-    A cut moves back over a host map that is not random, makes one value of one, and whose operand has a size
-    and no other reader: then it is done by every member, on the same bits. past_widening: also over one that
-    only widens.
+    A cut can move back over a deterministic host map with one operand and one result, if the operand has a
+    fixed size and no other reader. Each member then runs this map on the same data. `past_widening`: whether
+    the cut may move over a map that only widens the dtype.
     """
     uses, bound = editor.uses, editor.bound
     cuts = [ref]
@@ -74,11 +74,16 @@ def cuts_back(editor: Editor, independent: Independent, ref: Ref, *, past_wideni
         if not past_widening and widens(editor.schedule.fn(maker.fn)):
             return cuts
         before, axes = maker.operands[0], independent[cut]
-        alone = uses.readers(before) == [maker] and before not in bound
+        has_one_reader = uses.readers(before) == [maker] and before not in bound
         goes_on = any(
             independent.get(result) == axes for op in uses.readers(cut) for result in results_of(op)
         )
-        if not alone or goes_on or not editor.values[before].leaves or independent.get(before) != axes:
+        if (
+            not has_one_reader
+            or goes_on
+            or not editor.values[before].leaves
+            or independent.get(before) != axes
+        ):
             return cuts
         cuts.append(before)
 
@@ -93,7 +98,7 @@ def _moves_back(maker: Map) -> bool:
 
 
 def move_back(editor: Editor, ops: list[Op], share: Share, maker: Map) -> Share:
-    """The share, now before the map that makes its operand.
+    """Move a share before the map that computes its operand.
 
     wide = map widen(x); y = share wide  -->  narrow = share x; y = map widen(narrow)
     """
@@ -106,12 +111,12 @@ def move_back(editor: Editor, ops: list[Op], share: Share, maker: Map) -> Share:
 
 
 def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled: Collection[Ref]) -> None:
-    """Ship the narrow type: widening host functions go behind the share.
+    """Share the narrow dtype: move widening host functions after the share.
 
-    It applies where the function is elementwise, not random, has one operand and one result of the
-    same shape and a wider dtype, and nothing else reads the wide value; then every record has the
-    same bits either way. Device functions run behind the share anyhow. Results in `settled` stay: there the
-    cut was chosen by cost.
+    Applies if the function is elementwise and deterministic, has one operand and one result of the same shape
+    and a wider dtype, and the wide value has no other reader. Records are then bitwise equal either way.
+    Device functions always run after the share. Results in `settled` are skipped, since their cut was chosen
+    by cost.
     """
     for first in [op for op in ops if isinstance(op, Share) and op.result not in settled]:
         share = first
@@ -124,8 +129,8 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
                 or not _moves_back(maker)
             ):
                 break
-            alone = share.operand not in editor.bound and uses.readers(share.operand) == [share]
-            if not alone:
+            has_one_reader = share.operand not in editor.bound and uses.readers(share.operand) == [share]
+            if not has_one_reader:
                 break
             before, name = editor.values[share.operand].nbytes, name_of(share.result)
             share = move_back(editor, ops, share, maker)
@@ -137,7 +142,7 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
 
 
 def widens(fn: FnType) -> bool:
-    """Whether `fn` provably keeps every element apart and only makes it wider."""
+    """Whether `fn` is elementwise and only converts to a wider dtype."""
     if not fn.elementwise or fn.random or len(fn.operands) != 1 or len(fn.results) != 1:
         return False
     before, after = fn.operands[0], fn.results[0]
@@ -147,7 +152,7 @@ def widens(fn: FnType) -> bool:
 
 
 def flows(phase: Phase) -> list[list[Op]]:
-    """What the host does, in sets that hang together through their values."""
+    """The host ops, grouped into sets connected through their values."""
     produced: set[Ref] = set()
     members: list[Op] = []
     for op in phase.ops:

@@ -1,4 +1,4 @@
-"""The machine as the model of sharing sees it: who runs on which host, and what moves between them take."""
+"""The machine in terms of the sharing model: the hosts of members, and the time of transfers between them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from commplan.input.prefetch import device_prefetch, prefetch, threads
 from commplan.input.work_partition import HostTransfer
 from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Op, Schedule
-from commplan.passes.pipeline.base import Context
+from commplan.passes.pipeline.base import PassContext
 from commplan.topology import Topology
 
-COLD = 0.1  # measured of twelve decoders on one core or two: -0.04 to 0.22, docs/benchmarks.md
+COLD = 0.1  # measured with twelve decoders on one or two cores: -0.04 to 0.22, see docs/benchmarks.md
 
 
-class Flow(NamedTuple):
-    """Host work that hangs together. ends: for each of its ends the values at which it may be cut; what is
-    before the cut is shared by the members along `over`."""
+class InputFlow(NamedTuple):
+    """A connected set of host ops.
+
+    Attributes:
+        ops: the ops.
+        ends: for each final value, the values at which it may be cut. The work before the cut is shared.
+        over: axes of the members that share.
+    """
 
     ops: Sequence[Op]
     ends: dict[Ref, list[Ref]]
@@ -31,12 +36,14 @@ class Flow(NamedTuple):
 
 
 def setting_of(
-    schedule: Schedule, phase: str, flow: Flow, rows: int, measured: InputCosts, context: Context
+    schedule: Schedule, phase: str, flow: InputFlow, rows: int, measured: InputCosts, context: PassContext
 ) -> tuple[Setting, Links | None]:
-    """The setting of `flow`, whose members get `rows` records a step.
+    """The setting of `flow`, whose members receive `rows` records a step.
 
-    Without a topology all members run on one host, and nothing moves. Raises CP0750 where an axis does not
-    lie on the topology.
+    Without a topology all members are assumed to run on one host.
+
+    Raises:
+        CommplanError: CP0750 if an axis does not fit on the topology.
     """
     topology, links = context.topology, None
     members = schedule.size(flow.over)
@@ -64,9 +71,9 @@ def setting_of(
 
 
 def _placed(
-    schedule: Schedule, topology: Topology, over: tuple[str, ...], context: Context
+    schedule: Schedule, topology: Topology, over: tuple[str, ...], context: PassContext
 ) -> tuple[tuple[tuple[int, ...], ...], Links]:
-    """The host of every member of every group, and what moves between hosts take."""
+    """The host of each member of each group, and the transfer times between hosts."""
     calibration, backend = context.calibration.links if context.calibration else None, schedule.backend
     predictor = Predictor(
         topology, schedule.axes, calibration=calibration, backend=backend, places=context.places

@@ -1,4 +1,4 @@
-"""share: what is the same for all members of an ensemble is made once, then moved."""
+"""share: computes values that are equal for all members of an ensemble once, and then distributes them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from commplan.ir.remark import Choice, Design
 from commplan.ir.schedule import Map, Op, Phase, Read, Schedule, Share, rename_results, substitute
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
-from commplan.passes.pipeline.base import Context, Pass
+from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.rewrite import Editor
-from commplan.passes.share.cost import Chosen, SharingCostModel
+from commplan.passes.share.cost import SharingChoice, SharingCostModel
 from commplan.passes.share.frontier import (
     Independent,
     cuts_back,
@@ -27,16 +27,18 @@ from commplan.passes.share.frontier import (
     move_back,
     push_widening,
 )
-from commplan.passes.share.machine import Flow
+from commplan.passes.share.machine import InputFlow
 
 
 class SharePass(Pass, frozen=True):
     """Computes what is the same over members once: the longest prefix of the input work.
 
-    design: how, where the plan does not say. `auto`: by measured costs, not sharing among them, else
-    `all_shared`; `none` leaves every member to itself. widening: whether a host function that only widens is
-    moved behind the move (`push`) or not. prefer: what costs decide by, the `time` of a step, or among
-    steps of the same time the `cpu` spent. readers: of `single_broadcast` and `multi_broadcast`.
+    Attributes:
+        design: the design if the plan has none. `auto` decides by measured costs, including not sharing, or
+            uses `all_shared` without measurements; `none` does not share.
+        widening: whether a host function that only widens the dtype is moved after the share (`push`).
+        prefer: the criterion of the cost model: `time` of a step, or `cpu` among designs of equal step time.
+        readers: number of readers of `single_broadcast` and `multi_broadcast`.
     """
 
     name: ClassVar[str] = "share"
@@ -45,10 +47,10 @@ class SharePass(Pass, frozen=True):
     prefer: Literal["time", "cpu"] = "time"
     readers: Annotated[int, msgspec.Meta(ge=1)] = 1
 
-    def phases(self, schedule: Schedule, context: Context, choices: list[Choice]) -> Iterable[Phase]:
+    def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
         return [self._phase(schedule, phase, context, choices) for phase in schedule.phases]
 
-    def _phase(self, schedule: Schedule, phase: Phase, context: Context, choices: list[Choice]) -> Phase:
+    def _phase(self, schedule: Schedule, phase: Phase, context: PassContext, choices: list[Choice]) -> Phase:
         members = tuple(a.name for a in schedule.axes if a.kind is AxisKind.ENSEMBLE and a.size > 1)
         if not members or not any(isinstance(op, Read) for op in phase.ops):
             return phase
@@ -61,16 +63,18 @@ class SharePass(Pass, frozen=True):
         settled: list[Ref] = []
         for flow in flows(phase):
             produced = {ref for op in flow for ref in results_of(op)}
-            own = [ref for ref in ends if ref in produced]
+            flow_ends = [ref for ref in ends if ref in produced]
             pinned = [op for op in flow if isinstance(op, Share)]
-            choices += [_pinned(op, pricer, flow if len(pinned) == 1 and not own else []) for op in pinned]
-            chosen = None if pinned else self._chosen(pricer, flow, own, independent)
-            for number, ref in enumerate(own):
+            choices += [
+                _pinned(op, pricer, flow if len(pinned) == 1 and not flow_ends else []) for op in pinned
+            ]
+            chosen = None if pinned else self._chosen(pricer, flow, flow_ends, independent)
+            for number, ref in enumerate(flow_ends):
                 if self.design == "auto" and chosen is not None and chosen.declines:
                     span = uses.ops[uses.indices[ref]].span
                     text = f"`{name_of(ref)}` of {phase.name} over {', '.join(independent[ref])}: not shared"
                     choices.append(chosen.choice(text, span, first=number == 0))
-                    continue  # members that one process holds still have one value: that is free
+                    continue  # members in one process still use one value at no cost
                 self._share(editor, ops, ref, independent, choices, chosen, first=number == 0)
                 if chosen is not None:
                     settled.append(ref)
@@ -81,8 +85,8 @@ class SharePass(Pass, frozen=True):
 
     def _chosen(
         self, pricer: SharingCostModel, flow: list[Op], ends: list[Ref], independent: Independent
-    ) -> Chosen | None:
-        """By costs; None where nothing is known of them, or nothing can be shared."""
+    ) -> SharingChoice | None:
+        """The decision by cost, or None if costs are unknown or nothing can be shared."""
         axes = {independent[ref] for ref in ends}
         if self.design == "none" or len(axes) != 1 or not all(map(pricer.record_size, ends)):
             return None
@@ -90,19 +94,21 @@ class SharePass(Pass, frozen=True):
         push = self.widening == "push"
         cuts = {ref: cuts_back(pricer.editor, independent, ref, past_widening=push) for ref in ends}
         settled = None if self.design == "auto" else (self.design, self._readers(pricer.editor.size(over)))
-        return pricer.choose(Flow(flow, cuts, over), self.prefer, settled)
+        return pricer.choose(InputFlow(flow, cuts, over), self.prefer, settled)
 
     def _readers(self, members: int) -> int | None:
-        """How many processes read, where the design has readers of its own."""
+        """The number of reading processes, if the design has designated readers."""
         return min(self.readers, members) if self.design.endswith("broadcast") else None
 
     def _share(
         self, editor: Editor, ops: list[Op], ref: Ref, independent: Independent, choices: list[Choice],
-        chosen: Chosen | None, *, first: bool,
+        chosen: SharingChoice | None, *, first: bool,
     ) -> None:  # fmt: skip
-        """pixels = map decode(raw)  -->  own = map decode(raw); pixels = share own
+        """Insert a share.
 
-        Work that goes on alike for all members goes on from `own`.
+            pixels = map decode(raw)  -->  own = map decode(raw); pixels = share own
+
+        Later work that is equal for all members uses `own`.
         """
         axes = independent[ref]
         place = DefUse(ops).indices[ref]
@@ -115,28 +121,28 @@ class SharePass(Pass, frozen=True):
         if self.design == "none":
             choices.append(Choice("share", f"{text}: not shared", "the pass was told so", maker.span))
             return
-        own = editor.add(replace(value, id=editor.fresh(f"{ref}/own")))
-        ops[place] = rename_results(maker, {ref: own})
+        unshared = editor.add(replace(value, id=editor.fresh(f"{ref}/own")))
+        ops[place] = rename_results(maker, {ref: unshared})
         design: Design = "all_shared" if self.design == "auto" else self.design
         readers = self._readers(editor.size(axes))
         if chosen is not None:
-            design, readers = chosen.taken.design, chosen.taken.readers
+            design, readers = chosen.prediction.design, chosen.prediction.readers
         for index, op in enumerate(ops):
             if (
                 isinstance(op, Map)
                 and ref in op.operands
                 and all(independent.get(r) == axes for r in op.results)
             ):
-                ops[index] = substitute(op, {ref: own})
-        share = Share(ref, own, axes, design, maker.span, readers)
+                ops[index] = substitute(op, {ref: unshared})
+        share = Share(ref, unshared, axes, design, maker.span, readers)
         ops.insert(place + 1, share)
         choices.append(_made(editor, text, share, chosen, by_option=self.design != "auto", first=first))
 
 
 def _made(
-    editor: Editor, text: str, op: Share, chosen: Chosen | None, *, by_option: bool, first: bool
+    editor: Editor, text: str, op: Share, chosen: SharingChoice | None, *, by_option: bool, first: bool
 ) -> Choice:
-    """What was chosen for one value."""
+    """The choice for one value."""
     text = f"{text}: {op.design}" + (f"(readers = {op.readers})" if op.readers else "")
     if chosen is not None:
         return chosen.choice(text, op.span, first=first, why="the pass was told so" if by_option else "")
@@ -145,22 +151,24 @@ def _made(
         f"the work that is the same for all members ends here ({nbytes} a step); each process of a host "
         "makes its part and all see all; members in one process share without a copy"
     )
-    others = "few readers would do all the work, and the costs that could speak for that are not measured"
+    few_readers = (
+        "few readers would do all the work, and the costs that could speak for that are not measured"
+    )
     rejected = (
         f"duplicate: each of {editor.size(op.axes)} members would do all the work",
-        f"single_broadcast, multi_broadcast: {others}",
+        f"single_broadcast, multi_broadcast: {few_readers}",
     )
     if by_option and op.design != "all_shared":
         why, rejected = "the pass was told so", ()
     return Choice("share", text, why, op.span, rejected)
 
 
-def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: Chosen) -> None:
-    """Move the share of `ref` back to where the costs want members to part."""
+def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: SharingChoice) -> None:
+    """Move the share of `ref` back to the cut chosen by cost."""
     share = DefUse(ops).maker(ref)
     while isinstance(share, Share) and share.design != "duplicate":
         maker = DefUse(ops).maker(share.operand)
-        # Before the first move the operand is the renamed end itself.
+        # Before the first move the operand is the renamed value at the frontier.
         current = ref if share.result == ref else share.operand
         if current == chosen.cuts[ref] or not isinstance(maker, Map):
             return
@@ -168,7 +176,7 @@ def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: Chosen) -> None:
 
 
 def _pinned(op: Share, pricer: SharingCostModel, flow: list[Op]) -> Choice:
-    priced = Flow(flow, {op.operand: [op.operand]}, op.axes)
+    priced = InputFlow(flow, {op.operand: [op.operand]}, op.axes)
     chosen = pricer.choose(priced, "cpu", (op.design, op.readers)) if flow else None
     text = f"`{name_of(op.result)}`: {op.design}"
     if chosen is None:
