@@ -10,7 +10,7 @@ import pytest
 
 from commplan import errors
 from commplan.dsl import analyse, load
-from commplan.lint import Given, lint
+from commplan.lint import LintInputs, lint
 from commplan.topology import load_topology
 
 ROOT = Path(__file__).parents[1]
@@ -72,12 +72,12 @@ def test_pages_on_plans_show_a_wrong_plan_and_a_mended_one(code: str) -> None:
 @_codes("CP12")
 def test_pages_on_warnings_show_one_and_how_it_goes(code: str) -> None:
     machine = ROOT / "examples" / "topologies" / "two_rack.toml"
-    known = {"CP1206": Given(records={"images": 100})}
+    known = {"CP1206": LintInputs(records={"images": 100})}
     if code == "CP1204":
-        known[code] = Given(topology=load_topology(machine), options={"backend": "mpi"})
+        known[code] = LintInputs(topology=load_topology(machine), options={"backend": "mpi"})
     for heading, expected in (("Wrong", [code]), ("Mended", [])):
         analysis = analyse(_example(_page(code), heading), "example.plan")
-        warnings = lint(analysis, known.get(code, Given()))
+        warnings = lint(analysis, known.get(code, LintInputs()))
         assert not analysis.diagnostics and [warning.code for warning in warnings] == expected
 
 

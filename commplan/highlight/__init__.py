@@ -1,4 +1,4 @@
-"""Colours of a plan: what each token is (`categories`), and a lexer for Pygments that says so.
+"""Syntax highlighting of plans: token categories (`categories`) and a lexer for Pygments.
 
-The words come from the lists that the lexer and the checker read.
+The words are those of the commplan lexer and checker.
 """

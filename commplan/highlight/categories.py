@@ -1,6 +1,6 @@
-"""What each token of a plan is to someone who reads it: a keyword, a type, an algorithm, a name.
+"""The category of each token of a plan: keyword, type, algorithm, name and so on.
 
-A word that is no keyword means something in its place only: `ring` behind `via` is an algorithm, and
+Words that are not reserved have a meaning only in certain positions: `ring` after `via` is an algorithm, and
 elsewhere a name.
 """
 
@@ -21,7 +21,7 @@ from commplan.dsl.statements import CONTINUES
 
 
 class Category(enum.StrEnum):
-    """Kinds of tokens that are coloured alike."""
+    """Kinds of tokens with a common colour."""
 
     COMMENT = "comment"
     DECLARATION = "declaration"  # `axis`, `input`, `fn`
@@ -29,10 +29,10 @@ class Category(enum.StrEnum):
     VERB = "verb"  # of a stage: `load`, `reduce`
     CLAUSE = "clause"  # `over`, `by`, `via`, `output`
     TYPE = "type"
-    CONSTANT = "constant"  # a word that one place takes: `host`, `exactly_once`, `backward`
+    CONSTANT = "constant"  # a fixed word: `host`, `exactly_once`, `backward`
     FUNCTION = "function"
     ALGORITHM = "algorithm"
-    OPERATOR = "operator"  # behind `by`: `mean`, `sync`
+    OPERATOR = "operator"  # after `by`: `mean`, `sync`
     OPTION = "option"  # a key in braces or parentheses
     NUMBER = "number"
     UNIT = "unit"
@@ -45,7 +45,7 @@ class Category(enum.StrEnum):
 
 ARGUMENTS = tuple(dict.fromkeys(("weight", "eta", "rho", *(key for keys in KEYS.values() for key in keys))))
 OPTION_WORDS = tuple(dict.fromkeys(word for rule in OPTIONS.values() for word in rule.words))
-# Types of tokens that are the same everywhere.
+# Token types with the same category in all positions.
 _PLAIN = {
     "BAD": Category.BAD,
     "TEXT": Category.TEXT,
@@ -58,7 +58,7 @@ _PLAIN = {
 }
 _OPEN = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 _HEAD_WORDS = frozenset({"START", "STEP", "STEPS"})
-# What a word is that stands directly behind another one: the words that are known there, and their category.
+# For the type of a token, the meaningful words directly after it (None for all) and their category.
 _BEHIND: dict[str, tuple[frozenset[str] | None, Category]] = {
     "FN": (None, Category.FUNCTION),
     "MAP": (None, Category.FUNCTION),
@@ -71,7 +71,10 @@ _BEHIND: dict[str, tuple[frozenset[str] | None, Category]] = {
 
 
 def categorise(text: str) -> Iterator[tuple[Token, Category]]:
-    """Every token and comment of `text` with its category; a number with a unit is a NUMBER. Never fails."""
+    """Yield every token and comment of `text` with its category. Never fails.
+
+    A number with a unit is a NUMBER.
+    """
     statement = _Statement()
     tokens = list(tokenize(text))
     for token, after in zip_longest(tokens, tokens[1:]):
@@ -84,18 +87,18 @@ def categorise(text: str) -> Iterator[tuple[Token, Category]]:
 
 
 class _Statement:
-    """The tokens of a statement so far, as much as the category of the next one depends on them."""
+    """The state within a statement that determines the category of its next token."""
 
     def __init__(self) -> None:
         self.first = ""
         self.before = ""
         self.verb = ""
-        self.clause = ""  # the last one, to which brackets belong
-        self.placed = False  # behind `on host`, where flags stand
+        self.clause = ""  # the clause of following brackets
+        self.placed = False  # after `on host`, flags may follow
         self.open: list[str] = []
 
     def category(self, token: Token, after: str) -> Category:
-        """The category of the next token; `after` is the type of the one behind it."""
+        """Return the category of the next token and advance. `after` is the type of the token after it."""
         kind = token.type
         if kind in DECLARES | HEADS or not self.first:
             self.first = kind
@@ -113,18 +116,18 @@ class _Statement:
         return category or Category.PUNCTUATION
 
     def _word(self, token: Token, after: str) -> Category:
-        """The category of a word that is no keyword, or is one in some places only."""
+        """The category of a word that is not reserved, or only in some positions."""
         if token.type in _HEAD_WORDS and self.first in HEADS and not self.open:
             return Category.PHASE
         if token.type == "BATCH" and self.verb == "LOAD" and after in ("INT", "LSQB"):
             return Category.CLAUSE
         if token.type == "SAME" and self.first in ("INPUT", "STATE") and self.before in ("NAME", "RSQB"):
             return Category.CLAUSE
-        known, category = self._known(after)
-        return category if known is None or token.text in known else Category.NAME
+        words, category = self._meaningful_words(after)
+        return category if words is None or token.text in words else Category.NAME
 
-    def _known(self, after: str) -> tuple[frozenset[str] | None, Category]:
-        """The words that mean something here, None for all of them, and what they are."""
+    def _meaningful_words(self, after: str) -> tuple[frozenset[str] | None, Category]:
+        """The words with a meaning in this position (None for all), and their category."""
         if self.before in _BEHIND:
             return _BEHIND[self.before]
         if self.before == "WITH" and self.verb == "EXCHANGE":

@@ -1,4 +1,4 @@
-"""The lexer for Pygments: ```` ```plan ```` in Sphinx, MkDocs and everything else that asks Pygments."""
+"""The Pygments lexer for ```` ```plan ```` blocks in Sphinx, MkDocs and other tools."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TYPES: dict[Category, Any] = {
 
 
 class PlanLexer(Lexer):
-    """Tokens of a `.plan` file, as commplan's own lexer cuts them.
+    """Tokenizes a `.plan` file with commplan's lexer.
 
     >>> from pygments.token import Keyword
     >>> tokens = PlanLexer().get_tokens("y = reduce x over data by sum")
@@ -48,7 +48,7 @@ class PlanLexer(Lexer):
     filenames = ("*.plan",)
 
     def get_tokens_unprocessed(self, text: str) -> Iterator[tuple[int, Any, str]]:
-        """Offset, type and text of every piece of `text`, white space included; they join to `text`."""
+        """Yield (offset, type, text) of every piece of `text`, including whitespace, without gaps."""
         end = 0
         for start, token, category in _placed(text):
             if start > end:

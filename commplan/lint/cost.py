@@ -1,4 +1,4 @@
-"""What a plan pins and pays for, where shapes and a topology are known: CP1203, CP1204."""
+"""Lints on the cost of pins and buckets: CP1203, CP1204. They require shapes or a topology."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from commplan.ir.remark import SharingCost
     from commplan.ir.schedule import Schedule
 
-PIN_MARGIN = 0.02  # of what a stage takes: the search may miss as much
+PIN_MARGIN = 0.02  # tolerance of the search, as a fraction of a stage's time
 
 
 def large_buckets(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1203: a bucket that takes all that its stage sends, so that nothing is cut."""
+    """CP1203: a bucket size that exceeds all data of its stage, so that nothing is split."""
     for phase in subject.plan.phases:
-        for bucket, alike in _with_buckets(phase):
-            sizes = [_nbytes(subject, stage) for stage in alike]
+        for bucket, stages in _with_buckets(phase):
+            sizes = [_nbytes(subject, stage) for stage in stages]
             total = sum(size or 0 for size in sizes)
             if None in sizes or bucket <= total:
                 continue
-            for stage in alike:
+            for stage in stages:
                 name = subject.plan.value(stage.operand).name
-                whole = f"`{name}`" + f" and the {len(alike) - 1} beside it" * (len(alike) > 1)
+                whole = f"`{name}`" + f" and the {len(stages) - 1} beside it" * (len(stages) > 1)
                 message = f"a bucket of {sized(bucket)} is larger than all of {whole}, {sized(total)}"
                 note = "everything is sent at once, when the last leaf is made"
                 more = "make the bucket smaller, or leave it out and the compiler chooses"
@@ -39,41 +39,43 @@ def large_buckets(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def are_buckets_known(subject: Subject, lines: range) -> bool:
-    """Whether enough is known of the stages on `lines` to say that their buckets are not too large."""
+    """Whether shapes are available for the buckets on `lines`, so that unneeded ignores can be reported."""
     return not any(
         _nbytes(subject, stage) is None
         for phase in subject.plan.phases
-        for _, alike in _with_buckets(phase)
-        if any(_span_of(stage).line in lines for stage in alike)
-        for stage in alike
+        for _, stages in _with_buckets(phase)
+        if any(_span_of(stage).line in lines for stage in stages)
+        for stage in stages
     )
 
 
 def are_costs_known(subject: Subject, lines: range) -> bool:
-    """Whether enough is known to say that no pin costs more than the choice."""
-    return subject.given.topology is not None and subject.given.calibration is not None
+    """Whether costs are available, so that unneeded ignores can be reported."""
+    return subject.inputs.topology is not None and subject.inputs.calibration is not None
 
 
 def _with_buckets(phase: Phase) -> list[tuple[int, list[StageOverAxes | Elastic]]]:
-    """The sizes that stages of `phase` write, each with the stages that may share such a bucket: those that
-    agree in all but their values."""
-    alike: dict[tuple[object, ...], list[StageOverAxes | Elastic]] = {}
+    """The bucket sizes in `phase`, each with the stages that may share such a bucket.
+
+    These stages agree in everything except their values.
+    """
+    groups: dict[tuple[object, ...], list[StageOverAxes | Elastic]] = {}
     for stage in phase.stages:
         hints: Hints | None = getattr(stage, "hints", None)
         if isinstance(stage, StageOverAxes | Elastic) and hints is not None and hints.bucket is not None:
-            how = (stage.verb, stage.axes, stage.written()[1:])
-            alike.setdefault((hints.bucket, how, hints, getattr(stage, "via", None)), []).append(stage)
-    return [(bucket, stages) for (bucket, *_), stages in alike.items() if isinstance(bucket, int)]
+            form = (stage.verb, stage.axes, stage.written()[1:])
+            groups.setdefault((hints.bucket, form, hints, getattr(stage, "via", None)), []).append(stage)
+    return [(bucket, stages) for (bucket, *_), stages in groups.items() if isinstance(bucket, int)]
 
 
 def _span_of(stage: StageOverAxes | Elastic) -> Span:
-    """Where a stage is written."""
+    """The location of a stage."""
     span: Span = cast("Stage", stage).span
     return span
 
 
 def _nbytes(subject: Subject, stage: StageOverAxes | Elastic) -> int | None:
-    """The bytes of a rank's operand or result, the larger one; None where their leaves are not known."""
+    """Bytes of a rank's operand or result, whichever is larger; None if their leaves are unknown."""
     sizes = list[int]()
     for ref in (stage.operand, stage.result):
         written = subject.plan.value(ref).type
@@ -87,10 +89,10 @@ def _nbytes(subject: Subject, stage: StageOverAxes | Elastic) -> int | None:
 
 
 def costly_pins(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1204: a `via`, `chunk` or `wire` that is predicted to take longer than the schedule without it."""
+    """CP1204: a `via`, `chunk` or `wire` that is predicted to be slower than the schedule without it."""
     if subject.schedule is None:
         return
-    pinned = _predicted(subject, subject.schedule) if subject.given.topology is not None else None
+    pinned = _predicted(subject, subject.schedule) if subject.inputs.topology is not None else None
     for phase in subject.plan.phases:
         for stage in phase.stages:
             if isinstance(stage, Share):
@@ -100,11 +102,11 @@ def costly_pins(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def _costly_pin(subject: Subject, pinned: Prediction, phase: str, stage: Stage) -> Iterator[Diagnostic]:
-    """The pins of a stage without which less time of its phase is exposed."""
+    """The pins of a stage that increase the exposed time of its phase."""
     for pin, free in _unpinned(stage):
         schedule = subject.compiled(with_stage(subject.plan, stage, free))
         before, after = _exposed(pinned, phase), _exposed(_predicted(subject, schedule), phase)
-        if before - after <= PIN_MARGIN * _own_seconds(pinned, phase, stage.span.line):
+        if before - after <= PIN_MARGIN * _line_seconds(pinned, phase, stage.span.line):
             continue
         message = f"{pin} leaves {timed(before)} of the phase exposed; without it {timed(after)}"
         note = f"without it: {_chosen(schedule, stage.span) or 'what the compiler chooses'}"
@@ -112,7 +114,7 @@ def _costly_pin(subject: Subject, pinned: Prediction, phase: str, stage: Stage) 
 
 
 def _unpinned(stage: Stage) -> Iterator[tuple[str, Stage]]:
-    """What a stage pins of how it is carried out, in words, and the stage without it."""
+    """The pins of a stage, as text, each with the stage without it."""
     via: Algorithm | None = getattr(stage, "via", None)
     hints: Hints | None = getattr(stage, "hints", None)
     if via is not None:
@@ -124,14 +126,14 @@ def _unpinned(stage: Stage) -> Iterator[tuple[str, Stage]]:
 
 
 def _replaced(stage: Stage, **fields: object) -> Stage:
-    other: Stage = replace(stage, **fields)  # the fields of a union's members are not all alike
+    other: Stage = replace(stage, **fields)  # the members of the union have different fields
     return other
 
 
 def _predicted(subject: Subject, schedule: Schedule) -> Prediction:
     from commplan.cost import predict, predictor_for
 
-    topology, measured = subject.given.topology, subject.given.calibration
+    topology, measured = subject.inputs.topology, subject.inputs.calibration
     predictor = predictor_for(schedule.axes, topology, measured, schedule.backend)
     assert predictor is not None
     return predict(schedule, predictor, measured=measured.input if measured else None)
@@ -141,19 +143,19 @@ def _exposed(prediction: Prediction, phase: str) -> float:
     return prediction.phase(phase).exposed
 
 
-def _own_seconds(prediction: Prediction, phase: str, line: int) -> float:
-    """What the ops of one plan line take, if nothing else is on the network."""
+def _line_seconds(prediction: Prediction, phase: str, line: int) -> float:
+    """Seconds of the ops of one plan line on an otherwise idle network."""
     return sum(op.alone for op in prediction.phase(phase).ops if op.line == line)
 
 
 def _chosen(schedule: Schedule, span: Span) -> str | None:
-    """What `select` says of the stage at `span`."""
+    """The choice of `select` for the stage at `span`."""
     choices = [choice.what for choice in schedule.choices if choice.span == span and choice.by == "select"]
     return choices[0] if choices else None
 
 
 def _costly_design(subject: Subject, stage: Share) -> Iterator[Diagnostic]:
-    """A design of sharing that makes a step longer than another one, by the costs that were measured."""
+    """A sharing design that is slower than another one, according to measured costs."""
     assert subject.schedule is not None
     costs: Mapping[bool, list[SharingCost]] = {True: [], False: []}
     for choice in subject.schedule.choices:
@@ -161,11 +163,10 @@ def _costly_design(subject: Subject, stage: Share) -> Iterator[Diagnostic]:
             costs[cost.taken].append(cost)
     if not costs[True] or not costs[False]:
         return
-    taken, best = costs[True][0], min(costs[False], key=lambda cost: cost.wall)
-    if taken.wall - best.wall <= PIN_MARGIN * taken.wall:
+    actual, best = costs[True][0], min(costs[False], key=lambda cost: cost.wall)
+    if actual.wall - best.wall <= PIN_MARGIN * actual.wall:
         return
-    message = (
-        f"`via {taken.design}` makes a step take {timed(taken.wall)}, where it could take {timed(best.wall)}"
-    )
+    times = f"{timed(actual.wall)}, where it could take {timed(best.wall)}"
+    message = f"`via {actual.design}` makes a step take {times}"
     note = f"by `{best.design}`, which waits for {best.waits_for}"
     yield subject.warning("CP1204", message, stage.span, note, "pin that one, or leave the `share` out")

@@ -1,4 +1,4 @@
-"""`# commplan: ignore CP1203`: which warnings a comment takes back, and comments that take back nothing."""
+"""Comments `# commplan: ignore CP1203`: the warnings that they suppress, and unneeded comments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABOUT_COMMENTS = ("CP1207", "CP1208")
 
 
 class Ignore(msgspec.Struct, frozen=True):
-    """A code in a comment, and the lines whose warnings it takes back."""
+    """A code in a comment, and the lines whose warnings it suppresses."""
 
     code: str
     span: Span
@@ -28,13 +28,13 @@ class Ignore(msgspec.Struct, frozen=True):
 
 
 def ignores(text: str, tree: ast.File) -> tuple[list[Ignore], list[Diagnostic]]:
-    """What comments say is to be ignored, and what is wrong with them (CP1207)."""
+    """Return the codes to ignore, and errors in the comments (CP1207)."""
     if "commplan:" not in text:
         return [], []
     tokens = list(tokenize(text.removeprefix("\ufeff")))
     code_lines = {token.line for token in tokens if token.type != "COMMENT"}
     statements = _statements(tree)
-    known, wrong = list[Ignore](), list[Diagnostic]()
+    ignored, wrong = list[Ignore](), list[Diagnostic]()
     for token in tokens:
         match = _DIRECTIVE.match(token.text) if token.type == "COMMENT" else None
         if match is None:
@@ -42,12 +42,12 @@ def ignores(text: str, tree: ast.File) -> tuple[list[Ignore], list[Diagnostic]]:
         lines = _lines(token, code_lines, statements)
         codes, mistakes = _codes(token, match, tree.file)
         wrong += mistakes
-        known += [Ignore(code, span, lines, _removal(token, match, span)) for code, span in codes]
-    return known, wrong
+        ignored += [Ignore(code, span, lines, _removal(token, match, span)) for code, span in codes]
+    return ignored, wrong
 
 
 def _statements(tree: ast.File) -> list[range]:
-    """The lines of every declaration, header of a phase and stage."""
+    """The lines of every declaration, phase header and stage."""
     spans = list[Span]()
     for item in tree.items:
         spans += (
@@ -57,8 +57,7 @@ def _statements(tree: ast.File) -> list[range]:
 
 
 def _lines(comment: Token, code_lines: Collection[int], statements: Sequence[range]) -> range:
-    """The lines that a comment is about: those of the statement on its own line, or else of that on the next
-    line that is no comment."""
+    """The lines affected by a comment: those of the statement on its line, or else of the next statement."""
     line = comment.line
     if line not in code_lines:
         below = [number for number in code_lines if number > line]
@@ -83,8 +82,8 @@ def _codes(
         return codes, wrong
     for code, start, end in _written(match):
         span = Span(comment.line, comment.column + start, comment.line, comment.column + end)
-        warnings = [each for each in titles() if each.startswith(RANGE) and each not in ABOUT_COMMENTS]
-        if any(code == known for known, _ in codes):
+        warnings = [title for title in titles() if title.startswith(RANGE) and title not in ABOUT_COMMENTS]
+        if any(code == other for other, _ in codes):
             fix = _removal(comment, match, span)
             wrong.append(_mistake(f"{code} stands twice in this comment", span, file, fix=fix))
         elif code in warnings:
@@ -105,7 +104,7 @@ def _mistake(message: str, span: Span, file: str, *notes: str, fix: Fix | None =
 
 
 def _written(match: re.Match[str]) -> Iterator[tuple[str, int, int]]:
-    """The codes of a comment with their offsets in it; a reason may follow them."""
+    """The codes of a comment with their offsets; they may be followed by a reason."""
     position = match.start("rest")
     while code := _CODE.match(match.string, position):
         yield code[1].upper(), code.start(1), code.end(1)
@@ -113,7 +112,7 @@ def _written(match: re.Match[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def _removal(comment: Token, match: re.Match[str], span: Span) -> Fix:
-    """The whole comment goes where it says nothing else, else the code and the comma beside it."""
+    """Remove the whole comment if it contains one code, otherwise the code and the adjacent comma."""
     codes = [(comment.column + start, comment.column + end) for _, start, end in _written(match)]
     if len(codes) == 1:
         return Fix("remove the comment", comment.span, "")
@@ -123,25 +122,31 @@ def _removal(comment: Token, match: re.Match[str], span: Span) -> Fix:
 
 
 def without_ignored(
-    warnings: Sequence[Diagnostic], known: Sequence[Ignore], judged: Sequence[Ignore], file: str
+    warnings: Sequence[Diagnostic], ignored: Sequence[Ignore], judged: Sequence[Ignore], file: str
 ) -> Iterator[Diagnostic]:
-    """The warnings that no comment takes back; and CP1208 for what takes back nothing. judged: of which
-    enough is known to say so."""
+    """Return the warnings that are not suppressed, and CP1208 for unneeded codes.
+
+    Args:
+        warnings: all warnings.
+        ignored: the codes to ignore.
+        judged: those that can be checked for being unneeded.
+        file: the plan file.
+    """
     used = set[Ignore]()
     for warning in warnings:
         by = [
-            each
-            for each in known
-            if warning.span and each.code == warning.code and _covers(each, warning.span)
+            ignore
+            for ignore in ignored
+            if warning.span and ignore.code == warning.code and _covers(ignore, warning.span)
         ]
         used.update(by)
         if not by:
             yield warning
-    for each in judged:
-        if each in used:
+    for ignore in judged:
+        if ignore in used:
             continue
-        message = f"{each.code} is ignored here, and there is no such warning"
-        yield Diagnostic("CP1208", message, each.span, (), each.removal, Severity.WARNING, file)
+        message = f"{ignore.code} is ignored here, and there is no such warning"
+        yield Diagnostic("CP1208", message, ignore.span, (), ignore.removal, Severity.WARNING, file)
 
 
 def _covers(ignore: Ignore, span: Span) -> bool:

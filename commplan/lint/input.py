@@ -1,4 +1,4 @@
-"""What loads and random functions do that is hardly meant: CP1205, CP1206, CP1210."""
+"""Probable mistakes in loads and random functions: CP1205, CP1206, CP1210."""
 
 from __future__ import annotations
 
@@ -8,39 +8,41 @@ from commplan.diagnostics import Diagnostic, Note, listed, plural
 from commplan.ir.plan import AxisKind, Load, Map, operands, results
 from commplan.lint.subject import Subject
 
-TAIL_MARGIN = 0.05  # of the records of an epoch
+TAIL_MARGIN = 0.05  # fraction of the records of an epoch
 
 
 def shared_draws(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1205: a random fn on what all members share, so that all of them get the same numbers."""
+    """CP1205: a random function of shared values, so that all members receive the same numbers."""
     plan = subject.plan
     members = [axis.name for axis in plan.axes if axis.kind is AxisKind.ENSEMBLE]
     for stage in subject.stages:
         if not isinstance(stage, Map) or not plan.fn(stage.fn).random:
             continue
         per = plan.value(stage.results[0]).placement.per
-        alike = [member for member in members if member not in per]
-        if not alike:
+        sharing_members = [member for member in members if member not in per]
+        if not sharing_members:
             continue
-        message = f"all members of {listed(alike)} get the same random numbers of `{stage.fn}`"
-        note = f"write `per {', '.join(alike)}` behind the call, and each member draws its own"
+        message = f"all members of {listed(sharing_members)} get the same random numbers of `{stage.fn}`"
+        note = f"write `per {', '.join(sharing_members)}` behind the call, and each member draws its own"
         meant = "where one draw for all is meant, ignore this: `# commplan: ignore CP1205`"
         yield subject.warning("CP1205", message, stage.span, note, meant)
 
 
 def unlike_loads(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1210: a function of records of two loads that go through their sources in different orders.
+    """CP1210: a function of records from two loads with different orders of their sources.
 
-    Two orders of one set of sources, as of images that are mixed with others, are meant.
+    Two orders of the same sources are accepted, for example images that are mixed with other images.
     """
     for phase in subject.plan.phases:
-        loads: dict[str, frozenset[Load]] = {}  # by value: the loads that it is made of
+        loads: dict[str, frozenset[Load]] = {}  # for each value, the loads that it depends on
         for stage in phase.stages:
-            each = [loads.get(ref, frozenset[Load]()) for ref in operands(stage)]
-            made_of = frozenset({stage}) if isinstance(stage, Load) else frozenset[Load]().union(*each)
+            operand_loads = [loads.get(ref, frozenset[Load]()) for ref in operands(stage)]
+            made_of = (
+                frozenset({stage}) if isinstance(stage, Load) else frozenset[Load]().union(*operand_loads)
+            )
             loads |= dict.fromkeys(results(stage), made_of)
-            if not isinstance(stage, Map) or made_of in each:
-                continue  # an error of one operand was reported at the stage that makes it
+            if not isinstance(stage, Map) or made_of in operand_loads:
+                continue  # reported at the stage that defines the operand
             sources: dict[tuple[object, ...], set[str]] = {}
             for load in made_of:
                 sources.setdefault(_order(load), set()).add(load.source)
@@ -56,13 +58,13 @@ def _order(load: Load) -> tuple[object, ...]:
 
 
 def _unlike(subject: Subject, stage: Map, loads: Collection[Load]) -> Diagnostic:
-    first, *rest = sorted(loads, key=lambda load: load.span)
-    other = next(load for load in rest if _order(load) != _order(first))
+    first, *later = sorted(loads, key=lambda load: load.span)
+    other = next(load for load in later if _order(load) != _order(first))
     names = [name for name in _ORDER if getattr(first, name) != getattr(other, name)]
-    rest = sorted({load.source for load in loads} - {first.source})
+    sources = sorted({load.source for load in loads} - {first.source})
     and_others = f"and `{other.source}` in different orders"
     if first.source == other.source:
-        and_others = f"in different orders, and of {listed(rest)}"
+        and_others = f"in different orders, and of {listed(sources)}"
     message = f"`{stage.fn}` is given records of `{first.source}` {and_others}"
     differ = Note(f"this load and that of `{first.source}` differ in {' and '.join(names)}", other.span)
     note = "an image meets its own label if both loads have the same seed, visit, batch and tail"
@@ -71,8 +73,8 @@ def _unlike(subject: Subject, stage: Map, loads: Collection[Load]) -> Diagnostic
 
 
 def dropped_records(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1206: `tail drop` leaves out more than 5% of the records of every epoch."""
-    records = subject.given.records
+    """CP1206: `tail drop` omits more than 5% of the records of every epoch."""
+    records = subject.inputs.records
     for stage in subject.stages:
         if not isinstance(stage, Load) or stage.tail != "drop" or stage.source not in records:
             continue

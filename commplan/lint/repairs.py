@@ -1,4 +1,4 @@
-"""Fixes put into a text: what is certain, and nothing else of it changes."""
+"""Apply safe fixes to a text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MOST_ROUNDS = 10
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
-class Places:
-    """Offsets into a text by line and column, and back; a byte order mark takes no column."""
+class TextOffsets:
+    """Converts between offsets and lines and columns of a text. A byte order mark has no column."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -22,25 +22,27 @@ class Places:
         self.ends = [*(match.start() for match in _NEWLINE.finditer(text)), len(text)]
 
     def offset(self, line: int, column: int) -> int:
-        """The offset of a place; one behind the end of its line is that end."""
+        """The offset of a location; columns past the end of a line are clipped."""
         if line > len(self.starts):
             return len(self.text)
         return min(self.starts[line - 1] + column - 1, self.ends[line - 1])
 
     def range(self, span: Span) -> tuple[int, int]:
-        """The offsets of a span."""
+        """The start and end offsets of a span."""
         return self.offset(span.line, span.column), self.offset(span.end_line, span.end_column)
 
     def place(self, offset: int) -> tuple[int, int]:
-        """Line and column of an offset."""
+        """The line and column of an offset."""
         line = bisect_right(self.starts, offset)
         return max(line, 1), offset - self.starts[max(line, 1) - 1] + 1
 
 
 def edits(text: str, fixes: Iterable[Fix]) -> list[tuple[int, int, str]]:
-    """What to replace, as start, end and text, in order: of fixes that overlap the first. A deletion
-    takes the space before it along, and the line that it leaves empty."""
-    places = Places(text)
+    """Convert fixes to edits (start, end, text), sorted; of overlapping fixes the first is used.
+
+    A deletion includes the preceding whitespace, and its line if that becomes empty.
+    """
+    places = TextOffsets(text)
     chosen = list[tuple[int, int, str]]()
     for fix in sorted(fixes, key=lambda fix: fix.span):
         start, end = places.range(fix.span)
@@ -51,8 +53,9 @@ def edits(text: str, fixes: Iterable[Fix]) -> list[tuple[int, int, str]]:
     return chosen
 
 
-def _widened(places: Places, start: int, end: int) -> tuple[int, int]:
-    """What is deleted up to the end of its line leaves no space behind, and no empty line."""
+def _widened(places: TextOffsets, start: int, end: int) -> tuple[int, int]:
+    """Extend a deletion at the end of a line over preceding whitespace, or over the line if it becomes
+    empty."""
     line = places.place(start)[0]
     if end != places.ends[line - 1]:
         return start, end
@@ -64,7 +67,7 @@ def _widened(places: Places, start: int, end: int) -> tuple[int, int]:
 
 
 def applied(text: str, fixes: Iterable[Fix]) -> tuple[str, int]:
-    """`text` with the fixes, and how many of them were put in."""
+    """Apply fixes to `text`; returns the new text and the number of fixes."""
     chosen = edits(text, fixes)
     for start, end, new in reversed(chosen):
         text = text[:start] + new + text[end:]
@@ -72,15 +75,20 @@ def applied(text: str, fixes: Iterable[Fix]) -> tuple[str, int]:
 
 
 def repaired(text: str, find: Callable[[str], Sequence[Diagnostic]]) -> tuple[str, int]:
-    """`text` with every fix that `find` gives of it, and of what that shows, and how many were put in.
+    """Apply the fixes of all diagnostics repeatedly, until no fix is left or a text recurs.
 
-    find: all that is wrong with a text. Ends where a text comes back that was there before.
+    Args:
+        text: the text.
+        find: returns the diagnostics of a text.
+
+    Returns:
+        The new text and the number of fixes.
     """
-    seen, total = {text}, 0
+    previous_texts, total = {text}, 0
     for _ in range(MOST_ROUNDS):
-        better, count = applied(text, [each.fix for each in find(text) if each.fix])
-        if better in seen:
+        better, count = applied(text, [diagnostic.fix for diagnostic in find(text) if diagnostic.fix])
+        if better in previous_texts:
             break
-        seen.add(better)
+        previous_texts.add(better)
         text, total = better, total + count
     return text, total

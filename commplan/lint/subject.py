@@ -1,4 +1,4 @@
-"""What a lint looks at: a checked plan, and what is known beside it."""
+"""The input of a lint: a checked plan and further information."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ if TYPE_CHECKING:
 NO_BINDINGS: Mapping[str, Any] = {}
 
 
-class Given(msgspec.Struct, frozen=True):
-    """What is known beside the plan.
+class LintInputs(msgspec.Struct, frozen=True):
+    """Information beyond the plan's text.
 
-    sizes: ranks along axes declared `?`; shapes: leaves by name, None where none are given; topology: the
-    machine, which tells times; calibration: what was measured on it; options: what else `compile_plan` takes.
-    records: how many records sources have. programs: the texts of the programs that run the plan, by file.
+    Attributes:
+        sizes: sizes of axes declared `?`.
+        shapes: leaves by name, or None.
+        topology: the machine, which is required for times.
+        calibration: measurements of the machine.
+        options: further arguments of `compile_plan`.
+        records: lengths of sources.
+        programs: texts of the programs that run the plan, by file.
     """
 
     sizes: Mapping[str, int] = NO_BINDINGS
@@ -40,94 +45,98 @@ class Given(msgspec.Struct, frozen=True):
 
     @property
     def is_bound(self) -> bool:
-        """Whether the plan is to be compiled."""
+        """Whether the plan can be compiled."""
         return self.shapes is not None or self.topology is not None or bool(self.sizes or self.options)
 
 
-NOTHING = Given()
+NOTHING = LintInputs()
 
 
 class Subject(msgspec.Struct, frozen=True, dict=True):
-    """A plan without errors, as lints see it."""
+    """A plan without errors."""
 
     plan: Plan
     tree: ast.File
-    given: Given = NOTHING
+    inputs: LintInputs = NOTHING
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Every stage, phase by phase."""
+        """All stages of all phases."""
         return tuple(stage for phase in self.plan.phases for stage in phase.stages)
 
     def compiled(self, plan: Plan | None = None) -> ir.Schedule:
-        """The plan, or a variant of it, compiled for what is given. Raises CommplanError."""
+        """Compile the plan, or a variant of it. Raises CommplanError."""
         from commplan.compiler import compile_plan
 
-        given = self.given
+        inputs = self.inputs
         return compile_plan(
             plan or self.plan,
-            given.sizes,
-            given.shapes or {},
-            topology=given.topology,
-            calibration=given.calibration,
-            **given.options,
+            inputs.sizes,
+            inputs.shapes or {},
+            topology=inputs.topology,
+            calibration=inputs.calibration,
+            **inputs.options,
         )
 
     @cached_property
     def schedule(self) -> ir.Schedule | None:
-        """The compiled plan, where there is something to say what it costs. Raises CommplanError."""
-        given = self.given
-        return self.compiled() if given.topology is not None or given.calibration is not None else None
+        """The compiled plan, or None if costs are unknown. Raises CommplanError."""
+        inputs = self.inputs
+        return self.compiled() if inputs.topology is not None or inputs.calibration is not None else None
 
     @cached_property
     def values(self) -> Mapping[str, ir.Value] | None:
-        """Every value as one rank holds it, where all shapes are given. Raises CommplanError."""
-        if self.given.shapes is None:
+        """All values of one rank, or None without shapes. Raises CommplanError."""
+        if self.inputs.shapes is None:
             return None
         from commplan.frontend.bind_axes import bind_axes
         from commplan.frontend.infer_shapes import infer
 
-        axes = bind_axes(self.plan, self.given.sizes)
-        return infer(self.plan, {axis.name: axis.size for axis in axes}, self.given.shapes)
+        axes = bind_axes(self.plan, self.inputs.sizes)
+        return infer(self.plan, {axis.name: axis.size for axis in axes}, self.inputs.shapes)
 
     def output_span(self, phase: int, name: str) -> Span:
-        """Where the output `name` of a phase, counted from 0, is written."""
+        """The location of output `name` of the phase with index `phase`."""
         decl = [item for item in self.tree.items if isinstance(item, ast.PhaseDecl)][phase]
         outputs = (statement for statement in decl.body if isinstance(statement, ast.OutputStmt))
-        return next(each.span for output in outputs for each in output.names if each.text == name)
+        return next(
+            name_node.span for output in outputs for name_node in output.names if name_node.text == name
+        )
 
     def warning(
         self, code: str, message: str, span: Span, *notes: Note | str, fix: Fix | None = None
     ) -> Diagnostic:
-        """A warning of this plan."""
+        """Create a warning for this plan."""
         remarks = tuple(Note(note) if isinstance(note, str) else note for note in notes)
         return Diagnostic(code, message, span, remarks, fix, Severity.WARNING, self.plan.file)
 
 
-def with_declared(plan: Plan, given: Given) -> Given:
-    """`given` with the topology that `plan` declares, if it is to be compiled.
+def with_declared(plan: Plan, inputs: LintInputs) -> LintInputs:
+    """Add the plan's topology to `inputs`, if the plan will be compiled.
 
-    Raises CP0712 if that cannot be read, and CP0713 if the axes, whose sizes are known, do not fit there. A
-    plan that is in no file is not checked until it is compiled.
+    A plan that is not in a file is not checked until it is compiled.
+
+    Raises:
+        CommplanError: CP0712 if the topology cannot be read, CP0713 if axes of known sizes do not fit.
     """
     from commplan.frontend.bind_axes import bind_axes
     from commplan.topology import declared_in, place, topology_of
 
-    if not given.is_bound and not Path(plan.file).is_file():
-        return given  # a text without a folder
+    if not inputs.is_bound and not Path(plan.file).is_file():
+        return inputs  # the text has no folder for relative paths
     topology = topology_of(plan)
     assert topology is not None
-    sizes = {axis.name: axis.size for axis in plan.axes if axis.size is not None} | dict(given.sizes)
-    if len(sizes) == len(plan.axes) and not given.is_bound:
+    sizes = {axis.name: axis.size for axis in plan.axes if axis.size is not None} | dict(inputs.sizes)
+    if len(sizes) == len(plan.axes) and not inputs.is_bound:
         with declared_in(plan):
-            place(bind_axes(plan, given.sizes), topology, {})
-    return replace(given, topology=topology) if given.is_bound else given
+            place(bind_axes(plan, inputs.sizes), topology, {})
+    return replace(inputs, topology=topology) if inputs.is_bound else inputs
 
 
 def with_stage(plan: Plan, stage: Stage, other: Stage) -> Plan:
-    """`plan`, one of its stages written otherwise."""
+    """Replace one stage of `plan` with `other`."""
 
     def stages(phase: Phase) -> tuple[Stage, ...]:
-        return tuple(other if each is stage else each for each in phase.stages)
+        return tuple(other if candidate is stage else candidate for candidate in phase.stages)
 
     return replace(plan, phases=tuple(replace(phase, stages=stages(phase)) for phase in plan.phases))

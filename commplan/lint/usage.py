@@ -1,4 +1,4 @@
-"""What a plan makes or declares and nobody uses: CP1201, CP1202, CP1209."""
+"""Unused values, outputs and declarations: CP1201, CP1202, CP1209."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEANT = "a name that begins with `_` says that this is meant"
 
 
 def unused_values(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1201: a value that no stage reads, no output gives and no state keeps."""
+    """CP1201: a value that no stage reads and that is not bound to an output or a state."""
     plan = subject.plan
     used = {ref for phase in plan.phases for ref in _used(phase)}
     for ref in plan.inputs:
@@ -44,7 +44,7 @@ def _used(phase: Phase) -> Iterator[str]:
 
 
 def _hidden(subject: Subject, phase: Phase, ref: str) -> list[Note]:
-    """A remark where the name of `ref` is bound again later in its phase."""
+    """A note if the name of `ref` is bound again later in its phase."""
     value = subject.plan.value(ref)
     later = [
         other.span
@@ -56,7 +56,7 @@ def _hidden(subject: Subject, phase: Phase, ref: str) -> list[Note]:
 
 
 def _without_count(stage: Load, count: Span) -> Fix | None:
-    """`x, n = load` becomes `x = load`: nothing else changes."""
+    """Replace `x, n = load` with `x = load`."""
     first = stage.span
     if count.line != first.line or count.column == first.column:
         return None
@@ -67,11 +67,11 @@ def _without_count(stage: Load, count: Span) -> Fix | None:
 
 
 def idle_outputs(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1202: an output that nobody takes: the program gave it, or never names it."""
-    plan, given = subject.plan, subject.given
-    named = set[str]()
-    for text in given.programs.values():
-        named |= _names(text)
+    """CP1202: an output that equals an input, or whose name no program uses."""
+    plan, inputs = subject.plan, subject.inputs
+    used_names = set[str]()
+    for text in inputs.programs.values():
+        used_names |= _names(text)
     for number, phase in enumerate(plan.phases):
         for output in phase.outputs:
             span = subject.output_span(number, output.name)
@@ -79,14 +79,14 @@ def idle_outputs(subject: Subject) -> Iterator[Diagnostic]:
                 message = f"the output `{output.name}` is the input of that name as it came in"
                 note = "the program has it already: leave it out, or bind the name to what should be given"
                 yield subject.warning("CP1202", message, span, note)
-            elif given.programs and output.name not in named:
+            elif inputs.programs and output.name not in used_names:
                 message = f"nobody takes the output `{output.name}`"
-                note = f"no attribute, argument or key of that name is in {listed(given.programs)}"
+                note = f"no attribute, argument or key of that name is in {listed(inputs.programs)}"
                 yield subject.warning("CP1202", message, span, note)
 
 
 def _names(text: str) -> set[str]:
-    """Every attribute, variable, argument and string of a Python program that could name an output."""
+    """All attributes, variables, arguments and strings of a Python program, as possible uses of outputs."""
     names = set[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -103,15 +103,15 @@ def _names(text: str) -> set[str]:
 
 
 def unused_declarations(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1209: a source that is not loaded, a fn that is not called, a server on which nothing lives."""
+    """CP1209: a source that is not loaded, a function that is not called, or a server without states."""
     plan = subject.plan
     loaded = {stage.source for stage in subject.stages if isinstance(stage, Load)}
-    called = {stage.fn for stage in subject.stages if isinstance(stage, Map | Exchange)}
+    called_fns = {stage.fn for stage in subject.stages if isinstance(stage, Map | Exchange)}
     servers = {value.placement.server for value in plan.values}
     axes = [axis for axis in plan.axes if axis.kind is AxisKind.SERVER]
     bound = "who binds the plan has to give it all the same"
     unused = [("source", item.name, item.span, bound) for item in plan.sources if item.name not in loaded]
-    unused += [("fn", item.name, item.span, bound) for item in plan.fns if item.name not in called]
+    unused += [("fn", item.name, item.span, bound) for item in plan.fns if item.name not in called_fns]
     idle = "its processes would wait for nothing"
     unused += [("server", item.name, item.span, idle) for item in axes if item.name not in servers]
     for kind, name, span, why in unused:

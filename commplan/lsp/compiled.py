@@ -1,4 +1,4 @@
-"""What the compiler makes of each stage, asked of another process: typing never waits for it."""
+"""Compile plans in a separate process and describe their stages, without blocking the editor."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from commplan.lsp.document import Document
+from commplan.lsp.document import PlanDocument
 
 TIMEOUT_S = 60.0
 Stages = Mapping[int, Sequence[str]]
 
 
 class Explainer:
-    """Compiles one version of a text at a time; a newer one ends the compilation of the older.
+    """Compiles one version of each text at a time; a newer version cancels the older one.
 
-    flags: those of `commplan explain`, such as `--topology T.toml --shapes S.json`. Without shapes a plan
-    with trees does not compile, and its stages are not explained.
+    Args:
+        flags: flags of `commplan explain`, such as `--topology T.toml --shapes S.json`. Without shapes a plan
+            with trees does not compile, and its stages are not explained.
     """
 
     def __init__(self, flags: Sequence[str] = ()) -> None:
         self.flags = tuple(flags)
         self._tasks: dict[str, tuple[str, asyncio.Task[Stages]]] = {}
 
-    def ask(self, uri: str, document: Document) -> asyncio.Task[Stages]:
-        """The lines of each stage, when they are known; the process is started once for each text."""
+    def explain(self, uri: str, document: PlanDocument) -> asyncio.Task[Stages]:
+        """Start compiling a document, once for each text; returns the task with the lines of each stage."""
         text, task = self._tasks.get(uri, ("", None))
         if task is not None and text == document.text:
             return task
@@ -37,15 +38,15 @@ class Explainer:
         return task
 
     def forget(self, uri: str) -> None:
-        """End what is compiled for a document."""
+        """Cancel the compilation of a document."""
         _, task = self._tasks.pop(uri, ("", None))
         if task is not None:
             task.cancel()
 
-    async def _explain(self, document: Document) -> Stages:
+    async def _explain(self, document: PlanDocument) -> Stages:
         if document.analysis.plan is None:
             return {}
-        # -P: what stands in the folder that the server was started in is no part of the command.
+        # -P: do not import modules from the working directory.
         flags = [*_machine(document), *self.flags]
         command = [sys.executable, "-P", "-m", "commplan", "explain", "-", "--format", "json", *flags]
         pipe = asyncio.subprocess.PIPE
@@ -63,14 +64,15 @@ class Explainer:
         return stages(out) if process.returncode == 0 else {}
 
 
-def _machine(document: Document) -> list[str]:
-    """The topology that the plan declares, as a flag: the command reads the text without its place."""
+def _machine(document: PlanDocument) -> list[str]:
+    """The plan's topology as a flag, since the command reads the text from stdin and cannot resolve its
+    path."""
     plan = document.analysis.plan
     declared = plan.topology if plan is not None else None
     return ["--topology", str(Path(document.file).parent / declared.path)] if declared is not None else []
 
 
 def stages(document: bytes) -> Stages:
-    """The lines of each stage in the JSON that `explain` writes, by the line of the plan."""
+    """The lines of each stage in the JSON output of `explain`, by plan line."""
     phases = json.loads(document)["phases"]
     return {line["line"]: line["text"] for phase in phases for line in phase["lines"]}

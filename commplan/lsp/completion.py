@@ -1,4 +1,4 @@
-"""What may stand at a place of a plan, each with what it means."""
+"""Words that may follow at a location of a plan, with documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commplan.dsl.grammar import Start, followers
 from commplan.dsl.lexer import CLAUSES, DECLARES, SOFT, VERBS, Token
 from commplan.dsl.statements import CONTINUES, GiveUp, PhaseClose, PhaseOpen, Statement, split
 from commplan.lsp import documentation
-from commplan.lsp.document import Document
+from commplan.lsp.document import PlanDocument
 from commplan.lsp.symbols import Symbol
 
 ItemKind = Literal["keyword", "verb", "value", "axis", "function", "algorithm", "option", "type", "constant"]
@@ -23,8 +23,8 @@ _HEADERS = ("at start {", "each step {", "every N steps {", "phase NAME {")
 _BRACKETS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 
 
-class Item(NamedTuple):
-    """A word that may stand at the place: what it is, a line about it, and more in Markdown."""
+class Completion(NamedTuple):
+    """A completion: its kind, a one-line description, and documentation in Markdown."""
 
     label: str
     kind: ItemKind
@@ -32,30 +32,30 @@ class Item(NamedTuple):
     documentation: str = ""
 
 
-class _Cursor(NamedTuple):
-    """The statement up to the place, without the word that is being written there."""
+class _CompletionContext(NamedTuple):
+    """The statement before a location, without the word being typed."""
 
-    document: Document
+    document: PlanDocument
     line: int
     column: int
     tokens: tuple[Token, ...]
-    inside: bool  # a phase
+    inside: bool  # within a phase
     fresh: bool  # a new statement may begin
 
 
-def complete(document: Document, line: int, column: int) -> list[Item]:
-    """The words that may stand at a place, in the order in which they should be shown."""
+def complete(document: PlanDocument, line: int, column: int) -> list[Completion]:
+    """Return the words that may follow at a location, in display order."""
     cursor = _cursor(document, line, column)
     if cursor is None:
         return []
-    items: dict[str, Item] = {}
+    items: dict[str, Completion] = {}
     for item in _items(cursor):
         items.setdefault(item.label, item)
     return list(items.values())
 
 
-def _cursor(document: Document, line: int, column: int) -> _Cursor | None:
-    """The statement at a place; None inside a comment."""
+def _cursor(document: PlanDocument, line: int, column: int) -> _CompletionContext | None:
+    """The statement at a location; None inside a comment."""
     before: list[Token] = []
     for token in document.tokens:
         if (token.line, token.column) >= (line, column):
@@ -82,11 +82,11 @@ def _cursor(document: Document, line: int, column: int) -> _Cursor | None:
         return None
     tokens = last.tokens if last else ()
     fresh = not tokens or (tokens[-1].line < line and not _open(tokens))
-    return _Cursor(document, line, column, tokens, inside, fresh)
+    return _CompletionContext(document, line, column, tokens, inside, fresh)
 
 
 def _open(tokens: Sequence[Token]) -> list[Token]:
-    """The brackets that are open behind `tokens`."""
+    """The unclosed brackets in `tokens`."""
     brackets: list[Token] = []
     for token in tokens:
         if token.type in _BRACKETS:
@@ -96,7 +96,7 @@ def _open(tokens: Sequence[Token]) -> list[Token]:
     return brackets
 
 
-def _items(cursor: _Cursor) -> Iterator[Item]:
+def _items(cursor: _CompletionContext) -> Iterator[Completion]:
     if cursor.fresh:
         yield from _beginnings(cursor)
     if not cursor.tokens:
@@ -111,44 +111,44 @@ def _items(cursor: _Cursor) -> Iterator[Item]:
         yield from _keywords(following, cursor)
 
 
-def _start(cursor: _Cursor) -> Start:
+def _start(cursor: _CompletionContext) -> Start:
     first = cursor.tokens[0].type
     if cursor.inside:
         return "statement"
     return "header" if first == "PLAN" else "declaration" if first in DECLARES else "phase"
 
 
-def _beginnings(cursor: _Cursor) -> Iterator[Item]:
-    """What a statement may begin with."""
+def _beginnings(cursor: _CompletionContext) -> Iterator[Completion]:
+    """The first words of statements."""
     if cursor.inside:
         yield _word("output")
         for symbol in cursor.document.symbols.visible(cursor.line, cursor.column).values():
             yield _symbol(cursor, symbol)
         return
     words = ["plan"] if not cursor.document.analysis.tree.name else []
-    for word in (*words, *sorted(each.lower() for each in DECLARES if each != "PLAN")):
+    for word in (*words, *sorted(keyword.lower() for keyword in DECLARES if keyword != "PLAN")):
         yield _word(word)
     for header in _HEADERS:
-        yield Item(header, "keyword", "a phase", documentation.WORDS[header.split()[0]])
+        yield Completion(header, "keyword", "a phase", documentation.WORDS[header.split()[0]])
 
 
-def _keywords(following: Iterable[str], cursor: _Cursor) -> Iterator[Item]:
+def _keywords(following: Iterable[str], cursor: _CompletionContext) -> Iterator[Completion]:
     for kind in sorted(following):
         if kind in VERBS:
             verb = kind.lower()
-            yield Item(verb, "verb", documentation.STAGES[verb], documentation.of_verb(verb))
+            yield Completion(verb, "verb", documentation.STAGES[verb], documentation.of_verb(verb))
         elif kind in CLAUSES or kind.lower() in SOFT:
             if kind == "ACROSS" and not _axes(cursor, ("ensemble",)):
                 continue
             yield _word(kind.lower())
 
 
-def _word(word: str) -> Item:
-    return Item(word, "keyword", "", documentation.WORDS[word])
+def _word(word: str) -> Completion:
+    return Completion(word, "keyword", "", documentation.WORDS[word])
 
 
-def _names(cursor: _Cursor) -> Iterator[Item]:
-    """The names that fit where the grammar takes any."""
+def _names(cursor: _CompletionContext) -> Iterator[Completion]:
+    """The names for a position in which the grammar accepts any name."""
     tokens = cursor.tokens
     brackets = _open(tokens)
     before = _clause(tokens)
@@ -166,7 +166,7 @@ def _names(cursor: _Cursor) -> Iterator[Item]:
         yield from _constants(words, kind)
     elif before == "VIA":
         for name in carrying(_stage(tokens, verb)):
-            yield Item(name, "algorithm", "", documentation.ALGORITHMS[name])
+            yield Completion(name, "algorithm", "", documentation.ALGORITHMS[name])
     elif before == "BY":
         yield from _constants(MODES if verb == "elastic" else OPS, "constant")
     elif before == "LOAD":
@@ -197,7 +197,7 @@ _FIXED: Mapping[str, tuple[ItemKind, Sequence[str]]] = {
 
 
 def _clause(tokens: Sequence[Token]) -> str:
-    """The word that the place belongs to: the last keyword."""
+    """The type of the last keyword, which determines the possible words."""
     return next((token.type for token in reversed(tokens) if token.type in CLAUSES | VERBS | DECLARES), "")
 
 
@@ -206,14 +206,14 @@ def _verb(tokens: Sequence[Token]) -> str | None:
 
 
 def _stage(tokens: Sequence[Token], verb: str | None) -> str:
-    """A stage as the lists of algorithms and options call it: elastic averaging has its mode beside it."""
+    """The name of a stage in the lists of algorithms and options, for example `elastic sync`."""
     if verb != "elastic":
         return verb or ""
     return next((f"elastic {token.text}" for token in tokens if token.text in MODES), "elastic sync")
 
 
-def _in_braces(tokens: Sequence[Token], verb: str | None) -> Iterator[Item]:
-    """Options of a stage that are not written yet, and the words that one takes."""
+def _in_braces(tokens: Sequence[Token], verb: str | None) -> Iterator[Completion]:
+    """The remaining options of a stage, or the possible values of an option."""
     if tokens[-1].type == "EQUAL":
         rule = OPTIONS.get(tokens[-2].text)
         words = (
@@ -232,18 +232,20 @@ def _in_braces(tokens: Sequence[Token], verb: str | None) -> Iterator[Item]:
     keys = {*options_of(stage), *(options_of("host map") if stage == "map" else ())}
     for key in OPTIONS:
         if key in keys and key not in written:
-            yield Item(key, "option", "", documentation.of_option(key))
+            yield Completion(key, "option", "", documentation.of_option(key))
 
 
-def _in_call(cursor: _Cursor, tokens: Sequence[Token], clause: str, verb: str | None) -> Iterator[Item]:
-    """Arguments of what stands behind `via` or `by`."""
+def _in_call(
+    cursor: _CompletionContext, tokens: Sequence[Token], clause: str, verb: str | None
+) -> Iterator[Completion]:
+    """Arguments of the word after `via` or `by`."""
     opened = _open(tokens)[-1]
     name = tokens[tokens.index(opened) - 1].text
     value = tokens[-1].type == "EQUAL"
     if clause == "VIA" and name == "hierarchical":
         if value:
             for level in carrying_a_level(_stage(tokens, verb)):
-                yield Item(level, "algorithm", "", documentation.ALGORITHMS[level])
+                yield Completion(level, "algorithm", "", documentation.ALGORITHMS[level])
         else:
             yield from _levels(cursor)
     elif clause == "VIA" and not value:
@@ -257,8 +259,8 @@ def _in_call(cursor: _Cursor, tokens: Sequence[Token], clause: str, verb: str | 
             yield _symbol(cursor, symbol)
 
 
-def _levels(cursor: _Cursor) -> Iterator[Item]:
-    """The axes of the stage that its algorithm does not name yet."""
+def _levels(cursor: _CompletionContext) -> Iterator[Completion]:
+    """The axes of the stage that its algorithm does not list yet."""
     tokens = cursor.tokens
     via = next(number for number, token in enumerate(tokens) if token.type == "VIA")
     stage, written = {token.text for token in tokens[:via]}, {token.text for token in tokens[via:]}
@@ -267,12 +269,12 @@ def _levels(cursor: _Cursor) -> Iterator[Item]:
             yield item
 
 
-def _arguments(keys: Iterable[str]) -> Iterator[Item]:
+def _arguments(keys: Iterable[str]) -> Iterator[Completion]:
     for key in keys:
-        yield Item(key, "option", "", documentation.ARGUMENTS[key])
+        yield Completion(key, "option", "", documentation.ARGUMENTS[key])
 
 
-def _in_declaration(cursor: _Cursor, before: str) -> Iterator[Item]:
+def _in_declaration(cursor: _CompletionContext, before: str) -> Iterator[Completion]:
     tokens = cursor.tokens
     first, last = tokens[0].type, tokens[-1].type
     if before == "ON" and first == "FN":
@@ -285,24 +287,24 @@ def _in_declaration(cursor: _Cursor, before: str) -> Iterator[Item]:
         yield from _constants(TYPES, "type")
 
 
-def _constants(words: Iterable[str], kind: ItemKind) -> Iterator[Item]:
+def _constants(words: Iterable[str], kind: ItemKind) -> Iterator[Completion]:
     for word in words:
-        yield Item(word, kind, "", documentation.VALUES.get(word, ""))
+        yield Completion(word, kind, "", documentation.VALUES.get(word, ""))
 
 
-def _axes(cursor: _Cursor, kinds: Sequence[str]) -> list[Item]:
+def _axes(cursor: _CompletionContext, kinds: Sequence[str]) -> list[Completion]:
     return list(_declared(cursor, kinds))
 
 
-def _declared(cursor: _Cursor, kinds: Sequence[str]) -> Iterator[Item]:
+def _declared(cursor: _CompletionContext, kinds: Sequence[str]) -> Iterator[Completion]:
     for symbol in cursor.document.symbols.declared.values():
         if symbol.kind in kinds:
             yield _symbol(cursor, symbol)
 
 
-def _symbol(cursor: _Cursor, symbol: Symbol) -> Item:
-    """A name that is declared or bound, with how it is written and where a value lies."""
+def _symbol(cursor: _CompletionContext, symbol: Symbol) -> Completion:
+    """A declared or bound name, with its type and placement."""
     kinds: dict[str, ItemKind] = {"fn": "function", "input": "value", "state": "value", "value": "value"}
     value = cursor.document.symbols.values.get(symbol.definition)
     detail = f"{value.type}, {value.placement}" if value else documentation.KINDS[symbol.kind]
-    return Item(symbol.name, kinds.get(symbol.kind, "axis"), detail)
+    return Completion(symbol.name, kinds.get(symbol.kind, "axis"), detail)

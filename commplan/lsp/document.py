@@ -1,4 +1,4 @@
-"""A text with all that is known of it."""
+"""A text and its lazily computed analysis."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from commplan.diagnostics import CommplanError, Diagnostic, Span
 from commplan.dsl import ast
 from commplan.dsl.lexer import Token, tokenize
 from commplan.lint import lint
-from commplan.lint.repairs import Places
+from commplan.lint.repairs import TextOffsets
 from commplan.lsp.symbols import Symbols, statements
 
 
-class Document:
-    """One version of a plan; what is asked for is worked out once.
+class PlanDocument:
+    r"""One version of a plan. All properties are computed once.
 
-    >>> document = Document("plan p\\naxis data = 2\\n")
+    >>> document = PlanDocument("plan p\naxis data = 2\n")
     >>> document.diagnostics, document.symbols.at(2, 6).symbol.kind
     ((), 'axis')
     """
@@ -31,10 +31,10 @@ class Document:
 
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """All errors, or of a plan without any its warnings."""
+        """All errors, or the warnings if there are no errors."""
         try:
             return self.analysis.diagnostics or lint(self.analysis)
-        except CommplanError as error:  # of the topology that the plan declares
+        except CommplanError as error:  # raised for the plan's topology
             return error.diagnostics
 
     @cached_property
@@ -43,15 +43,15 @@ class Document:
 
     @cached_property
     def tokens(self) -> tuple[Token, ...]:
-        """Every token, comments included."""
+        """All tokens, including comments."""
         return tuple(tokenize(self.text.removeprefix("\ufeff")))
 
     @cached_property
-    def places(self) -> Places:
-        return Places(self.text)
+    def places(self) -> TextOffsets:
+        return TextOffsets(self.text)
 
     def token_at(self, line: int, column: int) -> Token | None:
-        """The token that stands at a place, or ends there; of two that meet there a word."""
+        """The token at a location, or ending there; a word is preferred over an adjacent token."""
         near = [
             token for token in self.tokens
             if token.line == line and token.column <= column <= token.end_column
@@ -60,8 +60,8 @@ class Document:
 
     def statement_at(self, line: int) -> ast.SyntaxNode | None:
         """The innermost declaration or statement on a line."""
-        holding = [node for node in statements(self.analysis.tree) if _on(node.span, line)]
-        return holding[-1] if holding else None
+        enclosing = [node for node in statements(self.analysis.tree) if _on(node.span, line)]
+        return enclosing[-1] if enclosing else None
 
 
 def _on(span: Span, line: int) -> bool:

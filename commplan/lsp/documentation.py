@@ -1,4 +1,4 @@
-"""What each word of the language means, as `words.toml` says it: for hovers and completion."""
+"""Documentation of each word of the language, from `words.toml`, for hovers and completion."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ KINDS: Mapping[str, str] = {
 
 
 def of_verb(word: str) -> str:
-    """The form of a stage and what it does."""
+    """The syntax and the documentation of a stage."""
     return f"```plan\n{VERBS[word].FORM}\n```\n{STAGES[word]}"
 
 
 def of_option(word: str) -> str:
-    """What an option is, and which stages take it."""
+    """The documentation of an option, with its values and stages."""
     rule = OPTIONS[word]
     kinds = {
         "bytes": "a size, such as `25 MiB`",
@@ -34,14 +34,14 @@ def of_option(word: str) -> str:
         "dtype": "a float type",
         "cache": 'a size, such as `8 GiB`, or `disk("PATH", 200 GiB)`',
     }
-    kind = kinds.get(rule.kind) or " or ".join(f"`{each}`" for each in rule.words)
+    kind = kinds.get(rule.kind) or " or ".join(f"`{value}`" for value in rule.words)
     return (
         f"{_TABLES['options'][word]}\n\nIt is {kind}, of {', '.join(f'`{stage}`' for stage in rule.stages)}."
     )
 
 
 def of_word(word: str) -> str | None:
-    """What a word of the language means, wherever it stands; None for any other."""
+    """The documentation of a word of the language; None for other words."""
     if word in VERBS:
         return of_verb(word)
     if word in OPTIONS:

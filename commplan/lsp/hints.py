@@ -1,15 +1,15 @@
-"""Inlay hints: behind each name that a stage binds, how the value lies."""
+"""Inlay hints: the placement of each value, after its name."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from commplan.dsl import ast
-from commplan.lsp.document import Document
+from commplan.lsp.document import PlanDocument
 
 
 class Hint(NamedTuple):
-    """A text that stands behind a place, and what is said of it."""
+    """A text inserted after a location, with a tooltip."""
 
     line: int
     column: int
@@ -17,7 +17,7 @@ class Hint(NamedTuple):
     tooltip: str
 
 
-def placements(document: Document, first: int, last: int) -> list[Hint]:
+def placements(document: PlanDocument, first: int, last: int) -> list[Hint]:
     """The hints of the lines `first` to `last`."""
     hints: list[Hint] = []
     for phase in document.symbols.phases:

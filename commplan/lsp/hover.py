@@ -1,4 +1,4 @@
-"""What is said of a place: of a name its placement, of a word what it means, of a stage what it became."""
+"""Hovers: placements of names, documentation of words, and compiled stages."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from commplan.diagnostics import Span
 from commplan.dsl import ast
 from commplan.highlight.categories import Category, categorise
 from commplan.lsp import documentation
-from commplan.lsp.document import Document
+from commplan.lsp.document import PlanDocument
 from commplan.lsp.symbols import Use
 
 _NAMES = (Category.NAME, Category.FUNCTION)
 
 
 def hover(
-    document: Document, line: int, column: int, stages: Mapping[int, Sequence[str]] | None = None
+    document: PlanDocument, line: int, column: int, stages: Mapping[int, Sequence[str]] | None = None
 ) -> tuple[str, Span] | None:
-    """Markdown about the place, and the place that it is about; None where there is nothing to say.
+    """Describe a location.
 
-    stages: what the compiler makes of the stage on each line, where that is known.
+    Args:
+        document: the document.
+        line: line number, from 1.
+        column: column number, from 1.
+        stages: descriptions of the compiled stages by line, if available.
+
+    Returns:
+        Markdown and the span that it describes; None if there is nothing to describe.
     """
     use = document.symbols.at(line, column)
     node = document.statement_at(line)
@@ -38,8 +45,8 @@ def hover(
     return "\n\n".join(parts), span
 
 
-def _name(document: Document, use: Use) -> str:
-    """The declaration of a name, or the type and placement of the value that it is here."""
+def _name(document: PlanDocument, use: Use) -> str:
+    """The declaration of a name, or the type and placement of its value."""
     symbol = use.symbol
     assert symbol is not None
     value = document.symbols.value(use.span, symbol)
@@ -52,8 +59,8 @@ def _name(document: Document, use: Use) -> str:
     return "\n\n".join(lines)
 
 
-def _source(document: Document, span: Span) -> str:
-    """What is written at a place, on one line."""
+def _source(document: PlanDocument, span: Span) -> str:
+    """The text of a span on one line."""
     start, end = document.places.range(span)
     lines = (line.partition("#")[0].strip() for line in document.text[start:end].splitlines())
     return " ".join(lines)

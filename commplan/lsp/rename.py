@@ -1,4 +1,4 @@
-"""Renaming: every place of a name, and nothing that another name means."""
+"""Renaming of symbols in a plan, without changing the meaning of other names."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import re
 from commplan.diagnostics import Fix, Span, fail
 from commplan.dsl.lexer import KEYWORDS
 from commplan.lint.repairs import applied
-from commplan.lsp.document import Document
+from commplan.lsp.document import PlanDocument
 from commplan.lsp.symbols import Symbol
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-def renamed(document: Document, line: int, column: int, name: str) -> list[Span]:
-    """The places to write `name` at, for the symbol at a place.
+def renamed(document: PlanDocument, line: int, column: int, name: str) -> list[Span]:
+    """Return the spans to replace with `name` to rename the symbol at a location.
 
-    Binding a name again makes another value, which keeps its name. Raises CP1117 where there is no name to
-    rename, `name` is none, or something in the plan would mean something else.
+    Rebinding a name creates a new value, which is not renamed.
+
+    Raises:
+        CommplanError: CP1117 if there is no symbol, `name` is invalid, or other names would change their
+            meaning.
     """
     use = document.symbols.at(line, column)
     if use is None or use.symbol is None:
@@ -27,15 +30,15 @@ def renamed(document: Document, line: int, column: int, name: str) -> list[Span]
         fail("CP1117", f"`{name}` is {kind}", "a name has letters, digits and `_`, and begins with no digit")
     places = sorted(use.symbol.places)
     text, _ = applied(document.text, [Fix("", place, name) for place in places])
-    other = Document(text)
+    other = PlanDocument(text)
     if _meanings(other) != _meanings(document) or len(other.diagnostics) > len(document.diagnostics):
         note = "another name would be hidden, or this one: choose one that the plan does not have"
         fail("CP1117", f"`{name}` would mean something else in the plan", note)
     return places
 
 
-def _meanings(document: Document) -> list[int | None]:
-    """For each name in the order of the text, the first place that names the same."""
+def _meanings(document: PlanDocument) -> list[int | None]:
+    """For each name in the text, the index of the first use of the same symbol."""
     first: dict[Symbol, int] = {}
     uses = document.symbols.uses
     return [first.setdefault(use.symbol, number) if use.symbol else None for number, use in enumerate(uses)]

@@ -1,4 +1,4 @@
-"""Code actions: fixes of diagnostics, all of them at once, and a comment that takes a warning back."""
+"""Code actions: fix a diagnostic, fix everything, or ignore a warning by a comment."""
 
 from __future__ import annotations
 
@@ -7,40 +7,44 @@ from typing import NamedTuple
 from commplan.diagnostics import Diagnostic, Severity, Span
 from commplan.lint.ignores import ABOUT_COMMENTS
 from commplan.lint.repairs import edits, repaired
-from commplan.lsp.document import Document
+from commplan.lsp.document import PlanDocument
 
 
 class Repair(NamedTuple):
-    """What may be done: in words, the edits as offsets and text, and the diagnostic that it is about.
+    """A code action.
 
-    certain: it can be done without a look.
+    Attributes:
+        title: description.
+        edits: edits (start offset, end offset, text).
+        diagnostic: the diagnostic that it repairs.
+        certain: whether it is safe to apply automatically.
     """
 
     title: str
     edits: tuple[tuple[int, int, str], ...]
-    about: Diagnostic | None
+    diagnostic: Diagnostic | None
     certain: bool
 
 
-def repairs(document: Document, first: int, last: int) -> list[Repair]:
-    """What may be done about the diagnostics on the lines `first` to `last`."""
+def repairs(document: PlanDocument, first: int, last: int) -> list[Repair]:
+    """The code actions for diagnostics on lines `first` to `last`."""
     offered: list[Repair] = []
-    for each in document.diagnostics:
-        if each.span is None or each.span.line > last or each.span.end_line < first:
+    for diagnostic in document.diagnostics:
+        if diagnostic.span is None or diagnostic.span.line > last or diagnostic.span.end_line < first:
             continue
-        if each.fix:
-            changes = tuple(edits(document.text, [each.fix]))
-            offered.append(Repair(each.fix.title, changes, each, certain=True))
-        if each.severity is Severity.WARNING and each.code not in ABOUT_COMMENTS:
-            offered.append(_ignored(document, each, each.span))
+        if diagnostic.fix:
+            changes = tuple(edits(document.text, [diagnostic.fix]))
+            offered.append(Repair(diagnostic.fix.title, changes, diagnostic, certain=True))
+        if diagnostic.severity is Severity.WARNING and diagnostic.code not in ABOUT_COMMENTS:
+            offered.append(_ignored(document, diagnostic, diagnostic.span))
     return offered
 
 
-def all_repairs(document: Document) -> Repair | None:
-    """Everything that is certain, put right at once."""
+def all_repairs(document: PlanDocument) -> Repair | None:
+    """One action that applies all safe fixes."""
 
     def found(text: str) -> tuple[Diagnostic, ...]:
-        return Document(text, document.file).diagnostics
+        return PlanDocument(text, document.file).diagnostics
 
     text, count = repaired(document.text, found)
     if not count:
@@ -48,11 +52,11 @@ def all_repairs(document: Document) -> Repair | None:
     return Repair("put right all that is certain", ((0, len(document.text), text),), None, certain=True)
 
 
-def _ignored(document: Document, warning: Diagnostic, span: Span) -> Repair:
-    """The comment behind the line, or its code in one that is there."""
+def _ignored(document: PlanDocument, warning: Diagnostic, span: Span) -> Repair:
+    """Add an ignore comment to the line, or a code to an existing one."""
     places = document.places
-    comments = [each for each in document.tokens if each.type == "COMMENT" and each.line == span.line]
-    written = next((each for each in comments if "commplan: ignore CP" in each.text), None)
+    comments = [token for token in document.tokens if token.type == "COMMENT" and token.line == span.line]
+    written = next((token for token in comments if "commplan: ignore CP" in token.text), None)
     if written:
         offset = places.offset(written.line, written.column + written.text.index("CP"))
         change = (offset, offset, f"{warning.code}, ")
@@ -61,7 +65,7 @@ def _ignored(document: Document, warning: Diagnostic, span: Span) -> Repair:
         last = max(token.end_column for token in document.tokens if token.line == span.line)
         start = places.offset(span.line, last)
         change = (start, end, f"  # commplan: ignore {warning.code}")
-        if comments:  # a comment that is there comes behind ours
+        if comments:  # append the text of an existing comment
             start = places.offset(span.line, comments[0].column)
             text = comments[0].text.removeprefix("#").strip()
             change = (start, end, f"# commplan: ignore {warning.code}: {text}")

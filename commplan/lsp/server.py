@@ -1,4 +1,4 @@
-"""The protocol, by pygls: what editors ask, and what they are told without asking."""
+"""The language server protocol, implemented with pygls: requests of editors and published diagnostics."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from commplan.dsl.format import format_source
 from commplan.lsp import hints
 from commplan.lsp.compiled import Explainer, Stages
 from commplan.lsp.completion import ItemKind, complete
-from commplan.lsp.document import Document
+from commplan.lsp.document import PlanDocument
 from commplan.lsp.hover import hover
 from commplan.lsp.rename import renamed
 from commplan.lsp.repairs import Repair, all_repairs, repairs
 
-PAUSE_S = 0.02  # changes that come in one go are checked once
-QUIET_S = 0.5  # without a change, before a plan is compiled
-HOVER_S = 1.0  # that a hover waits for the compiler
+PAUSE_S = 0.02  # delay before checking, to combine rapid changes
+QUIET_S = 0.5  # delay before compiling
+HOVER_S = 1.0  # longest time that a hover waits for the compiler
 
 _KINDS: Mapping[ItemKind, types.CompletionItemKind] = {
     "keyword": types.CompletionItemKind.Keyword,
@@ -42,9 +42,9 @@ _FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.commplan"
 
 
 def is_logged(record: logging.LogRecord) -> bool:
-    """Whether a record of pygls belongs into the log: a request that was refused has its answer.
+    """Whether to log a record of pygls. Refused requests are not logged, since the client receives an error.
 
-    Of a message that cannot be read one line is left; tracebacks are for faults of the server.
+    Unreadable messages are logged in one line; tracebacks are reserved for faults of the server.
     """
     error = record.exc_info[1] if record.exc_info else None
     if error is not None and record.msg == "Unable to handle message":
@@ -56,25 +56,25 @@ def is_logged(record: logging.LogRecord) -> bool:
 
 
 class PlanServer(LanguageServer):
-    """The state of one connection: the last version of every open plan."""
+    """The state of one connection, with the latest version of every open plan."""
 
     def __init__(self) -> None:
         super().__init__("commplan", __version__)  # pyright: ignore[reportUnknownMemberType]
-        self.documents: dict[str, tuple[str, Document]] = {}
+        self.documents: dict[str, tuple[str, PlanDocument]] = {}
         self.pending: dict[str, asyncio.TimerHandle] = {}
         self.explainer = Explainer()
 
-    def document(self, uri: str) -> tuple[Document, TextDocument]:
-        """The newest version of a document, and the protocol's view of it."""
+    def document(self, uri: str) -> tuple[PlanDocument, TextDocument]:
+        """The latest version of a document, and pygls's view of it."""
         text = self.workspace.get_text_document(uri)
-        known = self.documents.get(uri)
-        if known is None or known[0] != text.source:
-            self.documents[uri] = known = text.source, Document(text.source, text.filename or uri)
-        return known[1], text
+        cached = self.documents.get(uri)
+        if cached is None or cached[0] != text.source:
+            self.documents[uri] = cached = text.source, PlanDocument(text.source, text.filename or uri)
+        return cached[1], text
 
 
 def _place(text: TextDocument, position: types.Position) -> tuple[int, int]:
-    """Line and column from 1 in characters."""
+    """Convert a protocol position to a line and a column, from 1, in characters."""
     at = text.position_from_client_units(position)
     return at.line + 1, at.character + 1
 
@@ -86,9 +86,9 @@ def _range(text: TextDocument, span: Span) -> types.Range:
 
 
 def _edits(
-    text: TextDocument, document: Document, changes: Sequence[tuple[int, int, str]]
+    text: TextDocument, document: PlanDocument, changes: Sequence[tuple[int, int, str]]
 ) -> list[types.TextEdit]:
-    """Edits by offsets as the protocol has them."""
+    """Convert edits by offset to protocol edits."""
     result: list[types.TextEdit] = []
     for start, end, new in changes:
         span = Span(*document.places.place(start), *document.places.place(end))
@@ -96,18 +96,18 @@ def _edits(
     return result
 
 
-def _diagnostic(text: TextDocument, each: Diagnostic, uri: str) -> types.Diagnostic:
-    notes = [note for note in each.notes if note.span is not None]
-    remarks = [f"note: {note.text}" for note in each.notes if note.span is None]
+def _diagnostic(text: TextDocument, diagnostic: Diagnostic, uri: str) -> types.Diagnostic:
+    notes = [note for note in diagnostic.notes if note.span is not None]
+    remarks = [f"note: {note.text}" for note in diagnostic.notes if note.span is None]
     return types.Diagnostic(
-        _range(text, each.span or Span(1, 1, 1, 1)),
-        "\n".join([each.message, *remarks]),
+        _range(text, diagnostic.span or Span(1, 1, 1, 1)),
+        "\n".join([diagnostic.message, *remarks]),
         severity=types.DiagnosticSeverity.Error
-        if each.severity is Severity.ERROR
+        if diagnostic.severity is Severity.ERROR
         else types.DiagnosticSeverity.Warning,
-        code=each.code,
+        code=diagnostic.code,
         source="commplan",
-        tags=[types.DiagnosticTag.Unnecessary] if each.code in ("CP1201", "CP1209") else None,
+        tags=[types.DiagnosticTag.Unnecessary] if diagnostic.code in ("CP1201", "CP1209") else None,
         related_information=[
             types.DiagnosticRelatedInformation(types.Location(uri, _range(text, note.span)), note.text)
             for note in notes
@@ -118,7 +118,7 @@ def _diagnostic(text: TextDocument, each: Diagnostic, uri: str) -> types.Diagnos
 
 
 def server() -> PlanServer:
-    """A server with all that it answers, not yet started."""
+    """Create a server with all features, without starting it."""
     plans = PlanServer()
     _synchronise(plans)
     _reading(plans)
@@ -157,13 +157,13 @@ def _synchronise(plans: PlanServer) -> None:
 
 
 def _publish(plans: PlanServer, uri: str) -> None:
-    """Tell the client what is wrong, and compile the plan when nothing changes any more."""
+    """Publish diagnostics, and compile the plan after a pause in editing."""
     document, text = plans.document(uri)
-    listing = [_diagnostic(text, each, uri) for each in document.diagnostics]
+    listing = [_diagnostic(text, diagnostic, uri) for diagnostic in document.diagnostics]
     plans.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, listing, text.version))
     plans.explainer.forget(uri)
     loop = asyncio.get_running_loop()
-    plans.pending[uri] = loop.call_later(QUIET_S, plans.explainer.ask, uri, document)
+    plans.pending[uri] = loop.call_later(QUIET_S, plans.explainer.explain, uri, document)
 
 
 def _reading(plans: PlanServer) -> None:
@@ -231,11 +231,11 @@ def _reading(plans: PlanServer) -> None:
     _ = on_hover, definition, references, completion, inlay_hint
 
 
-async def _stages(plans: PlanServer, uri: str, document: Document) -> Stages:
-    """What the stages became, if the compiler says so soon; a plan with errors is not compiled."""
+async def _stages(plans: PlanServer, uri: str, document: PlanDocument) -> Stages:
+    """The compiled stages, if available within a short time; empty for a plan with errors."""
     if document.analysis.plan is None:
         return {}
-    task = plans.explainer.ask(uri, document)
+    task = plans.explainer.explain(uri, document)
     try:
         return await asyncio.wait_for(asyncio.shield(task), HOVER_S)
     except (TimeoutError, asyncio.CancelledError):
@@ -266,7 +266,7 @@ def _writing(plans: PlanServer) -> None:
         try:
             formatted = format_source(document.text, document.file)
         except CommplanError:
-            return None  # the diagnostics say why
+            return None  # diagnostics report the error
         whole = (0, len(document.text), formatted)
         return _edits(text, document, [whole]) if formatted != document.text else []
 
@@ -276,13 +276,15 @@ def _writing(plans: PlanServer) -> None:
     def code_action(params: types.CodeActionParams) -> list[types.CodeAction]:
         uri = params.text_document.uri
         document, text = plans.document(uri)
-        wanted = params.context.only
+        requested = params.context.only
         actions: list[types.CodeAction] = []
-        if wanted is None or any(_includes(kind, types.CodeActionKind.QuickFix.value) for kind in wanted):
+        if requested is None or any(
+            _includes(kind, types.CodeActionKind.QuickFix.value) for kind in requested
+        ):
             first, last = params.range.start.line + 1, params.range.end.line + 1
-            for each in repairs(document, first, last):
-                actions.append(_action(text, document, uri, each, types.CodeActionKind.QuickFix))
-        if wanted is not None and any(_includes(kind, _FIX_ALL) for kind in wanted):
+            for repair in repairs(document, first, last):
+                actions.append(_action(text, document, uri, repair, types.CodeActionKind.QuickFix))
+        if requested is not None and any(_includes(kind, _FIX_ALL) for kind in requested):
             everything = all_repairs(document)
             if everything:
                 actions.append(_action(text, document, uri, everything, _FIX_ALL))
@@ -291,19 +293,19 @@ def _writing(plans: PlanServer) -> None:
     _ = prepare, rename, formatting, code_action
 
 
-def _includes(wanted: types.CodeActionKind | str, kind: str) -> bool:
-    """Kinds are trees: `source` asks for `source.fixAll.commplan`, too."""
-    name = wanted.value if isinstance(wanted, types.CodeActionKind) else wanted
+def _includes(requested: types.CodeActionKind | str, kind: str) -> bool:
+    """Whether a requested kind includes `kind`: `source` includes `source.fixAll.commplan`."""
+    name = requested.value if isinstance(requested, types.CodeActionKind) else requested
     return kind == name or kind.startswith(f"{name}.")
 
 
 def _action(
-    text: TextDocument, document: Document, uri: str, repair: Repair, kind: types.CodeActionKind | str
+    text: TextDocument, document: PlanDocument, uri: str, repair: Repair, kind: types.CodeActionKind | str
 ) -> types.CodeAction:
     return types.CodeAction(
         repair.title,
         kind=kind,
-        diagnostics=[_diagnostic(text, repair.about, uri)] if repair.about else None,
-        is_preferred=repair.certain if repair.about else None,
+        diagnostics=[_diagnostic(text, repair.diagnostic, uri)] if repair.diagnostic else None,
+        is_preferred=repair.certain if repair.diagnostic else None,
         edit=types.WorkspaceEdit({uri: _edits(text, document, repair.edits)}),
     )

@@ -1,4 +1,4 @@
-"""Which name is which: every declaration and value of a plan, with the places that name it."""
+"""Name resolution: every declaration and value of a plan, with its uses."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ Kind = Literal["axis", "ensemble", "server", "source", "fn", "input", "state", "
 
 
 class Symbol(msgspec.Struct, eq=False):
-    """A declared name, or a value that a stage makes: binding a name again makes another one, of a state not.
+    """A declared name, or a value bound by a stage.
 
-    places: all that name it, its definition first. phase: the header of the phase that a value is bound in.
+    Rebinding a name creates a new symbol, except for states.
+
+    Attributes:
+        name: the name.
+        kind: kind of the declaration, or `value`.
+        node: the syntax tree of the declaration or stage.
+        places: the locations of all uses, definition first.
+        phase: header of the phase that binds a value.
     """
 
     name: str
@@ -32,7 +39,7 @@ class Symbol(msgspec.Struct, eq=False):
 
 
 class Use(msgspec.Struct, frozen=True):
-    """A place with the symbol that it names, None where there is none of that name."""
+    """A location that names a symbol; None if the name is undefined."""
 
     span: Span
     name: str
@@ -40,7 +47,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Symbols:
-    """The symbols of one tree, errors or not."""
+    """The symbols of a syntax tree, which may contain errors."""
 
     def __init__(self, tree: ast.File, values: Iterable[Value]) -> None:
         self.values = {value.span: value for value in values}
@@ -55,19 +62,21 @@ class Symbols:
         self.uses.sort(key=lambda use: use.span)
 
     def at(self, line: int, column: int) -> Use | None:
-        """The name that stands at a place, or ends there."""
+        """The use at a location, or ending there."""
         return next((use for use in self.uses if _holds(use.span, line, column)), None)
 
     def value(self, span: Span, symbol: Symbol | None) -> Value | None:
-        """The value that a place is about: that which is bound there, else that of its symbol."""
+        """The value bound at a location, or that of its symbol."""
         return self.values.get(span) or (self.values.get(symbol.definition) if symbol else None)
 
     def visible(self, line: int, column: int) -> Mapping[str, Symbol]:
-        """The values that a stage at a place can read, by name: those bound before, inputs and states."""
-        seen = {name: each for name, each in self.declared.items() if each.kind in ("input", "state")}
+        """The values that a stage at a location can read, by name: earlier values, inputs and states."""
+        visible = {
+            name: symbol for name, symbol in self.declared.items() if symbol.kind in ("input", "state")
+        }
         before = [item for item in self._tree.items if (item.span.line, item.span.column) <= (line, column)]
         last = max(before, key=lambda item: item.span, default=None)
-        phase = last.header if isinstance(last, ast.PhaseDecl) else None  # its end may not be written yet
+        phase = last.header if isinstance(last, ast.PhaseDecl) else None  # may not be closed yet
         for symbol in self.bound:
             span = symbol.node.span
             if (
@@ -75,8 +84,8 @@ class Symbols:
                 and symbol.phase == phase
                 and (span.end_line, span.end_column) < (line, column)
             ):
-                seen[symbol.name] = symbol
-        return seen
+                visible[symbol.name] = symbol
+        return visible
 
     @property
     def phases(self) -> list[ast.PhaseDecl]:
@@ -97,7 +106,7 @@ class Symbols:
     def _read(self, item: ast.Decl) -> None:
         match item:
             case ast.InputDecl() | ast.StateDecl():
-                self._global([axis for each in item.placement for axis in each.axes])
+                self._global([axis for clause in item.placement for axis in clause.axes])
                 self._global([item.server] if isinstance(item, ast.StateDecl) and item.server else [])
             case ast.PhaseDecl():
                 self._phase(item)
@@ -138,7 +147,7 @@ class Symbols:
             bound[name.text] = symbol
 
     def _via(self, expr: ast.Expr, bound: Mapping[str, Symbol]) -> None:
-        """Names in parentheses: values behind `by`, axes behind `via`."""
+        """Resolve names in parentheses: values after `by`, axes after `via`."""
         if not isinstance(expr, ast.Communication):
             return
         by = expr.by.args or () if isinstance(expr.by, ast.CallExpr) else ()
@@ -183,7 +192,7 @@ def _holds(span: Span, line: int, column: int) -> bool:
 
 
 def statements(tree: ast.File) -> Iterator[ast.SyntaxNode]:
-    """Every declaration and every statement of a phase, in order; a phase before what is in it."""
+    """All declarations and statements in order; a phase precedes its contents."""
     for item in tree.items:
         yield item
         if isinstance(item, ast.PhaseDecl):

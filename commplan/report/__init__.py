@@ -1,14 +1,14 @@
-"""A self-contained HTML page about a plan, for `commplan report`: what it became, when, why, and proved how.
+"""A self-contained HTML page about a plan, for `commplan report`: ops, times, choices and proofs.
 
-Python gathers, the page shows. `document` is the typed JSON document between the two, `gather` fills it
-from what the other rooms know, one module for each part of it (`graph`, `choices`, `timeline`, `trace`,
-`recorded`, `machine`), and `page` puts the document and the files of `assets` into one file. Nothing is
-computed twice: drawings come from `explain.graph`, times from `cost`, proofs from `commplan verify`.
+`document` defines the JSON document for the page. `gather` creates it, with one module for each part
+(`graph`, `choices`, `timeline`, `trace`, `recorded`, `machine`), and `page` combines it with the files in
+`assets`. All data is computed elsewhere: drawings in `explain.graph`, times in `cost`, proofs in `commplan
+verify`.
 
-A panel is a struct in `document`, a function here that fills it, and a function in `assets/panels.js` that
-draws it into a section of `assets/page.html`. `assets/graph.js` and `assets/timeline.js` are components of
-their own: they know nothing of the page, and their heads say what they take. Texts of plans reach the page
-as JSON and are put there as text, never as markup.
+A panel consists of a struct in `document`, a function in this package that fills it, and a function in
+`assets/panels.js` that draws it into a section of `assets/page.html`. `assets/graph.js` and
+`assets/timeline.js` are reusable components that do not depend on the page; their headers document their
+inputs. Texts of plans are transferred as JSON and inserted as text, never as markup.
 
-Imported by the command alone.
+Only the command imports this package.
 """

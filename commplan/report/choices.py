@@ -1,4 +1,4 @@
-"""What each line became, and what passes chose and rejected, as `commplan explain` says it."""
+"""The results of compiling each line, and the choices of passes, as described by `commplan explain`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from commplan.explain.report import Explanation, line_lines
 from commplan.explain.report import Line as ExplainedLine
 from commplan.ir.remark import Choice
 from commplan.report.cut import cut_text, first_of
-from commplan.report.document import Line
+from commplan.report.document import LineSummary
 
 CHOICES = 300
-EACH = 12  # alternatives of a choice
+EACH = 12  # most alternatives of a choice
 LINES = 1000
-BECAME = 60  # sentences of a line
+BECAME = 60  # most sentences of a line
 
 
-def lines(explanation: Explanation, times: Iterable[PhaseTime]) -> tuple[tuple[Line, ...], str]:
-    """Every line of every phase, `times` of the phases where they are known; and what was left out."""
+def lines(explanation: Explanation, times: Iterable[PhaseTime]) -> tuple[tuple[LineSummary, ...], str]:
+    """Summarize every line of every phase; also returns a note on omitted lines.
+
+    `times` are the predicted times of phases, if known.
+    """
     spent = {phase.name: _by_line(phase) for phase in times}
     every = [(phase, line) for phase in explanation.phases for line in phase.lines]
     shown, left_out = first_of(every, LINES, "stages")
     return tuple(
-        Line(
+        LineSummary(
             phase.title,
             line.line,
             cut_text(line.stage),
@@ -49,7 +52,7 @@ def _by_line(phase: PhaseTime) -> Mapping[int, float]:
 
 
 def choices(chosen: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], str]:
-    """The choices of a schedule, long ones cut; and what was left out, in words."""
+    """Truncate the choices of a schedule; also returns a note on omitted choices."""
     shown, left_out = first_of(chosen, CHOICES, "choices")
     return tuple(map(_choice, shown)), left_out
 

@@ -1,4 +1,4 @@
-"""What is cut so that a page stays small, and how the page says so."""
+"""Truncation of data, so that pages stay small, with notes for the page."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ TEXT = 2000  # characters of one text
 
 
 def cut_text(text: str, most: int = TEXT) -> str:
-    """`text`, or its first characters and an ellipsis."""
+    """Truncate `text`, with an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def first_of(items: Sequence[Item], most: int, noun: str) -> tuple[tuple[Item, ...], str]:
-    """The first of `items`, and how many `noun` are left out, in words; "" for none.
+    """Return the first `most` items, and a note on the omitted ones, empty if there are none.
 
     Example:
         >>> first_of("abcd", 3, "letters")

@@ -1,6 +1,6 @@
-"""The document behind the page: everything that it shows, as data. Times are seconds, sizes bytes.
+"""The document behind the page, as data. Times are in seconds, sizes in bytes.
 
-Plan lines count from 1; line 0 means none. `left_out` texts say what a bound of the page cut off.
+Plan lines count from 1; line 0 means no line. `left_out` texts describe truncated data.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from commplan.recorder import Summary
 Work = Literal["host", "device", "network", "other"]
 
 
-class Source(msgspec.Struct, frozen=True):
-    """The text of the plan. whole: whether it is the file's; else stages in words, at their lines."""
+class SourceText(msgspec.Struct, frozen=True):
+    """The text of the plan, or its stages in words if the text is not available (`whole` is False)."""
 
     name: str
     lines: tuple[tuple[int, str], ...]
@@ -25,7 +25,7 @@ class Source(msgspec.Struct, frozen=True):
     left_out: str = ""
 
 
-class Graph(msgspec.Struct, frozen=True):
+class PhaseGraph(msgspec.Struct, frozen=True):
     """The graph of one phase, with the inputs, sources and states that it reads."""
 
     phase: str
@@ -35,11 +35,18 @@ class Graph(msgspec.Struct, frozen=True):
     left_out: str = ""
 
 
-class Event(msgspec.Struct, frozen=True):
-    """Something on a lane. count: how many ops it stands for, which took `busy` seconds of `seconds`.
-    alone, bound: as in `cost.schedule.prediction.OpTime`; nbytes: on the busiest link of each level. Of a
-    run, waited: seconds at its begin until rank `last` came; predicted: seconds, 0 where they are not known;
-    size: of the whole buffer."""
+class LaneEvent(msgspec.Struct, frozen=True):
+    """An event on a lane.
+
+    Attributes:
+        count: number of merged ops, which took `busy` of `seconds`.
+        alone: see `cost.schedule.prediction.OpTime`.
+        bound: see `cost.schedule.prediction.OpTime`.
+        nbytes: bytes on the busiest link of each level.
+        waited: for recorded events, seconds until rank `last` arrived.
+        predicted: for recorded events, predicted seconds, 0 if unknown.
+        size: for recorded events, bytes of the whole buffer.
+    """
 
     name: str
     line: int
@@ -59,25 +66,30 @@ class Event(msgspec.Struct, frozen=True):
     size: int = 0
 
 
-class Lane(msgspec.Struct, frozen=True):
-    """Events in the order in which they start. group: what lanes have in common, such as a process."""
+class EventLane(msgspec.Struct, frozen=True):
+    """Events sorted by start time. `group` is common to several lanes, for example a process."""
 
     name: str
-    events: tuple[Event, ...]
+    events: tuple[LaneEvent, ...]
     group: str = ""
 
 
-class Stretch(msgspec.Struct, frozen=True):
-    """A part of the critical path, the ops of one line that do the same together."""
+class CriticalStretch(msgspec.Struct, frozen=True):
+    """A part of the critical path: equal ops of one line."""
 
     line: int
     name: str
     seconds: float
 
 
-class Phase(msgspec.Struct, frozen=True):
-    """A phase in time: see `cost.schedule.prediction.PhaseTime`. nbytes: on the busiest link of each level.
-    untimed: ops that take no time, as far as is known. times: in words, as `explain` and `simulate` print."""
+class PhasePanel(msgspec.Struct, frozen=True):
+    """The times of a phase, see `cost.schedule.prediction.PhaseTime`.
+
+    Attributes:
+        nbytes: bytes on the busiest link of each level.
+        untimed: number of ops without a known duration.
+        times: sentences as printed by `explain` and `simulate`.
+    """
 
     name: str
     title: str
@@ -89,15 +101,15 @@ class Phase(msgspec.Struct, frozen=True):
     network: float
     compute: float
     nbytes: dict[str, float]
-    critical: tuple[Stretch, ...]
-    lanes: tuple[Lane, ...]
+    critical: tuple[CriticalStretch, ...]
+    lanes: tuple[EventLane, ...]
     untimed: int
     times: tuple[str, ...]
     left_out: str = ""
 
 
-class Line(msgspec.Struct, frozen=True):
-    """What one line of the plan became. seconds: of its ops, one by one; None without a topology."""
+class LineSummary(msgspec.Struct, frozen=True):
+    """The result of compiling one plan line. `seconds`: sum over its ops, None without a topology."""
 
     phase: str
     line: int
@@ -106,8 +118,8 @@ class Line(msgspec.Struct, frozen=True):
     seconds: float | None
 
 
-class Collective(msgspec.Struct, frozen=True):
-    """Collectives of one line that are alike, and how they are known to be right."""
+class CollectiveProof(msgspec.Struct, frozen=True):
+    """Equal collectives of one line, and their proof."""
 
     line: int
     kind: str
@@ -122,33 +134,35 @@ class Collective(msgspec.Struct, frozen=True):
 
 
 class Proofs(msgspec.Struct, frozen=True):
-    """What `commplan verify` says. facts: of communicators, input, memory and servers, a sentence each."""
+    """The output of `commplan verify`. `facts`: sentences on communicators, input, memory and servers."""
 
     proved: str
     believed: tuple[str, ...]
     not_looked_at: tuple[str, ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveProof, ...]
     facts: tuple[str, ...]
     left_out: str = ""
 
 
-class Member(msgspec.Struct, frozen=True):
-    """A place or switch of the machine with the link that leads to it from outside, and what is inside it.
+class MachineMember(msgspec.Struct, frozen=True):
+    """A place or switch of the machine with its uplink and its inner members.
 
-    hidden: how many members like it are left out of the picture; the figures are then the largest of theirs.
-    up, down: bytes on its link in each phase; None where they are not counted member by member.
+    Attributes:
+        up: bytes on its link in each phase, None if not counted for individual members.
+        down: as `up`, in the other direction.
+        hidden: number of similar members that are not drawn. Bytes are then the largest of theirs.
     """
 
     name: str
     up: tuple[float, ...] | None
     down: tuple[float, ...] | None
     holds: str
-    members: tuple[Member, ...] = ()
+    members: tuple[MachineMember, ...] = ()
     hidden: int = 0
 
 
-class Level(msgspec.Struct, frozen=True):
-    """A level of links. nbytes: on its busiest link, in one direction, in each phase."""
+class LinkLevel(msgspec.Struct, frozen=True):
+    """A level of links. `nbytes`: bytes on its busiest link in one direction, in each phase."""
 
     name: str
     count: int
@@ -157,43 +171,49 @@ class Level(msgspec.Struct, frozen=True):
     nbytes: tuple[float, ...]
 
 
-class Machine(msgspec.Struct, frozen=True):
-    """The topology with its loads; levels outermost first. phases: names, in the order of the loads."""
+class MachineLoad(msgspec.Struct, frozen=True):
+    """The topology with its loads, outermost level first. `phases`: names, in the order of the loads."""
 
     name: str
     places: int
     phases: tuple[str, ...]
-    levels: tuple[Level, ...]
-    members: tuple[Member, ...]
+    levels: tuple[LinkLevel, ...]
+    members: tuple[MachineMember, ...]
     left_out: str = ""
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """What a run recorded, its first event at 0. phase: whose run it is; nothing: of the whole program."""
+    """A recorded run, starting at time 0. `phase`: empty for the whole program."""
 
     name: str
     seconds: float
-    lanes: tuple[Lane, ...]
+    lanes: tuple[EventLane, ...]
     left_out: str = ""
     phase: str = ""
 
 
-class Document(msgspec.Struct, frozen=True):
-    """A whole report. facts: the head of the page, name and text. unknown: what was charged nothing. traces:
-    of a run, the whole or one for each phase; measured: what its ranks recorded, in numbers."""
+class ReportDocument(msgspec.Struct, frozen=True):
+    """A whole report.
+
+    Attributes:
+        facts: names and texts in the head of the page.
+        unknown: names of functions and sources without known costs.
+        traces: the recorded run, or one run of each phase.
+        measured: summary of the recorded run.
+    """
 
     plan: str
     version: str
     facts: tuple[tuple[str, str], ...]
-    source: Source
-    graphs: tuple[Graph, ...]
-    lines: tuple[Line, ...]
+    source: SourceText
+    graphs: tuple[PhaseGraph, ...]
+    lines: tuple[LineSummary, ...]
     lines_left_out: str
     choices: tuple[Choice, ...]
     choices_left_out: str
-    phases: tuple[Phase, ...]
+    phases: tuple[PhasePanel, ...]
     unknown: tuple[str, ...]
     proofs: Proofs
-    machine: Machine | None = None
+    machine: MachineLoad | None = None
     traces: tuple[Trace, ...] = ()
     measured: Summary | None = None

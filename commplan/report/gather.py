@@ -1,4 +1,4 @@
-"""From a schedule and what the other rooms know of it to the document of its page."""
+"""Collect the document of the page from a schedule and its proofs, times and records."""
 
 from __future__ import annotations
 
@@ -13,44 +13,51 @@ from commplan.ir.schedule import Schedule
 from commplan.recorder import Summary
 from commplan.report.choices import choices, lines
 from commplan.report.cut import cut_text, first_of
-from commplan.report.document import Document, Line, Proofs, Source, Trace
+from commplan.report.document import LineSummary, Proofs, ReportDocument, SourceText, Trace
 from commplan.report.graph import graphs
 from commplan.report.machine import machine
 from commplan.report.timeline import phases
 
-LINES = 4000  # of the plan's text
-COLLECTIVES, FACTS = 300, 300  # of what is proved
-UNKNOWN = 40  # names of what was charged nothing
+LINES = 4000  # most lines of the plan's text
+COLLECTIVES, FACTS = 300, 300  # most collectives and sentences of proofs
+UNKNOWN = 40  # most names without known costs
 
 
-class Timed(msgspec.Struct, frozen=True):
-    """What is known with a topology."""
+class ReportTimes(msgspec.Struct, frozen=True):
+    """Predictions for a topology."""
 
     predictor: Predictor
     prediction: Prediction
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """What is known of a run."""
+    """A recorded run."""
 
     traces: tuple[Trace, ...] = ()
     measured: Summary | None = None
 
 
 def gather(
-    schedule: Schedule, text: str | None, proofs: Proofs, timed: Timed | None, recorded: Recorded
-) -> Document:
-    """The document of `schedule`. text: of the file that it was compiled from, where that is at hand; timed:
-    None without a topology."""
+    schedule: Schedule, text: str | None, proofs: Proofs, timed: ReportTimes | None, recorded: Recorded
+) -> ReportDocument:
+    """Create the document of `schedule`.
+
+    Args:
+        schedule: the schedule.
+        text: text of the plan file, if available.
+        proofs: output of the verifier.
+        timed: None without a topology.
+        recorded: a recorded run, may be empty.
+    """
     plan = schedule.origin.plan if schedule.origin is not None else None
     prediction = timed.prediction if timed else None
     times = prediction.phases if prediction else ()
     chosen, left_out = choices(schedule.choices)
     titles = {phase.name: phase_title(phase) for phase in plan.phases} if plan else {}
-    became: tuple[tuple[Line, ...], str] = ((), "")
+    became: tuple[tuple[LineSummary, ...], str] = ((), "")
     if plan is not None:
         became = lines(explain_plan(plan, schedule, timed.predictor if timed else None), times)
-    return Document(
+    return ReportDocument(
         plan=schedule.plan,
         version=__version__,
         facts=tuple(_facts(schedule, prediction)),
@@ -85,9 +92,9 @@ def _facts(schedule: Schedule, prediction: Prediction | None) -> list[tuple[str,
     ranks = schedule.size(tuple(schedule.mesh_sizes))
     facts = [("ranks", f"{ranks:,}")]
     for axis in schedule.axes:
-        where = f" on {levels_text(axis)}" if axis.levels else ""
+        location = f" on {levels_text(axis)}" if axis.levels else ""
         word = "axis" if axis.kind is AxisKind.REPLICA else axis.kind
-        facts.append((f"{word} {axis.name}", f"{axis.size:,}{where}"))
+        facts.append((f"{word} {axis.name}", f"{axis.size:,}{location}"))
     facts.append(("backend", schedule.backend))
     if prediction is not None:
         facts += [
@@ -98,7 +105,7 @@ def _facts(schedule: Schedule, prediction: Prediction | None) -> list[tuple[str,
     return [*facts, ("passes", schedule.pipeline.replace(",", ", ") or "none")]
 
 
-def _source(schedule: Schedule, plan: Plan | None, text: str | None) -> Source:
+def _source(schedule: Schedule, plan: Plan | None, text: str | None) -> SourceText:
     if text is not None:
         written = [(number, line) for number, line in enumerate(text.splitlines(), 1)]
     else:
@@ -106,4 +113,4 @@ def _source(schedule: Schedule, plan: Plan | None, text: str | None) -> Source:
         written = [(stage.span.line, stage_text(stage)) for stage in stages]
     shown, left_out = first_of(written, LINES, "lines")
     cut = tuple((number, cut_text(line)) for number, line in shown)
-    return Source(schedule.file, cut, text is not None, left_out)
+    return SourceText(schedule.file, cut, text is not None, left_out)

@@ -1,4 +1,4 @@
-"""The plan's graph for the page: `explain.graph` with a copy of what a phase reads inside each phase."""
+"""The graph of each phase, from `explain.graph`, with copies of the values that the phase reads."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from msgspec.structs import replace
 from commplan.explain.graph import Box, Drawing, Edge, Node, drawing
 from commplan.ir.plan import Plan
 from commplan.report.cut import cut_text, first_of
-from commplan.report.document import Graph
+from commplan.report.document import PhaseGraph
 
-SHOWN = 250  # nodes of a phase
-TEXT = 120  # characters of a line in a box
+SHOWN = 250  # most nodes of a phase
+TEXT = 120  # most characters of a line in a box
 OUTSIDE = re.compile(r"source|input|state")
 Shape = TypeVar("Shape", Node, Edge)
 
 
-def graphs(plan: Plan) -> tuple[Graph, ...]:
-    """One graph for each phase that does or puts out something."""
+def graphs(plan: Plan) -> tuple[PhaseGraph, ...]:
+    """One graph for each nonempty phase."""
     picture = drawing(plan)
     lines = {node.id: node.line for node in picture.every_node}
     phases = [box for box in picture.boxes if box.id.startswith("phase")]
-    named = zip(plan.phases, phases, strict=True)
-    return tuple(_graph(phase.name, box, picture, lines) for phase, box in named if box.nodes)
+    pairs = zip(plan.phases, phases, strict=True)
+    return tuple(_graph(phase.name, box, picture, lines) for phase, box in pairs if box.nodes)
 
 
-def _graph(phase: str, box: Box, picture: Drawing, lines: Mapping[str, int]) -> Graph:
+def _graph(phase: str, box: Box, picture: Drawing, lines: Mapping[str, int]) -> PhaseGraph:
     outside = {node.id: node for node in picture.nodes}
     for servers in picture.boxes:
         for node in servers.nodes if servers.id.startswith("server") else ():
-            held = (*node.texts, f"on {servers.title.removeprefix('server ')}")
-            outside[node.id] = replace(node, texts=held)
+            texts = (*node.texts, f"on {servers.title.removeprefix('server ')}")
+            outside[node.id] = replace(node, texts=texts)
     nodes, left_out = first_of(box.nodes, SHOWN, "stages and outputs")
     shown = {node.id for node in nodes}
     arrows = [edge for edge in picture.edges if (edge.head in shown and not edge.back) or edge.tail in shown]
     arrows = [edge for edge in arrows if all(_is_shown(end, shown) for end in (edge.tail, edge.head))]
-    # States that a phase reads stand above it, what becomes of them below.
+    # The states that a phase reads are drawn above it, their new values below.
     reads = {edge.tail: outside[edge.tail] for edge in arrows if edge.tail in outside}
     sets = {edge.head: outside[edge.head] for edge in arrows if edge.back}
     after = [replace(n, id=_after(n.id), texts=(*n.texts, "from now on")) for n in sets.values()]
@@ -47,7 +47,7 @@ def _graph(phase: str, box: Box, picture: Drawing, lines: Mapping[str, int]) -> 
         for edge in arrows
     )
     placed = (*reads.values(), *nodes, *after)
-    return Graph(phase, box.title, tuple(map(_cut, placed)), tuple(map(_cut, edges)), left_out)
+    return PhaseGraph(phase, box.title, tuple(map(_cut, placed)), tuple(map(_cut, edges)), left_out)
 
 
 def _is_shown(end: str, shown: set[str]) -> bool:

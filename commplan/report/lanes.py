@@ -1,4 +1,4 @@
-"""Events on lanes, few enough for a page: neighbours that do the same become one event."""
+"""Reduce the number of events on lanes by merging equal neighbours."""
 
 from __future__ import annotations
 
@@ -9,46 +9,48 @@ from itertools import groupby
 import msgspec
 
 from commplan.ir.types import timed
-from commplan.report.document import Event, Lane
+from commplan.report.document import EventLane, LaneEvent
 
-SHOWN = 3000  # events of one timeline
+SHOWN = 3000  # most events of one timeline
 LANES = 48
 
 
-def condensed(lanes: Sequence[Lane], shown: int = SHOWN) -> tuple[tuple[Lane, ...], str]:
-    """`lanes` with at most about `shown` events, and what was left out, in words.
+def condensed(lanes: Sequence[EventLane], shown: int = SHOWN) -> tuple[tuple[EventLane, ...], str]:
+    """Reduce `lanes` to about `shown` events; also returns a note on omitted ones.
 
-    Neighbours on a lane with the same name, line and algorithm are put together, in groups no larger than it
-    takes. Where that is not enough, the longest stay.
+    Neighbours on a lane with equal name, line and algorithm are merged, in groups that are as small as
+    possible. If that is not sufficient, only the longest events remain.
     """
-    kept = lanes[:LANES]
-    total = sum(len(lane.events) for lane in kept)
+    selected = lanes[:LANES]
+    total = sum(len(lane.events) for lane in selected)
     remarks = [f"{len(lanes) - LANES:,} of {len(lanes):,} lanes are not shown"] if len(lanes) > LANES else []
     if total > shown:
         size = math.ceil(total / shown)
-        kept = [_replaced(lane, _grouped(lane.events, size)) for lane in kept]
+        selected = [_replaced(lane, _grouped(lane.events, size)) for lane in selected]
         remarks.append(f"{total:,} events stand together in groups of up to {size:,} neighbours")
-        grouped = sum(len(lane.events) for lane in kept)
+        grouped = sum(len(lane.events) for lane in selected)
         if grouped > shown:
-            longest = sorted((e.seconds for lane in kept for e in lane.events), reverse=True)[shown - 1]
-            kept = [_replaced(lane, (e for e in lane.events if e.seconds >= longest)) for lane in kept]
-            left = grouped - sum(len(lane.events) for lane in kept)
-            remarks.append(f"{left:,} of {grouped:,} are shorter than {timed(longest)} and not shown")
-    return tuple(kept), "; ".join(remarks)
+            longest = sorted((e.seconds for lane in selected for e in lane.events), reverse=True)[shown - 1]
+            selected = [
+                _replaced(lane, (e for e in lane.events if e.seconds >= longest)) for lane in selected
+            ]
+            omitted = grouped - sum(len(lane.events) for lane in selected)
+            remarks.append(f"{omitted:,} of {grouped:,} are shorter than {timed(longest)} and not shown")
+    return tuple(selected), "; ".join(remarks)
 
 
-def _replaced(lane: Lane, events: Iterable[Event]) -> Lane:
+def _replaced(lane: EventLane, events: Iterable[LaneEvent]) -> EventLane:
     return msgspec.structs.replace(lane, events=tuple(events))
 
 
-def _grouped(events: Sequence[Event], size: int) -> Iterable[Event]:
+def _grouped(events: Sequence[LaneEvent], size: int) -> Iterable[LaneEvent]:
     for _, same in groupby(events, lambda event: (event.name, event.line, event.algorithm)):
         run = list(same)
         for first in range(0, len(run), size):
             yield _together(run[first : first + size])
 
 
-def _together(events: Sequence[Event]) -> Event:
+def _together(events: Sequence[LaneEvent]) -> LaneEvent:
     if len(events) == 1:
         return events[0]
     first, end = events[0], max(event.start + event.seconds for event in events)

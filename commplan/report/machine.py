@@ -1,4 +1,4 @@
-"""The machine for the page: its levels, its members, and what each link carries, drawn as a tree."""
+"""The machine as a tree of levels and members, with the load of each link."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from commplan.cost.network.network import Network
 from commplan.cost.schedule.link_loads import link_loads
 from commplan.cost.servers.requests import Ways
 from commplan.ir.schedule import Schedule
-from commplan.report.document import Level, Machine, Member
+from commplan.report.document import LinkLevel, MachineLoad, MachineMember
 
-SHOWN = 64  # places in the picture
+SHOWN = 64  # most places in the picture
 
-Loads = Sequence[list[Ways]]  # of each phase, for each level; none where they are not counted
+Loads = Sequence[list[Ways]]  # for each phase and level; empty if not counted
 
 
-def machine(schedule: Schedule, predictor: Predictor, prediction: Prediction) -> Machine:
+def machine(schedule: Schedule, predictor: Predictor, prediction: Prediction) -> MachineLoad:
     """The topology of `predictor` with the bytes of each phase."""
     network = predictor.network
     counted = [link_loads(schedule, phase, predictor) for phase in schedule.phases]
-    loads = [each for each in counted if each is not None]
+    loads = [phase_loads for phase_loads in counted if phase_loads is not None]
     by_level = [dict(phase.nbytes) for phase in prediction.phases]
     levels = tuple(
-        Level(level.name, level.count, level.latency, level.bandwidth,
+        LinkLevel(level.name, level.count, level.latency, level.bandwidth,
               tuple(nbytes.get(level.name, 0.0) for nbytes in by_level))
         for level in reversed(network.levels)
     )  # fmt: skip
@@ -38,7 +38,7 @@ def machine(schedule: Schedule, predictor: Predictor, prediction: Prediction) ->
         remarks.append(f"{network.places:,} places: members that are alike stand together")
     if len(loads) < len(counted):
         remarks.append("too many to count link by link: every link is drawn as the busiest of its level")
-    return Machine(
+    return MachineLoad(
         network.topology.name,
         network.places,
         tuple(phase.name for phase in schedule.phases),
@@ -49,40 +49,40 @@ def machine(schedule: Schedule, predictor: Predictor, prediction: Prediction) ->
 
 
 class _Picture:
-    """Draws the members of levels, outermost first. loads: empty where links are not counted one by one."""
+    """Draws the members of levels, outermost first. `loads`: empty if links are not counted individually."""
 
     def __init__(self, network: Network, loads: Loads, workers: Ints, servers: Ints) -> None:
         self.network, self.loads, self.workers, self.servers = network, loads, workers, servers
         places = np.unique(np.concatenate([workers, servers]))
-        # The members of each level in which something runs.
+        # The members of each level that contain ranks or servers.
         self.used = [np.unique(network.units(places, level)) for level in range(len(network.levels))]
         counts = [self._most(level) for level in range(len(network.levels))]
         self.shown = _shown(counts)
         self.hides = self.shown != counts
 
     def _most(self, level: int) -> int:
-        """Used members of `level` inside one of the level outside, at most."""
+        """The largest number of used members of `level` within one member of the next outer level."""
         outside = self.used[level] // self.network.levels[level].count
         return int(np.bincount(outside - outside.min()).max())
 
-    def members(self, level: int, first: int) -> tuple[Member, ...]:
-        """Those of `level` from member `first` on that lie in one member of the level outside.
+    def members(self, level: int, first: int) -> tuple[MachineMember, ...]:
+        """The members of `level` from index `first` within one member of the next outer level.
 
-        Neighbours that are idle stand together, and of many that are used all but the first and the last.
+        Idle neighbours are merged; if many are used, only the first ones and the last are drawn separately.
         """
         end = first + self.network.levels[level].count
         used = [int(unit) for unit in self.used[level] if first <= unit < end]
-        alone = used if len(used) <= self.shown[level] else [*used[: self.shown[level] - 2], used[-1]]
-        drawn: list[Member] = []
-        for unit, after in zip([first - 1, *alone], [*alone, end], strict=True):
+        separate = used if len(used) <= self.shown[level] else [*used[: self.shown[level] - 2], used[-1]]
+        drawn: list[MachineMember] = []
+        for unit, after in zip([first - 1, *separate], [*separate, end], strict=True):
             if unit >= first:
                 drawn.append(self._member(level, unit, unit + 1))
             if unit + 1 < after:
                 drawn.append(self._member(level, unit + 1, after))
         return tuple(drawn)
 
-    def _member(self, level: int, first: int, end: int) -> Member:
-        """Member `first`, or all from there to before `end`."""
+    def _member(self, level: int, first: int, end: int) -> MachineMember:
+        """Member `first`, or the merged members from `first` to `end` - 1."""
         up = down = None
         if self.loads:
             up = tuple(float(phase[level][0][first:end].max()) for phase in self.loads)
@@ -91,10 +91,10 @@ class _Picture:
         hidden = end - first if end - first > 1 else 0
         leaf = hidden or not holds or not level
         inside = () if leaf else self.members(level - 1, first * self._inside(level))
-        return Member(self._name(level, first), up, down, holds, inside, hidden)
+        return MachineMember(self._name(level, first), up, down, holds, inside, hidden)
 
     def _inside(self, level: int) -> int:
-        """How many members of the level below one of `level` has."""
+        """Number of members of the next inner level."""
         return self.network.levels[level - 1].count
 
     def _name(self, level: int, index: int) -> str:
@@ -104,7 +104,7 @@ class _Picture:
         return f"{self.network.levels[level].name} {index % self.network.levels[level].count}"
 
     def _holds(self, level: int, first: int, end: int) -> str:
-        """`ranks 0 to 3`, `server 1`: what runs in these members."""
+        """The ranks and servers of these members, for example `ranks 0 to 3`."""
         stride = self.network.strides[level]
         parts: list[str] = []
         for word, places in (("rank", self.workers), ("server", self.servers)):
@@ -119,7 +119,7 @@ class _Picture:
 
 
 def _shown(counts: Sequence[int]) -> list[int]:
-    """How many members of each level are drawn: all, else the largest counts shrink until all places fit."""
+    """The number of members to draw at each level; the largest counts are reduced until all places fit."""
     shown = list(counts)
     while np.prod(shown, dtype=np.float64) > SHOWN:
         largest = max(range(len(shown)), key=lambda level: (shown[level], level))

@@ -1,4 +1,4 @@
-"""One HTML file from the document and the files of `assets`."""
+"""Create one HTML file from the document and the files in `assets`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.resources import files
 
 import msgspec
 
-from commplan.report.document import Document
+from commplan.report.document import ReportDocument
 
 ASSETS = files("commplan.report") / "assets"
 SCRIPTS = (
@@ -27,13 +27,15 @@ SCRIPTS = (
     "main.js",
 )
 STYLES = ("page.css", "panels.css", "components.css")
-# Where a script or a tag could begin inside the JSON; JSON reads the escapes as the characters.
+# Escapes for characters that could start a script or tag within the JSON.
 ESCAPES = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"})
 
 
-def page(document: Document) -> str:
-    """The page that shows `document`: no other file or host is asked for anything, and no script but its own
-    runs (the policy at its head lists them by digest)."""
+def page(document: ReportDocument) -> str:
+    """Render `document`.
+
+    The page loads no other resource, and its content security policy permits only the included scripts.
+    """
     scripts = [f"\n{_asset(name)}" for name in SCRIPTS]
     slots = {
         "title": html.escape(f"{document.plan}: commplan report"),

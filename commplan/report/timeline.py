@@ -1,4 +1,4 @@
-"""The simulated phases for the page: lanes of events, and the critical path summed over buckets."""
+"""Simulated phases as lanes of events, with the critical path."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Mapping
 
 from commplan.cost.schedule.prediction import OpTime, PhaseTime
 from commplan.explain.times import phase_times
-from commplan.report.document import Event, Lane, Phase, Stretch, Work
+from commplan.report.document import CriticalStretch, EventLane, LaneEvent, PhasePanel, Work
 from commplan.report.lanes import condensed
 
-CRITICAL = 200  # stretches of the critical path
+CRITICAL = 200  # most parts of the critical path
 
 
-def phases(times: tuple[PhaseTime, ...], titles: Mapping[str, str]) -> tuple[Phase, ...]:
-    """titles: of phases, by name."""
+def phases(times: tuple[PhaseTime, ...], titles: Mapping[str, str]) -> tuple[PhasePanel, ...]:
+    """Convert the predicted times of phases. `titles`: titles of phases, by name."""
     return tuple(_phase(phase, titles.get(phase.name, phase.name)) for phase in times)
 
 
-def _phase(phase: PhaseTime, title: str) -> Phase:
-    events: dict[str, list[Event]] = {}
+def _phase(phase: PhaseTime, title: str) -> PhasePanel:
+    events: dict[str, list[LaneEvent]] = {}
     for op in phase.ops:
         of_lane = events.setdefault(op.lane, [])
         if op.seconds > 0:
             of_lane.append(_event(op))
     lanes = [
-        Lane(name.replace("_", " "), tuple(sorted(of_lane, key=lambda event: event.start)))
+        EventLane(name.replace("_", " "), tuple(sorted(of_lane, key=lambda event: event.start)))
         for name, of_lane in events.items()
         if of_lane
     ]
@@ -32,7 +32,7 @@ def _phase(phase: PhaseTime, title: str) -> Phase:
     critical: dict[tuple[int, str], float] = {}
     for part in phase.critical:
         critical[part.line, part.what] = critical.get((part.line, part.what), 0.0) + part.seconds
-    return Phase(
+    return PhasePanel(
         phase.name,
         title,
         phase.alone,
@@ -43,7 +43,7 @@ def _phase(phase: PhaseTime, title: str) -> Phase:
         phase.network,
         phase.compute,
         dict(phase.nbytes),
-        tuple(Stretch(*key, seconds) for key, seconds in critical.items())[:CRITICAL],
+        tuple(CriticalStretch(*key, seconds) for key, seconds in critical.items())[:CRITICAL],
         shown,
         sum(op.seconds <= 0 for op in phase.ops),
         tuple(phase_times(phase)),
@@ -51,9 +51,9 @@ def _phase(phase: PhaseTime, title: str) -> Phase:
     )
 
 
-def _event(op: OpTime) -> Event:
+def _event(op: OpTime) -> LaneEvent:
     form = f" ({op.form})" if op.form else ""
-    return Event(
+    return LaneEvent(
         op.op,
         op.line,
         op.start,
@@ -69,7 +69,7 @@ def _event(op: OpTime) -> Event:
 
 
 def work_on(lane: str) -> Work:
-    """What runs on a lane, whatever it is called in full: `network:host`, `host_read`."""
+    """The kind of work on a lane, for example for `network:host` or `host_read`."""
     for work in ("network", "device", "host"):
         if lane.startswith(work):
             return work

@@ -1,6 +1,6 @@
-"""What a run recorded, in Chrome's trace format: complete events with `cat`, `pid`, `tid`, `args.line`.
+"""Read a recorded run in Chrome's trace format: complete events with `cat`, `pid`, `tid`, `args.line`.
 
-A lane is a thread of a process, named as the metadata events of the file say. Other events are passed over.
+A lane is a thread of a process, named by the metadata events of the file. Other events are ignored.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import msgspec
 
 from commplan import io
 from commplan.diagnostics import fail
-from commplan.report.document import Event, Lane, Trace
+from commplan.report.document import EventLane, LaneEvent, Trace
 from commplan.report.lanes import condensed
 from commplan.report.timeline import work_on
 
-TEXT = 200  # characters of a name
+TEXT = 200  # most characters of a name
 
 
-class _Event(msgspec.Struct):
-    """One event of the file; times in microseconds."""
+class _ChromeEvent(msgspec.Struct):
+    """An event of the file; times are in microseconds."""
 
     ph: str
     name: str = ""
@@ -31,18 +31,18 @@ class _Event(msgspec.Struct):
     args: dict[str, Any] = {}
 
 
-class _File(msgspec.Struct):
-    traceEvents: list[_Event]  # noqa: N815  as the format spells it
+class _ChromeTrace(msgspec.Struct):
+    traceEvents: list[_ChromeEvent]  # noqa: N815  field name of the format
 
 
 def read_trace(text: str, name: str) -> Trace:
-    """The trace in `text`. Raises CP1113 where it is not one, or has no complete event."""
-    kind = list[_Event] if text.lstrip().startswith("[") else _File
+    """Parse a trace. Raises CP1113 if it is invalid or has no complete event."""
+    kind = list[_ChromeEvent] if text.lstrip().startswith("[") else _ChromeTrace
     try:
-        decoded: list[_Event] | _File = io.decode_json(text, kind)
+        decoded: list[_ChromeEvent] | _ChromeTrace = io.decode_json(text, kind)
     except ValueError as error:
         fail("CP1113", f"the trace cannot be read: {error}", "expected Chrome's trace format", file=name)
-    events = decoded.traceEvents if isinstance(decoded, _File) else decoded
+    events = decoded.traceEvents if isinstance(decoded, _ChromeTrace) else decoded
     complete = sorted(
         (event for event in events if event.ph == "X" and event.dur > 0), key=lambda event: event.ts
     )
@@ -54,11 +54,11 @@ def read_trace(text: str, name: str) -> Trace:
         if event.ph == "M" and "name" in event.args
     }
     first = complete[0].ts
-    lanes: dict[tuple[int | str, int | str], list[Event]] = {}
+    lanes: dict[tuple[int | str, int | str], list[LaneEvent]] = {}
     for event in complete:
         lanes.setdefault((event.pid, event.tid), []).append(_event(event, first))
     shown, left_out = condensed([
-        Lane(
+        EventLane(
             titles.get(("thread_name", pid, tid), f"thread {tid}")[:TEXT],
             tuple(of_lane),
             titles.get(("process_name", pid, 0), f"process {pid}")[:TEXT],
@@ -69,10 +69,10 @@ def read_trace(text: str, name: str) -> Trace:
     return Trace(name, (end - first) / 1e6, shown, left_out)
 
 
-def _event(event: _Event, first: float) -> Event:
+def _event(event: _ChromeEvent, first: float) -> LaneEvent:
     line = event.args.get("line")
     seconds = event.dur / 1e6
-    return Event(
+    return LaneEvent(
         event.name[:TEXT],
         line if isinstance(line, int) else 0,
         (event.ts - first) / 1e6,

@@ -16,7 +16,7 @@ from commplan.explain.report import explain_plan
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.text import print_schedule
-from commplan.report.document import Document, Proofs
+from commplan.report.document import Proofs, ReportDocument
 from commplan.report.gather import Recorded, gather
 from commplan.report.graph import graphs
 from commplan.verify.claims import claims
@@ -79,7 +79,7 @@ def _compiled(plan: graph.Plan, asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _document(schedule: Schedule, text: str) -> Document:
+def _document(schedule: Schedule, text: str) -> ReportDocument:
     known = claims(schedule)
     proofs = Proofs(known.proved, known.believed, known.not_looked_at, (), ())
     return gather(schedule, text, proofs, None, Recorded())

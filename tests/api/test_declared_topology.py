@@ -12,8 +12,8 @@ import commplan
 from commplan import dsl
 from commplan.cli import main
 from commplan.diagnostics import CommplanError, Diagnostic
-from commplan.lint import Given, lint
-from commplan.lsp.document import Document
+from commplan.lint import LintInputs, lint
+from commplan.lsp.document import PlanDocument
 from commplan.topology import parse_topology
 
 MACHINE = """name = "{name}"
@@ -60,7 +60,7 @@ def problem(plan: Path, **given: Any) -> Diagnostic:
     text = plan.read_text()
     with pytest.raises(CommplanError) as caught:
         lint(dsl.analyse(text, str(plan)))
-    assert caught.value.diagnostics == Document(text, str(plan)).diagnostics == (found,)
+    assert caught.value.diagnostics == PlanDocument(text, str(plan)).diagnostics == (found,)
     return found
 
 
@@ -70,7 +70,7 @@ def test_a_plan_is_compiled_for_its_topology(plan: Path, monkeypatch: pytest.Mon
     assert program.schedule.topology is not None
     assert program.schedule.topology.name == "cluster"
     assert [spread.level for spread in program.schedule.axes[0].levels] == ["gpu", "node"]
-    lines = lint(dsl.analyse(PLAN, str(plan)), Given(sizes={"data": 8}))
+    lines = lint(dsl.analyse(PLAN, str(plan)), LintInputs(sizes={"data": 8}))
     assert lines == ()
 
 

@@ -12,7 +12,7 @@ from commplan.diagnostics import CommplanError, Severity
 from commplan.input.measured_costs import FnCost, InputCosts, SourceCost
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
-from commplan.lint import Given, lint
+from commplan.lint import LintInputs, lint
 from commplan.topology import load_topology
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def found(text: str, **given: object) -> list[tuple[str, int]]:
     """Code and line of every warning of a plan without errors."""
     analysis = dsl.analyse(text, "p.plan")
     assert not analysis.diagnostics, "\n".join(map(str, analysis.diagnostics))
-    warnings = lint(analysis, Given(**given))  # pyright: ignore[reportArgumentType]
+    warnings = lint(analysis, LintInputs(**given))  # pyright: ignore[reportArgumentType]
     assert all(warning.severity is Severity.WARNING and warning.file == "p.plan" for warning in warnings)
     return [(warning.code, warning.span.line) for warning in warnings if warning.span]
 
@@ -69,13 +69,13 @@ def test_outputs_that_nobody_takes():
     assert found(text) == [("CP1202", 9)]
     programs = {"train.py": "out = run.step(x=1)\nprint(out.a)\n"}
     analysis = dsl.analyse(text, "p.plan")
-    messages = [warning.message for warning in lint(analysis, Given(programs=programs))]
+    messages = [warning.message for warning in lint(analysis, LintInputs(programs=programs))]
     assert messages == [
         "nobody takes the output `b`",
         "the output `y` is the input of that name as it came in",
     ]
     programs["eval.py"] = "print(out['b'])"
-    assert len(lint(analysis, Given(programs=programs))) == 1
+    assert len(lint(analysis, LintInputs(programs=programs))) == 1
 
 
 def test_buckets_that_hold_everything():
@@ -115,7 +115,7 @@ def test_messages_of_a_pinned_size():
     lines = ["a = reduce x over data by sum via chain { chunk = 256 B }", "output a"]
     text = step(*lines, head=head).replace("256 B", "1 KiB")
     analysis = dsl.analyse(text, "p.plan")
-    warnings = lint(analysis, Given(topology=TWO_RACK, options={"backend": "mpi"}))
+    warnings = lint(analysis, LintInputs(topology=TWO_RACK, options={"backend": "mpi"}))
     assert [warning.message.partition(" leaves")[0] for warning in warnings] == [
         "`via chain`",
         "`chunk = 1 KiB`",
@@ -125,7 +125,7 @@ def test_messages_of_a_pinned_size():
 def test_a_narrow_wire_that_is_slower_than_none():
     head = "plan p\naxis data = 64\ninput x : f32[40_000_000] partial data\n"
     text = step("a = reduce x over data by mean { wire = bf16 }", "output a", head=head)
-    warnings = lint(dsl.analyse(text, "p.plan"), Given(topology=H100))
+    warnings = lint(dsl.analyse(text, "p.plan"), LintInputs(topology=H100))
     assert [warning.message.partition(" leaves")[0] for warning in warnings] == ["`wire = bf16`"]
     assert found(text.replace("64", "8"), topology=H100) == []
 
@@ -148,7 +148,7 @@ def test_what_does_not_compile_is_an_error():
     head = "plan p\naxis data = ?\ninput x : tree partial data\n"
     analysis = dsl.analyse(step("a = reduce x over data by sum", "output a", head=head), "p.plan")
     with pytest.raises(CommplanError, match="CP0701"):
-        lint(analysis, Given(sizes={"data": 2}, shapes={}))
+        lint(analysis, LintInputs(sizes={"data": 2}, shapes={}))
 
 
 def test_random_numbers_that_all_members_share():
@@ -251,5 +251,5 @@ def test_two_orders_of_a_source_beside_another_name_both_sources():
     load = "{} = load {} batch 4 split data visit exactly_once seed {}"
     loads = (load.format("a", "images", 0), load.format("b", "labels", 0), load.format("c", "images", 1))
     text = step(*loads, "d = map mix(a, b, c)", "output d", head=head)
-    (warning,) = lint(dsl.analyse(text, "p.plan"), Given())
+    (warning,) = lint(dsl.analyse(text, "p.plan"), LintInputs())
     assert warning.message == "`mix` is given records of `images` in different orders, and of `labels`"

@@ -12,7 +12,7 @@ from commplan import dsl
 from commplan.diagnostics import Diagnostic, Fix, Span
 from commplan.dsl.lexer import tokenize
 from commplan.lint import lint
-from commplan.lint.repairs import Places, applied, repaired
+from commplan.lint.repairs import TextOffsets, applied, repaired
 
 WRONG = sorted((Path(__file__).parents[1] / "plans" / "wrong").glob("*.plan"))
 
@@ -78,7 +78,7 @@ def test_of_fixes_that_overlap_the_first_is_taken():
 
 @given(st.text("a\n\ré\ufeff", max_size=30), st.integers(0, 40))
 def test_places_and_offsets_are_inverse(text: str, offset: int):
-    places = Places(text)
+    places = TextOffsets(text)
     offset = min(max(offset, places.starts[0]), len(text))
     line, column = places.place(offset)
     inside = any(start <= offset <= end for start, end in zip(places.starts, places.ends, strict=True))

@@ -22,7 +22,7 @@ from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS
 from commplan.lint.repairs import applied
 from commplan.lsp import documentation
 from commplan.lsp.completion import complete
-from commplan.lsp.document import Document
+from commplan.lsp.document import PlanDocument
 from commplan.lsp.hints import placements
 from commplan.lsp.hover import hover
 from commplan.lsp.rename import renamed
@@ -66,7 +66,7 @@ def place(marked: str) -> tuple[str, int, int]:
     return marked.replace("|", ""), line, column
 
 
-def at(before: str, after: str = "") -> tuple[Document, int, int]:
+def at(before: str, after: str = "") -> tuple[PlanDocument, int, int]:
     """The plan cut behind `before`, which stands in it once, and the place behind it; `after` in place of the
     rest of its line."""
     assert PLAN.count(before) == 1, before
@@ -74,7 +74,7 @@ def at(before: str, after: str = "") -> tuple[Document, int, int]:
     rest = PLAN[end:].partition("\n")[2]
     text = f"{PLAN[:end]}{after}\n{rest}"
     line = text[:end].count("\n") + 1
-    return Document(text, "p.plan"), line, end - text.rfind("\n", 0, end)
+    return PlanDocument(text, "p.plan"), line, end - text.rfind("\n", 0, end)
 
 
 # completion
@@ -144,20 +144,20 @@ def test_completion(before: str, words: str):
 )
 def test_completion_of_what_is_just_being_written(marked: str, words: set[str]):
     text, line, column = place(marked)
-    assert words <= {item.label for item in complete(Document(text), line, column)}
+    assert words <= {item.label for item in complete(PlanDocument(text), line, column)}
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.stem)
 def test_every_word_of_a_plan_is_among_what_completion_offers(plan: Path):
     """At the beginning of each word, the rest of the text being there or not."""
-    whole = Document(plan.read_text("utf-8"))
+    whole = PlanDocument(plan.read_text("utf-8"))
     new = {use.span for use in whole.symbols.uses if use.symbol and use.symbol.definition == use.span}
     lines = whole.text.splitlines()
     for token in whole.tokens:
         header = lines[token.line - 1].startswith(("plan ", "at ", "each ", "every ", "phase "))
         if not token.is_word or token.span in new or header:  # headers are offered whole
             continue
-        for document in (whole, Document(whole.text[: whole.places.offset(token.line, token.column)])):
+        for document in (whole, PlanDocument(whole.text[: whole.places.offset(token.line, token.column)])):
             labels = {item.label for item in complete(document, token.line, token.column)}
             assert token.text in labels, (token, labels)
 
@@ -175,7 +175,7 @@ def test_every_word_is_documented():
 def hovered(before: str, stages: dict[int, list[str]] | None = None) -> str:
     end = PLAN.index(before) + len(before)
     line, column = PLAN[:end].count("\n") + 1, end - PLAN.rfind("\n", 0, end)
-    said = hover(Document(PLAN, "p.plan"), line, column, stages)
+    said = hover(PlanDocument(PLAN, "p.plan"), line, column, stages)
     return said[0] if said else ""
 
 
@@ -206,7 +206,7 @@ def test_hover_of_a_stage_says_what_became_of_it():
 
 
 def test_a_name_that_is_bound_again_is_another_value():
-    document = Document(PLAN)
+    document = PlanDocument(PLAN)
     line = PLAN[: PLAN.index("    grads = ")].count("\n") + 1
     assert [place.line for place in renamed(document, line, 5, "sums")] == [line, line + 1, line + 2]
     first = PLAN[: PLAN.index("input grads")].count("\n") + 1
@@ -214,12 +214,12 @@ def test_a_name_that_is_bound_again_is_another_value():
 
 
 def test_a_state_is_one_name_wherever_it_is_bound():
-    document = Document(PLAN)
+    document = PlanDocument(PLAN)
     line = PLAN[: PLAN.index("state w")].count("\n") + 1
     places = renamed(document, line, 7, "weights")
     assert len(places) == 5
     text, _ = applied(PLAN, [Fix("", each, "weights") for each in places])
-    assert len(Document(text).diagnostics) == len(document.diagnostics)
+    assert len(PlanDocument(text).diagnostics) == len(document.diagnostics)
     assert "exchange grads into weights with update" in text
 
 
@@ -227,19 +227,19 @@ def test_a_state_is_one_name_wherever_it_is_bound():
 def test_a_name_that_would_mean_something_else_is_refused(name: str):
     line = PLAN[: PLAN.index("    raw, n")].count("\n") + 1
     with pytest.raises(CommplanError, match="CP1117"):
-        renamed(Document(PLAN), line, 6, name)
+        renamed(PlanDocument(PLAN), line, 6, name)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.stem)
 def test_renaming_changes_no_diagnostic_and_comes_back(plan: Path):
     text = plan.read_text("utf-8")
-    document = Document(text)
+    document = PlanDocument(text)
     for symbol in [*document.symbols.declared.values(), *document.symbols.bound]:
         spot = symbol.definition
         places = renamed(document, spot.line, spot.column, "unheard_of")
         new, count = applied(text, [Fix("", place, "unheard_of") for place in places])
         assert count == len(symbol.places) == len(places)
-        other = Document(new)
+        other = PlanDocument(new)
         assert not other.diagnostics
         back = renamed(other, spot.line, spot.column, symbol.name)
         assert applied(new, [Fix("", place, symbol.name) for place in back])[0] == text
@@ -247,7 +247,7 @@ def test_renaming_changes_no_diagnostic_and_comes_back(plan: Path):
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.stem)
 def test_every_name_of_a_plan_is_known(plan: Path):
-    document = Document(plan.read_text("utf-8"))
+    document = PlanDocument(plan.read_text("utf-8"))
     assert document.symbols.uses and all(use.symbol for use in document.symbols.uses)
 
 
@@ -255,7 +255,7 @@ def test_every_name_of_a_plan_is_known(plan: Path):
 
 
 def test_hints_say_how_results_lie():
-    document = Document(PLAN)
+    document = PlanDocument(PLAN)
     line = PLAN[: PLAN.index("    raw, n")].count("\n") + 1
     hints = [(hint.line - line, hint.text) for hint in placements(document, line, line + 1)]
     assert hints == [(0, ": split data"), (0, ": per data"), (1, ": per member split data")]
@@ -264,22 +264,22 @@ def test_hints_say_how_results_lie():
 def test_a_warning_can_be_ignored_where_it_stands():
     text = "plan p\naxis a = 2\ninput x : f32 per a\neach step {\n    y = reduce x over a by sum   # all\n}\n"
     for expected in ("by sum   # commplan: ignore CP1201: all", "by sum  # commplan: ignore CP1201"):
-        (ignored,) = repairs(Document(text), 5, 5)
-        assert not ignored.certain and ignored.about and ignored.about.code == "CP1201"
+        (ignored,) = repairs(PlanDocument(text), 5, 5)
+        assert not ignored.certain and ignored.diagnostic and ignored.diagnostic.code == "CP1201"
         ((start, end, new),) = ignored.edits
         changed = text[:start] + new + text[end:]
-        assert expected in changed and not Document(changed).diagnostics
+        assert expected in changed and not PlanDocument(changed).diagnostics
         text = text.replace("   # all", "")
-    assert repairs(Document(text), 1, 4) == []
+    assert repairs(PlanDocument(text), 1, 4) == []
 
 
 def test_all_that_is_certain_at_once():
     text = PLAN.replace("mean", "maen").replace("visit exactly_once", "visit exactly_onc")
-    everything = all_repairs(Document(text))
+    everything = all_repairs(PlanDocument(text))
     assert everything is not None
     ((_, _, new),) = everything.edits
     assert "by mean" in new and "exactly_once" in new
-    assert all_repairs(Document(PLANS[0].read_text("utf-8"))) is None
+    assert all_repairs(PlanDocument(PLANS[0].read_text("utf-8"))) is None
 
 
 @settings(max_examples=60)
@@ -296,7 +296,7 @@ def test_damaged_plans_are_answered(seed: int):
             ["", "\n", "\r\n", "{", "}", "é", "# commplan: ignore CP1201", *rng.sample(words, 4)]
         )
         text = text[:start] + new + text[start + rng.choice([0, 0, 1, 5, 30]) :]
-    document, lines = Document(text), text.split("\n")
+    document, lines = PlanDocument(text), text.split("\n")
     for _ in range(3):
         line = rng.randrange(len(lines)) + 1
         column = rng.randrange(len(lines[line - 1]) + 1) + 1

@@ -28,7 +28,7 @@ from support.reports import (
 
 from commplan import dsl
 from commplan.cli import main
-from commplan.report.document import Event, Lane
+from commplan.report.document import EventLane, LaneEvent
 from commplan.report.graph import graphs
 from commplan.report.lanes import LANES, condensed
 
@@ -163,9 +163,9 @@ def test_stdin_and_stdout(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert '"name":"\\u003cstdin\\u003e"' in page and "reduce g over data" in page
 
 
-def lane(name: str, count: int, names: int = 1) -> Lane:
-    return Lane(
-        name, tuple(Event(f"op{i % names}", 3, float(i), 0.5, "device", busy=0.5) for i in range(count))
+def lane(name: str, count: int, names: int = 1) -> EventLane:
+    return EventLane(
+        name, tuple(LaneEvent(f"op{i % names}", 3, float(i), 0.5, "device", busy=0.5) for i in range(count))
     )
 
 
@@ -178,7 +178,11 @@ def test_neighbours_stand_together_and_nothing_is_lost() -> None:
 
 
 def test_what_cannot_stand_together_is_cut_and_said() -> None:
-    lanes = [Lane("device", tuple(Event(f"op{i % 2}", 3, float(i), i + 1.0, "device") for i in range(1000)))]
+    lanes = [
+        EventLane(
+            "device", tuple(LaneEvent(f"op{i % 2}", 3, float(i), i + 1.0, "device") for i in range(1000))
+        )
+    ]
     (shown,), remark = condensed(lanes, 100)
     assert len(shown.events) == 100 and min(event.seconds for event in shown.events) == 901
     assert "900 of 1,000 are shorter than" in remark
