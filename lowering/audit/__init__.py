@@ -1,4 +1,4 @@
-"""Audit of compiled programs: what the scheduled HLO of a step does, against what its plan asks for."""
+"""Audit of compiled programs: compare the scheduled HLO of a step with its plan."""
 
 from commplan.lowering.audit.bound import least_exposed as least_exposed
 from commplan.lowering.audit.compare import compare as compare

@@ -1,11 +1,9 @@
-"""What of a step's communication no order of its instructions could hide.
+"""A lower bound on exposed communication over all orders of a step's instructions.
 
-Computation can run while a collective is under way only where neither waits for the other: it makes nothing
-of what the collective takes, and reads nothing of what it gives. A level of the network carries one
-collective at a time, so that seconds of computation hide as many of its communication at most, each once.
-The most that can be hidden is then the most that flows from computations to the collectives that they are
-independent of, and a step waits for the rest at least. Loops stay as they are: what is in a body is hidden
-by that body alone.
+Computation can overlap a collective only if neither depends on the other. A level of the network carries one
+collective at a time, so a second of computation hides at most one second of its communication. The most that
+can be hidden is therefore the maximum flow from computations to the collectives independent of them, and the
+step waits for the rest. Loops are not restructured: communication in a loop body is hidden within the body.
 """
 
 from __future__ import annotations
@@ -20,21 +18,29 @@ from commplan.lowering.audit.hlo import Computation, Module, read_module
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 from commplan.lowering.audit.walk import audit_text
 
-_NONE = 1e-12  # seconds: less is rounding
+_NONE = 1e-12  # seconds; smaller amounts are rounding errors
 
 
 def least_exposed(hlo_text: str, machine: Machine) -> float:
-    """Seconds of the compiled step `hlo_text` that are spent waiting in any order of its instructions.
+    """Return a lower bound, in seconds, on the waiting time of a step for any order of its instructions.
 
-    Of the levels of the network the one for which most is left counts. Raises `HloError` as `audit_text`.
+    Args:
+        hlo_text: the compiled step.
+        machine: the rates to estimate with.
+
+    Returns:
+        The largest bound of all network levels.
+
+    Raises:
+        HloError: as `audit_text`.
     """
-    graph = _Graph(read_module(hlo_text), audit_text(hlo_text), machine)
+    graph = _DependencyGraph(read_module(hlo_text), audit_text(hlo_text), machine)
     return max(graph.exposed(graph.step.entry, level) for level in machine.levels)
 
 
 @dataclass
-class _Graph:
-    """The computations that run, each with what depends on what."""
+class _DependencyGraph:
+    """The computations of a step, with the dependencies of their instructions."""
 
     module: Module
     step: CompiledStep
@@ -42,20 +48,22 @@ class _Graph:
     computing: dict[str, float] = field(default_factory=dict[str, float])
 
     def exposed(self, computation: str, level: Level) -> float:
-        """Seconds of one run of `computation` that wait for collectives on `level`."""
-        own = [c for c in self.step.collectives if c.computation == computation and self._crosses(c, level)]
-        needs = [seconds_of(collective, self.machine) for collective in own]
-        own_wait = sum(needs) - hidden(needs, self._offers(self.module.computations[computation], own))
-        return own_wait + sum(
-            times * self.exposed(body, level) for _, body, times in self._loops(computation)
-        )
+        """Seconds of one run of `computation` spent waiting for collectives on `level`."""
+        collectives = [
+            c for c in self.step.collectives if c.computation == computation and self._crosses(c, level)
+        ]
+        needs = [seconds_of(collective, self.machine) for collective in collectives]
+        wait = sum(needs) - hidden(needs, self._offers(self.module.computations[computation], collectives))
+        return wait + sum(times * self.exposed(body, level) for _, body, times in self._loops(computation))
 
     def _crosses(self, collective: CompiledCollective, level: Level) -> bool:
         return level in seconds_by_level(collective, self.machine)
 
-    def _offers(self, computation: Computation, own: Sequence[CompiledCollective]) -> dict[int, float]:
-        """Seconds of computation by the collectives that they could run under, as bits of their numbers."""
-        places = [collective.start for collective in own]
+    def _offers(
+        self, computation: Computation, collectives: Sequence[CompiledCollective]
+    ) -> dict[int, float]:
+        """Seconds of computation, by the bit set of collectives that it could overlap."""
+        places = [collective.start for collective in collectives]
         before = _ancestors(computation)
         offers: dict[int, float] = defaultdict(float)
         for place, seconds in self._computations(computation.name):
@@ -68,7 +76,7 @@ class _Graph:
         return offers
 
     def _computations(self, computation: str) -> Iterator[tuple[int, float]]:
-        """The places of what computes in `computation`, loops included, with its seconds."""
+        """The positions of instructions and loops that compute, with their seconds."""
         for event in (*self.step.products, *self.step.moves):
             if event.computation == computation:
                 yield event.position, seconds_of_work(event, self.machine)
@@ -84,7 +92,7 @@ class _Graph:
 
 
 def _ancestors(computation: Computation) -> list[int]:
-    """Of each instruction those that it waits for, as bits of their places."""
+    """For each instruction, the bit set of positions that it depends on."""
     places = {instruction.name: place for place, instruction in enumerate(computation.instructions)}
     result: list[int] = []
     for instruction in computation.instructions:
@@ -98,43 +106,47 @@ def _ancestors(computation: Computation) -> list[int]:
 
 
 def hidden(needs: Sequence[float], offers: Mapping[int, float]) -> float:
-    """The most of `needs` that `offers` cover.
+    """The maximum total of `needs` that `offers` can cover.
 
-    The key of an offer has the bits of the needs that it can be for. A maximum flow, along shortest
-    augmenting paths (Edmonds and Karp 1972).
+    Maximum flow with shortest augmenting paths (Edmonds and Karp 1972).
+
+    Args:
+        needs: amounts needed.
+        offers: amounts offered, by the bit set of needs that each can serve.
     """
     free = dict(offers)
-    given: dict[int, dict[int, float]] = {offer: {} for offer in offers}
+    allocated: dict[int, dict[int, float]] = {offer: {} for offer in offers}
     covered = 0.0
     for number, need in enumerate(needs):
-        left = need
-        while left > _NONE:
-            path = _path(number, free, given)
+        unserved = need
+        while unserved > _NONE:
+            path = _path(number, free, allocated)
             if path is None:
                 break
             steps = list(itertools.pairwise(path))
-            moved = min(left, free[path[-1][1]], *(given[offer][other] for (_, offer), (other, _) in steps))
+            moved = min(
+                unserved, free[path[-1][1]], *(allocated[offer][other] for (_, offer), (other, _) in steps)
+            )
             for (taker, offer), (other, _) in steps:
-                given[offer][taker] = given[offer].get(taker, 0.0) + moved
-                given[offer][other] -= moved
+                allocated[offer][taker] = allocated[offer].get(taker, 0.0) + moved
+                allocated[offer][other] -= moved
             taker, offer = path[-1]
-            given[offer][taker] = given[offer].get(taker, 0.0) + moved
+            allocated[offer][taker] = allocated[offer].get(taker, 0.0) + moved
             free[offer] -= moved
-            left -= moved
-        covered += need - left
+            unserved -= moved
+        covered += need - unserved
     return covered
 
 
 def _path(
-    start: int, free: Mapping[int, float], given: Mapping[int, Mapping[int, float]]
+    start: int, free: Mapping[int, float], allocated: Mapping[int, Mapping[int, float]]
 ) -> list[tuple[int, int]] | None:
-    """How a need can take of an offer, as pairs of both; None where it cannot.
+    """Find an augmenting path as pairs (need, offer), or None.
 
-    Every need but the last takes of an offer that the next need has, which takes another instead. The last
-    offer has something free.
+    Each need except the last takes from an offer that the next need uses. The last offer has a free amount.
     """
-    before: dict[int, tuple[int, int]] = {}  # of a need: who takes its offer, and which
-    queue, known, offers = deque([start]), {start}, set(free)
+    before: dict[int, tuple[int, int]] = {}  # for each need, the preceding need and the offer it takes
+    queue, visited, offers = deque([start]), {start}, set(free)
     while queue:
         need = queue.popleft()
         for offer in [offer for offer in offers if offer >> need & 1]:
@@ -142,12 +154,12 @@ def _path(
             if free[offer] > _NONE:
                 path = [(need, offer)]
                 while need != start:
-                    need, taken = before[need]
-                    path.append((need, taken))
+                    need, previous_offer = before[need]
+                    path.append((need, previous_offer))
                 return path[::-1]
-            for other, seconds in given[offer].items():
-                if seconds > _NONE and other not in known:
-                    known.add(other)
+            for other, seconds in allocated[offer].items():
+                if seconds > _NONE and other not in visited:
+                    visited.add(other)
                     before[other] = (need, offer)
                     queue.append(other)
     return None

@@ -1,11 +1,15 @@
-"""A rough estimate of how long a compiled step takes on a machine that is not at hand.
+"""A rough estimate of the time of a compiled step on a machine that need not be available.
 
-One stream computes, in the order of the HLO schedule, and each level of the network carries one collective at
-a time: collectives on different levels that the schedule lets fly together run at once. A product takes its
-operations over the peak, or its bytes over the memory's bandwidth if that is more; anything else its bytes; a
-collective what the best algorithm must move over the slowest level that it crosses (the convention of
-nccl-tests), after a fixed start, or what `Machine.links` says. Asynchronous copies and slices count as if the
-one stream made them where they start. It tells schedules of one step apart, no more.
+One stream computes in the order of the HLO schedule, and each level of the network carries one collective at
+a time; asynchronous collectives on different levels run concurrently. Costs:
+
+- a product: its operations at peak rate, or its bytes at memory bandwidth if that takes longer;
+- other computation: its bytes at memory bandwidth;
+- a collective: a fixed start, and the bytes that the best algorithm moves over the slowest level that it
+  crosses (the convention of nccl-tests), or the result of `Machine.links`.
+
+Asynchronous copies and slices count as if the stream executed them when they start. The estimate is meant to
+compare schedules of one step, not to predict absolute times.
 """
 
 from __future__ import annotations
@@ -16,31 +20,38 @@ from typing import Protocol
 
 import msgspec
 
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Loop, Move, Product
+from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Loop, MemoryMove, Product
 
 Level = str
 
 
 class Links(Protocol):
-    """What prices collectives by links that the machine does not have built in.
+    """A cost model of collectives.
 
-    levels: their names. source: where their rates come from, in words.
+    Attributes:
+        levels: names of the network levels.
+        source: description of its data.
     """
 
     levels: tuple[Level, ...]
     source: str
 
     def seconds(self, collective: CompiledCollective) -> tuple[float, dict[Level, float]]:
-        """Seconds of one collective alone, and for how much of that each level is busy."""
+        """Return the seconds of one collective, and those for which each level is busy."""
         ...
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Rates that are reached, not the vendor's peaks: operations and bytes per second, seconds.
+    """Achievable rates, rather than the vendor's peaks.
 
-    bus: of a rank within its host. network: of a rank's own link between hosts of `per_host` ranks each,
-    counted in the mesh's row-major order; 0 where all ranks are on one bus. links: price collectives instead
-    of `bus`, `network` and `start`, if given.
+    Attributes:
+        flops: operations per second.
+        memory: bytes per second of memory.
+        bus: bytes per second of a rank within its host.
+        start: seconds to start a collective.
+        network: bytes per second of a rank's link between hosts; 0 if all ranks are on one bus.
+        per_host: ranks per host, counted row-major over the mesh.
+        links: replaces `bus`, `network` and `start` as the cost model of collectives.
     """
 
     flops: float
@@ -60,7 +71,7 @@ class Machine(msgspec.Struct, frozen=True):
         return f"{rates}, built in: --topology has the links of a cluster"
 
     def data(self) -> dict[str, object]:
-        """The rates for JSON; of `links` what they say of themselves."""
+        """The rates as JSON data; `links` is replaced by its description."""
         plain: dict[str, object] = {name: getattr(self, name) for name in self.__struct_fields__}
         return plain | {"links": self.links.source if self.links is not None else None}
 
@@ -70,8 +81,8 @@ class Machine(msgspec.Struct, frozen=True):
         return ("bus", "network") if self.links is None else self.links.levels
 
 
-class Wait(msgspec.Struct, frozen=True):
-    """Seconds of one collective, of all its trips where it is in a loop: alone, and those waited for it."""
+class CollectiveWait(msgspec.Struct, frozen=True):
+    """The seconds of a collective and its exposed seconds, summed over all trips of its loops."""
 
     name: str
     seconds: float
@@ -79,26 +90,35 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """Seconds: of the step; of its computation and its communication alone; of waiting, in all, for the
-    last collective that anything waits for, and for each of them; and how long each level is busy.
-    after: of the computation behind the start of the last collective of a plan."""
+    """The estimated times of a step, in seconds.
+
+    Attributes:
+        total: the step.
+        computation: computation alone.
+        communication: communication alone.
+        exposed: waiting for collectives.
+        last: waiting for the last collective.
+        waits: waiting for each collective.
+        busy: time for which each level is busy.
+        after: computation after the start of the last collective of a plan.
+    """
 
     total: float
     computation: float
     communication: float
     exposed: float
     last: float
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[CollectiveWait, ...] = ()
     busy: Mapping[Level, float] = {}
     after: float = 0.0
 
 
 def estimate(step: CompiledStep, machine: Machine) -> Estimate:
-    """Play the schedule of `step` on `machine`. Loops whose trips are not known go round once."""
+    """Simulate `step` on `machine`. Loops with unknown trip counts run once."""
     clock = _Clock(step, machine)
     clock.run(step.entry)
     total = max(clock.now, *clock.free.values(), 0.0)
-    waits = tuple(Wait(name, seconds, clock.waited[name]) for name, seconds in clock.took.items())
+    waits = tuple(CollectiveWait(name, seconds, clock.waited[name]) for name, seconds in clock.took.items())
     exposed = total - clock.computing
     after = clock.computing - clock.planned if clock.planned else 0.0
     busy = dict(clock.busy)
@@ -106,18 +126,17 @@ def estimate(step: CompiledStep, machine: Machine) -> Estimate:
 
 
 def seconds_of(collective: CompiledCollective, machine: Machine) -> float:
-    """Of one collective alone: a start, and what its slowest level takes."""
+    """The time of a collective alone: its start, and the transfer on its slowest level."""
     if machine.links is not None:
         return machine.links.seconds(collective)[0]
     return machine.start + max(seconds_by_level(collective, machine).values(), default=0.0)
 
 
 def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[Level, float]:
-    """What each level that `collective` crosses takes to move its bytes.
+    """The transfer time on each level that `collective` crosses.
 
-    Reductions, gathers and broadcasts go in rings: bytes that cross each rank's link, over the bus bandwidth;
-    between hosts a ring for each rank of a host that takes part, each with its part of the bytes. All others
-    send each rank's bytes straight to where they belong.
+    Reductions, gathers and broadcasts use rings, with one ring between hosts for each participating rank of a
+    host. Other collectives send each rank's bytes directly to their destination.
     """
     if machine.links is not None:
         return machine.links.seconds(collective)[1]
@@ -127,14 +146,17 @@ def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[L
         shares = (float(inside), float(across))
     else:
         ranks = len(collective.groups[0])
-        own = max(_in_one_host(group, machine) for group in collective.groups)
+        ranks_in_host = max(_in_one_host(group, machine) for group in collective.groups)
         if collective.kind == "all_to_all":
-            shares = ((own - 1) / ranks, (ranks - own) / ranks)
+            shares = ((ranks_in_host - 1) / ranks, (ranks - ranks_in_host) / ranks)
         else:
             share = (ranks - 1) / ranks
             factor = {"all_reduce": 2 * share, "all_gather": ranks - 1.0, "broadcast": float(ranks > 1)}
             moved = factor.get(collective.kind, share)
-            shares = (moved if own > 1 else 0.0, moved / own if own < ranks else 0.0)
+            shares = (
+                moved if ranks_in_host > 1 else 0.0,
+                moved / ranks_in_host if ranks_in_host < ranks else 0.0,
+            )
     rates: dict[Level, float] = {"bus": machine.bus, "network": machine.network}
     return {
         level: collective.nbytes * share / rates[level]
@@ -143,9 +165,9 @@ def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[L
     }
 
 
-def seconds_of_work(work: Product | Move, machine: Machine) -> float:
-    """Of a product, or of anything else that computes, alone."""
-    if isinstance(work, Move):
+def seconds_of_work(work: Product | MemoryMove, machine: Machine) -> float:
+    """The time of a product or of another computation alone."""
+    if isinstance(work, MemoryMove):
         return (work.reads + work.nbytes) / machine.memory
     moved = sum(tensor.nbytes for tensor in (*work.inputs, *work.outputs))
     return max(moved / machine.memory, work.flops / machine.flops)
@@ -156,13 +178,13 @@ def _host(rank: int, machine: Machine) -> int:
 
 
 def _in_one_host(group: tuple[int, ...], machine: Machine) -> int:
-    """The most ranks of `group` that share a host."""
+    """The largest number of ranks of `group` on one host."""
     hosts = [_host(rank, machine) for rank in group]
     return max(map(hosts.count, hosts), default=1)
 
 
 class _Clock:
-    """The time at which the computing stream is, and from which each level of the network is free."""
+    """The current time of the computing stream, and the time at which each level becomes free."""
 
     def __init__(self, step: CompiledStep, machine: Machine) -> None:
         self.step, self.machine = step, machine
@@ -172,7 +194,7 @@ class _Clock:
 
     def run(self, computation: str) -> None:
         step = self.step
-        events: list[tuple[int, Product | Move | Loop | CompiledCollective | str]] = []
+        events: list[tuple[int, Product | MemoryMove | Loop | CompiledCollective | str]] = []
         events += [(p.position, p) for p in step.products if p.computation == computation]
         events += [(m.position, m) for m in step.moves if m.computation == computation]
         events += [(loop.position, loop) for loop in step.loops if loop.computation == computation]
@@ -182,7 +204,7 @@ class _Clock:
         ends: dict[str, float] = {}
         for _, event in sorted(events, key=lambda item: item[0]):
             match event:
-                case Product() | Move():
+                case Product() | MemoryMove():
                     self._compute(event)
                 case CompiledCollective():
                     ends[event.name] = self._move(event)
@@ -195,7 +217,7 @@ class _Clock:
                         self.run(event.body)
 
     def _move(self, collective: CompiledCollective) -> float:
-        """When `collective` ends: it begins when it is issued and all its levels are free."""
+        """The end time of `collective`, which starts when it is issued and all its levels are free."""
         levels, took = seconds_by_level(collective, self.machine), seconds_of(collective, self.machine)
         end = max(self.now, *(self.free[level] for level in levels), 0.0) + took
         for level, seconds in levels.items():
@@ -206,7 +228,7 @@ class _Clock:
         self.took[collective.name] += took
         return end
 
-    def _compute(self, event: Product | Move) -> None:
+    def _compute(self, event: Product | MemoryMove) -> None:
         seconds = seconds_of_work(event, self.machine)
         self.now += seconds
         self.computing += seconds

@@ -1,10 +1,10 @@
-"""The collectives that a phase of a schedule should become, and how they differ from those found.
+"""The HLO collectives expected for a phase of a schedule.
 
-`expected` follows the lowering to JAX: `native` is one HLO collective per array, `hierarchical` with native
-levels is reduce-scatter inwards, all-reduce at the outermost level, all-gather outwards, and a chunk program
-is the permutes of its rounds. A broadcast is XLA's own on GPUs and on CPUs an all-reduce of what the root
-has, as integers, and zeros. XLA:CPU sums bf16 as f32, and other moves of 16-bit floats travel as u16 there.
-Groups of one rank are no collective.
+`expected` follows the lowering to JAX. `native` becomes one HLO collective per array; `hierarchical` with
+native levels becomes reduce-scatters inwards, an all-reduce at the outermost level, and all-gathers outwards;
+a chunk program becomes the permutes of its rounds. A broadcast is XLA's own on GPUs, and on CPUs an
+all-reduce of the root's data, as integers, and zeros. XLA:CPU sums bf16 as f32, and moves other 16-bit floats
+as u16. Groups of one rank need no collective.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class MeshLike(Protocol):
-    """Anything with the sizes of its axes, in the order in which devices are counted."""
+    """An object with the sizes of its axes, in the order of device numbering."""
 
     @property
     def shape(self) -> Mapping[Any, int]: ...
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """One collective that the plan asks for, as HLO has it: each rank gives `count` elements of `dtype`."""
+    """A planned collective as represented in HLO: each rank contributes `count` elements of `dtype`."""
 
     kind: str
     op: str | None
@@ -69,12 +69,12 @@ class Expected(msgspec.Struct, frozen=True):
 
     @property
     def scope(self) -> tuple[str, int]:
-        """The phase and the plan line that ask for it."""
+        """The phase and the plan line that request it."""
         return (self.phase, self.span.line)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one rank gives."""
+        """Bytes that one rank contributes."""
         return Tensor(self.dtype, (self.count,)).nbytes
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 def groups_of(axes: Sequence[str], mesh: MeshLike) -> Groups:
-    """The ranks of each communicator over `axes`, row-major over `axes`, first named major.
+    """The ranks of each communicator over `axes`, row-major with the first axis major.
 
     Ranks are numbered as the mesh counts its devices, row-major over its axes in order.
     """
@@ -93,7 +93,7 @@ def groups_of(axes: Sequence[str], mesh: MeshLike) -> Groups:
 def expected(
     schedule: Schedule, phase: str, mesh: MeshLike, platform: Literal["cpu", "gpu"] = "cpu"
 ) -> tuple[Expected, ...]:
-    """The collectives of `phase`, in the order of issue, over `mesh` (which may have further axes)."""
+    """The collectives of `phase` in order of issue, on `mesh`, which may have further axes."""
     body = schedule.phase(phase)
     values = {value.id: value for value in (*schedule.entry, *body.values)}
     collectives: list[Expected] = []
@@ -109,15 +109,14 @@ def expected(
 
 
 def computed(phase: Phase) -> tuple[Op, ...]:
-    """The ops that a call of `phase` carries out."""
+    """The ops that a call of `phase` executes."""
     outputs = [binding for binding in phase.outputs if not binding.source_only]
-    wanted = [binding.value for binding in (*outputs, *phase.updates)]
-    return DefUse(phase.ops).ancestors(wanted, {binding.value for binding in phase.takes})
+    results = [binding.value for binding in (*outputs, *phase.updates)]
+    return DefUse(phase.ops).ancestors(results, {binding.value for binding in phase.takes})
 
 
 class Moved(NamedTuple):
-    """One leaf that a collective moves over a mesh of devices of one kind. spread: the topology's levels that
-    the mesh's axes span."""
+    """A leaf that a collective moves. `spread`: the topology levels spanned by the axes of the mesh."""
 
     op: Collective
     leaf: Leaf
@@ -130,7 +129,7 @@ class Moved(NamedTuple):
         return math.prod(self.mesh.shape[axis] for axis in self.op.axes)
 
     def whole(self, array: bool) -> list[Expected]:
-        """What the leaf, which an array or a tree has, becomes."""
+        """The collectives for the leaf of an array or a tree."""
         op, leaf = self.op, self.leaf
         if not leaf.shape and op.kind == "all_gather":
             return []  # a scalar leaf of a split tree was never cut
@@ -139,12 +138,12 @@ class Moved(NamedTuple):
             return self._replace(op=whole).array(leaf.size)
         if op.kind != "reduce_scatter":
             return self.array(leaf.size)
-        # Flat and padded; of an array, its rows padded.
+        # Trees are flattened and padded; for an array, rows are padded.
         rows, width = (leaf.shape[0], math.prod(leaf.shape[1:])) if array else (leaf.size, 1)
         return self.array(-(-rows // self.ways) * self.ways * width)
 
     def array(self, count: int) -> list[Expected]:
-        """What an array of `count` elements on each rank becomes."""
+        """The collectives for an array of `count` elements on each rank."""
         if not count:
             return []
         op, leaf, sizes = self.op, self.leaf, self.mesh.shape
@@ -153,16 +152,18 @@ class Moved(NamedTuple):
         everyone = np.arange(self.ways, dtype=np.int64)[None]
         if program is not None:
             return self.permutes(program, size, everyone)
-        own = levels(op.algorithm, op.axes, sizes, self.spread)
-        plain = all(level.algorithm == NATIVE and level.axis for level in own)
-        flat = len(own) < 2 or (op.kind == "all_reduce" and (leaf.dtype is DType.BOOL or not leaf.shape))
+        hierarchy = levels(op.algorithm, op.axes, sizes, self.spread)
+        plain = all(level.algorithm == NATIVE and level.axis for level in hierarchy)
+        flat = len(hierarchy) < 2 or (
+            op.kind == "all_reduce" and (leaf.dtype is DType.BOOL or not leaf.shape)
+        )
         if flat or (plain and op.op in ("max", "min")):
             return self.native(op.kind, count, op.axes, everyone, op.root or 0)
         if op.kind == "all_reduce" and op.op == "sum":
-            inner = math.prod(level.ranks for level in own[:-1])
+            inner = math.prod(level.ranks for level in hierarchy[:-1])
             count = -(-count // inner) * inner
         collectives: list[Expected] = []
-        for kind, level in by_level(op, own):
+        for kind, level in by_level(op, hierarchy):
             collectives += self.level(kind, count, level)
             if kind == "reduce_scatter":
                 count //= level.ranks
@@ -171,7 +172,7 @@ class Moved(NamedTuple):
         return collectives
 
     def level(self, kind: Kind, count: int, level: Level) -> list[Expected]:
-        """One level's part, where each rank gives `count` elements."""
+        """The collectives of one level, to which each rank contributes `count` elements."""
         op, groups, root = self.op, members(level, self.ways), level.place(self.op.root or 0)
         if level.algorithm != NATIVE:
             size = count * level.ranks if kind == "all_gather" else count
@@ -183,10 +184,10 @@ class Moved(NamedTuple):
         return self.native(kind, count, op.axes, groups, root)
 
     def permutes(self, program: ChunkProgram, size: int, groups: Ints) -> list[Expected]:
-        """The permutes of a program on `size` elements within each of `groups`; a loop has them once."""
+        """The permutes of a program on `size` elements in each group; those of a loop are listed once."""
         dtype = self._dtype("permute")
         if self.leaf.dtype is DType.BOOL:
-            dtype = "u8"  # in which they are combined
+            dtype = "u8"  # element type of the combining op
         within = [group for ranks in groups_of(self.op.axes, self.mesh) for group in np.array(ranks)[groups]]
         permutes: list[Expected] = []
         for stretch in stretches(steps(program, size)):
@@ -200,7 +201,7 @@ class Moved(NamedTuple):
     def native(
         self, kind: str, count: int, axes: tuple[str, ...], groups: Ints, root: int = 0
     ) -> list[Expected]:
-        """XLA's own collective within each of `groups` of the ranks over `axes`."""
+        """XLA's native collective within each of `groups` of the ranks over `axes`."""
         communicators = groups_of(axes, self.mesh)
         within = tuple(
             tuple(int(r) for r in np.array(ranks)[group]) for ranks in communicators for group in groups
@@ -218,7 +219,7 @@ class Moved(NamedTuple):
         return [Expected(kind, operation, dtype, count, within, axes, self.op.span)]
 
     def _dtype(self, kind: str) -> str:
-        """HLO's element type of what moves."""
+        """The HLO element type of the collective."""
         dtype, on_cpu = self.leaf.dtype, self.platform == "cpu"
         adds = kind in ("all_reduce", "reduce_scatter")
         if dtype is DType.BOOL:

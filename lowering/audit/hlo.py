@@ -1,8 +1,8 @@
-"""A reader of HLO text, as compiled executables print it: computations, instructions, shapes.
+"""A reader of the HLO text that compiled executables print: computations, instructions, shapes.
 
-It reads what an audit needs and no more: names, result shapes, opcodes, operand names and the
-attributes as text. Unknown opcodes and attributes are kept as they are; text that is no HLO, and
-replica groups in a form that is not known, raise `HloError`.
+It parses only the parts needed by the audit: names, result shapes, opcodes, operand names and the text of
+attributes. Unknown opcodes and attributes are preserved. Text that is not HLO, or replica groups in an
+unknown form, raise `HloError`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _IOTA = re.compile(r"^\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 
 
 class HloError(ValueError):
-    """The text is not HLO, or holds something that this reader cannot make out."""
+    """The text is not HLO, or contains syntax that this reader does not support."""
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """One array of a result: HLO's name of the element type, and the dimensions."""
+    """An array of a result: HLO's name of the element type, and the dimensions."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements; tokens and opaque results have none."""
+        """Bytes of the elements, 0 for tokens and opaque results."""
         bits = 8 if self.dtype.startswith("f8") else _BITS.get(self.dtype, 0)
         return (self.size * bits + 7) // 8
 
@@ -57,8 +57,8 @@ class Tensor(msgspec.Struct, frozen=True):
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-class Instruction(msgspec.Struct, frozen=True):
-    """One line of a computation. `position` counts lines from 0: in scheduled HLO, the order of issue."""
+class HloInstruction(msgspec.Struct, frozen=True):
+    """A line of a computation. `position` counts from 0, which is the order of issue in scheduled HLO."""
 
     name: str
     opcode: str
@@ -81,7 +81,7 @@ class Instruction(msgspec.Struct, frozen=True):
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The computations that it runs: fusions, calls, loops and their conditions, reductions."""
+        """The computations that it calls: fusions, calls, loops and their conditions, reductions."""
         names: list[str] = []
         for key in ("calls", "to_apply", "body", "condition", "branch_computations", "called_computations"):
             text = self.attribute(key)
@@ -91,7 +91,7 @@ class Instruction(msgspec.Struct, frozen=True):
 
     @property
     def op_name(self) -> str:
-        """Where JAX says that it comes from: the path of `jit` and `named_scope` names."""
+        """JAX's source path: names of `jit` and `named_scope`."""
         match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
         return match.group(1) if match else ""
 
@@ -99,28 +99,28 @@ class Instruction(msgspec.Struct, frozen=True):
     def op_names(self) -> tuple[str, ...]:
         """The `op_name` of each operation that XLA merged into this one.
 
-        Since JAX 0.11 `path/(a:b)` names two operations, `path/a` and `path/b`.
+        Since JAX 0.11 `path/(a:b)` denotes two operations, `path/a` and `path/b`.
         """
         return tuple(_merged_names(self.op_name))
 
     @property
     def scheduled_name(self) -> str:
-        """The name that the scheduler saw. XLA renames a collective that it makes synchronous afterwards."""
+        """The name during scheduling. XLA renames a collective if it later makes it synchronous."""
         match = re.search(r'scheduling_name="([^"]+)"', self.attributes)
         return match.group(1) if match else self.name
 
 
 class Computation(msgspec.Struct, frozen=True):
     name: str
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[HloInstruction, ...]
 
     @property
-    def root(self) -> Instruction:
+    def root(self) -> HloInstruction:
         return next((i for i in self.instructions if i.root), self.instructions[-1])
 
 
 class Module(msgspec.Struct, frozen=True):
-    """A whole HLO module. `entry` is the name of the computation that runs."""
+    """An HLO module. `entry` is the name of its entry computation."""
 
     entry: str
     partitions: int
@@ -129,16 +129,17 @@ class Module(msgspec.Struct, frozen=True):
 
 
 def read_module(text: str) -> Module:
-    """Read the text of one HLO module (`compiled.as_text()`).
+    """Parse the text of an HLO module (`compiled.as_text()`).
 
-    Raises `HloError` if it holds no module or no entry computation.
+    Raises:
+        HloError: it contains no module or no entry computation.
     """
     header = re.search(r"^HloModule\s+([\w.\-$<>]+)(.*)$", text, re.MULTILINE)
     if header is None:
         raise HloError("no line begins with HloModule: this is not the text of a compiled HLO module")
     entry, computations = "", dict[str, Computation]()
     current: str | None = None
-    lines: list[Instruction] = []
+    lines: list[HloInstruction] = []
     for line in text[header.end() :].splitlines():
         if current is None:
             head = _HEAD.match(line)
@@ -159,10 +160,13 @@ def read_module(text: str) -> Module:
 
 
 def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
-    """Expand `replica_groups` (or `source_target_pairs`): lists `{{0,1},{2,3}}`, iotas `[2,4]<=[4,2]T(1,0)`,
-    and axes of a mesh `mesh['a'=2,'b'=4] {'b'}`, which JAX 0.11 writes.
+    """Expand `replica_groups` or `source_target_pairs`.
 
-    Empty lists mean all of `partitions` in one group. Raises `HloError` for any other form.
+    Supported forms are lists `{{0,1},{2,3}}`, iotas `[2,4]<=[4,2]T(1,0)`, and mesh axes `mesh['a'=2,'b'=4]
+    {'b'}` (since JAX 0.11). Empty lists denote one group of all `partitions`.
+
+    Raises:
+        HloError: the form is unknown.
     """
     text = text.strip()
     iota = _IOTA.match(text)
@@ -182,11 +186,11 @@ def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _along(mesh: Mapping[str, str], axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The groups along `axes` of partitions that are counted row-major over `mesh`, sizes by name."""
+    """The groups along `axes`, for partitions counted row-major over `mesh` (sizes by name)."""
     names = list(mesh)
     ids = np.arange(math.prod(map(int, mesh.values()))).reshape([int(size) for size in mesh.values()])
-    rest = [number for number, name in enumerate(names) if name not in axes]
-    ids = ids.transpose(*rest, *(names.index(axis) for axis in axes))
+    other_axes = [number for number, name in enumerate(names) if name not in axes]
+    ids = ids.transpose(*other_axes, *(names.index(axis) for axis in axes))
     return tuple(map(tuple, ids.reshape(-1, math.prod(int(mesh[axis]) for axis in axes)).tolist()))
 
 
@@ -194,26 +198,26 @@ def _ints(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part)
 
 
-def _read_instruction(line: str, position: int) -> Instruction | None:
+def _read_instruction(line: str, position: int) -> HloInstruction | None:
     match = _INSTRUCTION.match(line)
     if match is None:
         return None
-    rest = match.group(3)
-    # The result's shape is a tuple in brackets or one word; layouts may hold brackets of their own.
-    end = _end_of_bracket(rest, 0) if rest.startswith("(") else len(rest.partition(" ")[0])
-    opcode = _OPCODE.match(rest, end)
+    body = match.group(3)
+    # The result's shape is a parenthesized tuple or one word, whose layout may contain brackets.
+    end = _end_of_bracket(body, 0) if body.startswith("(") else len(body.partition(" ")[0])
+    opcode = _OPCODE.match(body, end)
     if opcode is None:
         return None
-    close = _end_of_bracket(rest, opcode.end() - 1)
-    shapes = _ARRAY.findall(rest[:end])
+    close = _end_of_bracket(body, opcode.end() - 1)
+    shapes = _ARRAY.findall(body[:end])
     results = tuple(Tensor(dtype, _ints(re.sub(r"[<= ]", "", dims))) for dtype, dims in shapes)
-    operands = tuple(_NAME.findall(rest[opcode.end() : close - 1]))
-    attributes, root = rest[close:].removeprefix(", "), match.group(1) is not None
-    return Instruction(match.group(2), opcode.group(1), results, operands, attributes, position, root)
+    operands = tuple(_NAME.findall(body[opcode.end() : close - 1]))
+    attributes, root = body[close:].removeprefix(", "), match.group(1) is not None
+    return HloInstruction(match.group(2), opcode.group(1), results, operands, attributes, position, root)
 
 
 def _merged_names(name: str) -> Iterator[str]:
-    """The names that `name` lists in brackets behind a common path; `name` itself if it lists none."""
+    """The names that `name` lists in parentheses after a common path, or `name` itself."""
     opening = next(
         (m.start(1) for m in _LISTED.finditer(name) if _end_of_bracket(name, m.start(1)) == len(name)), -1
     )
@@ -228,7 +232,7 @@ def _merged_names(name: str) -> Iterator[str]:
 
 
 def _end_of_bracket(text: str, start: int) -> int:
-    """The index after the bracket that closes the one at `start`; strings are skipped."""
+    """The index after the bracket that closes the one at `start`, skipping strings."""
     depth, quoted = 0, False
     for index in range(start, len(text)):
         char = text[index]
@@ -246,7 +250,7 @@ def _end_of_bracket(text: str, start: int) -> int:
 
 
 def _end_of_item(text: str, start: int, ends: str = ",") -> int:
-    """The index of the first of `ends` from `start` on that is in no bracket and no string."""
+    """The index of the first character in `ends` from `start` on outside of brackets and strings."""
     index = start
     while index < len(text) and text[index] not in ends:
         if text[index] in _OPEN:

@@ -1,7 +1,7 @@
-"""The collectives of `run.layers`: those of schedules that are made for the leaves of each layer.
+"""The collectives of `run.layers`, whose schedules are created for the leaves of each layer.
 
-How often such a schedule runs, and between what, is the program's affair, as calls of phases are: the step as
-JAX hands it to XLA says how often, and the order is not judged.
+The program determines how often and where such a schedule runs, as for calls of phases. The number is taken
+from the traced step, and the order is not checked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from commplan.ir.schedule import Schedule
-from commplan.lowering.audit.compare import Report, match, same_ranks
+from commplan.lowering.audit.compare import StepComparison, match, same_ranks
 from commplan.lowering.audit.expect import Expected, MeshLike, expected
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 
@@ -25,23 +25,28 @@ def of_layers(
     mesh: MeshLike,
     platform: Literal["cpu", "gpu"],
 ) -> tuple[Expected, ...]:
-    """What the plan lines that `layers` carry out become, once for each time that the step asks for it.
+    """The collectives of plan lines executed by `layers`, once for each time the step requests them.
 
-    traced: the step as JAX hands it to XLA. called: what the phases become that the step may call beside its
-    layers; lines that it asks for just as often as a call does are left to the phase.
+    Args:
+        traced: the step as JAX passes it to XLA.
+        layers: the schedules of layers.
+        called: the collectives of phases that the step may also call. A line that is requested exactly as
+            often as by one call belongs to the phase.
+        mesh: the mesh.
+        platform: `cpu` or `gpu`.
     """
-    own = [item for layer in layers for item in expected(layer, layer.phases[0].name, mesh, platform)]
-    scopes = {item.scope for item in own}
-    candidates = [*own, *(item for item in called if item.scope in scopes)]
-    asked = [collective for collective in traced.collectives if scopes.intersection(collective.scopes)]
-    items = [item for collective in asked for item in _asked_for(collective, candidates)]
+    layer_items = [item for layer in layers for item in expected(layer, layer.phases[0].name, mesh, platform)]
+    scopes = {item.scope for item in layer_items}
+    candidates = [*layer_items, *(item for item in called if item.scope in scopes)]
+    requested = [collective for collective in traced.collectives if scopes.intersection(collective.scopes)]
+    items = [item for collective in requested for item in _requested_by(collective, candidates)]
     counts, once = _counts(items), _counts(called)
     layered = {scope for scope, signatures in counts.items() if signatures != once.get(scope)}
     return tuple(item for item in items if item.scope in layered)
 
 
-def _asked_for(traced: CompiledCollective, candidates: Sequence[Expected]) -> list[Expected]:
-    """The one of `candidates` that `traced` is before XLA has seen it; CPUs may move another type."""
+def _requested_by(traced: CompiledCollective, candidates: Sequence[Expected]) -> list[Expected]:
+    """The candidate that corresponds to `traced`; on CPUs the dtype may differ."""
     fitting = [
         item
         for item in candidates
@@ -60,12 +65,12 @@ def _counts(items: Iterable[Expected]) -> dict[tuple[str, int], Counter[tuple[ob
     return counts
 
 
-def matched(items: Sequence[Expected], actual: Sequence[CompiledCollective]) -> Report:
-    """`items` against the collectives of their lines, whatever the order of either."""
+def matched(items: Sequence[Expected], actual: Sequence[CompiledCollective]) -> StepComparison:
+    """Compare `items` with the collectives of their lines, regardless of order."""
 
     def by_line(kind: object, count: int, dtypes: object, line: int) -> tuple[object, ...]:
         return (line, str(kind), count, str(dtypes))
 
-    wanted = sorted(items, key=lambda i: by_line(i.kind, i.count, (i.dtype,), i.span.line))
+    planned = sorted(items, key=lambda i: by_line(i.kind, i.count, (i.dtype,), i.span.line))
     compiled = sorted(actual, key=lambda f: by_line(f.kind, f.count, f.dtypes, f.scopes[0][1]))
-    return match(wanted, compiled)
+    return match(planned, compiled)

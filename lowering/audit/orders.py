@@ -1,10 +1,10 @@
-"""Better orders of a compiled step's instructions: what waiting an order can avoid.
+"""Search for instruction orders with less exposed communication.
 
-`commplan.lowering.audit.least_exposed` is a bound that no order beats; an order that is found here is one
-that exists, so that what cannot be hidden lies between both. The orders keep all data dependencies, and have
-the durations and the levels of `estimate`. List scheduling, which issues of what is ready what most depends
-on, with several weights for what communication counts; then random changes of the priorities, of which those
-stay that do not make it worse. Memory is not looked at. Bodies of loops are put in order each for itself.
+`commplan.lowering.audit.least_exposed` is a lower bound for all orders, while the orders found here are
+feasible, so the minimum is between the two. Orders respect all data dependencies and use the durations and
+levels of `estimate`. The search is list scheduling by critical path, with several weights of communication,
+followed by random changes of priorities, of which those that do not increase the time are accepted. Memory is
+not considered. Each loop body is ordered independently.
 """
 
 from __future__ import annotations
@@ -24,38 +24,46 @@ from commplan.lowering.audit.hlo import Computation, read_module
 from commplan.lowering.audit.step import CompiledStep
 from commplan.lowering.audit.walk import audit_text
 
-WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # of a second of communication, for one of computation
+WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # of a second of communication, relative to computation
 _CONTROL = re.compile(r"control-predecessors=\{([^}]*)\}")
 
 
-class Order(NamedTuple):
-    """An order of each computation that has collectives, as places of its instructions; seconds of the step
-    and of those that it waits, as `estimate` has them."""
+class InstructionOrder(NamedTuple):
+    """An order of each computation with collectives, as positions of its instructions.
+
+    `seconds` and `exposed` are the estimated times of the step.
+    """
 
     places: Mapping[str, tuple[int, ...]]
     seconds: float
     exposed: float
 
 
-def best_order(hlo_text: str, machine: Machine, tries: int, seed: int = 0) -> Order:
-    """The order with the least waiting that is found; that of the step itself where none is better.
+def best_order(hlo_text: str, machine: Machine, tries: int, seed: int = 0) -> InstructionOrder:
+    """Return the best order found, or the step's order if none is better.
 
-    tries: changes of priorities, for each computation.
+    Args:
+        hlo_text: the compiled step.
+        machine: the rates.
+        tries: number of changes of priorities for each computation.
+        seed: seed of the random changes.
     """
     step, module = audit_text(hlo_text), read_module(hlo_text)
-    own = estimate(step, machine)
-    best = Order({}, own.total, own.exposed)
+    original = estimate(step, machine)
+    best = InstructionOrder({}, original.total, original.exposed)
     for name in dict.fromkeys(collective.computation for collective in reversed(step.collectives)):
-        graph = Graph.of(module.computations[name], reordered(step, best.places), machine)
+        graph = InstructionGraph.from_computation(
+            module.computations[name], reordered(step, best.places), machine
+        )
         for places in graph.orders(tries, random.Random(seed)):
             guess = estimate(reordered(step, {**best.places, name: places}), machine)
             if guess.total < best.seconds:
-                best = Order({**best.places, name: places}, guess.total, guess.exposed)
+                best = InstructionOrder({**best.places, name: places}, guess.total, guess.exposed)
     return best
 
 
 def reordered(step: CompiledStep, orders: Mapping[str, Sequence[int]]) -> CompiledStep:
-    """`step` with its computations in these orders, as `Order.places` has them."""
+    """Apply orders, in the format of `InstructionOrder.places`, to `step`."""
     at = {name: {old: new for new, old in enumerate(places)} for name, places in orders.items()}
 
     def moved(place: int, computation: str) -> int:
@@ -73,8 +81,8 @@ def reordered(step: CompiledStep, orders: Mapping[str, Sequence[int]]) -> Compil
     )
 
 
-class Transfer(NamedTuple):
-    """A collective: its levels, its seconds, and the places of its start and done."""
+class ScheduledTransfer(NamedTuple):
+    """A collective: its levels, its seconds, and the positions of its start and done."""
 
     levels: tuple[str, ...]
     seconds: float
@@ -83,12 +91,12 @@ class Transfer(NamedTuple):
 
 
 @dataclass
-class Graph:
-    """The instructions of one computation, by their places: what they wait for, and what computing takes."""
+class InstructionGraph:
+    """The instructions of a computation by position, with dependencies and seconds of computation."""
 
     needs: Sequence[tuple[int, ...]]
     computing: Mapping[int, float]
-    transfers: Sequence[Transfer]
+    transfers: Sequence[ScheduledTransfer]
     users: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
 
     def __post_init__(self) -> None:
@@ -97,7 +105,9 @@ class Graph:
                 self.users[need].append(place)
 
     @classmethod
-    def of(cls, computation: Computation, step: CompiledStep, machine: Machine) -> Graph:
+    def from_computation(
+        cls, computation: Computation, step: CompiledStep, machine: Machine
+    ) -> InstructionGraph:
         places = {instruction.name: i for i, instruction in enumerate(computation.instructions)}
         needs: list[tuple[int, ...]] = []
         for instruction in computation.instructions:
@@ -110,24 +120,24 @@ class Graph:
         computing = {event.position: seconds_of_work(event, machine) for event in work}
         for loop in step.loops:
             if loop.computation == name:
-                around = replace(step, entry=loop.body)
-                computing[loop.position] = (loop.trips or 1) * estimate(around, machine).total
+                body_step = replace(step, entry=loop.body)
+                computing[loop.position] = (loop.trips or 1) * estimate(body_step, machine).total
         transfers = [
-            Transfer(tuple(seconds_by_level(c, machine)), seconds_of(c, machine), c.start, c.done)
+            ScheduledTransfer(tuple(seconds_by_level(c, machine)), seconds_of(c, machine), c.start, c.done)
             for c in step.collectives
             if c.computation == name
         ]
         return cls(needs, computing, transfers)
 
     def orders(self, tries: int, chance: random.Random) -> Iterator[tuple[int, ...]]:
-        """The best order for each of `WEIGHTS`, then what changes of the best one's priorities give."""
+        """The best order for each of `WEIGHTS`, then the best result of random changes."""
         best: list[tuple[float, list[float], tuple[int, ...]]] = []
         for weight in WEIGHTS:
             keys = self.priorities(weight)
             seconds, places = self.listed(keys)
             best.append((seconds, keys, places))
             yield places
-        least, keys, places = min(best, key=lambda each: each[0])
+        least, keys, places = min(best, key=lambda candidate: candidate[0])
         movable = [*self.computing, *(transfer.start for transfer in self.transfers)]
         spread = max(keys, default=0.0)
         for _ in range(tries):
@@ -143,7 +153,7 @@ class Graph:
         yield places
 
     def priorities(self, weight: float) -> list[float]:
-        """For each instruction the seconds of the longest chain that begins with it."""
+        """For each instruction, the seconds of the longest chain that starts with it."""
         took = {transfer.start: weight * transfer.seconds for transfer in self.transfers}
         keys = [0.0] * len(self.needs)
         for place in reversed(range(len(self.needs))):
@@ -152,32 +162,33 @@ class Graph:
         return keys
 
     def listed(self, keys: Sequence[float]) -> tuple[float, tuple[int, ...]]:
-        """Seconds, and the order, where what is ready is issued by the largest of `keys`.
+        """Seconds and order of list scheduling with priorities `keys`.
 
-        A collective starts once its levels are free; one is awaited once it is over, or nothing else is left.
+        A collective starts when its levels are free; its done is issued when it has finished, or if no other
+        instruction is ready.
         """
-        player = _Player(self, keys)
+        player = _ListScheduler(self, keys)
         return player.run(), tuple(player.order)
 
 
-class _Player:
-    """Issues instructions as they become ready."""
+class _ListScheduler:
+    """Issues instructions when they are ready."""
 
-    def __init__(self, graph: Graph, keys: Sequence[float]) -> None:
+    def __init__(self, graph: InstructionGraph, keys: Sequence[float]) -> None:
         self.graph, self.keys = graph, keys
         self.starts = {transfer.start: transfer for transfer in graph.transfers}
         self.dones = {t.done: t for t in graph.transfers if t.done != t.start}
-        self.left = [len(needs) for needs in graph.needs]
+        self.unresolved = [len(needs) for needs in graph.needs]
         self.order: list[int] = []
         self.now = 0.0
         self.free = defaultdict[str, float](float)
-        self.ends: dict[int, float] = {}  # of what is done there
-        self.ready: list[tuple[float, int]] = []  # what computes
-        self.waiting: list[tuple[float, int]] = []  # starts
-        self.awaited: list[tuple[float, int]] = []  # dones of what has started
+        self.ends: dict[int, float] = {}  # end time of the transfer with this done position
+        self.ready: list[tuple[float, int]] = []  # ready computations
+        self.waiting: list[tuple[float, int]] = []  # ready starts
+        self.awaited: list[tuple[float, int]] = []  # dones of started transfers
 
     def run(self) -> float:
-        for place in [place for place, left in enumerate(self.left) if not left]:
+        for place in [place for place, count in enumerate(self.unresolved) if not count]:
             if self._is_free(place):
                 self._issue(place)
         while self.ready or self.waiting or self.awaited:
@@ -195,7 +206,7 @@ class _Player:
             yield max((self.free[level] for level in self.starts[place].levels), default=0.0)
 
     def _settle(self) -> None:
-        """Start what has a free level, and await what is over, until nothing more happens."""
+        """Start transfers whose levels are free and complete finished ones, until nothing changes."""
         again = True
         while again:
             again = False
@@ -215,13 +226,13 @@ class _Player:
                     again = True
 
     def _issue(self, place: int) -> None:
-        """Put `place` into the order, and what needs no time and waits for nothing else behind it."""
+        """Issue `place`, followed by all instructions that become ready and need no time."""
         self.order.append(place)
         users = [iter(self.graph.users[place])]  # by depth: a chain may be longer than Python's stack
         while users:
             for user in users[-1]:
-                self.left[user] -= 1
-                if not self.left[user] and self._is_free(user):
+                self.unresolved[user] -= 1
+                if not self.unresolved[user] and self._is_free(user):
                     self.order.append(user)
                     users.append(iter(self.graph.users[user]))
                     break
@@ -229,7 +240,7 @@ class _Player:
                 users.pop()
 
     def _is_free(self, place: int) -> bool:
-        """Whether what is ready at `place` needs no time; else it is put where it waits."""
+        """Whether a ready instruction needs no time; otherwise add it to the queue for its kind."""
         if place in self.starts:
             heapq.heappush(self.waiting, (-self.keys[place], place))
         elif place in self.dones:

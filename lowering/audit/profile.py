@@ -1,8 +1,8 @@
-"""A profile for XLA's latency-hiding scheduler, from estimated times, and what the scheduler does with it.
+"""A profile of estimated times for XLA's latency-hiding scheduler, and its effect.
 
-Left to itself the scheduler of XLA:GPU counts every collective alike and every matrix product alike. Profile
-guided latency estimation (PGLE) gives it microseconds of each instruction, which JAX otherwise measures in
-the first runs of a step. The profile is a `ProfiledInstructionsProto` in text form.
+Without a profile, the scheduler of XLA:GPU uses equal costs for all collectives and for all matrix products.
+Profile guided latency estimation (PGLE) provides microseconds for each instruction, which JAX otherwise
+measures in the first runs of a step. The profile is a `ProfiledInstructionsProto` in text form.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 from commplan.lowering.audit.walk import audit_text
 
 EXCHANGE_WEIGHT = 2.0
-"""What an exchange (all-to-all) is said to take, in times of what it takes: the scheduler, which goes from
-the end of a step to its beginning, then keeps more for what runs under it. Of 1, 2 and 3 the best or within
-0.01 ms of it where experts are exchanged on 8, 32 and 128 H100 (`bench.compiled`)."""
+"""Factor applied to the estimated time of an all-to-all. The scheduler works from the end of a step to its
+beginning, and reserves more computation for overlap if the factor is larger. Among 1, 2 and 3, this factor
+was the best or within 0.01 ms of it for expert exchange on 8, 32 and 128 H100 (`bench.compiled`)."""
 
 
 def profile(compiled: str, machine: Machine, exchange_weight: float = EXCHANGE_WEIGHT) -> bytes:
-    """What each instruction of a compiled step takes on `machine`, for the compile option `fdo_profile`.
+    """Estimate the time of each instruction of a compiled step, for the compile option `fdo_profile`.
 
-    exchange_weight: what an exchange is said to take, in times of what it takes.
+    Args:
+        compiled: the compiled text.
+        machine: the rates.
+        exchange_weight: factor for the time of all-to-alls.
 
-    Raises `HloError` if the text is not a whole HLO module.
+    Raises:
+        HloError: the text is not a whole HLO module.
     """
     step = audit_text(compiled)
     times = dict.fromkeys(_conditions(compiled), 0.0) | dict(_times(step, machine))
@@ -40,18 +44,20 @@ def profile(compiled: str, machine: Machine, exchange_weight: float = EXCHANGE_W
 
 
 def _conditions(compiled: str) -> Iterator[str]:
-    """The instructions of loops' conditions, which compare two numbers."""
+    """The instructions of loop conditions, whose time is negligible."""
     module = read_module(compiled)
     for computation in module.computations.values():
         for loop in computation.instructions:
             condition = (loop.attribute("condition") or "").lstrip("%") if loop.opcode == "while" else ""
             if condition:
-                yield from (each.scheduled_name for each in module.computations[condition].instructions)
+                yield from (
+                    instruction.scheduled_name for instruction in module.computations[condition].instructions
+                )
 
 
 def _times(step: CompiledStep, machine: Machine) -> Iterator[tuple[str, float]]:
-    """Seconds of every product, move, collective and loop by its name, bodies before their loops."""
-    within = defaultdict[str, float](float)  # a computation's own work, that of its loops included
+    """Seconds of every product, move, collective and loop by name; loop bodies come first."""
+    within = defaultdict[str, float](float)  # seconds of each computation, including its loops
     for work in (*step.products, *step.moves):
         seconds = seconds_of_work(work, machine)
         within[work.computation] += seconds
@@ -61,18 +67,23 @@ def _times(step: CompiledStep, machine: Machine) -> Iterator[tuple[str, float]]:
         if collective.start == collective.done:
             within[collective.computation] += seconds
         yield collective.name, seconds
-    for loop in reversed(step.loops):  # the walk has met a loop before those in its body
+    for loop in reversed(step.loops):  # outer loops precede inner loops in `step.loops`
         seconds = (loop.trips or 1) * within[loop.body]
         within[loop.computation] += seconds
         yield loop.name, seconds
 
 
-class Shift(msgspec.Struct, frozen=True):
-    """One collective without a profile and with one, each a pair of before and after.
+class CollectiveShift(msgspec.Struct, frozen=True):
+    """A collective without and with a profile; pairs are (before, after).
 
-    phase, line: of the plan, "" and 0 where it is none of the plan's. collective: in words. kind: as of
-    `CompiledCollective`. started, awaited: the products of its computation that are issued before it starts,
-    and before it is done. exposed: seconds, estimated.
+    Attributes:
+        phase: phase of the plan, empty if not part of the plan.
+        line: plan line, 0 if not part of the plan.
+        collective: description.
+        kind: see `CompiledCollective`.
+        started: number of products issued before its start.
+        awaited: number of products issued before its done.
+        exposed: estimated exposed seconds.
     """
 
     phase: str
@@ -85,19 +96,21 @@ class Shift(msgspec.Struct, frozen=True):
 
     @property
     def moved(self) -> bool:
-        """Whether it starts or is awaited elsewhere among the products."""
+        """Whether its start or done moved relative to products."""
         return self.started[0] != self.started[1] or self.awaited[0] != self.awaited[1]
 
 
-def shifts(before: CompiledStep, after: CompiledStep, costs: tuple[Estimate, Estimate]) -> tuple[Shift, ...]:
-    """Each collective that both steps have, by its name, in the order of `before`."""
-    others = {collective.name: collective for collective in after.collectives}
-    exposed = [{wait.name: wait.exposed for wait in each.waits} for each in costs]
+def shifts(
+    before: CompiledStep, after: CompiledStep, costs: tuple[Estimate, Estimate]
+) -> tuple[CollectiveShift, ...]:
+    """Compare each collective that both steps have, by name, in the order of `before`."""
+    by_name = {collective.name: collective for collective in after.collectives}
+    exposed = [{wait.name: wait.exposed for wait in estimate.waits} for estimate in costs]
     return tuple(
-        _shift(before, collective, after, others[collective.name], exposed[0].get(collective.name, 0.0),
+        _shift(before, collective, after, by_name[collective.name], exposed[0].get(collective.name, 0.0),
                exposed[1].get(collective.name, 0.0))
         for collective in before.collectives
-        if collective.name in others
+        if collective.name in by_name
     )  # fmt: skip
 
 
@@ -107,9 +120,9 @@ def _shift(
     after: CompiledStep,
     second: CompiledCollective,
     *exposed: float,
-) -> Shift:
+) -> CollectiveShift:
     starts = before.before(first), after.before(second)
     hidden = len(before.hidden(first)), len(after.hidden(second))
     awaited = starts[0] + hidden[0], starts[1] + hidden[1]
     phase, line = first.scopes[0] if first.scopes else ("", 0)
-    return Shift(phase, line, str(first), first.kind, starts, awaited, (exposed[0], exposed[1]))
+    return CollectiveShift(phase, line, str(first), first.kind, starts, awaited, (exposed[0], exposed[1]))

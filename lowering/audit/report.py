@@ -1,4 +1,4 @@
-"""The audit of a compiled step: every collective of the plan beside what became of it, and what it costs."""
+"""The audit of a compiled step: every planned collective, its compiled form, and its estimated cost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from commplan.diagnostics import fail, plural
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import timed
 from commplan.lowering.audit.causes import Causes, compiled_otherwise
-from commplan.lowering.audit.compare import Difference, Report, match
+from commplan.lowering.audit.compare import StepComparison, StepDifference, match
 from commplan.lowering.audit.estimate import Estimate, Machine, estimate
 from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.layers import matched, of_layers
-from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, Shift, shifts
+from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, CollectiveShift, shifts
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Memory
 from commplan.lowering.audit.tapped import of_taps
 from commplan.lowering.audit.walk import audit_text
@@ -27,10 +27,17 @@ _MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Collectives in a row that are alike: `count` of them, what the plan has and what the compiled step has.
+    """Consecutive equal collectives.
 
-    expected: "" beside the plan; found: "" where it is missing. cause: "" where it is as planned.
-    seconds, exposed: of all of them, as estimated; None without a machine.
+    Attributes:
+        phase: the phase.
+        line: the plan line.
+        expected: the planned collective, empty if not part of the plan.
+        found: the compiled collective, empty if missing.
+        cause: empty if it matches the plan.
+        count: number of collectives.
+        seconds: estimated seconds of all, None without a machine.
+        exposed: estimated exposed seconds of all, None without a machine.
     """
 
     phase: str
@@ -44,18 +51,27 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """What a compiled step has of its plan. `str` gives it as a table and sentences.
+    """The result of comparing a compiled step with its plan. `str` formats it as a table and sentences.
 
-    phases: those looked at; skipped: the others, which the step does not call. memory: of one device; None
-    where that is not known. pgle: of `run.jit(.., pgle=..)`, whether what it compiled has a profile, which
-    it has where that is faster; None for another step.
+    Attributes:
+        plan: name of the plan.
+        phases: the audited phases.
+        skipped: phases that the step does not call.
+        rows: the collectives.
+        differences: the differences with causes.
+        machine: the rates of the estimate.
+        estimate: the estimated times.
+        profiled: the step compiled with a profile.
+        memory: memory of one device, if known.
+        pgle: for `run.jit(.., pgle=..)`, whether a profile is used, which is the case if it makes the step
+            faster; None for other steps.
     """
 
     plan: str
     phases: tuple[str, ...]
     skipped: tuple[str, ...]
     rows: tuple[Row, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[StepDifference, ...]
     machine: Machine | None = None
     estimate: Estimate | None = None
     profiled: Profiled | None = None
@@ -64,7 +80,7 @@ class Audit(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the step has the collectives of the plan and no others, compiled with a profile too."""
+        """Whether the step has exactly the plan's collectives, also if compiled with a profile."""
         return not self.differences and (self.profiled is None or self.profiled.audit.ok)
 
     def __str__(self) -> str:
@@ -80,7 +96,7 @@ class Audit(msgspec.Struct, frozen=True):
         return "\n".join([*lines, *self._memory(), *self._costs(), *self._profiled()])
 
     def data(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """The audit as JSON data."""
         return {
             "phases": list(self.phases), "skipped": list(self.skipped), "ok": self.ok,
             "rows": msgspec.to_builtins(self.rows),
@@ -130,14 +146,13 @@ class Audit(msgspec.Struct, frozen=True):
 
 
 class Profiled(msgspec.Struct, frozen=True):
-    """The step compiled with a profile of estimated times: its own audit, and how its collectives differ from
-    those of the step without one."""
+    """The audit of the step compiled with a profile of estimated times, and the shifts of its collectives."""
 
     audit: Audit
-    shifts: tuple[Shift, ...]
+    shifts: tuple[CollectiveShift, ...]
 
     def data(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """The audit as JSON data."""
         moved = [
             {
                 "phase": shift.phase, "line": shift.line, "collective": shift.collective,
@@ -146,8 +161,8 @@ class Profiled(msgspec.Struct, frozen=True):
             for shift in self.shifts
             if shift.moved
         ]  # fmt: skip
-        own = {key: value for key, value in self.audit.data().items() if key != "profiled"}
-        return {**own, "collectives": len(self.shifts), "moved": moved}
+        fields = {key: value for key, value in self.audit.data().items() if key != "profiled"}
+        return {**fields, "collectives": len(self.shifts), "moved": moved}
 
 
 def audit(
@@ -167,43 +182,65 @@ def audit(
 ) -> Audit:
     """Compare the compiled text of a step with the schedule of its plan.
 
-    traced: the text of the step as JAX hands it to XLA. mesh: sizes of the axes in the order in which devices
-    are counted; by default as `traced` says, else as the plan does. phases: those to look for; by default
-    those that the step calls, and `each step`. machine: to estimate with. profiled: the step compiled with a
-    profile of what its instructions take on `machine`. memory: what the step takes of one device's. layers:
-    schedules that `run.layers` may carry out in the step. pgle: see `Audit`. programs: schedules that JAX
-    traced in the step: one that was compiled otherwise is a cause of differences.
+    Args:
+        schedule: the schedule.
+        compiled: the compiled text.
+        traced: the text of the step as JAX passes it to XLA.
+        platform: `cpu` or `gpu`.
+        profiled: the text compiled with a profile estimated for `machine`.
+        memory: memory of the step on one device.
+        layers: schedules that `run.layers` may execute in the step.
+        pgle: see `Audit`.
+        programs: schedules that JAX traced in the step. One that was compiled differently is a cause of
+            differences.
+        mesh: sizes of the axes in the order of device numbering, by default those in `traced` or the plan.
+        phases: phases to audit, by default those that the step calls and those that run `each step`.
+        machine: rates for an estimate.
 
-    Raises CP1151 for a phase that the plan does not have.
+    Raises:
+        CommplanError: CP1151 for a phase that the plan does not have.
     """
-    step, asked = audit_text(compiled), audit_text(traced)
-    called = dict.fromkeys(scope[0] for part in (asked, step) for f in part.collectives for scope in f.scopes)
+    step, traced_step = audit_text(compiled), audit_text(traced)
+    called = dict.fromkeys(
+        scope[0] for part in (traced_step, step) for f in part.collectives for scope in f.scopes
+    )
     check_phases(schedule, phases)
-    known = {phase.name: phase.kind == "step" for phase in schedule.phases}
-    chosen = [*phases] or [*called, *(name for name, each in known.items() if each and name not in called)]
+    is_step = {phase.name: phase.kind == "step" for phase in schedule.phases}
+    chosen = [*phases] or [
+        *called,
+        *(name for name, is_each_step in is_step.items() if is_each_step and name not in called),
+    ]
     sizes = _Mesh(mesh or _mesh_in(traced, schedule) or schedule.mesh_sizes)
-    # A step may call phases of another program, which have no schedule here.
-    wanted = {name: expected(schedule, name, sizes, platform) for name in chosen if name in known}
-    called_items = [item for items in wanted.values() for item in items]
+    # The step may also call phases of other programs, whose schedules are unknown.
+    planned_items = {name: expected(schedule, name, sizes, platform) for name in chosen if name in is_step}
+    called_items = [item for items in planned_items.values() for item in items]
     own_layers = (layer for layer in layers if layer.plan == schedule.plan)
-    layered = of_layers(asked, own_layers, called_items, sizes, platform)
-    tapped = of_taps(asked, schedule, wanted, sizes, platform)
+    layered = of_layers(traced_step, own_layers, called_items, sizes, platform)
+    tapped = of_taps(traced_step, schedule, planned_items, sizes, platform)
     lines = {item.scope for item in layered}
     unordered = (*layered, *(item for item in tapped if item.scope not in lines))
-    report = _matched(wanted, unordered, step)
+    report = _matched(planned_items, unordered, step)
     planned = {id(collective) for collective in report.found}
-    ignored = set(known) - set(wanted)
+    ignored = set(is_step) - set(planned_items)
     unplanned = [
         collective
         for collective in step.collectives
         if id(collective) not in planned and not any(phase in ignored for phase, _ in collective.scopes)
     ]
-    differences = Causes(report, asked, compiled_otherwise(schedule, programs)).all(unplanned)
+    differences = Causes(report, traced_step, compiled_otherwise(schedule, programs)).all(unplanned)
     costs = estimate(step, machine) if machine else None
     rows = _rows(report, differences, costs)
-    skipped = tuple(name for name in known if name not in wanted and not phases)
+    skipped = tuple(name for name in is_step if name not in planned_items and not phases)
     result = Audit(
-        schedule.plan, tuple(wanted), skipped, rows, differences, machine, costs, memory=memory, pgle=pgle
+        schedule.plan,
+        tuple(planned_items),
+        skipped,
+        rows,
+        differences,
+        machine,
+        costs,
+        memory=memory,
+        pgle=pgle,
     )
     if profiled is None or costs is None:
         return result
@@ -220,11 +257,11 @@ def audit(
 
 
 def check_phases(schedule: Schedule, phases: Sequence[str]) -> None:
-    """Refuse names of phases that the plan does not have (CP1151)."""
-    known = [phase.name for phase in schedule.phases]
+    """Raise CP1151 for phases that the plan does not have."""
+    names = [phase.name for phase in schedule.phases]
     for name in phases:
-        if name not in known:
-            note = f"it has: {', '.join(known)}"
+        if name not in names:
+            note = f"it has: {', '.join(names)}"
             fail("CP1151", f"plan `{schedule.plan}` has no phase `{name}`", note, file=schedule.file)
 
 
@@ -233,7 +270,7 @@ class _Mesh(NamedTuple):
 
 
 def _mesh_in(traced: str, schedule: Schedule) -> dict[str, int] | None:
-    """The axes of the mesh that the step runs on, in their order, where its text tells them."""
+    """The axes of the step's mesh in order, if its text contains them."""
     for listed in _MESH.findall(traced.partition("\n")[0]):
         sizes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', listed)}
         if schedule.mesh_sizes.items() <= sizes.items():
@@ -242,35 +279,47 @@ def _mesh_in(traced: str, schedule: Schedule) -> dict[str, int] | None:
 
 
 def _matched(
-    wanted: Mapping[str, Sequence[Expected]], layered: Sequence[Expected], step: CompiledStep
-) -> Report:
-    """Each phase against its own collectives, since nothing orders one phase after another; those that XLA
-    gives no name are looked at with the first phase that is not as planned. Lines that layers carry out are
-    compared with `layered` alone, and so are those of taps."""
+    items_by_phase: Mapping[str, Sequence[Expected]], layered: Sequence[Expected], step: CompiledStep
+) -> StepComparison:
+    """Compare each phase with its collectives; phases are unordered with respect to each other.
+
+    Collectives without names are compared with the first phase that has differences. Plan lines executed by
+    layers or taps are only compared with `layered`.
+    """
     lines = {item.scope for item in layered}
-    wanted = {name: [item for item in items if item.scope not in lines] for name, items in wanted.items()}
+    items_by_phase = {
+        name: [item for item in items if item.scope not in lines] for name, items in items_by_phase.items()
+    }
     in_layers = [c for c in step.collectives if c.scopes and lines.issuperset(c.scopes)]
-    named = [
+    named_collectives = [
         collective
         for collective in step.collectives
-        if collective not in in_layers and any(scope[0] in wanted for scope in collective.scopes)
+        if collective not in in_layers and any(scope[0] in items_by_phase for scope in collective.scopes)
     ]
     nameless = [
         collective for collective in step.collectives if not any(o.op_name for o in collective.origins)
     ]
-    mixed = any(len({phase for phase, _ in collective.scopes}) > 1 for collective in named)
-    parts = [(item for items in wanted.values() for item in items)] if mixed else [*wanted.values()]
+    mixed = any(len({phase for phase, _ in collective.scopes}) > 1 for collective in named_collectives)
+    parts = (
+        [(item for items in items_by_phase.values() for item in items)]
+        if mixed
+        else [*items_by_phase.values()]
+    )
     places = {id(collective): place for place, collective in enumerate(step.collectives)}
     reports = [matched(layered, in_layers)]
     for items in map(tuple, parts):
         scopes = {item.phase for item in items}
-        own = [collective for collective in named if mixed or collective.scopes[0][0] in scopes]
-        report = match(items, own)
+        phase_collectives = [
+            collective for collective in named_collectives if mixed or collective.scopes[0][0] in scopes
+        ]
+        report = match(items, phase_collectives)
         if nameless and not report.ok:
-            report = match(items, sorted([*own, *nameless], key=lambda collective: places[id(collective)]))
+            report = match(
+                items, sorted([*phase_collectives, *nameless], key=lambda collective: places[id(collective)])
+            )
             nameless = []
         reports.append(report)
-    return Report(
+    return StepComparison(
         tuple(item for report in reports for item in report.expected),
         tuple(item for report in reports for item in report.found),
         tuple(item for report in reports for item in report.differences),
@@ -278,7 +327,9 @@ def _matched(
     )
 
 
-def _rows(report: Report, differences: Iterable[Difference], costs: Estimate | None) -> tuple[Row, ...]:
+def _rows(
+    report: StepComparison, differences: Iterable[StepDifference], costs: Estimate | None
+) -> tuple[Row, ...]:
     waits = {wait.name: wait for wait in costs.waits} if costs else {}
     became: dict[int, tuple[Sequence[CompiledCollective], str]] = {
         id(e): ((f,), "") for e, f in report.matches
@@ -295,14 +346,14 @@ def _row(
     item: Expected | None, actual: Sequence[CompiledCollective], cause: str, waits: Mapping[str, Any]
 ) -> Row:
     scope = item.scope if item else next((s for f in actual for s in f.scopes), ("", 0))
-    times = [waits[each.name] for each in actual if each.name in waits]
+    times = [waits[collective.name] for collective in actual if collective.name in waits]
     costs = (sum(t.seconds for t in times), sum(t.exposed for t in times)) if times else (None, None)
     planned = str(item).rpartition(" (line")[0] if item else ""
     return Row(*scope, planned, "; ".join(map(str, actual)), cause, 1, *costs)
 
 
 def _alike(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Rows that follow one another and say the same, as one."""
+    """Merge consecutive equal rows."""
     merged: list[Row] = []
     for _, group in groupby(rows, lambda row: (row.phase, row.line, row.expected, row.found, row.cause)):
         first, *more = group
@@ -322,7 +373,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return row.phase, str(row.line or ""), planned, f"{extra}{compiled}", *costs
 
 
-def _shifted(shift: Shift) -> tuple[str, ...]:
+def _shifted(shift: CollectiveShift) -> tuple[str, ...]:
     def change(before: object, after: object) -> str:
         return f"{before}" if before == after else f"{before} -> {after}"
 
@@ -337,25 +388,25 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  " + "  ".join(cell.ljust(width) for cell, width in row).rstrip() for row in padded]
 
 
-def _reasons(differences: Iterable[Difference]) -> list[str]:
+def _reasons(differences: Iterable[StepDifference]) -> list[str]:
     lines: list[str] = []
-    alike = Counter((d.cause, _subject(d), d.reason) for d in differences)
-    for (cause, subject, reason), count in alike.items():
+    counts = Counter((d.cause, _subject(d), d.reason) for d in differences)
+    for (cause, subject, reason), count in counts.items():
         times = f"{count} x " if count > 1 else ""
         lines += ["", f"{cause}: {times}{subject}", f"    {reason}"]
     return lines
 
 
-def _subject(difference: Difference) -> str:
+def _subject(difference: StepDifference) -> str:
     return re.sub(r" \([\w.-]+\)$", "", difference.text) if difference.kind == "extra" else difference.text
 
 
-def _data_of(difference: Difference) -> dict[str, Any]:
+def _data_of(difference: StepDifference) -> dict[str, Any]:
     lines = [item.scope for item in difference.expected] or [s for f in difference.found for s in f.scopes]
     origins = [origin for collective in difference.found for origin in collective.origins]
     return {
         "kind": difference.kind, "cause": difference.cause, "reason": difference.reason,
-        "text": difference.text, "beside": difference.beside,
+        "text": difference.text, "beside": difference.is_additional,
         "lines": [{"phase": phase, "line": line} for phase, line in dict.fromkeys(lines)],
         "expected": [str(item) for item in difference.expected],
         "found": [collective.name for collective in difference.found],

@@ -1,4 +1,4 @@
-"""Where the instructions of HLO text come from in the user's code."""
+"""Locations in the user's code for HLO instructions."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import Path
 
 import msgspec
 
-_OWN = str(Path(__file__).parents[2]) + os.sep  # frames of commplan itself
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep  # frames of commplan
 _WRITTEN = re.compile(r'source_file="([^"]+)"(?: source_line=(\d+))?')
 
 
 class Frames(msgspec.Struct, frozen=True):
-    """The tables of stack frames that stand before the computations of a module."""
+    """The stack frame tables at the start of a module."""
 
     files: Mapping[str, str]
     locations: Mapping[str, str]
     frames: Mapping[str, str]
 
     def source_of(self, attributes: str) -> str:
-        """`file:line` of the innermost frame outside of commplan; "" where the text does not tell."""
+        """`file:line` of the innermost frame outside of commplan; empty if unknown."""
         written = _WRITTEN.search(attributes)
         if written:
             return _shown(written[1], written[2] or "")
         return next(
-            (_shown(*place) for place in self._stack(attributes) if not place[0].startswith(_OWN)), ""
+            (_shown(*place) for place in self._stack(attributes) if not place[0].startswith(_PACKAGE)), ""
         )
 
     def _stack(self, attributes: str) -> Iterator[tuple[str, str]]:
         """File and line of each frame, innermost first."""
         frame = _number(attributes, "stack_frame_id")
-        # XLA writes parents one too high: the first frame, which has none, would be its own.
+        # XLA numbers parents too high by one: the first frame, which has no parent, would be its parent.
         shift = int(_number(self.frames.get("1", ""), "parent_frame_id") == "1")
         while frame in self.frames:
             place = self.locations.get(_number(self.frames[frame], "file_location_id"), "")
@@ -41,7 +41,7 @@ class Frames(msgspec.Struct, frozen=True):
 
 
 def read_frames(text: str) -> Frames:
-    """The tables in the text of a module; empty ones where it has none."""
+    """Parse the tables of a module; empty if it has none."""
     return Frames(*(_table(text, title) for title in ("FileNames", "FileLocations", "StackFrames")))
 
 
@@ -57,6 +57,6 @@ def _number(text: str, key: str) -> str:
 
 
 def _shown(file: str, line: str) -> str:
-    """The path from here where the file lies below, else as it is."""
+    """The path relative to the working directory if the file is below it, otherwise unchanged."""
     below = file.removeprefix(str(Path.cwd()) + os.sep)
     return f"{below}:{line}" if line else below

@@ -1,4 +1,4 @@
-"""What a compiled step really does: its collectives, matrix products and copies, in the order of issue."""
+"""A compiled step: its collectives, matrix products and copies, in order of issue."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from commplan.lowering.audit.hlo import Tensor
 _SCOPE = re.compile(r"commplan\)*/([^/:()]+)\)*/line(\d+)")
 
 
-class Origin(msgspec.Struct, frozen=True):
-    """Where an array of a collective comes from: JAX's `op_name`, and `file:line` of the user's code."""
+class CollectiveOrigin(msgspec.Struct, frozen=True):
+    """The origin of a collective's array: JAX's `op_name`, and `file:line` of the user's code."""
 
     op_name: str
     source: str = ""
 
     @property
     def scope(self) -> tuple[str, int] | None:
-        """The phase and the plan line that asked for it; None where no plan did."""
+        """The phase and plan line that requested it; None if no plan did."""
         match = _SCOPE.search(self.op_name)
         return (match[1], int(match[2])) if match else None
 
     @property
     def primitive(self) -> str:
-        """What it is in JAX, such as `psum`."""
+        """The name of the JAX primitive, such as `psum`."""
         return self.op_name.rpartition("/")[2].strip("()").removesuffix("_invariant")
 
     def __str__(self) -> str:
@@ -35,10 +35,13 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a compiled step takes of the memory of one device, in bytes, as XLA counts it.
+    """The memory of a compiled step on one device, in bytes, as reported by XLA.
 
-    arguments: all that it is given; outputs: of its results; donated: the bytes of those that lie where
-    arguments lay; temporary: what it needs beside both while it runs.
+    Attributes:
+        arguments: arguments.
+        outputs: results.
+        donated: results stored in donated arguments.
+        temporary: temporary buffers.
     """
 
     arguments: int
@@ -48,7 +51,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All of it at once."""
+        """Total bytes."""
         return self.arguments + self.outputs - self.donated + self.temporary
 
     def __str__(self) -> str:
@@ -59,12 +62,23 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class CompiledCollective(msgspec.Struct, frozen=True):
-    """One collective of the compiled step.
+    """A collective of the compiled step.
 
-    `inputs` and `outputs` are what one rank gives and gets; `groups` the partitions that take part
-    together, by their place in the mesh's row-major order (for `permute`: source and target pairs).
-    `start` and `done` are positions in `computation`, equal where it is not asynchronous; `loops`
-    names the loops around it, outermost first.
+    Attributes:
+        kind: kind of the collective.
+        op: reduction, if any.
+        inputs: arrays that one rank contributes.
+        outputs: arrays that one rank receives.
+        groups: participating partitions, numbered row-major over the mesh; for `permute`, (source, target)
+            pairs.
+        channel: channel number.
+        computation: enclosing computation.
+        start: position of its start.
+        done: position of its done, equal to `start` if not asynchronous.
+        loops: names of the enclosing loops, outermost first.
+        name: name of the instruction.
+        op_name: JAX's name.
+        synchronous: whether it blocks.
     """
 
     kind: str
@@ -80,14 +94,14 @@ class CompiledCollective(msgspec.Struct, frozen=True):
     name: str
     op_name: str
     synchronous: bool = False
-    origins: tuple[Origin, ...] = ()
-    """Of each of `inputs` or each merged operation, if the text tells them apart; else of all together."""
+    origins: tuple[CollectiveOrigin, ...] = ()
+    """The origin of each input or merged operation if the text distinguishes them, otherwise a common one."""
     bucket: str = ""
-    """The key by which XLA was to combine its arrays and no others; "" where they have none, or several."""
+    """The combiner key of its arrays, which restricts merging in XLA; "" if they have none or several."""
 
     @property
     def scopes(self) -> tuple[tuple[str, int], ...]:
-        """The phases and plan lines that its arrays come from."""
+        """The phases and plan lines of its arrays."""
         return tuple(dict.fromkeys(origin.scope for origin in self.origins if origin.scope))
 
     @property
@@ -96,12 +110,12 @@ class CompiledCollective(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Elements that one rank gives."""
+        """Number of elements that one rank contributes."""
         return sum(tensor.size for tensor in self.inputs)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one rank gives."""
+        """Bytes that one rank contributes."""
         return sum(tensor.nbytes for tensor in self.inputs)
 
     def __str__(self) -> str:
@@ -112,9 +126,9 @@ class CompiledCollective(msgspec.Struct, frozen=True):
 
 
 class Product(msgspec.Struct, frozen=True):
-    """A matrix product or convolution, or a fusion of several: where it stands and what it makes.
+    """A matrix product or convolution, or a fusion of several.
 
-    `flops` counts a multiplication and an addition as two; 0 where the text does not tell.
+    `flops` counts a multiplication and an addition as two operations; 0 if unknown.
     """
 
     name: str
@@ -125,11 +139,16 @@ class Product(msgspec.Struct, frozen=True):
     flops: int = 0
 
 
-class Move(msgspec.Struct, frozen=True):
+class MemoryMove(msgspec.Struct, frozen=True):
     """An instruction that writes memory without computing a product: a copy, a concatenation, a fusion.
 
-    `kind` is the opcode; for a fusion, the opcode of its root. `outputs` are the arrays that it writes;
-    `reads` the bytes that it reads of its operands, where slices of them are taken less than their size.
+    Attributes:
+        kind: the opcode; for a fusion, that of its root.
+        name: name of the instruction.
+        computation: enclosing computation.
+        position: position in the computation.
+        outputs: arrays that it writes.
+        reads: bytes that it reads; less than the size of its operands if it reads slices.
     """
 
     kind: str
@@ -146,10 +165,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Loop(msgspec.Struct, frozen=True):
-    """A loop: the name of its body, its position in which computation, its trip count, and its own name.
-
-    `trips` is None where the text does not tell.
-    """
+    """A loop: its body, its position in the enclosing computation, its trip count if known, and its name."""
 
     body: str
     computation: str
@@ -159,29 +175,29 @@ class Loop(msgspec.Struct, frozen=True):
 
 
 class CompiledStep(msgspec.Struct, frozen=True):
-    """A compiled step as its scheduled HLO has it. Everything is in the order of issue."""
+    """A compiled step as in its scheduled HLO. All fields are in order of issue."""
 
     entry: str
     loops: tuple[Loop, ...]
     collectives: tuple[CompiledCollective, ...]
     products: tuple[Product, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[MemoryMove, ...]
     ops: tuple[tuple[str, int], ...]
-    """Opcode and count of all instructions that run (names, constants and tuples left out)."""
+    """Opcode and count of all executed instructions, except names, constants and tuples."""
     fused_ops: tuple[tuple[str, int], ...]
-    """The same with the instructions inside fusions in place of the fusions."""
+    """As `ops`, with fusions replaced by their instructions."""
 
     def trips(self, collective: CompiledCollective) -> int:
-        """How often `collective` runs in a step; once in a loop whose trips the text does not tell."""
-        around = {loop.body: loop for loop in self.loops}
+        """Number of executions of `collective` in a step; loops with unknown trip counts count once."""
+        loop_of_body = {loop.body: loop for loop in self.loops}
         times, computation = 1, collective.computation
-        while computation in around:
-            times *= around[computation].trips or 1
-            computation = around[computation].computation
+        while computation in loop_of_body:
+            times *= loop_of_body[computation].trips or 1
+            computation = loop_of_body[computation].computation
         return times
 
     def hidden(self, collective: CompiledCollective) -> tuple[Product, ...]:
-        """The products that are issued between the start and the done of `found`."""
+        """The products issued between the start and the done of `collective`."""
         return tuple(
             product
             for product in self.products
@@ -191,25 +207,25 @@ class CompiledStep(msgspec.Struct, frozen=True):
 
     @property
     def covered(self) -> float:
-        """The share of all bytes given to collectives that has a product between start and done."""
+        """The fraction of all collective bytes with a product between start and done."""
         total = sum(collective.nbytes for collective in self.collectives)
         under = sum(collective.nbytes for collective in self.collectives if self.hidden(collective))
         return under / total if total else 0.0
 
     def before(self, collective: CompiledCollective) -> int:
-        """How many products of its computation are issued before `found` starts."""
+        """The number of products of its computation issued before `collective` starts."""
         return sum(
             p.computation == collective.computation and p.position < collective.start for p in self.products
         )
 
-    def copies_of(self, nbytes: int) -> tuple[Move, ...]:
+    def copies_of(self, nbytes: int) -> tuple[MemoryMove, ...]:
         """The moves that write at least `nbytes` bytes into one array."""
         return tuple(move for move in self.moves if any(out.nbytes >= nbytes for out in move.outputs))
 
     def timeline(self) -> str:
-        """What is issued, on one line: `P` a product, `AR>` a collective's start, `<AR` its done.
+        """The order of issue on one line: `P` is a product, `AR>` the start of a collective, `<AR` its done.
 
-        Collectives that are not asynchronous read `AR`; a loop's body stands in `( )`.
+        Synchronous collectives are written `AR`, and loop bodies are enclosed in `( )`.
         """
         return self._timeline(self.entry)
 

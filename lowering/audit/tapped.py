@@ -1,6 +1,6 @@
-"""The collectives of `run.tap`, on GPUs: those of each large leaf by itself, and of the others together.
+"""The collectives of `run.tap` on GPUs: one for each large leaf, and one for the others together.
 
-What a tap reduces within the backward pass nothing orders, and its order is not judged.
+Reductions of taps within the backward pass are unordered, so their order is not checked.
 """
 
 from __future__ import annotations
@@ -28,22 +28,28 @@ def of_taps(
     mesh: MeshLike,
     platform: Literal["cpu", "gpu"],
 ) -> tuple[Expected, ...]:
-    """What the plan lines that the step carries out by taps become, once each.
+    """The collectives of plan lines that the step executes by taps.
 
-    traced: the step as JAX hands it to XLA. called: what each phase becomes where it is called. Lines of
-    which the step asks for something else are left to the phase, and so are those of which a tap makes the
-    same in the same order, as on CPUs.
+    Lines are left to the phase if the step requests other collectives for them, or if a tap produces the same
+    collectives in the same order, as on CPUs.
+
+    Args:
+        traced: the step as JAX passes it to XLA.
+        schedule: the schedule.
+        called: the collectives of each phase when it is called.
+        mesh: the mesh.
+        platform: `cpu` or `gpu`.
     """
     result: list[Expected] = []
     for phase, items in called.items():
-        own = list(_tapped(schedule, phase, mesh, platform))
-        for scope in dict.fromkeys(item.scope for item in own):
-            mine = [item for item in own if item.scope == scope]
-            asked = [item for item in traced.collectives if scope in item.scopes]
-            same = _forms(mine) == _forms(item for item in items if item.scope == scope)
+        tap_items = list(_tapped(schedule, phase, mesh, platform))
+        for scope in dict.fromkeys(item.scope for item in tap_items):
+            line_items = [item for item in tap_items if item.scope == scope]
+            requested = [item for item in traced.collectives if scope in item.scopes]
+            same = _forms(line_items) == _forms(item for item in items if item.scope == scope)
             ordered = same and platform != "gpu"
-            if _forms(mine) == _forms(asked) and all(map(_is_tapped, asked)) and not ordered:
-                result += mine
+            if _forms(line_items) == _forms(requested) and all(map(_is_tapped, requested)) and not ordered:
+                result += line_items
     return tuple(result)
 
 
@@ -58,7 +64,7 @@ def _forms(items: Iterable[Expected | CompiledCollective]) -> set[tuple[object, 
 def _tapped(
     schedule: Schedule, phase: str, mesh: MeshLike, platform: Literal["cpu", "gpu"]
 ) -> Iterator[Expected]:
-    """What the partial inputs of `phase` become where they are tapped."""
+    """The collectives for the tapped partial inputs of `phase`."""
     body = schedule.phase(phase)
     uses, values = DefUse(computed(body)), {value.id: value for value in (*schedule.entry, *body.values)}
     for value in schedule.entry:

@@ -1,8 +1,8 @@
-"""Machines to compile for without having them: what XLA must know of them, as text.
+"""Descriptions of machines, which make it possible to compile for them without having them.
 
-The text is a `GpuTargetConfigProto` in text form. The figures are the vendor's: registers, shared
-memory and threads from the CUDA programming guide's table of compute capabilities, memory and
-clocks from the data sheets of the SXM boards.
+The descriptions are `GpuTargetConfigProto` in text form. The data are the vendor's: registers, shared memory
+and threads from the CUDA programming guide's table of compute capabilities, memory and clocks from the data
+sheets of the SXM boards.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from commplan.topology import DEVICES, Level, Topology
 
 
 class Target(msgspec.Struct, frozen=True):
-    """`hosts` machines with `per_host` devices each. `config` is the text for XLA; `machine` the rates to
-    estimate with."""
+    """`hosts` machines with `per_host` devices each.
+
+    `config` is the description for XLA, and `machine` has the rates for estimates.
+    """
 
     name: str
     platform: Literal["cuda"]
@@ -30,9 +32,10 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def topology(self) -> str:
-        """Partitions x hosts x devices per host, as XLA's topology description reads it.
+        """Partitions x hosts x devices per host, in XLA's syntax for topologies.
 
-        A partition is what NVLink connects: one host. XLA takes a network within a partition to be NVLink.
+        A partition is an NVLink domain, which is one host. XLA assumes that networks within a partition are
+        NVLink.
         """
         return f"{self.hosts}x1x{self.per_host}"
 
@@ -49,10 +52,10 @@ class _Gpu(msgspec.Struct, frozen=True):
     l2: int
     memory: int
     clock_ghz: float
-    tflops: float  # dense, of 16-bit floats
-    nvlink: float  # bytes per second of a device in each direction, by the data sheet
-    bus: float  # bytes per second that collectives reach in a host, as nccl-tests count them
-    network: float  # bytes per second of a device's own link between hosts
+    tflops: float  # dense, for 16-bit floats
+    nvlink: float  # bytes per second of a device in each direction, from the data sheet
+    bus: float  # bytes per second that collectives reach in a host, as counted by nccl-tests
+    network: float  # bytes per second of a device's link between hosts
 
 
 _GPUS = {
@@ -113,7 +116,7 @@ _GPUS = {
         50e9,
     ),
 }
-_FLOPS_REACHED = 0.6  # shares of the peaks that training reaches
+_FLOPS_REACHED = 0.6  # fractions of the peak rates that training reaches
 _MEMORY_REACHED = 0.75
 # Latencies as in `examples/topologies/h100_64.toml`; NCCL's own model starts a ring with 6.6 to 14 us.
 _NVLINK_S, _NETWORK_S, _CALL_S = 3e-6, 6e-6, 8e-6
@@ -145,9 +148,10 @@ dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
 
 
 def target(text: str) -> Target:
-    """The target that `text` names: `h100:4x8` is four hosts with eight H100 each; `h100` one device.
+    """Parse a target: `h100:4x8` is four hosts with eight H100 each, `h100` is one device.
 
-    Raises `CommplanError` CP1150 if there is no such machine or the text has another form.
+    Raises:
+        CommplanError: CP1150 if the machine or the syntax is unknown.
     """
     match = re.fullmatch(r"(\w+)(?::([1-9]\d{0,5})x([1-9]\d{0,5}))?", text.strip().lower())
     gpu = _GPUS.get(match.group(1)) if match else None
@@ -165,20 +169,19 @@ def _rates(gpu: _Gpu, hosts: int, per_host: int) -> Machine:
 
 
 def name_of_kind(device_kind: str) -> str | None:
-    """`h100` for devices that call themselves `NVIDIA H100 80GB HBM3`, say; None if there is no target."""
+    """The target for a JAX device kind, for example `h100` for `NVIDIA H100 80GB HBM3`; None if unknown."""
     words = re.split(r"[\W_]+", device_kind.lower())
     return next((name for name in _GPUS if name in words), None)
 
 
 def rates_of_kind(device_kind: str, hosts: int, per_host: int) -> Machine | None:
-    """The rates of devices that call themselves `NVIDIA H100 80GB HBM3`, say; None for those without a
-    target."""
+    """The rates for a JAX device kind, for example `NVIDIA H100 80GB HBM3`; None if unknown."""
     name = name_of_kind(device_kind)
     return None if name is None else _rates(_GPUS[name], hosts, per_host)
 
 
 def machine_topology(name: str, hosts: int, per_host: int) -> Topology:
-    """The levels of `hosts` machines with `per_host` devices of target `name` each, by their data sheets."""
+    """The levels of `hosts` machines with `per_host` devices of target `name`, from data sheets."""
     gpu = _GPUS[name]
     levels = [Level("gpu", per_host, _NVLINK_S, gpu.nvlink)] if per_host > 1 or hosts == 1 else []
     levels += [Level("node", hosts, _NETWORK_S, per_host * gpu.network)] if hosts > 1 else []
@@ -187,9 +190,10 @@ def machine_topology(name: str, hosts: int, per_host: int) -> Topology:
 
 
 def rates(machine: Machine | str | None) -> Machine | None:
-    """What exposed communication is estimated with: `h100:4x8`, or the rates themselves.
+    """The rates for estimates, from a target such as `h100:4x8` or given directly.
 
-    Raises `CommplanError` CP1150 for what is neither.
+    Raises:
+        CommplanError: CP1150 for other values.
     """
     if isinstance(machine, str):
         return target(machine).machine

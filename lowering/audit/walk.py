@@ -1,4 +1,4 @@
-"""From HLO text to a `CompiledStep`: what runs is visited in order, and sorted by what it is."""
+"""Convert HLO text to a `CompiledStep` by visiting instructions in order and classifying them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from commplan.lowering.audit.hlo import Computation, Instruction, Module, Tensor, read_groups, read_module
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Loop, Move, Origin, Product
+from commplan.lowering.audit.hlo import Computation, HloInstruction, Module, Tensor, read_groups, read_module
+from commplan.lowering.audit.step import (
+    CollectiveOrigin,
+    CompiledCollective,
+    CompiledStep,
+    Loop,
+    MemoryMove,
+    Product,
+)
 
 _KINDS = {
     "all-reduce": "all_reduce",
@@ -39,20 +46,21 @@ _PRODUCTS = re.compile(r"gemm|matmul|\$dot|conv", re.IGNORECASE)
 
 
 def audit_text(hlo_text: str) -> CompiledStep:
-    """Read compiled, scheduled HLO (`jax.jit(f).lower(...).compile().as_text()`) into a `CompiledStep`.
+    """Parse compiled, scheduled HLO (`jax.jit(f).lower(...).compile().as_text()`) into a `CompiledStep`.
 
-    Raises `HloError` if the text is not a whole HLO module.
+    Raises:
+        HloError: the text is not a whole HLO module.
     """
     module = read_module(hlo_text)
-    walk = _Walk(module)
+    walk = _HloVisitor(module)
     walk.run(module.computations[module.entry], ())
-    counts = (tuple(sorted(each.items())) for each in (walk.ops, walk.fused))
+    counts = (tuple(sorted(counter.items())) for counter in (walk.ops, walk.fused))
     visited = (tuple(walk.loops), tuple(walk.collectives), tuple(walk.products), tuple(walk.moves))
     return CompiledStep(module.entry, *visited, *counts)
 
 
 def _ends(computation: Computation) -> dict[str, int]:
-    """Where each asynchronous operation that starts in `computation` is done."""
+    """The position of the done of each asynchronous operation that starts in `computation`."""
     begun: dict[str, str] = {}
     ends: dict[str, int] = {}
     for instruction in computation.instructions:
@@ -66,8 +74,8 @@ def _ends(computation: Computation) -> dict[str, int]:
     return ends
 
 
-def _flops(instruction: Instruction, shapes: _Shapes) -> int:
-    """Twice the multiplications of a dot, a convolution or a call of a matrix library; 0 for the rest."""
+def _flops(instruction: HloInstruction, shapes: _Shapes) -> int:
+    """Twice the multiplications of a dot, a convolution or a matrix library call; otherwise 0."""
     tensors = [tensor for name in instruction.operands for tensor in shapes.get(name, ())[:1]]
     size = math.prod(instruction.results[0].shape) if instruction.results else 0
     if (labels := instruction.attribute("dim_labels")) and len(tensors) > 1:
@@ -83,47 +91,55 @@ def _flops(instruction: Instruction, shapes: _Shapes) -> int:
     return 2 * size * math.prod(tensors[0].shape[dim] for dim in dims) if dims else 0
 
 
-def _convolved(instruction: Instruction, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The kernel and the result of a convolution; of its derivatives those of the convolution itself."""
+def _convolved(instruction: HloInstruction, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The kernel and the result of a convolution; for its derivatives, those of the forward convolution."""
     target = instruction.attribute("custom_call_target") or ""
     if "BackwardFilter" in target:
         return instruction.results[0], tensors[1]
     return tensors[1], tensors[0] if "BackwardInput" in target else instruction.results[0]
 
 
-def _parts(computation: Computation) -> dict[tuple[str, int], Instruction]:
-    """What takes array `index` of a result out of it, by the result's name and the index."""
-    taken: dict[tuple[str, int], Instruction] = {}
+def _parts(computation: Computation) -> dict[tuple[str, int], HloInstruction]:
+    """The instruction that extracts array `index` of a result, by the result's name and the index."""
+    extractors: dict[tuple[str, int], HloInstruction] = {}
     starts: dict[str, str] = {}
     for instruction in computation.instructions:
         if instruction.opcode.endswith("-done") and instruction.operands:
             starts[instruction.name] = instruction.operands[0]
         elif instruction.opcode == "get-tuple-element":
             name = instruction.operands[0]
-            taken[starts.get(name, name), int(instruction.attribute("index") or 0)] = instruction
-    return taken
+            extractors[starts.get(name, name), int(instruction.attribute("index") or 0)] = instruction
+    return extractors
 
 
 class _Frame(NamedTuple):
-    """A computation while it is visited: the loops around it, by name what it makes and where it ends, and
-    what takes arrays out of its tuples."""
+    """A computation being visited.
+
+    Attributes:
+        computation: its name.
+        loops: enclosing loops.
+        shapes: results of its instructions, by name.
+        ends: positions of dones, by the name of the start.
+        parts: instructions that extract arrays from tuples.
+    """
 
     computation: str
     loops: tuple[str, ...]
     shapes: _Shapes
     ends: Mapping[str, int]
-    parts: Mapping[tuple[str, int], Instruction]
+    parts: Mapping[tuple[str, int], HloInstruction]
 
 
-class _Walk:
-    """Visits what runs, in order: the entry computation, and loop bodies, calls and branches inside it."""
+class _HloVisitor:
+    """Visits executed instructions in order: the entry computation with its loop bodies, calls and
+    branches."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self.loops: list[Loop] = []
         self.collectives: list[CompiledCollective] = []
         self.products: list[Product] = []
-        self.moves: list[Move] = []
+        self.moves: list[MemoryMove] = []
         self.ops: Counter[str] = Counter()
         self.fused: Counter[str] = Counter()
 
@@ -133,7 +149,7 @@ class _Walk:
         for instruction in computation.instructions:
             self._visit(instruction, frame)
 
-    def _visit(self, instruction: Instruction, frame: _Frame) -> None:
+    def _visit(self, instruction: HloInstruction, frame: _Frame) -> None:
         opcode = instruction.opcode
         if opcode in _NAMES_ONLY or opcode.endswith("-done"):
             return
@@ -163,29 +179,30 @@ class _Walk:
         target = instruction.attribute("custom_call_target") if instruction.opcode == "custom-call" else None
         dots = any(inner.opcode in ("dot", "convolution") for inner, _ in fused)
         if dots or _PRODUCTS.search(target or ""):
-            flops = sum(_flops(inner, around) for inner, around in fused)
+            flops = sum(_flops(inner, inner_shapes) for inner, inner_shapes in fused)
             self.products.append(Product(*place, inputs, instruction.results, flops))
             return
         kind = instruction.opcode
         if kind == "fusion":
             kind = self.module.computations[instruction.calls[0]].root.opcode
         reads, written = self._reads(instruction, frame.shapes), self._written(instruction, frame.shapes)
-        self.moves.append(Move(kind, *place, written, reads))
+        self.moves.append(MemoryMove(kind, *place, written, reads))
 
-    def _inner(self, instruction: Instruction, shapes: _Shapes) -> Iterator[tuple[Instruction, _Shapes]]:
-        """The instructions of a fusion, or the instruction itself, with the shapes of what each may name."""
+    def _inner(
+        self, instruction: HloInstruction, shapes: _Shapes
+    ) -> Iterator[tuple[HloInstruction, _Shapes]]:
+        """The instructions of a fusion, or the instruction itself, with the shapes of their operands."""
         if instruction.opcode != "fusion":
             yield instruction, shapes
             return
         for name in instruction.calls:
             body = self.module.computations[name]
-            known = {i.name: i.results for i in body.instructions}
+            results_by_name = {i.name: i.results for i in body.instructions}
             for inner in body.instructions:
-                yield from self._inner(inner, known)
+                yield from self._inner(inner, results_by_name)
 
-    def _reads(self, instruction: Instruction, shapes: _Shapes) -> int:
-        """Bytes that a move reads: of an operand of which only slices are taken, those; of one that is
-        updated in place, none."""
+    def _reads(self, instruction: HloInstruction, shapes: _Shapes) -> int:
+        """Bytes that a move reads: slices of a sliced operand, and nothing of one updated in place."""
         sizes = [sum(t.nbytes for t in shapes.get(name, ())) for name in instruction.operands]
         if instruction.opcode in _SLICES and sizes:
             return min(sizes[0], instruction.nbytes)
@@ -198,44 +215,44 @@ class _Walk:
             if inner.opcode != "parameter":
                 continue
             users = self._users(instruction.calls[0], inner.name)
-            others = [user for user in users if user.opcode != _UPDATE or user.nbytes != inner.nbytes]
-            sliced = bool(users) and all(user.opcode in _SLICES for user in others)
-            total += min(inner.nbytes, sum(user.nbytes for user in others)) if sliced else inner.nbytes
+            readers = [user for user in users if user.opcode != _UPDATE or user.nbytes != inner.nbytes]
+            sliced = bool(users) and all(user.opcode in _SLICES for user in readers)
+            total += min(inner.nbytes, sum(user.nbytes for user in readers)) if sliced else inner.nbytes
         return total
 
-    def _written(self, instruction: Instruction, shapes: _Shapes) -> tuple[Tensor, ...]:
-        """The arrays that a move writes: of one that is updated in place, the update."""
+    def _written(self, instruction: HloInstruction, shapes: _Shapes) -> tuple[Tensor, ...]:
+        """The arrays that a move writes; for an in-place update, only the update."""
         if instruction.opcode == _UPDATE:
             return shapes.get(instruction.operands[1], instruction.results)
         if instruction.opcode != "fusion":
             return instruction.results
         body = self.module.computations[instruction.calls[0]]
-        known = {inner.name: inner for inner in body.instructions}
-        roots = [known[name] for name in body.root.operands] if body.root.opcode == "tuple" else [body.root]
+        by_name = {inner.name: inner for inner in body.instructions}
+        roots = [by_name[name] for name in body.root.operands] if body.root.opcode == "tuple" else [body.root]
         written: list[Tensor] = []
-        for each in roots:
-            root = each
+        for element in roots:
+            root = element
             while root.opcode == "bitcast":
-                root = known[root.operands[0]]
-            written += known[root.operands[1]].results if root.opcode == _UPDATE else root.results
+                root = by_name[root.operands[0]]
+            written += by_name[root.operands[1]].results if root.opcode == _UPDATE else root.results
         return tuple(written)
 
-    def _users(self, computation: str, name: str) -> list[Instruction]:
-        """What reads value `name`, looked at through bitcasts."""
-        users: list[Instruction] = []
+    def _users(self, computation: str, name: str) -> list[HloInstruction]:
+        """The instructions that read value `name`, looking through bitcasts."""
+        users: list[HloInstruction] = []
         for other in self.module.computations[computation].instructions:
             if name in other.operands:
                 users += self._users(computation, other.name) if other.opcode == "bitcast" else [other]
         return users
 
-    def _core(self, instruction: Instruction) -> Instruction:
-        """The operation behind an asynchronous start, under the opcode of its synchronous form."""
+    def _core(self, instruction: HloInstruction) -> HloInstruction:
+        """The operation of an asynchronous start, with the opcode of its synchronous form."""
         if instruction.opcode == "async-start":
             return self.module.computations[instruction.calls[0]].root
         return replace(instruction, opcode=instruction.opcode.removesuffix("-start"))
 
-    def _synchronous(self, instruction: Instruction, core: Instruction) -> Instruction:
-        """`instruction` as if it were not asynchronous: with the opcode, attributes and result of `core`."""
+    def _synchronous(self, instruction: HloInstruction, core: HloInstruction) -> HloInstruction:
+        """`instruction` in synchronous form, with the opcode, attributes and result of `core`."""
         if not instruction.opcode.endswith("-start"):
             return instruction
         root = self.module.computations[core.calls[0]].root if core.opcode == "fusion" else core
@@ -243,7 +260,7 @@ class _Walk:
         return replace(instruction, opcode=core.opcode, attributes=core.attributes, results=results)
 
     def _collective(
-        self, instruction: Instruction, core: Instruction, inputs: tuple[Tensor, ...], frame: _Frame
+        self, instruction: HloInstruction, core: HloInstruction, inputs: tuple[Tensor, ...], frame: _Frame
     ) -> CompiledCollective:
         pairs = core.attribute("source_target_pairs")
         groups = read_groups(pairs or core.attribute("replica_groups") or "{}", self.module.partitions)
@@ -251,29 +268,39 @@ class _Walk:
         reduction = core.attribute("to_apply")
         outputs = core.results
         if instruction.opcode.endswith("-start") and len(outputs) >= 2 * len(inputs) > 0:
-            outputs = outputs[len(inputs) : 2 * len(inputs)]  # a start names its operands beside its results
+            outputs = outputs[len(inputs) : 2 * len(inputs)]  # a start returns (operands, results, ..)
         start, name = instruction.position, instruction.name
         done = frame.ends.get(name, start)
         op = self._reduction(reduction) if reduction else None
         number, source = int(channel) if channel else None, instruction.op_name or core.op_name
         synchronous = '"is_sync":true' in instruction.attributes or done == start
         place = (frame.computation, start, done, frame.loops, instruction.scheduled_name, source, synchronous)
-        # What takes the arrays out of what was merged tells where each comes from, if it has names.
-        taken = [frame.parts.get((name, index)) for index in range(len(inputs))]
-        named = len(inputs) > 1 and all(taken) and any(part.op_name for part in taken if part)
-        listed = taken if named else [instruction if instruction.op_name else core]
-        origins = tuple(origin for each in listed if each for origin in self._origins(each))
-        keys = {match[1] if (match := _BUCKET.search(each.attributes)) else "" for each in listed if each}
+        # If named, the instructions that extract the arrays of a merged collective have their origins.
+        extractors = [frame.parts.get((name, index)) for index in range(len(inputs))]
+        is_named = len(inputs) > 1 and all(extractors) and any(part.op_name for part in extractors if part)
+        listed = extractors if is_named else [instruction if instruction.op_name else core]
+        origins = tuple(
+            origin
+            for source_instruction in listed
+            if source_instruction
+            for origin in self._origins(source_instruction)
+        )
+        keys = {
+            match[1] if (match := _BUCKET.search(source_instruction.attributes)) else ""
+            for source_instruction in listed
+            if source_instruction
+        }
         bucket = keys.pop() if len(keys) == 1 else ""
         return CompiledCollective(
             _KINDS[core.opcode], op, inputs, outputs, groups, number, *place, origins, bucket
         )
 
-    def _origins(self, instruction: Instruction) -> Iterator[Origin]:
-        """Of each operation that XLA merged into `instruction`. Of several the text has the frame of one."""
+    def _origins(self, instruction: HloInstruction) -> Iterator[CollectiveOrigin]:
+        """The origin of each operation merged into `instruction`. The text has a source only for single
+        ones."""
         names = instruction.op_names
         source = self.module.frames.source_of(instruction.attributes) if len(names) == 1 else ""
-        yield from (Origin(name, source) for name in names)
+        yield from (CollectiveOrigin(name, source) for name in names)
 
     def _reduction(self, name: str) -> str | None:
         root = self.module.computations[name.lstrip("%")].root

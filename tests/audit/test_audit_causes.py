@@ -60,7 +60,7 @@ def test_a_step_that_is_not_jitted(mesh: Any) -> None:
 def test_what_the_steps_own_code_asks_for_is_named(mesh: Any) -> None:
     report = audited(mesh, own=True)
     (difference,) = report.differences
-    assert (difference.cause, difference.beside) == ("own", True)
+    assert (difference.cause, difference.is_additional) == ("own", True)
     where = f"{HERE}:{line_of('lax.pmax')}"
     assert difference.reason == f"issued by the step's own code: `pmax` at {where}"
     assert "own: all_reduce(max) f32[] over 1 x 8 ranks" in str(report)
@@ -68,7 +68,7 @@ def test_what_the_steps_own_code_asks_for_is_named(mesh: Any) -> None:
 
 def test_a_sum_by_autodiff_is_named(mesh: Any) -> None:
     (difference,) = audited(mesh, varying=False).differences
-    assert (difference.cause, difference.beside) == ("autodiff", False)
+    assert (difference.cause, difference.is_additional) == ("autodiff", False)
     assert difference.reason.startswith("summed by autodiff: 4 x `psum` at tests/audit/steps.py:")
     assert "run.varying(params)" in difference.reason
 

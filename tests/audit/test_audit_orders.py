@@ -9,7 +9,7 @@ from test_audit_bound import MACHINE, copy, reduced, result, step
 
 from commplan.lowering.audit import audit_text, estimate, least_exposed
 from commplan.lowering.audit.hlo import read_module
-from commplan.lowering.audit.orders import Graph, best_order
+from commplan.lowering.audit.orders import InstructionGraph, best_order
 
 
 def started(name: str, source: str) -> list[str]:
@@ -47,7 +47,9 @@ def test_orders_keep_dependencies_and_the_bound(seed: int) -> None:
     own = estimate(audit_text(text), MACHINE)
     assert least_exposed(text, MACHINE) - 1e-9 <= order.exposed <= own.exposed
     assert order.seconds == pytest.approx(own.computation + order.exposed)
-    graph = Graph.of(read_module(text).computations["main"], audit_text(text), MACHINE)
+    graph = InstructionGraph.from_computation(
+        read_module(text).computations["main"], audit_text(text), MACHINE
+    )
     for places in graph.orders(3, chance):
         at = {place: index for index, place in enumerate(places)}
         assert sorted(at) == list(range(len(graph.needs)))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commplan.lowering.audit import CompiledStep, HloError, audit_text
-from commplan.lowering.audit.hlo import Instruction, Tensor, read_groups, read_module
+from commplan.lowering.audit.hlo import HloInstruction, Tensor, read_groups, read_module
 
 STEP = (Path(__file__).parent / "step.hlo").read_text()
 
@@ -101,7 +101,7 @@ def test_attributes_may_hold_commas_brackets_and_quotes() -> None:
 )
 def test_merged_operations_have_a_name_each(name: str, names: list[str]) -> None:
     attributes = f'metadata={{op_name="{name}" scheduling_name="x.start" stack_frame_id=4}}'
-    instruction = Instruction("x", "all-reduce", (), (), attributes, 0)
+    instruction = HloInstruction("x", "all-reduce", (), (), attributes, 0)
     assert (list(instruction.op_names), instruction.scheduled_name) == (names, "x.start")
 
 

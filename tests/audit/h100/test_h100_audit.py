@@ -67,7 +67,7 @@ def test_buckets_that_nothing_holds_apart_are(mesh: Any) -> None:
 
 def test_a_sum_of_the_steps_own_is_combined_with_one_and_named(mesh: Any) -> None:
     (difference,) = audited(mesh, own=True).differences
-    assert (difference.cause, difference.beside) == ("combined", True)
+    assert (difference.cause, difference.is_additional) == ("combined", True)
     assert "1 collective of line 8 with the step's own `psum` at" in difference.reason
     assert "test_h100_audit.py:" in difference.reason
 
