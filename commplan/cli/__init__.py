@@ -1,15 +1,18 @@
-"""The command `commplan`. `verbs` has a file for each, which loads what it needs when it runs."""
-# PYTHON_ARGCOMPLETE_OK: shells with argcomplete's global completion may ask it, too.
+"""The command `commplan`. Each verb is a module of `verbs`, which is imported only when it runs."""
+# PYTHON_ARGCOMPLETE_OK: enables argcomplete's global completion.
 
 from collections.abc import Sequence
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with `argv` (default: the process's arguments) and return its exit code.
+    """Run the command and return its exit code.
 
-    Ctrl-C ends it without a traceback, also while its own parts are still being loaded.
+    SIGINT ends it without a traceback, also during imports.
+
+    Args:
+        argv: the arguments, by default those of the process.
     """
     try:
         from commplan.cli.command import run

@@ -1,4 +1,4 @@
-"""`python -m commplan.cli`: the command without its script."""
+"""Entry point of `python -m commplan.cli`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the values of arguments are read as. Each type raises ArgumentTypeError for what it is not."""
+"""Parsers for argument values. Each raises ArgumentTypeError for invalid text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from commplan.diagnostics import fail
 
 MEASURES = ("slower", "bytes", "memory", "rounds")  # of `diff --fail-on`
-FACTORS = (Fraction(1, 10**6), Fraction(10**6))  # by which a bandwidth may be scaled
+FACTORS = (Fraction(1, 10**6), Fraction(10**6))  # least and largest scale of a bandwidth
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -24,7 +24,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is written in the digits 0 to 9, and not too many of them."""
+    """Whether the text consists of ASCII digits and is not too long."""
     return text.isascii() and text.isdecimal() and len(text) < 20
 
 
@@ -40,7 +40,7 @@ def size(text: str) -> tuple[str, int]:
 
 
 def ranks(text: str) -> int | tuple[tuple[str, int], ...]:
-    """`13`, or `gpu=8,node=4`."""
+    """Parse `13`, or `gpu=8,node=4`."""
     return tuple(size(part) for part in text.split(",")) if "=" in text else count(text)
 
 
@@ -53,11 +53,11 @@ def count(text: str) -> int:
 
 
 def _time(text: str, bare: str = "") -> float | None:
-    """Seconds, `bare` being the unit where none is written; None where it is no time."""
+    """Parse a time in seconds; None if invalid. `bare` is the unit of numbers without one."""
     number = text.rstrip("nums")
     unit = text[len(number) :] or bare
-    known = unit in _TIMES and _is_number(number.replace(".", "", 1))
-    return float(number) * _TIMES[unit] if known else None
+    is_valid = unit in _TIMES and _is_number(number.replace(".", "", 1))
+    return float(number) * _TIMES[unit] if is_valid else None
 
 
 def named_seconds(text: str) -> tuple[str, float]:
@@ -76,7 +76,7 @@ def duration(text: str) -> float:
 
 
 def scale(text: str) -> tuple[str, Fraction]:
-    """`node=1/4`, or `node=0.25`: a level and the factor of its bandwidth."""
+    """Parse a level and the factor of its bandwidth: `node=1/4`, or `node=0.25`."""
     name, _, value = text.partition("=")
     written = re.fullmatch(r"[0-9]{1,9}(/0*[1-9][0-9]{0,8}|\.[0-9]{1,9})?", value)
     factor = Fraction(value) if written else Fraction(0)
@@ -103,7 +103,11 @@ def nbytes(text: str) -> int:
 
 
 def once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
-    """The pairs as a mapping. Raises CP1104 where a name is given two values."""
+    """Convert pairs to a dictionary.
+
+    Raises:
+        CommplanError: CP1104 if a name has two values.
+    """
     bindings: dict[str, Any] = {}
     for name, value in pairs:
         if bindings.setdefault(name, value) != value:

@@ -1,4 +1,4 @@
-"""The arguments of the command and its help. Nothing here does any work."""
+"""The arguments of the command and its help."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _PLAN = "a .plan file, or - for stdin"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments. Raises SystemExit: 0 for --help and --version, 2 for a mistake in usage."""
+    """Parse arguments.
+
+    Raises:
+        SystemExit: 0 for --help and --version, 2 for invalid usage.
+    """
     root = parser()
     if not argv:
         root.print_help(sys.stderr)
@@ -30,8 +34,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors for unknown words and flags suggest near ones."""
+class _SuggestingParser(argparse.ArgumentParser):
+    """A parser whose errors for unknown words and flags suggest similar ones."""
 
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
@@ -41,18 +45,18 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore
-        known, unknown = super().parse_known_args(args, namespace)
-        flag = next((each.partition("=")[0] for each in unknown if each.startswith("-")), "")
+        parsed, unknown = super().parse_known_args(args, namespace)
+        flag = next((argument.partition("=")[0] for argument in unknown if argument.startswith("-")), "")
         if flag and (near := near_note(flag, self._option_string_actions)):
             self.error(f"unrecognized arguments: {' '.join(unknown)}; {near[0]}")
-        return known, unknown
+        return parsed, unknown
 
 
 class _Version(argparse.Action):
-    """Prints the version, and what an engine in this package was compiled for."""
+    """Prints the version, and the platform of a prebuilt engine."""
 
     def __call__(self, *_: Any) -> None:
-        from commplan.lowering.mpi.prebuilt import target  # as little as can be is loaded for other verbs
+        from commplan.lowering.mpi.prebuilt import target  # imported here to keep other verbs fast
 
         built = target()
         print(f"commplan {__version__}" + (f"\nMPI engine for {built}" if built else ""))
@@ -60,7 +64,7 @@ class _Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    root = _Parser(
+    root = _SuggestingParser(
         prog="commplan",
         description="Compile communication plans for training.",
         epilog="Exit codes: 0 all is well, 1 problems with what was given, 2 usage or internal failure.",
@@ -83,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _flag(group: Any, name: str, metavar: str, summary: str, kind: Any = None, default: Any = None) -> None:
-    """A flag with a value. kind: what reads the value of its text."""
+    """Add a flag with a value, converted by `kind`."""
     group.add_argument(name, metavar=metavar, help=summary, type=kind, default=default)
 
 
@@ -96,7 +100,7 @@ def _switch(group: Any, name: str, summary: str) -> None:
 
 
 def _choice(group: Any, name: str, choices: Sequence[str], summary: str) -> None:
-    """One of several words, the first by default."""
+    """Add a flag for one of several words, with the first as default."""
     group.add_argument(name, choices=choices, default=choices[0], help=summary)
 
 
@@ -118,13 +122,13 @@ def _check(verb: Any) -> None:
 
 def _fmt(verb: Any) -> None:
     _files(verb)
-    how = verb.add_mutually_exclusive_group()
-    _switch(how, "--check", "change nothing; exit with 1 if a file would change")
-    _switch(how, "--diff", "like --check, and print what would change")
+    group = verb.add_mutually_exclusive_group()
+    _switch(group, "--check", "change nothing; exit with 1 if a file would change")
+    _switch(group, "--diff", "like --check, and print what would change")
 
 
 def _binding(verb: Any, topologies: str = "") -> None:
-    """Add the flags that describe the machine. topologies: the help if several are allowed, else ""."""
+    """Add the flags that describe the machine. `topologies`: help text if several are allowed."""
     group = verb.add_argument_group("what the plan is compiled for")
     shapes = (
         'shapes of trees: a JSON file, name -> nested objects with leaves {"shape": [..], "dtype": ".."};'
@@ -139,8 +143,8 @@ def _binding(verb: Any, topologies: str = "") -> None:
     level = "the level of the topology that an axis lies on (repeatable)"
     _repeatable(group, "--map", "AXIS=LEVEL", level, argument_types.pair)
     _switch(group, "--oversubscribe", "allow more ranks than the topology has places")
-    whose = "whose collectives the plan uses: XLA's own (NCCL, Gloo), or MPI (default: jax)"
-    _choice(group, "--backend", BACKENDS, whose)
+    summary = "whose collectives the plan uses: XLA's own (NCCL, Gloo), or MPI (default: jax)"
+    _choice(group, "--backend", BACKENDS, summary)
     measured = "what was measured on the machine of --topology: times are taken from it"
     _flag(group, "--calibration", "C.toml", measured)
     _flag(group, "--passes", "PIPELINE", 'such as "share,bucket{max=25MiB},overlap"')
@@ -185,7 +189,7 @@ def _verify(verb: Any) -> None:
 
 
 def _simulated(verb: Any, topologies: str = "") -> None:
-    """What is simulated, and what is known of its costs. topologies: see `_binding`."""
+    """Add the flags for the schedule and its costs. `topologies`: see `_binding`."""
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
     ranks = "resize the first axis of the plan to N ranks, and the outermost level if they do not fit"
     _flag(verb, "--ranks", "N", ranks, argument_types.count)
@@ -199,11 +203,11 @@ def _simulated(verb: Any, topologies: str = "") -> None:
 
 
 def _step(verb: Any) -> None:
-    """The computation beside which a plan runs."""
-    known = verb.add_mutually_exclusive_group()
+    """Add the flags for the computation that a plan overlaps with."""
+    group = verb.add_mutually_exclusive_group()
     step = "of a mesh: it gives a training step and a tuple of its arguments; estimated for --target"
-    _flag(known, "--step", "MODULE:FUNCTION", step)
-    _profile(known)
+    _flag(group, "--step", "MODULE:FUNCTION", step)
+    _profile(group)
 
 
 def _profile(group: Any) -> None:
@@ -273,13 +277,13 @@ def _calibrate(verb: Any) -> None:
         "about how long to measure (default: 120, 20 for the input, 10 for a step)",
         argument_types.count,
     )
-    given = verb.add_argument_group("the input of a plan")
+    input_group = verb.add_argument_group("the input of a plan")
     source = "a source: a folder (its files are the records) or a .npy file (repeatable)"
-    _repeatable(given, "--source", "NAME=PATH", source, argument_types.pair)
-    _functions(given, "a host function of the plan (repeatable)")
+    _repeatable(input_group, "--source", "NAME=PATH", source, argument_types.pair)
+    _functions(input_group, "a host function of the plan (repeatable)")
     axis = "the size of an axis that the batch is split along (repeatable)"
-    _repeatable(given, "--axis", "NAME=N", axis, argument_types.size)
-    step = given.add_mutually_exclusive_group()
+    _repeatable(input_group, "--axis", "NAME=N", axis, argument_types.size)
+    step = input_group.add_mutually_exclusive_group()
     consumer = "a jitted step: it is called with one batch of a member, {name: array}, and timed"
     _flag(step, "--consumer", "MODULE:FUNCTION", consumer)
     seconds = "what a step takes without its input, such as 12ms, where it is known"
@@ -305,20 +309,20 @@ def _functions(group: Any, summary: str) -> None:
 
 
 def _new(verb: Any) -> None:
-    named = verb.add_argument("template", nargs="?", metavar="TEMPLATE", help="the name of a template")
-    named.completer = _templates
+    template = verb.add_argument("template", nargs="?", metavar="TEMPLATE", help="the name of a template")
+    template.completer = _templates
     _flag(verb, "--into", "DIR", "where to write (default: here)", default=".")
 
 
-def _templates(**asked: object) -> list[str]:
-    """The templates, for a shell that asks."""
+def _templates(**_: object) -> list[str]:
+    """Complete the name of a template."""
     from commplan.cli.verbs.new import templates
 
     return list(templates())
 
 
-def _codes(prefix: str, **asked: object) -> list[str]:
-    """Codes that begin as is written, for a shell that asks, or else files."""
+def _codes(prefix: str, **_: object) -> list[str]:
+    """Complete an error code, or a file name if no code matches."""
     from argcomplete.completers import FilesCompleter
 
     from commplan.errors import titles
@@ -353,7 +357,7 @@ def _feeds(verb: Any) -> None:
 
 
 _JSON = ("json",)
-# Of each verb its summary, what else its help says, the formats besides `human`, and what adds its arguments.
+# For each verb: summary, further help, further output formats, and a function that adds arguments.
 _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     "check": (
         "report what is wrong with plans, and what is hardly meant",

@@ -1,4 +1,4 @@
-"""From the command's flags to a compiled plan: shapes, axis sizes, mapping, passes."""
+"""Compile a plan as the command's flags specify: shapes, axis sizes, mapping and passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from commplan.pytree import shapes_of
 
 
 class Compiled(NamedTuple):
-    """A plan, its schedule, and the shapes as they were given."""
+    """A plan, its schedule, and the shapes passed by the user."""
 
     plan: Plan
     schedule: Schedule
@@ -29,12 +29,16 @@ class Compiled(NamedTuple):
 
     @property
     def mapping(self) -> dict[str, str | None]:
-        """The level that each axis lies on; None where there is no topology."""
+        """The topology level of each axis, or None without a topology."""
         return {axis.name: axis.level for axis in self.schedule.axes}
 
 
 def checked(path: str, console: Console) -> Plan:
-    """The checked plan in a file. Raises CommplanError with all that is wrong."""
+    """Load and check a plan.
+
+    Raises:
+        CommplanError: all errors of the plan.
+    """
     plan, diagnostics = dsl.load(plan_text(path, console), name_of(path))
     if plan is None:
         raise CommplanError(*diagnostics)
@@ -48,9 +52,17 @@ def compiled(
     observer: Observer | None = None,
     adapt: Callable[[Plan], Plan] | None = None,
 ) -> Compiled:
-    """The plan in a file, compiled as the flags say; the mapping is printed. Raises CommplanError.
+    """Compile a plan as the flags specify, and print the mapping.
 
-    adapt: what becomes of the checked plan before it is compiled.
+    Args:
+        path: the plan file, or `-`.
+        args: the flags.
+        console: the output.
+        observer: receives a record after every pass.
+        adapt: changes the checked plan before it is compiled.
+
+    Raises:
+        CommplanError: an error of the plan or the flags.
     """
     plan = checked(path, console)
     plan = adapt(plan) if adapt else plan
@@ -69,7 +81,7 @@ def compiled(
 
 
 def note_levels(schedule: Schedule, console: Console) -> None:
-    """Say on which levels of the topology each axis lies."""
+    """Print the topology levels of each axis."""
     for axis in schedule.axes:
         if axis.levels:
             console.note(f"{axis.kind} {axis.name} = {axis.size} on {levels_text(axis)}")

@@ -1,4 +1,5 @@
-"""From `sys.argv` to an exit code: 0 all is well, 1 problems with what was given, 2 usage or failure."""
+"""Run the command: exit code 0 for success, 1 for problems with the input, 2 for invalid usage or
+failures."""
 
 from __future__ import annotations
 
@@ -20,29 +21,29 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command with `argv` (default: the process's arguments) and return its exit code."""
     _print_anything()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks how the line may go on; this does not return
+    if "_ARGCOMPLETE" in os.environ:  # shell completion; does not return
         import argcomplete
 
         argcomplete.autocomplete(parser())  # pyright: ignore[reportUnknownMemberType]
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
-    except SystemExit as leaving:  # argparse has said why, or printed the help: more than stdout may take
+    except SystemExit as leaving:  # argparse printed an error or the help, which still has to be flushed
         code = leaving.code if isinstance(leaving.code, int) else FAILURE
         return _finished(lambda console: code, Console())
     verb = import_module(f"commplan.cli.verbs.{args.verb}")
     flags = ("file", "shapes", "calibration", "plan", "recorded", "step_profile")
-    given = [getattr(args, flag, None) for flag in flags]
+    paths = [getattr(args, flag, None) for flag in flags]
     topology: str | list[str] | None = getattr(args, "topology", None)
-    given += [topology] if isinstance(topology, str) else topology or ()
-    given += getattr(args, "records", None) or ()
-    if getattr(args, "output", None):  # else files may be those that are rewritten
-        given += getattr(args, "files", None) or ()
-    inputs = [path for path in given if path]
+    paths += [topology] if isinstance(topology, str) else topology or ()
+    paths += getattr(args, "records", None) or ()
+    if getattr(args, "output", None):  # otherwise the files may be rewritten in place
+        paths += getattr(args, "files", None) or ()
+    inputs = [path for path in paths if path]
     return _finished(lambda console: verb.run(args, console), Console(args.color, args.format, inputs))
 
 
 def _finished(work: Callable[[Console], int], console: Console) -> int:
-    """The exit code of `work`, or of what keeps it or its output from its end."""
+    """Run `work` and return its exit code, or that of an error in it or in its output."""
     try:
         code = work(console)
         console.flush()
@@ -51,11 +52,11 @@ def _finished(work: Callable[[Console], int], console: Console) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # which `Path.exists` and others raise
+        if error.errno != errno.ENAMETOOLONG:  # `Path.exists` and others raise this
             return _internal(error, console)
         message = f"cannot open {error.filename}: {error.strerror}"
         return _refused(CommplanError(Diagnostic("CP0001", message, None)), console)
-    except Exception as error:  # noqa: BLE001  the last line of defence: say it, never show a user a traceback
+    except Exception as error:  # noqa: BLE001  users see a message instead of a traceback
         return _internal(error, console)
     return code
 
@@ -66,7 +67,7 @@ def _refused(error: CommplanError, console: Console) -> int:
         console.flush()
     except BrokenPipeError:
         return _reader_gone()
-    except CommplanError:  # stdout takes nothing: people read it on stderr
+    except CommplanError:  # stdout is not writable, so print to stderr
         if not console.human:
             Console("never").report(error.diagnostics)
         silence(sys.stdout)
@@ -74,7 +75,7 @@ def _refused(error: CommplanError, console: Console) -> int:
 
 
 def _reader_gone() -> int:
-    """The reader of our output has closed it: write nothing more, not even at exit."""
+    """Discard all further output, since its reader has closed it."""
     silence(sys.stdout, sys.stderr)
     return BROKEN_PIPE
 
@@ -92,7 +93,7 @@ def _internal(error: Exception, console: Console) -> int:
 
 
 def _print_anything() -> None:
-    """File names and plans may hold characters that the terminal's encoding lacks; streams may be closed."""
+    """Make output robust: replace characters that the encoding lacks, and reopen closed streams."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123

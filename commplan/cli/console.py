@@ -1,4 +1,4 @@
-"""The command's output: artefacts to stdout, messages to stderr, files where the flags say."""
+"""The command's output: artefacts on stdout, messages on stderr, and files selected by flags."""
 
 from __future__ import annotations
 
@@ -21,41 +21,45 @@ if TYPE_CHECKING:
 
 Color = Literal["auto", "always", "never"]
 STDIN = "-"
-# What a launcher of MPI leaves in the environment: Open MPI, MPICH and others, SLURM with PMIx.
+# Environment variables set by MPI launchers: Open MPI, MPICH and others, SLURM with PMIx.
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
-# The place of this process, as launchers of MPI tell it.
+# Environment variables for the rank of this process.
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 class Console:
-    """The streams of one run, in the format and colour that were asked for."""
+    """The output streams of one run, with its format and colour."""
 
     def __init__(self, color: Color = "auto", style: Style = "human", inputs: Sequence[str] = ()) -> None:
         self.color_choice = color
-        self.inputs = inputs  # files that are read, and never written
+        self.inputs = inputs  # files that are read and must not be overwritten
         self.style: Style = style
-        self.texts: dict[str, str] = {}  # of the files read, for the excerpts of diagnostics
+        self.texts: dict[str, str] = {}  # contents of files read so far, for excerpts in diagnostics
 
     @property
     def human(self) -> bool:
         return self.style == "human"
 
     def color(self, stream: IO[str]) -> bool:
-        """Whether to colour what goes to `stream`: https://no-color.org, unless --color says otherwise."""
+        """Whether to colour the output of `stream`: as https://no-color.org, unless --color overrides it."""
         if self.color_choice != "auto":
             return self.color_choice == "always"
         if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
             return False
-        # mpirun gives its ranks terminals of its own, wherever their output goes in the end.
+        # mpirun connects its ranks to pseudo-terminals even if their output is redirected.
         return stream.isatty() and not any(name in os.environ for name in LAUNCHED)
 
     def put(self, text: str) -> None:
-        """Write an artefact to stdout. Raises CP1101 where it takes no more (a full disk)."""
+        """Write an artefact to stdout.
+
+        Raises:
+            CommplanError: CP1101 if stdout is not writable, for example on a full disk.
+        """
         with _stdout():
             sys.stdout.write(text)
 
     def show(self, draw: Callable[[Rich], object], width: int) -> None:
-        """Write what `draw` prints on a screen of `width` columns to stdout."""
+        """Render `draw` on a screen of `width` columns, and write it to stdout."""
         self.put(printed(draw, width, color=self.color(sys.stdout)))
 
     def flush(self) -> None:
@@ -64,7 +68,7 @@ class Console:
             sys.stdout.flush()
 
     def document(self, diagnostics: Sequence[Diagnostic] = (), **fields: Any) -> None:
-        """Write the one JSON document of this run to stdout."""
+        """Write the JSON document of this run to stdout."""
         from commplan.render.machine import FORMAT_VERSION, dump
 
         self.put(dump({"version": FORMAT_VERSION, **fields, "diagnostics": diagnostics}))
@@ -74,19 +78,23 @@ class Console:
         _to_stderr(f"{text}\n")
 
     def note(self, text: str) -> None:
-        """A message for people only: silent in the other formats."""
+        """Write a message to stderr in the human format only."""
         if self.human:
             self.say(text)
 
     def report(self, diagnostics: Sequence[Diagnostic]) -> None:
-        """Write diagnostics: to stderr for people, to stdout in the formats that programs read."""
+        """Write diagnostics to stderr in the human format, or to stdout in machine-readable formats."""
         from commplan.render import render
 
         write = _to_stderr if self.human else self.put
         write(render(diagnostics, self.texts, self.style, self.human and self.color(sys.stderr)))
 
     def conclude(self, diagnostics: Sequence[Diagnostic], text: Callable[[], str], **fields: Any) -> int:
-        """Write the outcome of a run, for people what is wrong or else `text`; 1 where something is wrong."""
+        """Write the result of a run: diagnostics, or `text` if there are none.
+
+        Returns:
+            1 if there are diagnostics, otherwise 0.
+        """
         if not self.human:
             self.document(diagnostics, **fields)
         else:
@@ -95,19 +103,21 @@ class Console:
         return int(bool(diagnostics))
 
     def refuse(self, diagnostics: Sequence[Diagnostic]) -> None:
-        """Diagnostics that ended the run; in JSON they are its document."""
+        """Write the diagnostics that ended the run; in JSON they form its document."""
         if self.style in get_args(Style) and self.style != "json":
             self.report(diagnostics)
             return
         self.document(diagnostics)
 
     def read(self, path: str) -> str:
-        """The text of a file, or of stdin for `-`; kept for the excerpts.
+        """Read a text file, or stdin for `-`. The text is cached for excerpts in diagnostics.
 
-        Raises CP0001 where it cannot be read or is larger than 64 MiB, and CP0002 where it is not UTF-8.
+        Raises:
+            CommplanError: CP0001 if the file cannot be read or is larger than 64 MiB, CP0002 if it is not
+                UTF-8.
         """
         name = name_of(path)
-        if path == STDIN and name in self.texts:  # it can be read once only
+        if path == STDIN and name in self.texts:  # stdin can be read only once
             return self.texts[name]
         try:
             data = io.read_stream(sys.stdin.buffer) if path == STDIN else io.read(path)
@@ -126,7 +136,11 @@ class Console:
         return text
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file, or stdout for `-`. Raises CP1101 where that is impossible, and for an input."""
+        """Write a file, or stdout for `-`.
+
+        Raises:
+            CommplanError: CP1101 if the file cannot be written, or is an input of this run.
+        """
         if path == STDIN:
             self.put(data.decode("utf-8"))
             return
@@ -137,8 +151,8 @@ class Console:
             if not place.is_file():
                 _write_anything(place, data)
                 return
-            os.close(io.open_file(place, os.O_RDWR))  # one that may not be written is not replaced
-            io.write(place.resolve(), data)  # a full disk leaves the old one
+            os.close(io.open_file(place, os.O_RDWR))  # fails if the file is read-only
+            io.write(place.resolve(), data)  # on a full disk the old file remains
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             if isinstance(error, OSError) and error.errno == errno.ENXIO:
@@ -147,7 +161,7 @@ class Console:
 
 
 def _write_anything(place: Path, data: bytes) -> None:
-    """Write a new file, a pipe or a device. Raises OSError, ENXIO for a pipe that no process reads."""
+    """Write a new file, a pipe or a device. Raises ENXIO for a pipe without a reader."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
     with os.fdopen(os.open(place, flags, 0o666), "wb") as file:
         os.set_blocking(file.fileno(), True)
@@ -155,7 +169,7 @@ def _write_anything(place: Path, data: bytes) -> None:
 
 
 def _to_stderr(text: str) -> None:
-    """Write to stderr; a full disk under it is ignored, as there is nowhere left to report it."""
+    """Write to stderr, ignoring errors such as a full disk, which cannot be reported elsewhere."""
     try:
         sys.stderr.write(text)
     except BrokenPipeError:
@@ -165,12 +179,12 @@ def _to_stderr(text: str) -> None:
 
 
 def silence(*streams: IO[str]) -> None:
-    """Discard what is still written to these streams, also at exit."""
+    """Discard further output to these streams, also at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         try:
             os.dup2(nowhere, stream.fileno())
-        except (OSError, ValueError):  # not a real file: nothing is flushed to it at exit
+        except (OSError, ValueError):  # no file descriptor: nothing is flushed at exit
             continue
 
 
@@ -185,7 +199,7 @@ def _stdout() -> Generator[None]:
 
 
 def printed(draw: Callable[[Rich], object], width: int, *, color: bool) -> str:
-    """What `draw` prints on a screen of `width` columns."""
+    """Render `draw` on a screen of `width` columns as text."""
     from rich.console import Console as Screen
 
     out = StringIO()
@@ -194,7 +208,7 @@ def printed(draw: Callable[[Rich], object], width: int, *, color: bool) -> str:
 
 
 def fold_table(*titles: str) -> Any:
-    """A table without lines, for rich, whose columns fold long text."""
+    """A rich table without lines whose columns wrap long text."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -204,7 +218,7 @@ def fold_table(*titles: str) -> Any:
 
 
 def name_of(path: str) -> str:
-    """The name under which diagnostics speak of a file given as `path`."""
+    """The name of `path` in diagnostics."""
     return "<stdin>" if path == STDIN else path
 
 

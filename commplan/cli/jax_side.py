@@ -1,4 +1,4 @@
-"""Runs of the command under JAX: a compiled plan on this machine's devices, with real functions and data."""
+"""Run compiled plans under JAX on this machine's devices, with the user's functions and data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def need(module: str, package: str, code: str = "CP1111", who: str = "this") -> None:
-    """Raises `code` where a module is not installed."""
+    """Raise `code` if a module is not installed."""
     if importlib.util.find_spec(module) is None:
         fail(code, f"{who} needs {module}, which is not installed", f"pip install {package}")
 
@@ -42,9 +42,12 @@ def under_mpi(environment: Mapping[str, str]) -> bool:
 
 @contextmanager
 def user_code() -> Generator[None]:
-    """Around calls of users' functions: what they print goes to stderr, since stdout has the artefact.
+    """Context for calls of user functions; redirects their output to stderr.
 
-    Raises CP1112 where one ends the process.
+    Stdout is reserved for the artefact.
+
+    Raises:
+        CommplanError: CP1112 if a function exits the process.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -57,10 +60,14 @@ def user_code() -> Generator[None]:
 
 
 def raised_at(error: BaseException) -> list[str]:
-    """Where in the user's own code `error` was raised, as a note; none where it was not."""
+    """A note with the line of user code that raised `error`, if there is one."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(_PACKAGE)]
-    return [f'raised at line {frame.lineno} of "{frame.filename}", in {frame.name}' for frame in own[-1:]]
+    user_frames = [
+        f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(_PACKAGE)
+    ]
+    return [
+        f'raised at line {frame.lineno} of "{frame.filename}", in {frame.name}' for frame in user_frames[-1:]
+    ]
 
 
 @user_code()
@@ -73,10 +80,19 @@ def bind(
     world: World | None = None,
     mesh: Any = None,
 ) -> Run:
-    """A run of a compiled plan on `mesh`, by default one device for each rank, or on the ranks of `world`.
+    """Bind a compiled plan to a mesh.
 
-    `sources`: whether its data is needed too. Raises CP1107 for too many ranks or no JAX, CP1108 for
-    functions and sources that are not given, CP1109 for functions that cannot be found, CP1110 for data.
+    Args:
+        schedule: the compiled plan.
+        shapes: the shapes passed by the user.
+        args: the flags.
+        sources: whether data is needed.
+        world: binds to the ranks of an MPI job instead.
+        mesh: by default one device for each rank.
+
+    Raises:
+        CommplanError: CP1107 for too many ranks or missing JAX, CP1108 for missing functions and sources,
+            CP1109 for functions that cannot be imported, CP1110 for invalid data.
     """
     functions = functions_of(args)
     data = sources_of(args) if sources else {}
@@ -102,9 +118,14 @@ def program_text(done: Compiled, args: Namespace, console: Console) -> str:
 
 
 def device_mesh(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
-    """A mesh of devices with axes of `sizes`, one device for each rank.
+    """A mesh with axes of `sizes` and one device for each rank.
 
-    device: see `choose_devices`. Raises CP1107 for too many ranks, too few devices, or no JAX.
+    Args:
+        sizes: sizes of the axes.
+        device: see `choose_devices`.
+
+    Raises:
+        CommplanError: CP1107 for too many ranks, too few devices, or missing JAX.
     """
     ranks = math.prod(sizes.values())
     if ranks > MOST_RANKS:
@@ -117,23 +138,26 @@ def device_mesh(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
 
 
 def choose_devices(devices: int, device: str | None = "cpu") -> None:
-    """Configure JAX before it is imported. Raises CP1107 if there is no JAX.
+    """Configure JAX before it is imported.
 
     Args:
-        devices: the number of CPU devices.
-        device: `cpu` and JAX finds CPU devices alone; `gpu` or None, and it finds what the machine has.
+        devices: number of CPU devices.
+        device: `cpu` restricts JAX to CPUs; otherwise it uses the devices of the machine.
+
+    Raises:
+        CommplanError: CP1107 if JAX is not installed.
     """
     if importlib.util.find_spec("jax") is None:
         fail("CP1107", "this needs JAX, which is not installed", "pip install 'commplan[jax]'")
     if "jax" not in sys.modules:
         if device == "cpu":
             os.environ["JAX_PLATFORMS"] = "cpu"
-        asked = os.environ.get("JAX_NUM_CPU_DEVICES", "")
-        os.environ["JAX_NUM_CPU_DEVICES"] = str(max(devices, int(asked) if asked.isdecimal() else 1))
+        previous = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(max(devices, int(previous) if previous.isdecimal() else 1))
 
 
 def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[str, Any] | None) -> None:
-    """Everything that is missing or unknown, at once (CP1108)."""
+    """Report all missing and unknown functions and sources together (CP1108)."""
     ops = [op for phase in schedule.phases for op in phase.ops]
     used = sorted({op.fn for op in ops if isinstance(op, ir.Map | ir.Exchange)})
     read = sorted({op.source for op in ops if isinstance(op, ir.Read)})
@@ -146,37 +170,48 @@ def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[st
 
 
 def differences(
-    kind: str, flag: str, needed: Sequence[str], declared: Sequence[str], given: dict[str, Any]
+    kind: str, flag: str, needed: Sequence[str], declared: Sequence[str], bound: dict[str, Any]
 ) -> list[Diagnostic]:
-    known = Note(f"it declares: {', '.join(declared) or 'none'}")
+    declaration = Note(f"it declares: {', '.join(declared) or 'none'}")
     wrong = [
         Diagnostic(
-            "CP1108", f"the plan has no {kind} `{name}`", None, (*map(Note, near_note(name, declared)), known)
+            "CP1108",
+            f"the plan has no {kind} `{name}`",
+            None,
+            (*map(Note, near_note(name, declared)), declaration),
         )
-        for name in given
+        for name in bound
         if name not in declared
     ]  # fmt: skip
     return wrong + [
         Diagnostic("CP1108", f"{kind} `{name}` is not given", None, (Note(f"give it: {flag.format(name)}"),))
         for name in needed
-        if name not in given
+        if name not in bound
     ]
 
 
 def functions_of(args: Namespace) -> dict[str, Callable[..., Any]]:
-    """What --fn gives. Raises CP1104 for a name that is given twice, and as `function_at`."""
-    given = once(args.fn, "--fn")
-    return {name: function_at(f"--fn {name}={where}", where) for name, where in given.items()}
+    """The functions of --fn. Raises CP1104 for duplicate names, and as `function_at`."""
+    locations = once(args.fn, "--fn")
+    return {name: function_at(f"--fn {name}={location}", location) for name, location in locations.items()}
 
 
 def sources_of(args: Namespace) -> dict[str, Any]:
-    """What --source gives. Raises CP1104 for a name that is given twice, and as `source_at`."""
+    """The sources of --source. Raises CP1104 for duplicate names, and as `source_at`."""
     return {name: source_at(name, path) for name, path in once(args.source, "--source").items()}
 
 
-def function_at(flag: str, where: str) -> Callable[..., Any]:
-    """The function at MODULE:FUNCTION, or FILE.py:FUNCTION; `flag` is how it was asked for. Raises CP1109."""
-    place, colon, attribute = where.rpartition(":")
+def function_at(flag: str, location: str) -> Callable[..., Any]:
+    """Import the function at MODULE:FUNCTION or FILE.py:FUNCTION.
+
+    Args:
+        flag: the flag that named it, for messages.
+        location: the location.
+
+    Raises:
+        CommplanError: CP1109 if it cannot be imported or is not callable.
+    """
+    place, colon, attribute = location.rpartition(":")
     if not (colon and place and attribute):
         fail("CP1109", f"{flag}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
     try:
@@ -204,12 +239,15 @@ def _module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-_loaded: dict[str, tuple[Path, int]] = {}  # of modules that `_file` made: path, and when it was changed
+_loaded: dict[str, tuple[Path, int]] = {}  # path and modification time of modules loaded by `_file`
 
 
 def _file(path: str) -> Any:
-    """The program in a file, run once as long as it does not change. Raises ImportError where it cannot be
-    read, or is called like another module that is loaded already."""
+    """Import the program in a file, once for each version of it.
+
+    Raises:
+        ImportError: the file cannot be read, or a loaded module has the same name.
+    """
     place = Path(path).absolute()
     name, version = place.stem, (place, place.stat().st_mtime_ns)
     loaded = sys.modules.get(name)
@@ -248,7 +286,7 @@ def source_at(name: str, path: str) -> Any:
 
 
 def _mapped_rows(path: str) -> Any:
-    """The array in a .npy file, mapped. Raises OSError, and ValueError for a file that holds none."""
+    """Memory-map the array in a .npy file. Raises OSError, or ValueError if the file is invalid."""
     import numpy as np
 
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -1,4 +1,4 @@
-"""Records for the verbs that read them: those of one run, and what was predicted of it."""
+"""Load flight records of one run, and match them with the plan's prediction."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from commplan.recorder.file import folder
 
 
 def runs(paths: list[str]) -> list[list[Record]]:
-    """The records at `paths`, run by run; without paths those of this host's runs that live, else of the last
-    one. Raises CP1114 where there are none."""
+    """Load records, grouped by run.
+
+    Args:
+        paths: files or folders. If empty, use the live runs of this host, or else its last run.
+
+    Raises:
+        CommplanError: CP1114 if there are no records.
+    """
     places = paths or [str(folder())]
     jobs: dict[str, list[Record]] = {}
     for record in read_records(places):
@@ -33,13 +39,19 @@ def runs(paths: list[str]) -> list[list[Record]]:
 
 
 def run_in(paths: list[str], schedule: Schedule | None = None, prediction: Prediction | None = None) -> Run:
-    """The one run whose records lie at `paths`, on one time scale. Raises CP1114 for files that are no
-    records, are of several runs, or are of another plan than `schedule`."""
-    records, *others = runs(paths)
-    if others:
-        named = ", ".join(each[0].path for each in (records, *others[:3]))
+    """Load the records of a single run, on one time scale.
+
+    Raises:
+        CommplanError: CP1114 if files are not records, or are of several runs or of another plan than
+            `schedule`.
+    """
+    records, *other_runs = runs(paths)
+    if other_runs:
+        examples = ", ".join(run_records[0].path for run_records in (records, *other_runs[:3]))
         fail(
-            "CP1114", f"these are records of {1 + len(others)} runs: {named}", "name those of one: JOB.*.rec"
+            "CP1114",
+            f"these are records of {1 + len(other_runs)} runs: {examples}",
+            "name those of one: JOB.*.rec",
         )
     for before, record in pairwise(records):
         if (before.rank, before.lane) == (record.rank, record.lane):
@@ -54,10 +66,10 @@ def run_in(paths: list[str], schedule: Schedule | None = None, prediction: Predi
 
 
 def totals(run: Run) -> Summary:
-    """A run in numbers. Raises CP1114 where it has not come to a collective, a batch or a request."""
+    """Summarize a run. Raises CP1114 if no collective, batch or request is recorded."""
     if not run.collectives and not run.tasks:
-        where = ", ".join(record.path for record in run.records[:3])
-        fail("CP1114", f"there is no collective in {where}", "the run has not come to its first one yet")
+        paths = ", ".join(record.path for record in run.records[:3])
+        fail("CP1114", f"there is no collective in {paths}", "the run has not come to its first one yet")
     return summary(run)
 
 
@@ -66,7 +78,7 @@ def _check(records: list[Record], schedule: Schedule) -> None:
     if first.plan != schedule.plan:
         message = f"{first.path} is of a run of plan `{first.plan}`, not of `{schedule.plan}`"
         fail("CP1114", message, "give the plan that ran", file=first.path)
-    # Processes of JAX, which record steps by their names, hold several ranks each.
+    # JAX processes record whole steps by name, and each may contain several ranks.
     steps = any("`" in event.name for event in first.events)
     if first.ranks != ranks and not steps:
         message = f"{first.path} is of a run on {first.ranks} ranks, and the plan was compiled for {ranks}"

@@ -1,4 +1,4 @@
-"""Schedules that `compile -o` saved, in either of its forms: JSON, which programs load, and text."""
+"""Schedules saved by `compile -o`, as JSON (loadable by programs) or text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from commplan.ir.schedule import Schedule
     from commplan.ir.serialization.canonical_json import Verifier
 
-_OBJECT = re.compile(r'\s*\{\s*["}]')  # how JSON begins
-READERS = ("explain", "verify", "simulate", "report", "diff", "audit", "trace --plan")  # verbs that take one
+_OBJECT = re.compile(r'\s*\{\s*["}]')  # start of a JSON object
+READERS = ("explain", "verify", "simulate", "report", "diff", "audit", "trace --plan")  # accept schedules
 
 
 def is_saved(path: str, text: str) -> bool:
-    """Whether a file holds a schedule and no plan."""
+    """Whether a file contains a schedule rather than a plan."""
     return path.endswith(".json") or bool(_OBJECT.match(text)) or _is_text(text)
 
 
 def plan_text(path: str, console: Console) -> str:
-    """The text of a plan. Raises CP1010 for a saved schedule and other JSON."""
+    """Read the text of a plan. Raises CP1010 for a saved schedule or other JSON."""
     text = console.read(path)
     if is_saved(path, text):
         message = f"{name_of(path)} holds JSON or a saved schedule, and a plan is read here"
@@ -31,8 +31,11 @@ def plan_text(path: str, console: Console) -> str:
 
 
 def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
-    """The schedule in `text`. Raises CommplanError: what `decode` and `parse_saved` raise, what `verify`
-    finds, and CP1004 where it is not what was compiled."""
+    """Parse and verify a saved schedule.
+
+    Raises:
+        CommplanError: as `decode`, `parse_saved` and `verify`, and CP1004 if the schedule was modified.
+    """
     from commplan.ir.serialization.canonical_json import compare_digest, decode
     from commplan.ir.serialization.text import parse_saved
 

@@ -1,4 +1,4 @@
-"""`--shapes`: the shapes of trees, from a JSON file or from a function of the user's program."""
+"""`--shapes`: load the shapes of trees from a JSON file or a user function."""
 
 from __future__ import annotations
 
@@ -17,33 +17,40 @@ from commplan.ir.plan import Plan
 _EXAMPLE = 'such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}'
 
 
-def is_function(where: str) -> bool:
-    """Whether `where` is MODULE:FUNCTION and not the name of a file."""
-    return ":" in where and not Path(where).exists()
+def is_function(location: str) -> bool:
+    """Whether `location` is MODULE:FUNCTION rather than a file name."""
+    return ":" in location and not Path(location).exists()
 
 
 def read_shapes(
-    where: str, console: Console, plan: Plan | None = None, device: str | None = "cpu", /, **sizes: int
+    location: str, console: Console, plan: Plan | None = None, device: str | None = "cpu", /, **sizes: int
 ) -> dict[str, Any]:
-    """Trees of shapes by name. Raises CP1103 where the file or what the function returns is none, CP1109 for
-    a function that cannot be found.
+    """Load trees of shapes by name.
 
-    plan, sizes: as many devices as it has ranks are asked for before a function's program loads JAX; device:
-    see `jax_side.choose_devices`.
+    Args:
+        location: a JSON file, or MODULE:FUNCTION.
+        console: reads the file.
+        plan: JAX is configured with as many devices as its ranks before user code is imported.
+        device: see `jax_side.choose_devices`.
+        sizes: sizes of axes that the plan leaves open.
+
+    Raises:
+        CommplanError: CP1103 if the file or the function's result is invalid, CP1109 if the function cannot
+            be imported.
     """
-    if not is_function(where):
-        return _of_file(where, console)
+    if not is_function(location):
+        return _of_file(location, console)
     from commplan.cli import jax_side
 
-    known = [sizes.get(axis.name, axis.size) for axis in plan.axes] if plan else []
-    ranks = math.prod(size or 1 for size in known)
+    axis_sizes = [sizes.get(axis.name, axis.size) for axis in plan.axes] if plan else []
+    ranks = math.prod(size or 1 for size in axis_sizes)
     jax_side.choose_devices(ranks if ranks <= jax_side.MOST_RANKS else 1, device)
     with jax_side.user_code():
-        return _of_function(where, jax_side.function_at(f"--shapes {where}", where))
+        return _of_function(location, jax_side.function_at(f"--shapes {location}", location))
 
 
-def _of_function(where: str, function: Callable[[], Any]) -> dict[str, Any]:
-    """What `function` returns, traced by `jax.eval_shape`, so that nothing is computed."""
+def _of_function(location: str, function: Callable[[], Any]) -> dict[str, Any]:
+    """Trace `function` with `jax.eval_shape`, so that nothing is computed, and return its shapes."""
     from commplan.cli.jax_side import raised_at
     from commplan.lowering.jax.pytree import flatten
     from commplan.lowering.jax.typing_shim import jax
@@ -54,12 +61,14 @@ def _of_function(where: str, function: Callable[[], Any]) -> dict[str, Any]:
     def traced() -> None:
         returned = function()
         if not isinstance(returned, dict):
-            message = f"--shapes {where} returned a {type(returned).__name__}: expected a dictionary of trees"
+            message = (
+                f"--shapes {location} returned a {type(returned).__name__}: expected a dictionary of trees"
+            )
             fail("CP1103", message, 'such as {"params": shapes, "grads": shapes}')
         for name, tree in returned.items():  # pyright: ignore[reportUnknownVariableType]
             paths, flat = flatten(tree, is_like_spec)
             specs = [_shape(leaf) for leaf in flat.leaves]
-            leaves_of(zip(paths, specs, strict=True))  # two of one path would become one
+            leaves_of(zip(paths, specs, strict=True))  # refuses duplicate paths
             trees[str(name)] = nest(paths, specs) if paths else None  # pyright: ignore[reportUnknownArgumentType]
 
     try:
@@ -68,12 +77,12 @@ def _of_function(where: str, function: Callable[[], Any]) -> dict[str, Any]:
         raise
     except BaseException as error:  # noqa: BLE001  the user's own code
         reason = text_of(error).partition("\n")[0]
-        fail("CP1103", f"--shapes {where} cannot be traced: {reason}", *raised_at(error))
+        fail("CP1103", f"--shapes {location} cannot be traced: {reason}", *raised_at(error))
     return trees
 
 
 def _shape(leaf: Any) -> Any:
-    """A leaf without the trace that it belongs to."""
+    """A leaf without its tracer."""
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     return leaf if shape is None or dtype is None else {"shape": list(shape), "dtype": str(dtype)}
 
@@ -95,12 +104,12 @@ def _of_file(path: str, console: Console) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises CP1103 where a key is in it twice: one of the two would be lost."""
+    """Convert the pairs of a JSON object. Raises CP1103 for duplicate keys."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        fail("CP1103", f"the key `{twice}` is written twice in one object", "each name has one value")
+        duplicate = next(key for key in keys if keys.count(key) > 1)
+        fail("CP1103", f"the key `{duplicate}` is written twice in one object", "each name has one value")
     return entries
 
 

@@ -1,4 +1,4 @@
-"""What verbs simulate: a schedule, from a plan or saved, and its times on the machine of --topology."""
+"""Load or compile a schedule, and predict its times on the machine of --topology."""
 
 from __future__ import annotations
 
@@ -33,40 +33,43 @@ NAME_ONE = 'give one with --topology FILE, or write `topology "FILE"` in the pla
 NO_COSTS: Mapping[str, float] = {}
 
 
-class Timed(NamedTuple):
-    """What is known of a schedule with a topology."""
+class MachineTimes(NamedTuple):
+    """Predicted times on a topology."""
 
     predictor: Predictor
     prediction: Prediction
 
 
 class Simulated(NamedTuple):
-    """A schedule, and the lines of the plan where there is one. timed: None without a topology."""
+    """A schedule and the lines of its plan, if available. `timed` is None without a topology."""
 
     schedule: Schedule
     lines: list[str]
-    timed: Timed | None
+    timed: MachineTimes | None
 
 
 def machines(args: Namespace, console: Console) -> list[Namespace]:
-    """`args` for each machine: those of --topology, else that of the plan, and behind each one what --scale
-    makes of it.
+    """Create arguments for each machine, followed by its variant with --scale.
 
-    Each has its `topology` as a value, large enough for --ranks, and a `calibration` to match. None stands
-    for that of the plan as it is. Raises CP0712 and CP0751 for their files, CP0714 for a level that a
-    topology does not have, and CP0752 for --scale without a topology.
+    Machines are those of --topology, or that of the plan. `topology` is replaced by a value that is large
+    enough for --ranks, and `calibration` by a matching one. None means that the plan's topology is used
+    unchanged.
+
+    Raises:
+        CommplanError: CP0712 and CP0751 for invalid files, CP0714 for an unknown level, and CP0752 for
+            --scale without a topology.
     """
     paths: list[str] = [args.topology] if isinstance(args.topology, str) else args.topology or []
     factors = once(args.scale, "--scale")
-    named = [load_topology(path) for path in paths]
-    if not named and (factors or args.ranks):
-        named = [topology] if (topology := _declared(args, console)) is not None else []
-        if factors and not named:
+    topologies = [load_topology(path) for path in paths]
+    if not topologies and (factors or args.ranks):
+        topologies = [topology] if (topology := _declared(args, console)) is not None else []
+        if factors and not topologies:
             fail("CP0752", "there is no topology whose links could be scaled", NAME_ONE)
-    if not named:  # compiled for the plan's own, if it names one
+    if not topologies:  # compile for the topology of the plan, if any
         return [Namespace(**{**vars(args), "topology": None})]
     on: list[Namespace] = []
-    for machine in named:
+    for machine in topologies:
         topology = with_room(machine, args.ranks) if args.ranks else machine
         on.append(Namespace(**{**vars(args), "topology": topology}))
         if not factors:
@@ -86,12 +89,17 @@ def _declared(args: Namespace, console: Console) -> Topology | None:
     return topology_of(checked(args.file, console))
 
 
-def simulated(args: Namespace, console: Console, first: Timed | None = None) -> Simulated:
-    """The schedule of `args.file`, with what was measured and what --cost says, if the verb has it.
+def simulated(args: Namespace, console: Console, first: MachineTimes | None = None) -> Simulated:
+    """Load or compile the schedule of `args.file` and predict its times.
 
-    first: of the machine that it is compared with, which the computation is assumed for.
-    Raises CP0753 for a calibration of another backend, CP1108 for costs of what the plan does not have, and
-    what reading and compiling raise.
+    Args:
+        args: the flags, including --cost if the verb has it.
+        console: the output.
+        first: times on the machine of the step, if that is another machine.
+
+    Raises:
+        CommplanError: CP0753 for a calibration of another backend, CP1108 for costs of unknown functions, or
+            an error of reading or compiling.
     """
     schedule, lines, topology = _schedule(args, console)
     if topology is None:
@@ -107,13 +115,20 @@ def simulated(args: Namespace, console: Console, first: Timed | None = None) -> 
 
 def timed_on(
     schedule: Schedule, topology: Topology, args: Namespace,
-    compute: Mapping[str, float] = NO_COSTS, first: Timed | None = None,
-) -> Timed:  # fmt: skip
-    """The times of `schedule` on `topology`, by the `calibration` and beside the `computation` of `args`.
+    compute: Mapping[str, float] = NO_COSTS, first: MachineTimes | None = None,
+) -> MachineTimes:  # fmt: skip
+    """Predict the times of `schedule` on `topology`, using the calibration and the step of `args`.
 
-    first: of the machine that the computation is assumed for, if that is another.
-    Raises CP0751 for a file that cannot be read, CP0753 for a calibration of another backend, and CP0772 for
-    a computation that makes other gradients.
+    Args:
+        schedule: the schedule.
+        topology: the machine.
+        args: the flags.
+        compute: seconds of functions and sources, by name.
+        first: times on the machine of the step, if that is another machine.
+
+    Raises:
+        CommplanError: CP0751 for an unreadable file, CP0753 for a calibration of another backend, and CP0772
+            for a step with other gradients.
     """
     measured: Calibration | str | None = args.calibration
     step: StepComputation | None = getattr(args, "computation", None)
@@ -126,13 +141,13 @@ def timed_on(
     assert predictor is not None
     costs = calibration.input if calibration else None
     on = first.predictor if first else None
-    return Timed(
+    return MachineTimes(
         predictor, predict(schedule, predictor, step, compute=compute, measured=costs, assumed_on=on)
     )
 
 
 def _schedule(args: Namespace, console: Console) -> tuple[Schedule, list[str], Topology | None]:
-    """The schedule, the lines of its plan, and the topology of --topology or of the plan."""
+    """The schedule, the lines of its plan, and the topology."""
     text = console.read(args.file)
     name = name_of(args.file)
     if is_saved(args.file, text):
@@ -149,16 +164,16 @@ def _schedule(args: Namespace, console: Console) -> tuple[Schedule, list[str], T
 
 
 def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
-    """`plan` with its first axis resized to give `ranks` ranks. Raises CP0754 where that is impossible."""
-    given = dict(sizes)
+    """Resize the plan's first axis for `ranks` ranks. Raises CP0754 if that is impossible."""
+    axis_sizes = dict(sizes)
     ranked = [axis for axis in plan.axes if axis.kind is not AxisKind.SERVER]
     if not ranked:
         fail("CP0754", f"plan `{plan.name}` has no axis that could hold {ranks} ranks", file=plan.file)
     first = next((axis for axis in ranked if axis.kind is AxisKind.REPLICA), ranked[0])
-    others = [given.get(axis.name, axis.size) for axis in ranked if axis is not first]
-    if None in others:
+    other_sizes = [axis_sizes.get(axis.name, axis.size) for axis in ranked if axis is not first]
+    if None in other_sizes:
         fail("CP0754", "--ranks needs the sizes of all axes but the first", "give them with --axis NAME=N")
-    inside = math.prod(size for size in others if size is not None)
+    inside = math.prod(size for size in other_sizes if size is not None)
     if ranks % inside:
         message = f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}"
         note = f"give a multiple of {inside}, or their sizes with --axis NAME=N"
@@ -168,7 +183,7 @@ def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
 
 
 def placed(text: str, name: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
-    """A saved schedule, its axes placed as the flags say, else as it was compiled, else by name."""
+    """Load a saved schedule, and place its axes as in the flags, as compiled, or by name, in this order."""
     from commplan.verify import verify
 
     schedule = read_saved(text, name, verify)
@@ -178,9 +193,9 @@ def placed(text: str, name: str, args: Namespace, topology: Topology | None, con
             console.note(f"{name} was compiled for {names[0]}; times are those of {names[1]}")
         mapping = dict(args.map)
         levels = {level.name for level in topology.levels}
-        known = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)
-        lie = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
-        if mapping or not (known and lie):
+        has_all_levels = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)
+        is_placed = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
+        if mapping or not (has_all_levels and is_placed):
             axes = place(schedule.axes, topology, mapping, oversubscribe=args.oversubscribe)
             schedule = replace(schedule, axes=axes)
     note_levels(schedule, console)

@@ -1,4 +1,4 @@
-"""What would change in a text, as `diff -u` shows it."""
+"""Unified diffs of texts, as printed by `diff -u`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PAINTS = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
 
 
 def unified(before: str, after: str, name: str, change: str, color: bool) -> str:
-    """The difference of two texts of the file `name`, or nothing. change: what made `after`."""
+    """The difference of two texts of the file `name`; empty if equal. `change` labels the new text."""
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     text = ""
     for line in difflib.unified_diff(old, new, name, f"{name} ({change})"):

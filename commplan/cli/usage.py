@@ -1,4 +1,4 @@
-"""Combinations of arguments that make no sense together, which argparse cannot express."""
+"""Checks of argument combinations that argparse cannot express."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 
 
 def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Exit with 2 for arguments that do not go together.
+    """Exit with status 2 for invalid combinations of arguments.
 
-    `verify` takes a file, or all of what names one algorithm; `trace` a file to write, or `summarise`; `diff`
-    two files or two machines.
+    `verify` takes a file or a complete algorithm, `trace` an output file or `summarise`, and `diff` two files
+    or two machines.
     """
     if args.verb == "diff" and len(args.topology) > 2:
         root.error("diff: two machines at most: --topology A.toml --topology B.toml")
@@ -33,15 +33,15 @@ def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None
         _checked(root, args)
     if args.verb != "verify":
         return
-    named = (args.algorithm, args.collective, args.ranks)
-    if args.file is None and None in named:
+    algorithm_flags = (args.algorithm, args.collective, args.ranks)
+    if args.file is None and None in algorithm_flags:
         root.error("verify: give a plan or a schedule, or --algorithm, --collective and --ranks")
-    if args.file is not None and (*named, args.root) != (None,) * 4:
+    if args.file is not None and (*algorithm_flags, args.root) != (None,) * 4:
         root.error("verify: give a file or --algorithm, not both")
 
 
 def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """What `check` cannot do together."""
+    """Check the combinations of `check`."""
     if args.watch and "-" in args.files:
         root.error("check: --watch looks at files, and - is none")
     if args.watch and args.format not in ("human", "concise"):
@@ -53,7 +53,7 @@ def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 
 def _stepped(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """What --step needs."""
+    """Check the requirements of --step."""
     if args.step and not args.target:
         root.error(
             f"{args.verb}: --step is estimated for --target NAME:HOSTSxDEVICES; or measure it with"

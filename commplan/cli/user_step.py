@@ -1,4 +1,4 @@
-"""The training step of a user's program: compiled to estimate it, or measured on this machine."""
+"""The training step of a user's program: compiled for an estimate, or measured on this machine."""
 
 from __future__ import annotations
 
@@ -26,11 +26,19 @@ if TYPE_CHECKING:
 
 
 def with_step(args: Namespace, path: str, console: Console, *, estimate: bool = True) -> Namespace:
-    """`args` with `computation`: what --step-profile holds, or --step is estimated to take on --target.
+    """Add `computation` to `args`: the profile of --step-profile, or an estimate of --step on --target.
 
-    Plans are compiled for a profile, as by `Plan.compile(step=..)`, and not for an estimate, which programs
-    do not have. path: of the plan or the saved schedule. estimate: False to leave --step alone.
-    Raises CP0772 for the profile, and what `estimated` raises.
+    Plans are compiled for a profile, as by `Plan.compile(step=..)`, but not for an estimate, which programs
+    do not have.
+
+    Args:
+        args: the flags.
+        path: the plan or saved schedule.
+        console: the output.
+        estimate: whether to estimate --step.
+
+    Raises:
+        CommplanError: CP0772 for an invalid profile, or as `estimated`.
     """
     computation: StepComputation | None = None
     if args.step_profile:
@@ -41,13 +49,13 @@ def with_step(args: Namespace, path: str, console: Console, *, estimate: bool = 
 
 
 def need_machine(args: Namespace) -> None:
-    """Refuse a step without a topology (CP0752)."""
+    """Raise CP0752 if a step is specified without a topology."""
     if args.step or args.step_profile:
         fail("CP0752", "there is no topology to predict the step on", NAME_ONE)
 
 
 def mesh_sizes_of(path: str, args: Namespace, console: Console) -> dict[str, int]:
-    """The sizes of the mesh that the plan or the saved schedule at `path` is for."""
+    """The mesh sizes of the plan or saved schedule at `path`."""
     text = console.read(path)
     if is_saved(path, text):
         from commplan.verify import verify
@@ -58,10 +66,11 @@ def mesh_sizes_of(path: str, args: Namespace, console: Console) -> dict[str, int
 
 
 def estimated(args: Namespace, sizes: Mapping[str, int]) -> StepComputation:
-    """The step of --step, compiled for --target, and its computation as the audit estimates it.
+    """Compile the step of --step for --target and estimate its computation.
 
-    Raises CP0850 without the compiler for GPUs, CP1150 and CP1152 for the target, CP1153, CP1154 and CP1157
-    for the step.
+    Raises:
+        CommplanError: CP0850 without the compiler for GPUs, CP1150 and CP1152 for the target, CP1153, CP1154
+            and CP1157 for the step.
     """
     from commplan.lowering.audit.estimate import estimate
     from commplan.lowering.audit.targets import target
@@ -79,40 +88,41 @@ def estimated(args: Namespace, sizes: Mapping[str, int]) -> StepComputation:
 
 
 def computation_of(costs: Estimate, times: GradientTimes, machine: Target) -> StepComputation:
-    """The computation of a compiled step, estimated for `machine`; its gradients by the shares of `times`."""
+    """The estimated computation of a compiled step, with gradients ready at the fractions in `times`."""
     until = costs.computation - costs.after
     ready = tuple((name, path, share * until) for name, path, share in times.shares)
     return StepComputation(until, ready, f"estimated for {machine} from the compiled step", costs.after)
 
 
-def shares_of(where: str, step: Any, arguments: tuple[Any, ...]) -> GradientTimes:
-    """The gradients of a step, with the shares of its products. Raises CP1157 if no phase gets any."""
+def shares_of(location: str, step: Any, arguments: tuple[Any, ...]) -> GradientTimes:
+    """The gradients of a step with their fractions of its products. Raises CP1157 if no phase receives
+    any."""
     from commplan.lowering.jax.gradient_times import gradient_times
 
     times = gradient_times(step, arguments)
     if times is None:
         fail(
             "CP1157",
-            f"--step {where} calls no phase of a plan with an input inside of a shard_map",
+            f"--step {location} calls no phase of a plan with an input inside of a shard_map",
             "call the phase that reduces the gradients in a function decorated with @run.spmd(..)",
         )
     return times
 
 
-def step_at(where: str, mesh: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The step and its arguments, as the user's function gives them. Raises CP1153 where it gives others."""
-    given: Any = function_at(f"--step {where}", where)(mesh)
-    parts: list[Any] = [*given] if isinstance(given, tuple) else [given]
+def step_at(location: str, mesh: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Call the user's function for the step and its arguments. Raises CP1153 if its result is invalid."""
+    returned: Any = function_at(f"--step {location}", location)(mesh)
+    parts: list[Any] = [*returned] if isinstance(returned, tuple) else [returned]
     if [callable(part) for part in parts[:1]] + [type(part) for part in parts[1:]] != [True, tuple]:
         names = ", ".join(type(part).__name__ for part in parts)
-        message = f"--step {where} gave {names}: a step and a tuple of its arguments were expected"
+        message = f"--step {location} gave {names}: a step and a tuple of its arguments were expected"
         fail("CP1153", message, "return train, (state, params, batch)")
     return parts[0], parts[1]
 
 
 @contextmanager
 def naming_step(step: str | None) -> Generator[None]:
-    """Around what runs the user's step: an error of its own is one of what was given (CP1154)."""
+    """Context that compiles the user's step; its errors are reported as errors of the input (CP1154)."""
     try:
         yield
     except (CommplanError, KeyboardInterrupt, SystemExit):

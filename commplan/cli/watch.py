@@ -1,4 +1,4 @@
-"""Doing something again whenever files change, until it is interrupted."""
+"""Repeat work whenever files change."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from typing import NoReturn
 
 from commplan.cli.console import Console
 
-PERIOD_S = 0.2  # between looks at the files
+PERIOD_S = 0.2  # polling interval
 
 
 def watch(paths: Sequence[str], work: Callable[[], object], console: Console) -> NoReturn:
-    """Call `work` at once and after every change of one of `paths`, until KeyboardInterrupt."""
+    """Call `work` immediately and after every change of one of `paths`, until KeyboardInterrupt."""
     while True:
-        seen = [_state(path) for path in paths]
+        states = [_state(path) for path in paths]
         work()
         console.note(f"watching {', '.join(paths)}; Ctrl-C ends it")
         console.flush()
         sys.stderr.flush()
-        while [_state(path) for path in paths] == seen:
+        while [_state(path) for path in paths] == states:
             time.sleep(PERIOD_S)
 
 
 def _state(path: str) -> tuple[int, int, int] | None:
-    """What changes with a file's contents; None for one that is not there (an editor may be replacing it)."""
+    """Properties that change with a file's contents; None if it does not exist.
+
+    An editor may be replacing the file.
+    """
     try:
         stat = Path(path).stat()
     except (OSError, ValueError):

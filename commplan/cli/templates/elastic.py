@@ -1,7 +1,7 @@
 """Train workers that are pulled towards a centre, as elastic.plan says: python elastic.py
 
-The workers keep the centre among them. Where a process of its own serves it (`server master = 1`,
-`tree on master`, `by async(..)`) the program is started by mpirun and looks like `commplan new server`.
+The workers store the centre. If a separate process serves it (`server master = 1`, `tree on master`,
+`by async(..)`), start the program with mpirun, as in `commplan new server`.
 """
 
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""A file per verb of the command, named like it, with `run(args, console)`, which returns the exit code.
+"""One module for each verb of the command, with `run(args, console)`, which returns the exit code.
 
-A verb of several files is a folder: `run` has its tables and the live view of its ranks, `verify` the input
-and the servers, `calibrate` the costs of the input. What verbs share stands in the folder above.
+Verbs with several modules are folders: `run` has tables and a live view, `verify` has the input and servers,
+`calibrate` has input costs. Code shared by verbs is in the parent folder.
 """

@@ -1,4 +1,4 @@
-"""`commplan audit`: what XLA makes of a training step, or of each phase alone, against the schedule."""
+"""`commplan audit`: compare a compiled training step, or each phase separately, with the schedule."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Compile for the devices of --target or for CPUs, compare, and say what differs; 1 where something does.
+    """Compile for the devices of --target or for CPUs, and report differences; returns 1 if there are any.
 
-    Raises CP1150 to CP1154, CP1156 for --pgle without GPUs, CP0850 without the compiler for GPUs, and what
-    compiling raises.
+    Raises:
+        CommplanError: CP1150 to CP1154, CP1156 for --pgle without GPUs, CP0850 without the compiler for GPUs,
+            or an error of compiling the plan.
     """
     machine = None if args.target is None else target(args.target)
     if args.pgle and machine is None:
@@ -45,7 +46,9 @@ def run(args: Namespace, console: Console) -> int:
     planned = _planned(schedule, topology, args, computation)
     devices = str(machine) if machine else plural(mesh.size, "CPU device")
     every = [part for audit in audits.values() for part in (audit, audit.profiled and audit.profiled.audit)]
-    wrong = [d for part in every if part for d in part.differences if not (args.allow_extra and d.beside)]
+    wrong = [
+        d for part in every if part for d in part.differences if not (args.allow_extra and d.is_additional)
+    ]
     if console.human:
         if not audits:
             console.note(f"plan `{schedule.plan}` has no phase that computes something: nothing was compiled")
@@ -66,12 +69,12 @@ def run(args: Namespace, console: Console) -> int:
 def _compiled(
     args: Namespace, console: Console, machine: Target | None
 ) -> tuple[Schedule, dict[str, Any], Topology | None]:
-    """A saved schedule, or the plan compiled as the flags say, its shapes, and the topology that is given or
-    that the plan names.
+    """Load a saved schedule or compile the plan; returns the schedule, the shapes and the topology.
 
-    Without a topology the plan is compiled for `machine`, as `compile` does with a mesh of its devices.
+    Without a topology the plan is compiled for `machine`, as `compile` does for a mesh of its devices.
 
-    Raises CP0841 for one of the MPI backend.
+    Raises:
+        CommplanError: CP0841 for a schedule of the MPI backend.
     """
     text, shapes = console.read(args.file), dict[str, Any]()
     if is_saved(args.file, text):
@@ -105,8 +108,10 @@ def _audits(
     schedule: Schedule, shapes: dict[str, Any], args: Namespace, mesh: Any, machine: Target | None,
     topology: Topology | None,
 ) -> tuple[Mapping[str, Audit], StepComputation | None]:  # fmt: skip
-    """The audit of the step, or one of each phase alone, by name; and the computation of the step, if it is
-    known: estimated for `machine`, unless there is a profile."""
+    """The audits of the step or of each phase by name, and the computation of the step, if known.
+
+    The computation is estimated for `machine` unless there is a profile.
+    """
     from commplan.lowering.audit.report import audit, check_phases
     from commplan.lowering.jax.aot import compile_step
 
@@ -142,17 +147,17 @@ def _audits(
 def _planned(
     schedule: Schedule, topology: Topology | None, args: Namespace, computation: StepComputation | None
 ) -> Prediction | None:
-    """The predicted times of the schedule on `topology`, beside the step."""
+    """The predicted times of the schedule on `topology`, overlapped with the step."""
     if topology is None:
         return None
     from commplan.cli.simulated import timed_on
 
-    known = Namespace(**{**vars(args), "computation": computation})
-    return timed_on(schedule, topology, known).prediction
+    with_computation = Namespace(**{**vars(args), "computation": computation})
+    return timed_on(schedule, topology, with_computation).prediction
 
 
 def _planned_text(prediction: Prediction | None, phases: Sequence[str]) -> Iterator[str]:
-    """The predicted times of `phases`, in the words of `explain` and `simulate`."""
+    """The predicted times of `phases`, as formatted by `explain` and `simulate`."""
     if prediction is None:
         return
     yield f"as planned on {prediction.topology}; {basis(prediction)}\n"

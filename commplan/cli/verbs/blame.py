@@ -1,4 +1,4 @@
-"""`commplan blame`: which rank held the others, and where, from what the ranks recorded."""
+"""`commplan blame`: find the rank that blocked the others, from flight records."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from commplan.recorder.blame import Activity, Rank, described
 from commplan.recorder.file import Event
 from commplan.recorder.stacks import main_stack
 
-_SHOWN = 100  # ranks without a record
+_SHOWN = 100  # most ranks without a record that are listed
 _VERBS = {"make": "makes", "wait": "waits for", "request": "asks in", "serve": "has not answered"}
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Print who held whom; 1 where somebody did. Raises CP1114 for files that are no records."""
+    """Print the blocking ranks; returns 1 if there are any. Raises CP1114 for files that are not records."""
     verdicts = [
         blame(records, lambda record: main_stack(Path(record.path))) for records in runs(args.records)
     ]
@@ -34,14 +34,14 @@ def run(args: Namespace, console: Console) -> int:
 def _show(verdict: Blame, console: Console) -> None:
     table = fold_table("rank", "process", "is", "last finished", "now")
     for rank in verdict.ranks:
-        process, known = f"{rank.process} on {rank.host}", _known(rank)
+        process, state = f"{rank.process} on {rank.host}", _state(rank)
         if rank.collective or not rank.activities:
-            table.add_row(str(rank.rank), process, known, _last(rank.last, verdict), _now(rank, verdict))
-            process = known = ""
+            table.add_row(str(rank.rank), process, state, _last(rank.last, verdict), _now(rank, verdict))
+            process = state = ""
         for activity in rank.activities:
             name = f"{rank.rank} {activity.lane}"
-            table.add_row(name, process, known, _last(activity.last, verdict), _does(activity, verdict))
-            process = known = ""
+            table.add_row(name, process, state, _last(activity.last, verdict), _does(activity, verdict))
+            process = state = ""
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(verdict.started))
     console.put(f"plan {verdict.plan or '(without a name)'}, started {started}\n")
     console.show(lambda screen: screen.print(table), 130)
@@ -61,7 +61,7 @@ def _show(verdict: Blame, console: Console) -> None:
         console.put(f"no record of ranks {listed}: they ended well, or are on another host\n")
 
 
-def _known(rank: Rank) -> str:
+def _state(rank: Rank) -> str:
     return f"{rank.state}: it {rank.end}" if rank.end not in ("", f"has {rank.state}") else rank.state
 
 
@@ -77,7 +77,7 @@ def _now(rank: Rank, verdict: Blame) -> str:
 
 
 def _does(activity: Activity, verdict: Blame) -> str:
-    """What a rank does beside its collectives."""
+    """Describe the activities of a rank outside of collectives."""
     texts: list[str] = []
     for event in (activity.waits, activity.makes):
         if event is not None and event.details is not None:

@@ -1,4 +1,4 @@
-"""`commplan check`: what is wrong with plans, what is hardly meant, and the repairs that are certain."""
+"""`commplan check`: report errors and likely mistakes in plans, and apply safe repairs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, Severity, did_
 
 if TYPE_CHECKING:
     from commplan.ir.plan import Plan
-    from commplan.lint import Given
+    from commplan.lint import LintInputs
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Check every file; 1 if one has an error, under --strict a warning, or under --diff something to repair.
-    Under --watch as often as one of them changes, until it is interrupted."""
+    """Check every file, repeatedly under --watch.
+
+    Returns:
+        1 if a file has an error, a warning under --strict, or a repair under --diff.
+    """
     if args.watch:
         from commplan.cli.watch import watch
 
@@ -32,7 +35,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _again(args: Namespace, console: Console) -> None:
-    """One check of a watch, which goes on whatever is wrong."""
+    """Check once during a watch, which continues after errors."""
     try:
         _check_all(args, console)
     except CommplanError as error:
@@ -40,7 +43,7 @@ def _again(args: Namespace, console: Console) -> None:
 
 
 def _check_all(args: Namespace, console: Console) -> int:
-    given = _given(args, console)
+    inputs = _lint_inputs(args, console)
     diagnostics: list[Diagnostic] = []
     repairs: list[tuple[str, int, str]] = []
     changes = ""
@@ -48,11 +51,11 @@ def _check_all(args: Namespace, console: Console) -> int:
         try:
             text = plan_text(path, console)
             if args.diff:
-                changes += _change(path, text, given, console)
+                changes += _change(path, text, inputs, console)
             elif args.fix:
-                text, count = _repair(path, text, given, console)
+                text, count = _repair(path, text, inputs, console)
                 repairs.append((path, count, text))
-            diagnostics += _diagnostics(text, name_of(path), given)
+            diagnostics += _diagnostics(text, name_of(path), inputs)
         except CommplanError as error:
             diagnostics += error.diagnostics
     console.put(changes)
@@ -61,18 +64,18 @@ def _check_all(args: Namespace, console: Console) -> int:
     return int(errors or bool(changes) or (args.strict and bool(diagnostics)))
 
 
-def _diagnostics(text: str, name: str, given: Given) -> Sequence[Diagnostic]:
-    """All errors of a text, or else its warnings."""
+def _diagnostics(text: str, name: str, inputs: LintInputs) -> Sequence[Diagnostic]:
+    """The errors of a text, or its warnings if it has no errors."""
     from commplan.lint import lint
 
     analysis = dsl.analyse(text, name)
     if analysis.plan is None:
         return analysis.diagnostics
-    return unknown_sources(analysis.plan, given.records) or lint(analysis, given)
+    return unknown_sources(analysis.plan, inputs.records) or lint(analysis, inputs)
 
 
 def unknown_sources(plan: Plan, records: Mapping[str, int]) -> list[Diagnostic]:
-    """CP1108: lengths of sources that the plan does not declare."""
+    """CP1108 for lengths of sources that the plan does not declare."""
     declared = [source.name for source in plan.sources]
     return [
         Diagnostic(
@@ -84,21 +87,21 @@ def unknown_sources(plan: Plan, records: Mapping[str, int]) -> list[Diagnostic]:
     ]  # fmt: skip
 
 
-def _change(path: str, text: str, given: Given, console: Console) -> str:
-    """What `_repair` would change in the text."""
+def _change(path: str, text: str, inputs: LintInputs, console: Console) -> str:
+    """A diff of the repairs."""
     from commplan.cli.text_diff import unified
     from commplan.lint.repairs import repaired
 
     name = name_of(path)
-    better, _ = repaired(text, lambda each: _diagnostics(each, name, given))
+    better, _ = repaired(text, lambda candidate: _diagnostics(candidate, name, inputs))
     return unified(text, better, name, "repaired", console.color(sys.stdout))
 
 
-def _repair(path: str, text: str, given: Given, console: Console) -> tuple[str, int]:
-    """The text with what is certain put right, and written back where it lies in a file."""
+def _repair(path: str, text: str, inputs: LintInputs, console: Console) -> tuple[str, int]:
+    """Apply safe repairs, and write the text back unless it came from stdin."""
     from commplan.lint.repairs import repaired
 
-    better, count = repaired(text, lambda each: _diagnostics(each, name_of(path), given))
+    better, count = repaired(text, lambda candidate: _diagnostics(candidate, name_of(path), inputs))
     if count and path != STDIN:
         if io.read(path) != text.encode():
             fail(
@@ -137,14 +140,14 @@ def _report(
         console.note(f"{plural(len(args.files), 'plan')}, no problems")
 
 
-def _given(args: Namespace, console: Console) -> Given:
-    """What the flags say beside the plans. Raises CP1103 and CP1104 for shapes and sizes that are none."""
-    from commplan.lint import Given
+def _lint_inputs(args: Namespace, console: Console) -> LintInputs:
+    """The information from flags that lints use. Raises CP1103 and CP1104 for invalid shapes and sizes."""
+    from commplan.lint import LintInputs
 
     programs = {path: console.read(path) for path in args.program}
     for path, text in programs.items():
         _check_program(path, text)
-    known = Given(records=once(args.records, "--records"), programs=programs)
+    inputs = LintInputs(records=once(args.records, "--records"), programs=programs)
     bindings = (
         args.shapes,
         args.topology,
@@ -154,7 +157,7 @@ def _given(args: Namespace, console: Console) -> Given:
         args.map or None,
     )
     if bindings == (None,) * len(bindings):
-        return known
+        return inputs
     from msgspec.structs import replace
 
     from commplan.cost import load_calibration
@@ -164,7 +167,7 @@ def _given(args: Namespace, console: Console) -> Given:
     shapes = read_shapes(args.shapes, console) if args.shapes else None
     options = {"mapping": once(args.map, "--map") or None, "pipeline": args.passes}
     return replace(
-        known,
+        inputs,
         sizes=once(args.axis, "--axis"),
         shapes=None if shapes is None else {name: shapes_of(tree) for name, tree in shapes.items()},
         topology=load_topology(args.topology) if args.topology else None,

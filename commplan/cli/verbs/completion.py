@@ -1,4 +1,4 @@
-"""`commplan completion`: what to put into a shell, so that it asks the command itself, by argcomplete."""
+"""`commplan completion`: print a shell script that completes the command with argcomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`commplan diff`: what differs between two plans or saved schedules, and whether the second is worse."""
+"""`commplan diff`: compare two plans or saved schedules, and detect regressions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _BYTES = ("memory", "bytes", "link bytes", "collective bytes")
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Compare; 1 where the second is worse by more than --fail-on allows.
+    """Compare; returns 1 if the second is worse than --fail-on allows.
 
-    Raises CP1155 for `slower` without a topology, and what reading and compiling raise.
+    Raises:
+        CommplanError: CP1155 for `slower` without a topology, or an error of reading or compiling.
     """
     args = with_step(args, args.a, console, estimate=False)
     limits = [Limit(_MEASURES[name], share) for name, share in args.fail_on]
@@ -44,7 +45,8 @@ def run(args: Namespace, console: Console) -> int:
     names = list(map(name_of, files))
     if first and second and len(args.topology) > 1:
         names = [
-            f"{name} on {each.prediction.topology}" for name, each in zip(names, (first, second), strict=True)
+            f"{name} on {timed.prediction.topology}"
+            for name, timed in zip(names, (first, second), strict=True)
         ]
     changes = diff(a, b, times)
     worse = [change for limit in limits for change in limit.broken(changes)]

@@ -1,4 +1,4 @@
-"""`commplan explain`: what a plan became and why; or an error's page of the manual."""
+"""`commplan explain`: describe how a plan was compiled, or print the page of an error code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from commplan.diagnostics import fail, fail_if
 from commplan.errors import RANGES, page, titles
 
 if TYPE_CHECKING:
-    from commplan.cli.simulated import Timed
+    from commplan.cli.simulated import MachineTimes
     from commplan.ir.plan import Plan
     from commplan.ir.schedule import Schedule
     from commplan.lowering.compiler_options import CompilerOption
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Explain a plan, a code or a range of codes. Raises CP1102 for a code without a page."""
+    """Explain a plan, a code or a range of codes. Raises CP1102 for an unknown code."""
     subject = args.what
     if re.fullmatch(r"CP\d{0,4}", subject, re.IGNORECASE) and not Path(subject).exists():
         return _code(subject.upper(), console) if len(subject) == 6 else _codes(subject.upper(), console)
@@ -33,7 +33,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _codes(prefix: str, console: Console) -> int:
-    """List the codes that begin with `prefix`, range by range."""
+    """List the codes that begin with `prefix`, by range."""
     codes = {code: title for code, title in titles().items() if code.startswith(prefix)}
     if not codes:
         ranges = (f"{start}..: {subject}" for start, subject in RANGES.items())
@@ -42,17 +42,17 @@ def _codes(prefix: str, console: Console) -> int:
         console.document(codes=codes)
         return 0
     for start, subject in RANGES.items():
-        own = [f"  {code}  {title}" for code, title in codes.items() if code.startswith(start)]
-        console.put("\n".join([f"{start}  {subject}", *own, ""]) if own else "")
+        entries = [f"  {code}  {title}" for code, title in codes.items() if code.startswith(start)]
+        console.put("\n".join([f"{start}  {subject}", *entries, ""]) if entries else "")
     return 0
 
 
 def _code(code: str, console: Console) -> int:
     text = page(code)
     if text is None:
-        alike = [known for known in titles() if known[:4] == code[:4]] or list(titles())
-        near = sorted(alike, key=lambda known: abs(int(known[2:]) - int(code[2:])))[:3]
-        notes = (f"{known}: {titles()[known]}" for known in sorted(near))
+        same_range = [other for other in titles() if other[:4] == code[:4]] or list(titles())
+        near = sorted(same_range, key=lambda other: abs(int(other[2:]) - int(code[2:])))[:3]
+        notes = (f"{other}: {titles()[other]}" for other in sorted(near))
         fail("CP1102", f"there is no error {code}", *notes, "`commplan explain CP` lists all codes")
     if console.human and console.color(sys.stdout):
         from rich.markdown import Markdown
@@ -93,7 +93,7 @@ def _plan(args: Namespace, console: Console) -> int:
 
 
 def _subject(args: Namespace, console: Console) -> tuple[Plan, Schedule, Topology | None]:
-    """A plan, compiled as the flags say, or that of a saved schedule; and the topology of its times."""
+    """The plan and its schedule, compiled or loaded, and the topology for its times."""
     from commplan.cli.binding import compiled
     from commplan.cli.saved import is_saved
     from commplan.topology import load_topology, topology_of
@@ -106,12 +106,12 @@ def _subject(args: Namespace, console: Console) -> tuple[Plan, Schedule, Topolog
 
     topology = load_topology(args.topology) if args.topology else None
     schedule = placed(text, name_of(args.what), args, topology, console)
-    assert schedule.origin is not None  # files without it are refused
+    assert schedule.origin is not None  # decoding rejects files without it
     return schedule.origin.plan, schedule, topology
 
 
 def _options(args: Namespace, schedule: Schedule) -> tuple[CompilerOption, ...] | None:
-    """What XLA is told for `--target`; None without one."""
+    """The XLA options for `--target`; None without a target."""
     if not args.target:
         return None
     from commplan.lowering.compiler_options import as_installed, compiler_options
@@ -120,7 +120,7 @@ def _options(args: Namespace, schedule: Schedule) -> tuple[CompilerOption, ...] 
 
 
 def _option_lines(target: str, options: Sequence[CompilerOption]) -> Iterator[str]:
-    """The lines that list the options of the compiler, and those that the installed one does not know."""
+    """Lines that list the compiler options, and those that the installed compiler does not support."""
     passed = [option for option in options if option.known is not False]
     unknown = [option for option in options if option.known is False]
     queried = (
@@ -135,8 +135,8 @@ def _option_lines(target: str, options: Sequence[CompilerOption]) -> Iterator[st
         yield from (f"  {option}" for option in unknown)
 
 
-def _timed(args: Namespace, schedule: Schedule, topology: Topology | None) -> Timed | None:
-    """The times on `topology`, with what was measured there."""
+def _timed(args: Namespace, schedule: Schedule, topology: Topology | None) -> MachineTimes | None:
+    """The predicted times on `topology`, using its calibration."""
     if topology is None:
         from commplan.cli.user_step import need_machine
 

@@ -1,4 +1,4 @@
-"""`commplan feeds`: the feeds of this user on this host, and who is in them."""
+"""`commplan feeds`: list this user's feeds on this host, and their members."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EVERY_S = 1.0
 
 
 def run(args: Namespace, console: Console) -> int:
-    """List the feeds once, or until Ctrl-C where that is asked for."""
+    """List the feeds once, or repeatedly under --watch until SIGINT."""
     if not console.human:
         console.document(feeds=[msgspec.to_builtins(feed, str_keys=True) for feed in feeds()])
         return 0
@@ -26,7 +26,7 @@ def run(args: Namespace, console: Console) -> int:
         _show(feeds(), console)
         return 0
     if not sys.stdout.isatty():
-        while True:  # a list, and the next one below it
+        while True:  # append further lists
             console.put(f"{time.strftime('%H:%M:%S')}\n")
             _show(feeds(), console)
             console.flush()

@@ -1,4 +1,4 @@
-"""`commplan fmt`: plans in their one layout."""
+"""`commplan fmt`: format plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Result(NamedTuple):
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Format every file; 1 if one does not parse, or would change under --check or --diff."""
+    """Format every file; returns 1 if one does not parse, or would change under --check or --diff."""
     results: list[_Result] = []
     diagnostics: list[Diagnostic] = []
     for path in args.files:
@@ -33,15 +33,15 @@ def run(args: Namespace, console: Console) -> int:
             results.append(_Result(path, before, format_source(before, name_of(path))))
         except CommplanError as error:
             diagnostics += error.diagnostics
-    looking = args.check or args.diff
+    is_dry_run = args.check or args.diff
     for result in results:
-        if not looking:
+        if not is_dry_run:
             _write(result, console)
     if console.human:
-        _say(results, diagnostics, args, console)
+        _print_results(results, diagnostics, args, console)
     else:
         _document(results, diagnostics, console)
-    return int(bool(diagnostics) or (looking and any(result.changed for result in results)))
+    return int(bool(diagnostics) or (is_dry_run and any(result.changed for result in results)))
 
 
 def _write(result: _Result, console: Console) -> None:
@@ -52,14 +52,16 @@ def _write(result: _Result, console: Console) -> None:
         console.write(result.path, result.after.encode())
 
 
-def _say(results: list[_Result], diagnostics: list[Diagnostic], args: Namespace, console: Console) -> None:
-    looking = args.check or args.diff
+def _print_results(
+    results: list[_Result], diagnostics: list[Diagnostic], args: Namespace, console: Console
+) -> None:
+    is_dry_run = args.check or args.diff
     for result in results:
         if args.diff:
             name = name_of(result.path)
             console.put(unified(result.before, result.after, name, "formatted", console.color(sys.stdout)))
         if result.changed and result.path != STDIN:
-            console.say(f"{'would reformat' if looking else 'reformatted'} {name_of(result.path)}")
+            console.say(f"{'would reformat' if is_dry_run else 'reformatted'} {name_of(result.path)}")
     console.report(diagnostics)
 
 

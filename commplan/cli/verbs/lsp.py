@@ -1,4 +1,4 @@
-"""`commplan lsp`: the language server, on standard input and output."""
+"""`commplan lsp`: run the language server on standard input and output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from commplan.diagnostics import fail
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Serve one editor until it says goodbye. Raises CP1118 where the extra `lsp` is not installed."""
+    """Serve one editor until it disconnects. Raises CP1118 if the extra `lsp` is not installed."""
     try:
         import pygls  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
@@ -19,10 +19,10 @@ def run(args: Namespace, console: Console) -> int:
         fail("CP1118", message, "pip install 'commplan[lsp]'")
     from commplan.lsp.server import is_logged, server
 
-    logging.basicConfig(level=logging.ERROR)  # to stderr, which editors show as the server's log
+    logging.basicConfig(level=logging.ERROR)  # to stderr, the server's log in editors
     for name in ("pygls.protocol.json_rpc", "pygls.server"):
         logging.getLogger(name).addFilter(is_logged)
-    # Copies, as pygls closes them in the end; nothing else is written between the messages.
+    # Duplicates, since pygls closes them; stdout is redirected so that prints do not corrupt messages.
     with os.fdopen(os.dup(0), "rb") as messages, os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         server().start_io(messages, answers)

@@ -1,4 +1,4 @@
-"""`commplan new`: a plan and a training program to begin with."""
+"""`commplan new`: create a plan and a training program from a template."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SUFFIXES = (".plan", ".py")
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Write a template's files. Raises CP1105 for an unknown one, CP1106 rather than overwrite a file."""
-    known = templates()
+    """Write a template's files. Raises CP1105 for an unknown template, CP1106 if a file exists."""
+    available = templates()
     if args.template is None:
-        return _list(known, console)
+        return _list(available, console)
     name = args.template
-    if name not in known:
-        fail("CP1105", f"there is no template `{name}`", did_you_mean(name, known, "there are:"))
+    if name not in available:
+        fail("CP1105", f"there is no template `{name}`", did_you_mean(name, available, "there are:"))
     folder = Path(args.into)
     targets = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
     existing = [str(target) for target in targets if target.exists()]
@@ -43,7 +43,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def started(program: Path) -> str:
-    """What starts a template's program: the first line of its text says how."""
+    """The command that starts a template's program, from the first line of its text."""
     title = _template(program.name).splitlines()[0].strip('"').partition(": ")[2]
     if os.geteuid() == 0:
         title = title.replace("mpirun ", "mpirun --allow-run-as-root ")  # it refuses to run as root without
@@ -51,7 +51,7 @@ def started(program: Path) -> str:
 
 
 def templates() -> dict[str, str]:
-    """Name -> first line of the comment at the head of its plan."""
+    """For each template, the first comment line of its plan."""
     folder = files("commplan.cli").joinpath("templates")
     names = sorted(
         place.name.removesuffix(".plan") for place in folder.iterdir() if place.name.endswith(".plan")
@@ -63,13 +63,13 @@ def _template(file: str) -> str:
     return files("commplan.cli").joinpath("templates", file).read_text(encoding="utf-8")
 
 
-def _list(known: dict[str, str], console: Console) -> int:
+def _list(available: dict[str, str], console: Console) -> int:
     if not console.human:
-        listed = [{"name": name, "summary": summary} for name, summary in known.items()]
+        listed = [{"name": name, "summary": summary} for name, summary in available.items()]
         console.document(templates=listed)
         return 0
-    width = max(map(len, known))
-    for name, summary in known.items():
+    width = max(map(len, available))
+    for name, summary in available.items():
         console.put(f"{name:<{width}}  {summary}\n")
     return 0
 
@@ -77,7 +77,7 @@ def _list(known: dict[str, str], console: Console) -> int:
 def _write(target: Path, text: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # never over a file that came meanwhile
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # never overwrite
         with os.fdopen(io.open_file(target, flags, 0o666), "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:

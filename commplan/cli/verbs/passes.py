@@ -1,4 +1,4 @@
-"""`commplan passes`: the passes, their order and their options."""
+"""`commplan passes`: list the passes in their usual order, with options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _described(name: str) -> dict[str, Any]:
 
 
 def _type(kind: Any) -> str:
-    """`int` of a number that may be left out or is bounded."""
+    """The name of an option's type, for example `int` for an optional or bounded number."""
     while typing.get_args(kind) and typing.get_origin(kind) is not typing.Literal:
         kind = typing.get_args(kind)[0]
     return str(getattr(kind, "__name__", kind)).replace("typing.", "")

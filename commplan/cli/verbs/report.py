@@ -1,4 +1,4 @@
-"""`commplan report`: one HTML page of what a plan became, when, why, and what is proved of it."""
+"""`commplan report`: an HTML page with the graph, timeline, choices and proofs of a plan."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.records import run_in, totals
 from commplan.cli.simulated import machines, simulated
 from commplan.cli.user_step import need_machine, with_step
-from commplan.cli.verbs.verify import Facts, show_lines
-from commplan.cli.verbs.verify.servers import Served
+from commplan.cli.verbs.verify import VerifyReport, show_lines
+from commplan.cli.verbs.verify.servers import ServerReport
 from commplan.ir.schedule import Schedule
-from commplan.report.document import Collective, Proofs
-from commplan.report.gather import Recorded, Timed, gather
+from commplan.report.document import CollectiveProof, Proofs
+from commplan.report.gather import Recorded, ReportTimes, gather
 from commplan.report.page import page
 from commplan.report.recorded import traces
 from commplan.report.trace import read_trace
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Gather, and write the page. Raises what compiling, simulating and verifying raise, CP1113, CP1114."""
+    """Collect the data and write the page.
+
+    Raises:
+        CommplanError: CP1113, CP1114, or an error of compiling, simulating or verifying.
+    """
     trace = read_trace(console.read(args.recorded), name_of(args.recorded)) if args.recorded else None
     args = with_step(args, args.file, console)
     schedule, lines, times = simulated(machines(args, console)[-1], console)
@@ -27,7 +31,7 @@ def run(args: Namespace, console: Console) -> int:
         need_machine(args)
     if not lines:
         show_lines(schedule, console)
-    timed = Timed(*times) if times else None
+    timed = ReportTimes(*times) if times else None
     recorded = Recorded((trace,) if trace else ())
     if args.records:
         ran = run_in(args.records, schedule, timed.prediction if timed else None)
@@ -44,15 +48,15 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _proofs(schedule: Schedule) -> Proofs:
-    """What `commplan verify` says of a schedule that holds."""
-    facts = Facts(schedule, [])
+    """The output of `commplan verify` for a valid schedule."""
+    facts = VerifyReport(schedule, [])
     collectives = tuple(
-        Collective(
+        CollectiveProof(
             line.line, line.kind, line.number, line.axes, line.ranks, line.via, line.proved,
             line.proof.cost.rounds if line.proof else None, line.busiest, line.least,
         )
         for line in facts.lines
     )  # fmt: skip
     claims = facts.claims
-    sentences = (*facts.sentences(), *Served(schedule).text().splitlines())
+    sentences = (*facts.sentences(), *ServerReport(schedule).text().splitlines())
     return Proofs(claims.proved, claims.believed, claims.not_looked_at, collectives, sentences)

@@ -1,4 +1,4 @@
-"""`commplan simulate`: how long a plan takes on a topology, what bounds it, and a trace of it."""
+"""`commplan simulate`: predict the time of a plan on a topology, its bottlenecks, and a trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from commplan.cli.console import STDIN, Console, fold_table
-from commplan.cli.simulated import NAME_ONE, Simulated, Timed, machines, simulated
+from commplan.cli.simulated import NAME_ONE, MachineTimes, Simulated, machines, simulated
 from commplan.cli.user_step import with_step
 from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import OpTime, PhaseTime
@@ -23,18 +23,18 @@ from commplan.ir.schedule import Elastic, Schedule
 from commplan.ir.types import sized, timed
 from commplan.protocol.build_sites import sites
 
-SHOWN = 40  # rows of a table; the rest is summed
+SHOWN = 40  # most rows of a table; others are summed up
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Simulate, print, and write the trace. Raises CP0752 without a topology, and what compiling raises."""
+    """Simulate, print, and write the trace. Raises CP0752 without a topology, or an error of compiling."""
     args = with_step(args, args.file, console)
-    machine, *others = machines(args, console)
+    machine, *variants = machines(args, console)
     schedule, lines, timed = simulated(machine, console)
     if timed is None:
         fail("CP0752", "there is no topology to simulate on", NAME_ONE)
-    if others:
-        more = [simulated(other, console, timed) for other in others]
+    if variants:
+        more = [simulated(other, console, timed) for other in variants]
         return _side_by_side([Simulated(schedule, lines, timed), *more], args, console)
     prediction = timed.prediction
     if args.trace:
@@ -52,14 +52,14 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _side_by_side(on: Sequence[Simulated], args: Namespace, console: Console) -> int:
-    """Compare the machines: a table for people, the whole report of each for programs."""
-    schedules = [each.schedule for each in on]
-    every = [each.timed for each in on if each.timed is not None]
-    predictions = [timed.prediction for timed in every]
+    """Compare machines: as a table, or as a JSON document with the report of each."""
+    schedules = [machine.schedule for machine in on]
+    timed_machines = [machine.timed for machine in on if machine.timed is not None]
+    predictions = [timed.prediction for timed in timed_machines]
     if console.human:
         console.show(lambda rich: _compare(rich, predictions), 140)
         return 0
-    pairs = zip(schedules, every, strict=True)
+    pairs = zip(schedules, timed_machines, strict=True)
     document = [
         {**_data(timed.prediction, schedule), "modes": _Servers(schedule, timed, args.step_seconds).data()}
         for schedule, timed in pairs
@@ -95,14 +95,14 @@ def _data(prediction: Prediction, schedule: Schedule) -> dict[str, Any]:
 
 
 class _Servers:
-    """What is said of servers and averaging. step: seconds of work in a step, where they are known."""
+    """The report on servers and elastic averaging. `step`: seconds of computation in a step, if known."""
 
-    def __init__(self, schedule: Schedule, timed: Timed, step: float | None) -> None:
+    def __init__(self, schedule: Schedule, timed: MachineTimes, step: float | None) -> None:
         predictor, self.prediction = timed
         self.topology, self.step = predictor.network.topology, step
         surveyed = sites(schedule)
         self.sites, count = surveyed.all, surveyed.servers
-        self.beside = f" and {count} server{'s' * (count != 1)}" if count else ""
+        self.server_count_text = f" and {count} server{'s' * (count != 1)}" if count else ""
         self.met = {
             (phase.name, op.pull): (op, phase.period, elastic_of(schedule, phase, op, predictor))
             for phase in schedule.phases
@@ -136,7 +136,7 @@ class _Servers:
 
 
 def _print(rich: Any, prediction: Prediction, lines: Sequence[str], servers: _Servers) -> None:
-    ranks = f"{prediction.ranks} rank{'s' * (prediction.ranks != 1)}{servers.beside}"
+    ranks = f"{prediction.ranks} rank{'s' * (prediction.ranks != 1)}{servers.server_count_text}"
     machine = f"{prediction.topology}: {ranks}, {prediction.backend}"
     rich.print(f"{prediction.plan} on {machine}; {basis(prediction)}", markup=False)
     for phase in prediction.phases:
@@ -168,11 +168,11 @@ def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
         rich.print(f"    {timed(seconds):>9}  line {line:<4} {label:<32} {text[:50]}", markup=False)
 
 
-class _Row(NamedTuple):
-    """Ops of one line that do the same."""
+class _OpRow(NamedTuple):
+    """Equal ops of one plan line."""
 
     line: int
-    what: str
+    label: str
     times: int
     start: float
     seconds: float
@@ -180,21 +180,21 @@ class _Row(NamedTuple):
     source: str
 
 
-def _rows(ops: Sequence[OpTime]) -> list[_Row]:
-    rows: dict[tuple[int, str], _Row] = {}
+def _rows(ops: Sequence[OpTime]) -> list[_OpRow]:
+    rows: dict[tuple[int, str], _OpRow] = {}
     for op in ops:
         if op.seconds <= 0:
             continue
         form = f" ({op.form})" if op.form else ""
         label = f"{op.op} via {op.algorithm}{form}" if op.algorithm else op.op
-        row = rows.get((op.line, label), _Row(op.line, label, 0, op.start, 0.0, 0.0, op.source))
+        row = rows.get((op.line, label), _OpRow(op.line, label, 0, op.start, 0.0, 0.0, op.source))
         rows[op.line, label] = row._replace(
             times=row.times + 1, seconds=row.seconds + op.seconds, bound=row.bound + op.bound
         )
     return list(rows.values())
 
 
-def _table(rows: Sequence[_Row]) -> Any:
+def _table(rows: Sequence[_OpRow]) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=True)
@@ -206,9 +206,9 @@ def _table(rows: Sequence[_Row]) -> Any:
     for row in rows[:SHOWN]:
         bound = timed(row.bound) if row.bound else ""
         table.add_row(
-            str(row.line), row.what, str(row.times), timed(row.start), timed(row.seconds), bound, row.source
+            str(row.line), row.label, str(row.times), timed(row.start), timed(row.seconds), bound, row.source
         )
     if len(rows) > SHOWN:
-        rest = sum(row.seconds for row in rows[SHOWN:])
-        table.add_row("", f"and {len(rows) - SHOWN} more", "", "", timed(rest), "", "")
+        remaining = sum(row.seconds for row in rows[SHOWN:])
+        table.add_row("", f"and {len(rows) - SHOWN} more", "", "", timed(remaining), "", "")
     return table

@@ -1,4 +1,4 @@
-"""`commplan trace`: what the ranks of a run recorded, as a trace that Perfetto opens, or in numbers."""
+"""`commplan trace`: convert flight records to a Perfetto trace, or summarize them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from commplan.recorder.collectives import step_of
 from commplan.recorder.summary import Line, Waits
 from commplan.recorder.trace import head
 
-SHOWN = 3  # ranks that came last, of a line
+SHOWN = 3  # most late ranks that are listed for a line
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Write the trace, or print the summary. Raises CP1114 for files that are no records, are of several runs
-    or of another plan, and without a collective to summarise; and what compiling and simulating raise."""
+    """Write the trace, or print the summary.
+
+    Raises:
+        CommplanError: CP1114 if files are not records, or are of several runs or another plan, or if there is
+            no collective to summarize; or an error of compiling or simulating.
+    """
     schedule, simulation = _plan(args, console)
     recorded = run_in(args.records, schedule, simulation)
     if args.summarise:
@@ -53,10 +57,10 @@ def _summarise(recorded: Run, console: Console) -> int:
     summary = totals(recorded)
     if not console.human:
         data: dict[str, Any] = msgspec.to_builtins(summary)
-        for line, known in zip(data["lines"], summary.lines, strict=True):
-            line |= {"drift": known.drift, "last": dict(known.last)}
-        for step, known in zip(data["steps"], summary.steps, strict=True):
-            step["hidden"] = known.hidden
+        for line, record in zip(data["lines"], summary.lines, strict=True):
+            line |= {"drift": record.drift, "last": dict(record.last)}
+        for step, record in zip(data["steps"], summary.steps, strict=True):
+            step["hidden"] = record.hidden
         for waits, awaited in zip(data["waits"], summary.waits, strict=True):
             waits["last"] = dict(awaited.last)
         console.document(**data, clocks=head(recorded)["clocks"], missing=head(recorded)["missing"])
@@ -67,12 +71,12 @@ def _summarise(recorded: Run, console: Console) -> int:
 
 def _show(summary: Summary, recorded: Run, console: Console) -> None:
     hosts = len({record.host for record in recorded.records})
-    where = f"{summary.recorded} of {summary.ranks} ranks on {hosts} host{'s' * (hosts != 1)}"
-    console.put(f"plan {summary.plan or '(without a name)'}: {where}, {timed(summary.seconds)} recorded\n")
+    extent = f"{summary.recorded} of {summary.ranks} ranks on {hosts} host{'s' * (hosts != 1)}"
+    console.put(f"plan {summary.plan or '(without a name)'}: {extent}, {timed(summary.seconds)} recorded\n")
     for steps in summary.steps:
-        each = f"{timed(steps.seconds)} each (p95 {timed(steps.p95)})"
+        duration = f"{timed(steps.seconds)} each (p95 {timed(steps.p95)})"
         share = f"communication {steps.communicating:.1%} of it, {steps.hidden:.0%} of that beside other work"
-        console.put(f"phase {steps.phase}: {steps.count} runs, {each}; {share}\n")
+        console.put(f"phase {steps.phase}: {steps.count} runs, {duration}; {share}\n")
     predicted = any(line.predicted is not None for line in summary.lines)
     extra = ("predicted", "times that") if predicted else ()
     table = fold_table(
@@ -88,7 +92,7 @@ def _show(summary: Summary, recorded: Run, console: Console) -> None:
 
 
 def _waited(waits: Waits) -> str:
-    """`line 9: 30 waits for a batch, 1.2 ms each (p95 3 ms), 12.0% of the time; ..`."""
+    """Describe waits, for example `line 9: 30 waits for a batch, 1.2 ms each (p95 3 ms), ..`."""
     if waits.lane == "input":
         text, done = f"{waits.name}: {plural(waits.count, 'wait')} for a batch", "made"
     else:
@@ -102,8 +106,8 @@ def _waited(waits: Waits) -> str:
 
 def _row(line: Line) -> tuple[str, ...]:
     step = f", in `{step_of(line.name)}`" if line.name else ""
-    where = f"line {line.line}{step}" if line.line else line.name
-    name = f"{where}: {line.kind} {line.algorithm}" if line.kind else where
+    location = f"line {line.line}{step}" if line.line else line.name
+    name = f"{location}: {line.kind} {line.algorithm}" if line.kind else location
     last = [f"rank {rank} {count}x" for rank, count in line.last[:SHOWN]]
     last += [f"{len(line.last) - SHOWN} others"] if len(line.last) > SHOWN else []
     last += [f"unsure {line.unsure}x"] if line.unsure else []
@@ -124,7 +128,7 @@ def _compared(line: Line) -> tuple[str, str]:
 
 
 def _remark(recorded: Run, console: Console) -> None:
-    """What is missing, and how well the clocks of hosts agree."""
+    """Print notes about missing records and the accuracy of clocks."""
     written = sum(record.lost + len(record.events) for record in recorded.records)
     if recorded.lost:
         share = recorded.lost / written
@@ -133,7 +137,7 @@ def _remark(recorded: Run, console: Console) -> None:
         console.note(f"no record of ranks {', '.join(map(str, missing[:20]))}: their part is not known")
     if len(recorded.clocks) > 1:
         unsure = max(clock.uncertainty for clock in recorded.clocks)
-        how = (
+        accuracy = (
             f"agree within {timed(unsure)}" if math.isfinite(unsure) else "cannot be compared: no collective"
         )
-        console.note(f"the clocks of {len(recorded.clocks)} hosts {how}")
+        console.note(f"the clocks of {len(recorded.clocks)} hosts {accuracy}")

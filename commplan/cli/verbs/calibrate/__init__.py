@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from commplan.runtime.calibrate.calibrate import Fabric
 
 _Call = Callable[[Callable[[], Calibration]], Calibration]
-SECONDS = 120  # about how long links and collectives are measured
+SECONDS = 120  # approximate duration of measuring links and collectives
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Measure with all ranks, or with a plan its input or a step of it; the first rank writes the file.
+    """Measure, on all ranks or the input or step of a plan; the first rank writes the file.
 
-    Raises CP0755, CP0756, CP0759, CP0849, CP1111, and what `input_costs.measure` and `step_profile.run` do.
+    Raises:
+        CommplanError: CP0755, CP0756, CP0759, CP0849, CP1111, or as `input_costs.measure` and
+            `step_profile.run`.
     """
     if args.step:
         from commplan.cli.verbs.calibrate import step_profile
@@ -57,7 +59,7 @@ def run(args: Namespace, console: Console) -> int:
 def _measure(
     fabric: Fabric, first: bool, call: _Call, topology: Topology | None, args: Namespace, console: Console
 ) -> int:
-    """call: calls what measures, so that nobody waits for ever."""
+    """Measure links and collectives. `call` runs the measurement such that a failing rank ends the others."""
     from commplan.runtime.calibrate.calibrate import calibrate
 
     seconds = args.seconds or SECONDS
@@ -69,13 +71,13 @@ def _measure(
     calibration = call(functools.partial(calibrate, fabric, topology, seconds=seconds, largest=args.largest))
     if not first:
         return 0
-    calibration = replace(calibration, input=_kept(args.output))
+    calibration = replace(calibration, input=_previous_input(args.output))
     _deliver(calibration, _lines(calibration), args.output, console)
     return 0
 
 
-def _kept(path: str) -> InputCosts | None:
-    """The input of the file that is written anew, where it has one that can be read."""
+def _previous_input(path: str) -> InputCosts | None:
+    """The input costs in an existing output file, if it can be read."""
     if path == STDIN or not Path(path).is_file():
         return None
     try:
@@ -97,7 +99,7 @@ def _lines(calibration: Calibration) -> list[str]:
 
 
 def _deliver(calibration: Calibration, lines: Sequence[str], output: str, console: Console) -> None:
-    """Write the calibration to the file `output`, or to stdout, and say what is in it."""
+    """Write the calibration to the file `output` or stdout, and print a summary."""
     console.write(output, write_calibration(calibration).encode())
     if console.human and output != STDIN:
         for line in (f"wrote {output}", *lines):
@@ -117,8 +119,10 @@ def _mpi() -> tuple[Fabric, bool, _Call]:
 
 
 def _gpus_of_node() -> list[int] | None:
-    """All GPUs of this node if Slurm started one process on it, of which JAX would take one; else None, which
-    leaves the choice to JAX."""
+    """All GPUs of this node if Slurm started one process on it, otherwise None.
+
+    In that case JAX would select only one GPU.
+    """
     tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE", "")
     gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
     return list(range(int(gpus))) if tasks.partition("(")[0] == "1" and gpus.isdecimal() else None

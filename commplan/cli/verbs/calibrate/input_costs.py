@@ -1,4 +1,5 @@
-"""`commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION`: what the input of a plan costs."""
+"""`commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION`: measure the input costs of a
+plan."""
 
 from __future__ import annotations
 
@@ -19,22 +20,26 @@ from commplan.input.measured_costs import InputCosts, merged
 from commplan.ir.plan import Plan
 from commplan.ir.types import sized, timed
 
-SECONDS = 20  # about how long the input is measured
+SECONDS = 20  # approximate duration of the measurement
 
 
 def measure(args: Namespace, console: Console) -> tuple[Calibration, list[str]] | None:
-    """The input's costs, added to what the file has, and lines that say them; None on all ranks but one.
+    """Measure input costs and merge them with the output file.
 
-    Raises CP0770 for a call without plan or source, CP0751 for a file that is there and cannot be read,
-    CP1108 to CP1110 for functions and sources, CP1111 without JAX, and what `runtime.calibrate.input` does.
+    Returns:
+        The calibration and lines that describe it, or None on all ranks except one.
+
+    Raises:
+        CommplanError: CP0770 without plan or source, CP0751 if an existing file cannot be read, CP1108 to
+            CP1110 for functions and sources, CP1111 without JAX, or as `runtime.calibrate.input`.
     """
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
-        return None  # one measures for all
+        return None  # only rank 0 measures
     if args.file is None or not args.source:
         message = "the input of a plan is measured with the plan and its sources"
         fail("CP0770", message, "commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION -o OUT")
     exists = args.output != STDIN and Path(args.output).exists()
-    # Its links stay: CP0751 rather than lose them.
+    # An unreadable file is an error (CP0751), since its links would be lost.
     old = load_calibration(args.output) if exists else None
     plan = checked(args.file, console)
     measured = _measured(plan, args, console)
@@ -50,21 +55,21 @@ def _measured(plan: Plan, args: Namespace, console: Console) -> InputCosts:
     from commplan.runtime.calibrate.input import Given, calibrate_input, needed
 
     functions, sources = functions_of(args), sources_of(args)
-    given = Given(plan, sources, functions, once(args.axis, "--axis"))
+    subject = Given(plan, sources, functions, once(args.axis, "--axis"))
     consumer = function_at(f"--consumer {args.consumer}", args.consumer) if args.consumer else None
-    _check(given.plan, *needed(given), sources, functions)
+    _check(subject.plan, *needed(subject), sources, functions)
     seconds = args.seconds or SECONDS
     console.note(f"measuring {', '.join((*sources, *functions))}, about {seconds} seconds")
-    return calibrate_input(given, seconds=seconds, consumer=consumer, step_seconds=args.step_seconds)
+    return calibrate_input(subject, seconds=seconds, consumer=consumer, step_seconds=args.step_seconds)
 
 
 def _check(
-    plan: Plan, sources: list[str], fns: list[str], given: dict[str, Any], functions: dict[str, Any]
+    plan: Plan, sources: list[str], fns: list[str], data: dict[str, Any], functions: dict[str, Any]
 ) -> None:
-    """Everything that is missing or unknown, at once (CP1108)."""
+    """Report all missing and unknown functions and sources together (CP1108)."""
     declared = [fn.name for fn in plan.fns]
     wrong = differences("function", "--fn {}=MODULE:FUNCTION", fns, declared, functions)
-    wrong += differences("source", "--source {}=DIR", sources, [s.name for s in plan.sources], given)
+    wrong += differences("source", "--source {}=DIR", sources, [s.name for s in plan.sources], data)
     wrong += [
         Diagnostic("CP1108", f"`{fn.name}` is a function of the device", None, (Note(_DEVICE),))
         for fn in plan.fns
@@ -77,17 +82,17 @@ _DEVICE = "what it costs is a part of the step: give --consumer or --step-second
 
 
 def lines(costs: InputCosts) -> list[str]:
-    """What was measured, a line each."""
+    """Describe the measurements, one line each."""
     text = [
         f"source {source.name}: {timed(source.cpu)} of CPU and {timed(source.wait)} of waiting per "
         f"record, {sized(round(source.nbytes))}"
         for source in costs.source
     ]
     for fn in costs.fn:
-        held = "" if fn.held is None else f"; {fn.held:.0%} of it holds the interpreter's lock"
+        lock_share = "" if fn.held is None else f"; {fn.held:.0%} of it holds the interpreter's lock"
         text.append(
             f"function {fn.name}: {timed(fn.cpu)} of CPU per record, {sized(round(fn.nbytes_in))} in, "
-            f"{sized(round(fn.nbytes_out))} out{held}"
+            f"{sized(round(fn.nbytes_out))} out{lock_share}"
         )
     text += [
         f"step of {source.plan}, {source.phase}: {timed(source.seconds)}, {timed(source.cpu)} of CPU"

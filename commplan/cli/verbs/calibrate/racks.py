@@ -1,4 +1,4 @@
-"""`commplan calibrate --discover`: racks from the bandwidth between pairs of hosts, as a topology file."""
+"""`commplan calibrate --discover`: find racks from the bandwidth between hosts, and write a topology file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from commplan.topology import topology_text
 
 
 def write(args: Namespace, console: Console) -> int:
-    """Measure with all ranks; the first one prints the table and writes the topology.
+    """Measure on all ranks; the first one prints the table and writes the topology.
 
-    Raises CP0759 without MPI or several hosts with equally many ranks, CP0849 and CP1111.
+    Raises:
+        CommplanError: CP0759 without MPI or without several hosts of equal numbers of ranks, CP0849 and
+            CP1111.
     """
     if args.topology or not under_mpi(os.environ) or args.backend == "jax":
         fail(

@@ -1,4 +1,4 @@
-"""`commplan calibrate PLAN --step MODULE:FUNCTION`: how long a step computes, and when gradients are made."""
+"""`commplan calibrate PLAN --step MODULE:FUNCTION`: measure a step and when its gradients are ready."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from commplan.cli.user_step import mesh_sizes_of, naming_step, shares_of, step_a
 from commplan.cost.step_profile import StepProfile, write_step_profile
 from commplan.ir.types import timed
 
-SECONDS = 10  # about how long a step is measured
+SECONDS = 10  # approximate duration of the measurement
 
 
 def run(args: Namespace, console: Console) -> int:
     """Measure the step on one device, and write its profile.
 
-    Raises CP1107 for too few devices, CP1153, CP1154 and CP1157 for the step, and what reading the plan does.
+    Raises:
+        CommplanError: CP1107 for too few devices, CP1153, CP1154 and CP1157 for the step, or an error of the
+            plan.
     """
     sizes = mesh_sizes_of(args.file, args, console)
     mesh = device_mesh(sizes, None)

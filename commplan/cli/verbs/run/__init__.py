@@ -1,4 +1,4 @@
-"""`commplan run`: rehearse a plan on real input, on this machine's devices or on the ranks of `mpirun`."""
+"""`commplan run`: rehearse a plan on real input, on this machine's devices or the ranks of `mpirun`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Compile, bind, run, and say what every plan line cost."""
+    """Compile, bind and run a plan, and print the cost of every plan line."""
     if not under_mpi(os.environ):
         done = compiled(args.file, args, console)
         return _report(done, args, console, [_rehearsed(done, args, console, None)], 1)
@@ -40,15 +40,23 @@ def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World |
     bound = bind(done.schedule, done.shapes, args, sources=True, world=world)
     from commplan.runtime.rehearse.rehearse import part
 
-    kept = bound.metrics(args.metrics) if args.metrics else nullcontext()
+    metrics = bound.metrics(args.metrics) if args.metrics else nullcontext()
     title = "" if world is None or world.size == 1 else f"rank 0 of {world.size}"
     quiet = world is not None and world.rank > 0
-    with kept, live(console, bound.ledger.summaries, title, quiet=quiet) as progress, user_code():
+    with metrics, live(console, bound.ledger.summaries, title, quiet=quiet) as progress, user_code():
         return part(bound, steps=args.steps, seed=args.seed, progress=progress)
 
 
 def _report(done: Compiled, args: Namespace, console: Console, parts: Sequence[Part], processes: int) -> int:
-    """parts: of every rank that lives. processes: how many ranks there were."""
+    """Print the costs.
+
+    Args:
+        done: the compiled plan.
+        args: the flags.
+        console: the output.
+        parts: results of every live rank.
+        processes: original number of ranks.
+    """
     costs = costs_of(done, [part.phases for part in parts if part.server is None])
     device = next((part.device for part in parts if part.server is None), "cpu")
     served = [part.server for part in parts if part.server is not None]
@@ -65,7 +73,7 @@ def _report(done: Compiled, args: Namespace, console: Console, parts: Sequence[P
 
 
 def _on_ranks(args: Namespace, console: Console) -> int:
-    """Every rank does the same; the first one speaks. A rank that fails alone ends the others."""
+    """Rehearse on the ranks of MPI; the first one prints. A rank that fails aborts the others."""
     if args.device == "gpu":
         fix = "leave --device out, or start without mpirun"
         fail("CP1107", "ranks of MPI exchange arrays of the CPU", fix)
@@ -79,23 +87,23 @@ def _on_ranks(args: Namespace, console: Console) -> int:
     from commplan.runtime.rehearse.mpi import World
 
     world = World()
-    own = console if world.rank == 0 else Console("never", "json")
+    rank_console = console if world.rank == 0 else Console("never", "json")
     try:
-        done = compiled(args.file, args, own, adapt=lambda plan: _sized(plan, args, world))
-        mine = _rehearsed(done, args, own, world)
-        if mine.broken_off:  # workers have said why: without a word of this rank's own
+        done = compiled(args.file, args, rank_console, adapt=lambda plan: _sized(plan, args, world))
+        part = _rehearsed(done, args, rank_console, world)
+        if part.broken_off:  # workers have already reported the error
             return _failed(CommplanError(), console, world)
-        parts = world.gather(mine)
+        parts = world.gather(part)
         return _report(done, args, console, parts, world.size) if parts else 0
     except CommplanError as error:
         return _failed(error, console, world)
     except BrokenPipeError:
         raise
-    except KeyboardInterrupt:  # the others may wait for this one, and nobody has interrupted them
+    except KeyboardInterrupt:  # other ranks were not interrupted and may wait for this one
         console.say(f"rank {world.rank}: interrupted")
         world.abort(INTERRUPTED)
         raise
-    except Exception as error:  # whatever it was, the other ranks may wait for this one
+    except Exception as error:  # other ranks may wait for this one
         if (reason := world.reason(error)) is not None:
             return _failed(CommplanError(reason), console, world)
         console.say(f"rank {world.rank}: internal failure: {text_of(error)}")
@@ -104,22 +112,24 @@ def _on_ranks(args: Namespace, console: Console) -> int:
 
 
 def outliving(environment: Mapping[str, str]) -> dict[str, str]:
-    """What to add before MPI begins where ranks may outlive others (`mpirun --with-ft ulfm`): that they end
-    without a last meeting, in which Open MPI would wait for the dead."""
-    asked = environment.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true")
+    """Environment variables for MPI jobs that survive failed ranks (`mpirun --with-ft ulfm`).
+
+    They skip the final barrier, since Open MPI would wait for dead ranks there.
+    """
+    is_fault_tolerant = environment.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true")
     variable = "OMPI_MCA_async_mpi_finalize"
-    return {variable: "1"} if asked and variable not in environment else {}
+    return {variable: "1"} if is_fault_tolerant and variable not in environment else {}
 
 
 def _sized(plan: Plan, args: Namespace, world: World) -> Plan:
-    """The plan unchanged; the flags are set to compile it for the ranks of MPI."""
+    """Set the flags to compile for the ranks of MPI; the plan is returned unchanged."""
     args.backend = "mpi"
     args.axis = list(world.sizes(plan, once(args.axis, "--axis")).items())
     return plan
 
 
 def _failed(error: CommplanError, console: Console, world: World) -> int:
-    """Say once what ranks say alike; where others go on, end them: they would wait for ever."""
+    """Print errors common to ranks once. If other ranks continue, abort them, since they would hang."""
     diagnostics, everyone = world.failed(error.diagnostics)
     if diagnostics:
         console.refuse(diagnostics)

@@ -1,4 +1,4 @@
-"""What a rehearsal cost, line by line: gathered from its processes, and as tables for people."""
+"""The costs of a rehearsal for each plan line: collected from its processes, and formatted as tables."""
 
 from __future__ import annotations
 
@@ -23,9 +23,20 @@ if TYPE_CHECKING:
     from commplan.runtime.rehearse.rehearse import PhaseTimes, ServerWork
 
 
-class LineCost(msgspec.Struct, frozen=True):
-    """One plan line of one phase in the whole rehearsal: the input's part is measured, `sent` is what each
-    rank must at least send, to others and to servers. Bytes; seconds; cpu_s is user_s and system_s together.
+class RehearsedLine(msgspec.Struct, frozen=True):
+    """The cost of a plan line in one phase. Input costs are measured, `sent` is a lower bound.
+
+    Attributes:
+        line: line number.
+        stage: text of the stage.
+        records: processed records.
+        cpu_s: CPU seconds, the sum of `user_s` and `system_s`.
+        user_s: CPU seconds in user mode.
+        system_s: CPU seconds in the kernel.
+        nbytes: bytes of the results.
+        wait_s: seconds of waiting.
+        skipped: skipped records.
+        sent: least number of bytes that each rank sends, to ranks and servers.
     """
 
     line: int
@@ -52,12 +63,15 @@ class RankCost(msgspec.Struct, frozen=True):
     restarts: int
     queue: Queue | None
     slow: Slow | None
-    lines: tuple[LineCost, ...]
+    lines: tuple[RehearsedLine, ...]
 
 
 class PhaseCost(msgspec.Struct, frozen=True):
-    """One phase in the whole rehearsal. Calls take as long as on the slowest rank; `batches` and `wait_s` are
-    those of the rank that waited longest, `lines` those of all ranks together, one by one in `ranks`."""
+    """The cost of one phase.
+
+    The duration of calls is that of the slowest rank; `batches` and `wait_s` are those of the rank that
+    waited longest. `lines` are sums over ranks, which are listed separately in `ranks`.
+    """
 
     name: str
     title: str
@@ -66,12 +80,12 @@ class PhaseCost(msgspec.Struct, frozen=True):
     call_s: float | None
     batches: int
     wait_s: float
-    lines: tuple[LineCost, ...]
+    lines: tuple[RehearsedLine, ...]
     ranks: tuple[RankCost, ...] = ()
 
 
 def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[PhaseCost]:
-    """times: of every worker, phase by phase."""
+    """The costs of each phase. `times` are those of every worker, phase by phase."""
     from commplan.explain.report import explain_plan
     from commplan.runtime.input.observe.accounting import merged
 
@@ -85,16 +99,14 @@ def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[Phas
         batches, wait_s = (waited.batches, waited.wait_s) if waited else (0, 0.0)
         first_s, call_s = (_most(getattr(cost, name) for cost in same) for name in ("first_s", "call_s"))
         lines = tuple(_line(line, usage.get(line.line), first.calls) for line in phase.lines)
-        named = (first.name, phase.title, first.calls)
+        header = (first.name, phase.title, first.calls)
         ranks = tuple(map(_rank, inputs))
-        costs.append(PhaseCost(*named, first_s, call_s, batches, wait_s, lines, ranks))
+        costs.append(PhaseCost(*header, first_s, call_s, batches, wait_s, lines, ranks))
     return costs
 
 
 def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
-    """The input's work by plan line; one line may be mapped and then shared: its records are one and the
-    same.
-    """
+    """Aggregate input costs by plan line. A line may map and then share: its records are counted once."""
     from commplan.runtime.input.observe.accounting import added
 
     usage_by_line: dict[int, LineUsage] = {}
@@ -118,19 +130,19 @@ def _rank(summary: Summary) -> RankCost:
     return assemble(RankCost, summary, lines=lines)
 
 
-def _line(line: Line, usage: LineUsage | None, calls: int) -> LineCost:
+def _line(line: Line, usage: LineUsage | None, calls: int) -> RehearsedLine:
     once = sum(entry.nbytes for entry in line.traffic) + line.sent
     sent = once * calls if line.traffic or line.sent else None
     if usage is None:
-        return LineCost(line.line, line.stage, sent=sent)
+        return RehearsedLine(line.line, line.stage, sent=sent)
     return _used(line.line, line.stage, usage, sent)
 
 
-def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> LineCost:
-    return assemble(LineCost, usage, line=line, stage=stage, sent=sent)
+def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> RehearsedLine:
+    return assemble(RehearsedLine, usage, line=line, stage=stage, sent=sent)
 
 
-# --- for people ---
+# --- tables ---
 
 
 def print_tables(
@@ -141,11 +153,12 @@ def print_tables(
     processes: int,
     device: str,
 ) -> None:
-    """One table for each phase; with several processes one of them as well; one of the servers."""
+    """Print one table for each phase, one for its ranks if there are several processes, and one for
+    servers."""
     ranks = math.prod(done.schedule.mesh_sizes.values())
     devices = f"{ranks} {device.upper()} device{'s' if ranks > 1 else ''}"
-    where = devices if processes == 1 else f"{processes} ranks"
-    screen.print(f"plan {done.plan.name} on {where}{_beside(servers)}", markup=False)
+    devices_or_ranks = devices if processes == 1 else f"{processes} ranks"
+    screen.print(f"plan {done.plan.name} on {devices_or_ranks}{_server_note(servers)}", markup=False)
     for cost in costs:
         _phase(screen, cost)
     if servers:
@@ -153,7 +166,7 @@ def print_tables(
 
 
 def _table(titles: Iterable[str], wide: str = "") -> Table:
-    """A table of numbers, but for the column `wide`."""
+    """A table of numbers, except for the text column `wide`."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -165,7 +178,7 @@ def _table(titles: Iterable[str], wide: str = "") -> Table:
     return table
 
 
-# Of each field its title, and how its value is written.
+# For each field, its title and the format of its value.
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "records": ("records", str),
     "skipped": ("skipped", str),
@@ -199,7 +212,7 @@ def _phase(screen: Rich, cost: PhaseCost) -> None:
         screen.print(remark, markup=False)
 
 
-def _beside(servers: Sequence[ServerWork]) -> str:
+def _server_note(servers: Sequence[ServerWork]) -> str:
     match len(servers):
         case 0:
             return ""
@@ -213,17 +226,26 @@ def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
     from rich.text import Text
 
     screen.print("\nservers")
-    asked = ("requests", "in its memory", "received", "sent", "updates", "busy s", "waited s", "CPU s")
-    table = _table(("rank", "server", *asked), "server")
+    request_columns = (
+        "requests",
+        "in its memory",
+        "received",
+        "sent",
+        "updates",
+        "busy s",
+        "waited s",
+        "CPU s",
+    )
+    table = _table(("rank", "server", *request_columns), "server")
     for server in servers:
         requests = (str(server.requests), str(server.shared))
         counts = (*requests, sized(server.nbytes), sized(server.answered), str(server.updates))
         seconds = (server.busy_s, server.wait_s, server.cpu_s)
-        table.add_row(str(server.rank), Text(server.name), *counts, *(f"{each:.3f}" for each in seconds))
+        table.add_row(str(server.rank), Text(server.name), *counts, *(f"{value:.3f}" for value in seconds))
     screen.print(table)
     if lost := sorted({worker for server in servers for worker in server.lost}):
-        named = ", ".join(map(str, lost))
-        screen.print(f"died, and left out: rank{'s' if len(lost) > 1 else ''} {named}", markup=False)
+        ranks = ", ".join(map(str, lost))
+        screen.print(f"died, and left out: rank{'s' if len(lost) > 1 else ''} {ranks}", markup=False)
 
 
 def _headline(cost: PhaseCost) -> str:
@@ -244,6 +266,6 @@ def _of_ranks(ranks: Sequence[RankCost]) -> Table:
         queue = summary.queue
         ready = (f"{queue.mean:.2f}", str(queue.least)) if queue else ("", "")
         seconds = (summary.cpu_s, sum(line.wait_s or 0.0 for line in summary.lines), summary.wait_s)
-        spent = (f"{each:.3f}" for each in seconds)
+        spent = (f"{value:.3f}" for value in seconds)
         table.add_row(str(summary.rank), str(summary.batches), *spent, *ready)
     return table

@@ -1,4 +1,4 @@
-"""The live view of `commplan run`: what each line of the input has cost so far, on a terminal."""
+"""The live view of `commplan run`: current input costs of each line on a terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from commplan.cli.console import Console
 if TYPE_CHECKING:
     from commplan.runtime.input.observe.accounting import Summary
 
-PERIOD_S = 0.5  # between two looks, at least
-SHARE = 0.008  # of a core that drawing may take, at most
+PERIOD_S = 0.5  # least time between updates
+SHARE = 0.008  # most CPU time of drawing, as a fraction of a core
 Progress = Callable[[str, int, int], None]
 
 
@@ -24,9 +24,9 @@ Progress = Callable[[str, int, int], None]
 def live(
     console: Console, summaries: Callable[[], Sequence[Summary]], title: str = "", *, quiet: bool = False
 ) -> Generator[Progress | None]:
-    """A table on stderr, drawn again at most twice a second, where that is a terminal and people read it.
+    """A context with a table on stderr, redrawn at most twice a second if stderr is a terminal.
 
-    It goes when the run ends. Yields what the rehearsal tells its progress, or None.
+    The table disappears when the run ends. Yields a progress callback for the rehearsal, or None.
     """
     if quiet or not console.human or not sys.stderr.isatty():
         yield None
@@ -59,7 +59,7 @@ def live(
 
 @dataclass
 class View:
-    """What is drawn: the costs that `summaries` gives, and what changed since the last look."""
+    """The table: costs from `summaries`, and changes since the last update."""
 
     summaries: Callable[[], Sequence[Summary]]
     title: str = ""
@@ -70,17 +70,17 @@ class View:
     _looked: float = field(default_factory=time.perf_counter)
 
     def progress(self, phase: str, done: int, of: int) -> None:
-        """Told after every call of a phase."""
+        """Record the number of completed calls of a phase."""
         self._at[phase] = (done, of)
 
     def table(self) -> Any:
-        """The state of things as something that rich prints."""
+        """The current table, as a rich renderable."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        now = time.perf_counter()
-        passed, self._looked = max(now - self._looked, 1e-9), now
+        time_s = time.perf_counter()
+        passed, self._looked = max(time_s - self._looked, 1e-9), time_s
         head = ", ".join(f"{phase} {done}/{of}" for phase, (done, of) in list(self._at.items()))
         parts: list[Any] = [Text(f"{self.title}: {head}" if self.title and head else self.title or head)]
         for summary in self.summaries():
