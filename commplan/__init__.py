@@ -1,4 +1,4 @@
-"""commplan compiles communication plans for training. Everything public is here."""
+"""commplan compiles communication plans for training. This module has the public API."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ __all__ = [
     "CommplanError", "Diagnostic", "Plan", "Program", "Topology", "column", "folder", "join", "load",
     "load_topology", "loads", "paths", "serial",
 ]  # fmt: skip
-# Where the rest of the face is found. `Run` and `optax` need jax, and `import *` must do without it.
+# The modules of public names. `Run` and `optax` require jax, so `import *` does not include them.
 _NAMES = {
     "commplan.api": ("Plan", "Program", "load", "loads"),
     "commplan.diagnostics": ("CommplanError", "Diagnostic"),
@@ -36,11 +36,11 @@ _NAMES = {
     "commplan.topology": ("Topology", "load_topology"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-importlib.import_module("commplan.ending")  # before programs register handlers of their own
+importlib.import_module("commplan.ending")  # must precede exit handlers of the program
 
 
 def __getattr__(name: str) -> Any:
-    """Each part is loaded when it is first asked for: `commplan check` and `fmt` do without the compiler."""
+    """Import public names lazily, so that `commplan check` and `fmt` do not load the compiler."""
     if name == "optax":
         return importlib.import_module("commplan.optax")
     if name not in _HOMES:
@@ -49,5 +49,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names and nothing else, whatever else was imported."""
+    """The public names only, regardless of imported submodules."""
     return sorted({*_HOMES, "optax"})

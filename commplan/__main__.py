@@ -1,4 +1,4 @@
-"""`python -m commplan` is the command."""
+"""Entry point of `python -m commplan`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The public face: plans, programs, and the way from one to the other."""
+"""The public API: plans, programs, and their compilation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commplan.frontend.bind_axes import check_mesh
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest, schedule_digest
-from commplan.mesh_kind import is_communicator, shares_memory
+from commplan.mesh_kind import check_binding, check_sizes_agree, is_communicator, mesh_sizes, shares_memory
 from commplan.passes.pipeline.manager import Observer
 from commplan.passes.pipeline.registry import default
 from commplan.topology import (
@@ -49,9 +49,9 @@ else:
 
 @public_face
 class Plan(msgspec.Struct, Generic[RunT], frozen=True):
-    """A checked plan. Make one with `commplan.load` or `commplan.loads`.
+    """A checked plan. Create one with `commplan.load` or `commplan.loads`.
 
-    To type checkers `Plan[plans.Linear]` binds to the face that `commplan stubs` wrote of it.
+    For type checkers, `Plan[plans.Linear]` binds to the class that `commplan stubs` generated for it.
     """
 
     graph: graph.Plan
@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
 
     @property
     def digest(self) -> str:
-        """sha256 of what the plan says; comments and layout are no part of it."""
+        """SHA-256 of the plan, independent of comments and layout."""
         return plan_digest(self.graph)
 
     def compile(
@@ -82,32 +82,45 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         observer: Observer | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Program[RunT]:
-        """This plan for one mesh and one set of shapes.
+        """Compile this plan for a mesh and shapes.
 
-        mesh: anything whose `.shape` maps axis names to sizes (a `jax.sharding.Mesh`), or a mapping; or an
-        `mpi4py` communicator, one rank for each combination of the plan's axes, the last one innermost.
-        shapes: name -> pytree of arrays, `jax.ShapeDtypeStruct` or `{"shape", "dtype"}`, for inputs,
-        states and map results of type tree; `per` dimensions omitted, split ones uncut.
-        topology: a path to a topology file, or a `commplan.topology.Topology`. Default: the file that the
-        plan declares with `topology "FILE"`. Without either, a mesh of GPUs or of several processes is taken
-        for machines with the links of such devices' data sheets; the first process logs what it assumes.
-        mapping: axis -> level of the topology, where names and order do not say it. With a communicator the
-        hosts that its ranks run on say it, and all ranks compile together: hosts take the places of the
-        topology in the order that it lists them, else in the natural order of their names, which rank 0 logs.
-        axes: sizes by name, for axes declared `?` where there is no mesh. With a communicator one of them
-        may be left out: it takes the ranks that are left.
-        order: name -> leaf paths in the order in which the backward pass makes them.
-        passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`. By default all. Leaves
-        stay out of buckets unless a stage says `{ bucket = .. }` if the mesh has more axes than the plan
-        (tensor parallelism beside it), or if it has CPU devices of one process only and no topology is given.
-        backend: `jax` or `mpi`, where there is no mesh to tell.
-        calibration: what `commplan calibrate` measured on the topology, or the file with it.
-        step: the computation beside which phases run, or the profile that `commplan calibrate --step` wrote:
-        gradients are sent in the order in which it makes them.
-        timeout: seconds to wait for the other ranks of a communicator, where their hosts are asked for.
-        Raises CommplanError (CP07xx), CP084x for a communicator that does not fit, or a rank that stays away.
+        Args:
+            mesh: an object whose `.shape` maps axis names to sizes (a `jax.sharding.Mesh`), or a mapping; or
+                an `mpi4py` communicator with one rank for each combination of the plan's axes, last axis
+                innermost.
+            shapes: pytrees of arrays, `jax.ShapeDtypeStruct` or `{"shape", "dtype"}` by name, for inputs,
+                states and map results of type tree. Omit `per` dimensions, and give global shapes of split
+                ones.
+            topology: a topology, or the path of a topology file. By default the file that the plan declares
+                with `topology "FILE"`. Without either, for a mesh of GPUs or of several processes, a topology
+                is assumed with the links in the data sheets of the devices, and the first process logs this
+                assumption.
+            axes: sizes of axes declared `?`, without a mesh. With a communicator, one may be omitted and is
+                inferred from the number of ranks.
+            order: for each name, leaf paths in the order in which the backward pass computes them.
+            passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`, by default all
+                passes. The default pipeline packs only stages with `{ bucket = .. }` if the mesh has more
+                axes than the plan (tensor parallelism), or if it has CPU devices of one process only and no
+                topology is specified.
+            mapping: the topology level of axes, if names and order do not determine it. With a communicator,
+                it follows from the hosts of the ranks, and all ranks compile together: hosts are assigned to
+                places in the order that the topology lists, or else in natural order of their names, which
+                rank 0 logs.
+            oversubscribe: whether there may be more ranks than places.
+            backend: `jax` or `mpi`, if there is no mesh to infer it from.
+            calibration: measurements by `commplan calibrate` for the topology, or their file.
+            step: the computation that phases overlap with, or a profile written by `commplan calibrate
+                --step`. Gradients are sent in the order in which it computes them.
+            observer: receives a record after each pass.
+            timeout: seconds to wait for the other ranks of a communicator.
+
+        Returns:
+            The compiled program.
+
+        Raises:
+            CommplanError: CP07xx; CP084x for a communicator that does not fit, or if a rank does not join.
         """
-        _check_kinds(axes, order, passes, timeout)
+        _check_argument_types(axes, order, passes, timeout)
         kind = _backend(mesh, backend)
         undescribed = topology is None and self.graph.topology is None
         sizes = dict(axes or {})
@@ -118,18 +131,18 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         elif mesh is not None:
             mesh_axes = mesh_sizes(mesh)
             check_mesh(self.graph, mesh_axes)
-            _check_twice(self.graph, sizes, mesh_axes)
-            named = {axis.name for axis in self.graph.axes}
-            sizes |= {name: size for name, size in mesh_axes.items() if name in named}
-            has_others = any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - named)
+            check_sizes_agree(self.graph, sizes, mesh_axes)
+            plan_axes = {axis.name for axis in self.graph.axes}
+            sizes |= {name: size for name, size in mesh_axes.items() if name in plan_axes}
+            has_others = any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - plan_axes)
             if passes is None:
                 passes = default(pinned=has_others, in_process=undescribed and shares_memory(mesh))
         if shapes is not None and not hasattr(shapes, "items"):
             kind = type(shapes).__name__
             message = f"shapes is a {kind}: names and their trees were expected"
             fail("CP0720", message, 'shapes={"grads": tree}')
-        given = dict(shapes or {})
-        leaves = {name: shapes_of(tree) for name, tree in given.items()}
+        structures = dict(shapes or {})
+        leaves = {name: shapes_of(tree) for name, tree in structures.items()}
         machine = topology_of(self.graph, topology)
         places, assumed = None, ()
         if undescribed and hasattr(mesh, "devices") and not shares_memory(mesh):
@@ -166,12 +179,12 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             places=places,
             assumed=assumed,
         )
-        return Program(schedule, given)
+        return Program(schedule, structures)
 
 
 @public_face
 class Program(Generic[RunT]):
-    """A compiled plan: frozen, hashable, equal where the schedules are."""
+    """A compiled plan: immutable, hashable, and equal if the schedules are equal."""
 
     __slots__ = ("_digest", "_schedule", "_structures")
     _digest: str
@@ -192,12 +205,12 @@ class Program(Generic[RunT]):
 
     @property
     def digest(self) -> str:
-        """sha256 of the schedule, the same on every machine."""
+        """SHA-256 of the schedule, which is the same on every machine."""
         return self._digest
 
     @property
     def structures(self) -> Mapping[str, Any]:
-        """The pytrees that gave the shapes, by name: neither compared nor saved."""
+        """The pytrees passed as shapes, by name. They are neither compared nor saved."""
         return dict(self._structures)
 
     def __eq__(self, other: object) -> bool:
@@ -207,17 +220,24 @@ class Program(Generic[RunT]):
         return hash(self._digest)
 
     def __reduce__(self) -> tuple[type[Program], tuple[Schedule, dict[str, Any]]]:
-        return Program, (self._schedule, self._structures)  # how a frozen object is copied and pickled
+        return Program, (self._schedule, self._structures)  # for copy and pickle
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self._schedule.axes)
         return f"<Program {self._schedule.plan} {axes} {self._digest[:12]}>"
 
     def save(self, path: str | Path) -> Path:
-        """Write the schedule to `path`: readers see all of it, or the file as it was. Gives back where it is.
+        """Write the schedule atomically to a file.
 
-        A name without an ending gets `.schedule.json`; a directory gets `PLAN.schedule.json`.
-        Raises CP1009 where it cannot be written.
+        Args:
+            path: the file. `.schedule.json` is appended to a name without a suffix; in a directory the file
+                is called `PLAN.schedule.json`.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            CommplanError: CP1009 if it cannot be written.
         """
         place = Path(path)
         if place.is_dir():
@@ -233,10 +253,17 @@ class Program(Generic[RunT]):
     @classmethod
     @ends_at_caller
     def load(cls, path: str | Path, plan: Plan[RunT] | None = None) -> Program[RunT]:
-        """The program that `save` wrote, verified. With `plan`, refuses another plan's (CP1007).
+        """Load and verify a program written by `save`.
 
-        Trees are rebuilt as nested dicts, since a file holds paths and no Python types.
-        Raises CP1001 to CP1005 where the file is wrong, CP1009 where it cannot be read.
+        Trees are rebuilt as nested dicts, since a file contains paths but no Python types.
+
+        Args:
+            path: the file.
+            plan: the expected plan.
+
+        Raises:
+            CommplanError: CP1001 to CP1005 if the file is invalid, CP1007 if it was compiled from another
+                plan, CP1009 if it cannot be read.
         """
         place = Path(path)
         try:
@@ -246,9 +273,9 @@ class Program(Generic[RunT]):
         schedule = load_schedule(data, str(place))
         if plan is not None and not is_of(schedule, plan.graph):
             message = f"{place} was compiled from another plan than `{plan.name}`"
-            theirs = f"the schedule's plan `{schedule.plan}` has the digest {schedule.plan_digest}"
-            ours = f"`{plan.name}` has the digest {plan.digest}"
-            fail("CP1007", message, theirs, ours, "compile the plan again", file=str(place))
+            saved_plan = f"the schedule's plan `{schedule.plan}` has the digest {schedule.plan_digest}"
+            expected_plan = f"`{plan.name}` has the digest {plan.digest}"
+            fail("CP1007", message, saved_plan, expected_plan, "compile the plan again", file=str(place))
         return cls(schedule)
 
     def bind(
@@ -261,17 +288,23 @@ class Program(Generic[RunT]):
         watchdog_s: float | None = 10.0,
         timeout: float = TIMEOUT_S,
     ) -> RunT:
-        """This program with the mesh, data and functions that it runs on (see `runtime.run.Run`).
+        """Bind this program to a mesh, data and functions (see `runtime.run.Run`).
 
-        mesh: a `jax.sharding.Mesh`, or an `mpi4py` communicator; then every rank calls this alike.
-        watchdog_s: seconds after which a collective in which nothing moves, or under `jax.distributed` a step
-        that does not end, ends with an error on all that wait in it, which says who holds them; five times
-        what usually passes between two runs of it where that is longer. None waits for ever. `run.late()`
-        announces that this process comes later. timeout: seconds to wait for the other
-        ranks, or processes, to come and bind this program: they may still compile, or load data.
+        Args:
+            mesh: a `jax.sharding.Mesh`, or an `mpi4py` communicator, on which all ranks must call this.
+            sources: data, by the plan's names.
+            functions: functions, by the plan's names.
+            seed: seed of random functions and of the order of records.
+            watchdog_s: seconds without progress after which a collective, or under `jax.distributed` a step,
+                fails on all waiting ranks with an error that names the blocking ranks. It is extended to five
+                times the usual interval between two runs. None disables it. `run.late()` announces a delay of
+                this process.
+            timeout: seconds to wait for other ranks or processes to bind, which may still be compiling or
+                loading.
 
-        Raises CP1006 where the mesh has other sizes than the one compiled for, and CP08xx for all
-        else that does not fit.
+        Raises:
+            CommplanError: CP1006 if the mesh has other sizes than the program was compiled for, CP08xx for
+                other mismatches.
         """
         check_binding(self._schedule, self._digest, mesh)
         from commplan.runtime.run import Run  # noqa: PLC0415  jax is loaded only here
@@ -288,12 +321,17 @@ class Program(Generic[RunT]):
         return cast("RunT", run)
 
     def compiler_options(self, target: str = "gpu") -> dict[str, bool | int | str]:
-        """What XLA is told to compile steps of this program as planned, for `jax.jit(compiler_options=..)`.
+        """XLA options for steps of this program, for `jax.jit(compiler_options=..)`.
 
-        `run.jit` passes those for the mesh's devices by itself. Empty for CPUs, and where nothing is sent.
-        Options that the installed XLA does not know are left out; without JAX all are there.
-        target: cpu, gpu, cuda, rocm, or such as `h100:4x8`. Raises CP1150 for another; `commplan explain
-        --target` says why each is there, and which are left out.
+        `run.jit` passes the options for the devices of the mesh. They are empty for CPUs and for programs
+        without communication. Options unknown to the installed XLA are omitted; without JAX all are included.
+        `commplan explain --target` lists their purposes.
+
+        Args:
+            target: cpu, gpu, cuda, rocm, or a target such as `h100:4x8`.
+
+        Raises:
+            CommplanError: CP1150 for an unknown target.
         """
         from commplan.lowering.compiler_options import accepted, as_installed, compiler_options  # noqa: PLC0415
 
@@ -309,17 +347,24 @@ class Program(Generic[RunT]):
         topology: Topology | str | Path | None = None,
         pgle: bool = False,
     ) -> Audit:
-        """Compile `step`, which runs phases of this program, and compare its collectives with the schedule.
+        """Compile `step`, which calls phases of this program, and compare its collectives with the schedule.
 
-        step: jitted or not; args: arrays, or `jax.ShapeDtypeStruct` with shardings. Nothing runs.
-        mesh: that of the step, by default the one that it names. phases: those to look for, by default those
-        that the step calls and `each step`. machine: `"h100:4x8"`, or the rates to estimate exposed
-        communication with, a `commplan.lowering.audit.Machine`. topology: has the links to price collectives
-        by, instead of those of `machine`. pgle: compile the step once more, with a
-        profile of what its instructions take on `machine`, and say which collectives XLA then moves.
+        Nothing is executed.
 
-        Raises CP1150 for no such machine, CP1151 for a phase that the plan does not have, CP1156 where `pgle`
-        has no machine or the step no GPUs, and what `step` raises.
+        Args:
+            step: the step, jitted or not.
+            args: arrays, or `jax.ShapeDtypeStruct` with shardings.
+            mesh: the mesh of the step, by default inferred from it.
+            phases: phases to audit, by default those that the step calls and those that run `each step`.
+            machine: a target such as `"h100:4x8"`, or rates (`commplan.lowering.audit.Machine`), to estimate
+                exposed communication.
+            topology: its links replace those of `machine` in the cost of collectives.
+            pgle: whether to compile the step again with a profile estimated for `machine`, and to report
+                which collectives XLA moves then.
+
+        Raises:
+            CommplanError: CP1150 for an unknown machine, CP1151 for a phase that the plan does not have,
+                CP1156 if `pgle` is set without a machine or for a step without GPUs, or an error of `step`.
         """
         from commplan.lowering.audit.report import audit  # noqa: PLC0415  jax is loaded only here
         from commplan.lowering.audit.targets import rates  # noqa: PLC0415
@@ -343,7 +388,14 @@ class Program(Generic[RunT]):
 
 @ends_at_caller
 def load(path: str | Path) -> Plan[RunT]:  # pyright: ignore[reportInvalidTypeVarUse]  said by the caller
-    """The plan in the file at `path`, checked. Raises CommplanError with all that is wrong with it."""
+    """Load and check the plan in a file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CommplanError: all errors of the plan, or CP1009 if the file cannot be read.
+    """
     place = Path(path)
     try:
         text = io.read(place).decode("utf-8")
@@ -358,7 +410,15 @@ def load(path: str | Path) -> Plan[RunT]:  # pyright: ignore[reportInvalidTypeVa
 
 @ends_at_caller
 def loads(text: str, file: str = "<plan>") -> Plan[RunT]:  # pyright: ignore[reportInvalidTypeVarUse]
-    """The plan in `text`, checked. Raises CommplanError with all that is wrong with it, CP0002 for bytes."""
+    """Check the plan in `text`.
+
+    Args:
+        text: the text of the plan.
+        file: name used in diagnostics.
+
+    Raises:
+        CommplanError: all errors of the plan, or CP0002 for bytes.
+    """
     from commplan import dsl  # noqa: PLC0415  the parser is loaded only where text is read
 
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -371,65 +431,46 @@ def loads(text: str, file: str = "<plan>") -> Plan[RunT]:  # pyright: ignore[rep
     return Plan(plan)
 
 
-def _check_kinds(axes: object, order: object, passes: object, timeout: object) -> None:
-    """Refuse arguments of `compile` of another kind (CP0722, CP0711, CP0717, CP0803)."""
+def _check_argument_types(axes: object, order: object, passes: object, timeout: object) -> None:
+    """Check the types of the arguments of `compile` (CP0722, CP0711, CP0717, CP0803)."""
     wrong = "{} is of type {}: {} expected"
     if axes is not None and not isinstance(axes, Mapping):
         fail("CP0722", wrong.format("axes", type(axes).__name__, "sizes by name were"), 'axes={"data": 8}')
     if order is not None and not isinstance(order, Mapping):
-        wanted = "lists of paths by name were"
-        fail("CP0711", wrong.format("order", type(order).__name__, wanted), 'order={"grads": ["b", "w"]}')
+        expected = "lists of paths by name were"
+        fail("CP0711", wrong.format("order", type(order).__name__, expected), 'order={"grads": ["b", "w"]}')
     if passes is not None and not isinstance(passes, str):
-        wanted = "a pipeline as text was"
-        fail("CP0717", wrong.format("passes", type(passes).__name__, wanted), 'passes="share,bucket,overlap"')
+        expected = "a pipeline as text was"
+        fail(
+            "CP0717", wrong.format("passes", type(passes).__name__, expected), 'passes="share,bucket,overlap"'
+        )
     check_seconds("CP0803", "timeout", timeout, "timeout=600")
 
 
-def _step(given: StepComputation | str | Path | None) -> StepComputation | None:
-    """The computation of a step, from its profile. Raises CP0772."""
+def _step(step: StepComputation | str | Path | None) -> StepComputation | None:
+    """Load the profile of a step if necessary. Raises CP0772."""
     from commplan.cost.step_profile import load_step  # noqa: PLC0415  only where one is given
 
-    return load_step(given) if isinstance(given, str | Path) else given
+    return load_step(step) if isinstance(step, str | Path) else step
 
 
-def _backend(mesh: object, given: Backend | None) -> Backend:
-    """What a plan is compiled for. Raises CP0841 where the mesh is of another kind than asked for."""
-    if given not in (None, "jax", "mpi"):
-        fail("CP0841", f"there is no backend `{given}`", "expected: jax or mpi")
+def _backend(mesh: object, requested: Backend | None) -> Backend:
+    """Infer the backend. Raises CP0841 if the mesh contradicts `requested`."""
+    if requested not in (None, "jax", "mpi"):
+        fail("CP0841", f"there is no backend `{requested}`", "expected: jax or mpi")
     implied: Backend = "mpi" if is_communicator(mesh) else "jax"
-    tells = implied == "mpi" or hasattr(mesh, "devices")  # None and mappings of sizes tell nothing
-    if given is not None and tells and given != implied:
+    is_conclusive = implied == "mpi" or hasattr(mesh, "devices")  # None and mappings of sizes fit any backend
+    if requested is not None and is_conclusive and requested != implied:
         kind = "a communicator" if implied == "mpi" else "a mesh"
-        message = f"the plan is compiled with {kind}, and for the backend `{given}`"
+        message = f"the plan is compiled with {kind}, and for the backend `{requested}`"
         fail("CP0841", message, "leave `backend` out")
-    return given or implied
-
-
-def _check_twice(plan: graph.Plan, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> None:
-    """Refuse sizes that contradict the mesh (CP0708)."""
-    for name, size in sizes.items():
-        if mesh.get(name, size) != size:
-            message = f"axis `{name}` has size {size} in `axes` and {mesh[name]} in the mesh"
-            fail("CP0708", message, "give the mesh alone", file=plan.file)
-
-
-def mesh_sizes(mesh: Any) -> dict[str, int]:
-    """Axis name -> size of a mesh, or of a mapping that says the same; sizes as they are given."""
-    shape: Any = getattr(mesh, "shape", mesh)
-    if not hasattr(shape, "items"):
-        expected = "expected a jax.sharding.Mesh, an mpi4py communicator, or axis sizes"
-        fail("CP0722", f"a {type(mesh).__name__} is no mesh", expected)
-    for name, size in shape.items():
-        if size is None:  # no size would be taken for one that is given elsewhere
-            message = f"axis `{name}` has no size in the mesh"
-            fail("CP0708", message, "a mesh has a whole number for every axis")
-    return {str(name): size for name, size in shape.items()}
+    return requested or implied
 
 
 def shapes_of(tree: Any) -> tuple[Leaf, ...]:
-    """The leaves of `tree`, whatever kind of pytree it is.
+    """The leaves of any pytree.
 
-    Plain containers need no jax; a node of another kind is asked of jax where that is loaded.
+    Plain containers do not require jax. Other nodes are flattened by jax if it is loaded.
     """
     if "jax" not in sys.modules or pytree.is_plain(tree):
         return pytree.shapes_of(tree)
@@ -437,32 +478,3 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
 
     paths, flat = flatten(tree)
     return pytree.leaves_of(zip(paths, flat.leaves, strict=True))
-
-
-def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
-    """Refuse a mesh with other sizes than those compiled for (CP1006); axes it lacks are Run's to say."""
-    if is_communicator(mesh):  # which the runtime looks at
-        return
-    ours = schedule.mesh_sizes
-    shape: Any = getattr(mesh, "shape", {})
-    if not hasattr(shape, "items"):
-        message = f"a {type(mesh).__name__} is no mesh"
-        fail("CP0801", message, "expected a jax.sharding.Mesh, or an mpi4py communicator", file=schedule.file)
-    if schedule.backend == "mpi":
-        fail(
-            "CP0841",
-            f"program `{schedule.plan}` was compiled for the ranks of a communicator, and is bound to a mesh",
-            "compile it with the mesh: plan.compile(mesh)",
-            file=schedule.file,
-        )
-    theirs = {str(name): int(size) for name, size in dict(shape).items()}
-    if any(name not in theirs for name in ours) or all(theirs[name] == size for name, size in ours.items()):
-        return
-    message = f"program `{schedule.plan}` was compiled for another mesh"
-    expected = f"compiled for {_sizes(ours)} (schedule {digest})"
-    fix = "bind to the mesh that it was compiled for, or compile again with this one"
-    fail("CP1006", message, expected, f"found {_sizes(theirs)}", fix, file=schedule.file)
-
-
-def _sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "no axes"

@@ -1,5 +1,8 @@
-"""What is done last when the process ends: after all that was registered with `atexit` since commplan was
-imported, which may still use its programs."""
+"""Functions that run at the very end of the process.
+
+They run after all functions that were registered with `atexit` since commplan was imported, which may still
+use its programs.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ import atexit
 import contextlib
 from collections.abc import Callable
 
-_functions = contextlib.ExitStack()  # the last one first, and all of them, whichever raises
+_functions = contextlib.ExitStack()  # last registered first; an exception does not skip others
 atexit.register(_functions.close)
 
 
 def at_last(function: Callable[[], object]) -> None:
-    """Call `function` then, also in a forked process."""
+    """Call `function` at the end of the process, also in forked processes."""
     _functions.callback(function)

@@ -1,7 +1,7 @@
-"""The error codes: what each range of them is about, and the manual's page on each.
+"""Error codes: their ranges, and the page of the manual for each.
 
-A code is four digits behind CP; the first two say its range. Its page is `commplan/pages/CODE.md`, whose
-first line is `# CODE: TITLE`.
+A code is CP and four digits; the first two denote its range. Its page is `commplan/pages/CODE.md`, with the
+first line `# CODE: TITLE`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ RANGES = {
 
 
 def page(code: str) -> str | None:
-    """The manual's page on an error code, in Markdown, if there is one."""
+    """The page for an error code in Markdown, or None."""
     place = files("commplan").joinpath("pages", f"{code}.md")
     return place.read_text(encoding="utf-8") if place.is_file() else None
 
 
 @functools.cache
 def titles() -> dict[str, str]:
-    """Every code with the title of its page, in order."""
+    """All codes in order, with the titles of their pages."""
     names = (place.name for place in files("commplan").joinpath("pages").iterdir())
     codes = sorted(name.removesuffix(".md") for name in names if name.endswith(".md"))
     return {code: (page(code) or "").partition("\n")[0].partition(": ")[2] for code in codes}

@@ -1,4 +1,4 @@
-"""`commplan.join`: programs that were started by themselves share the input of one host."""
+"""`commplan.join`: independently started programs on one host share their input."""
 
 from __future__ import annotations
 
@@ -39,42 +39,51 @@ def join(
     batch: int | None = None,
     timeout: float = PATIENCE_S,
 ) -> Feed:
-    """Take part in the feed `name` of this host and user: read and decode each record once for all its
-    members.
+    """Join a feed. Its members on this host share the reading and decoding of records.
 
-    Any process, at any time; without JAX, MPI or a launcher. The first one begins the feed, and others must
-    bring the same plan, sources and functions. Iterate over what is returned, an epoch at a time: each
-    batch is a mapping from names to NumPy arrays that show the shared memory, read-only and without a copy.
+    A process may join at any time, without JAX, MPI or a launcher. The first process creates the feed; others
+    must have the same plan, sources and functions. Iterate over the result, one epoch at a time: each batch
+    is a mapping from names to read-only NumPy arrays in shared memory.
 
-    name: letters, digits, `-`, `_` and `.`. plan: the path of a plan, or one that is loaded or compiled;
-    its ensemble is who comes. sources, functions: by the plan's names; sources are compared by length, and
-    by their attribute `key` where they have one, functions by name and source. member: which member of the
-    ensemble this one is, by default the first that is free: what is `per` member, such as random functions,
-    depends on it. state: what `feed.state()` returned, to go on there. Without it one who comes late begins
-    with the next epoch that nobody has begun, or at once where all loads are `at_least_once`. phase: of the
-    plan. batch: records of a step of this member, a multiple of the plan's. timeout: seconds to wait for
-    another member, or for who makes a unit, before that is an error that names it.
+    Args:
+        name: name of the feed, unique for host and user; letters, digits, `-`, `_` and `.`.
+        plan: the path of a plan, or a loaded or compiled one. Its ensemble consists of the processes that
+            join.
+        sources: data, by the plan's names. They are compared by length, and by their attribute `key` if
+            present.
+        functions: functions, by the plan's names. They are compared by name and source code.
+        member: index of this member, by default the first free one. Values `per` member, such as results of
+            random functions, depend on it.
+        state: a result of `feed.state()` to resume from. Without it, a late member begins with the next epoch
+            that no member has begun, or immediately if all loads are `at_least_once`.
+        phase: the phase of the plan.
+        batch: records per step of this member, a multiple of the plan's batch.
+        timeout: seconds to wait for another member or for a producer before raising an error that names it.
 
-    Errors: CP0900 and CP0908 for sources and functions that are not given by name; CP0922 for a plan, sources
-    or functions that are not those of the feed; CP0928 for a name, CP0929 for a member that is there already,
-    CP0930 where there is nothing to share, CP0931 for a batch that is no multiple, CP0932 for what a device
-    would make; CP09xx as for other batches. CP0947 by `next`, where another member was waited for too long;
-    it may be caught, and `next` called again.
+    Returns:
+        The feed.
+
+    Raises:
+        CommplanError: CP0900 and CP0908 for sources and functions that are not mappings; CP0922 if the plan,
+            sources or functions differ from those of the feed; CP0928 for an invalid name; CP0929 for a
+            member that has joined already; CP0930 if the plan shares nothing; CP0931 for an invalid batch;
+            CP0932 for functions on devices; CP09xx as for other batches. `next` raises CP0947 on a timeout,
+            and may be called again.
     """
     check_name(name)
     by_name: list[tuple[str, str, object]] = [
         ("CP0900", "sources", sources),
         ("CP0908", "functions", functions or {}),
     ]
-    for code, kind, given in by_name:
-        if not isinstance(given, Mapping):
+    for code, kind, mapping in by_name:
+        if not isinstance(mapping, Mapping):
             fail(
                 code,
-                f"{kind} are given by the plan's names, not as a {type(given).__name__}",
+                f"{kind} are given by the plan's names, not as a {type(mapping).__name__}",
                 f"{kind}={{NAME: ..}}",
             )
 
-    def joined(schedule: Schedule) -> Feed:
+    def open_feed(schedule: Schedule) -> Feed:
         taken_by = _clock_plan(schedule, phase)
         feed = Feed(
             name, taken_by, sources, dict(functions or {}), member=member, state=state, batch=batch,
@@ -89,16 +98,16 @@ def join(
 
     text = _text(plan) if isinstance(plan, str | Path) else None
     if text is None:
-        return joined(_compiled(plan))
+        return open_feed(_compiled(plan))
     key = compiled.key_of(text.encode())
     with compiled.kept(name, key, str(plan)) as schedule:
-        feed = joined(schedule or _compiled(plan, text))
+        feed = open_feed(schedule or _compiled(plan, text))
         feed.keep_compiled(key)
         return feed
 
 
 def _clock_plan(schedule: Schedule, phase: str) -> ClockPlan:
-    """How the members go through `phase`. Errors: CP0930 where they share nothing."""
+    """The progress of members through `phase`. Raises CP0930 if they share nothing."""
     shared = schedule.phase(phase)
     if taken_apart(schedule, shared) is None:
         fail(
@@ -112,7 +121,7 @@ def _clock_plan(schedule: Schedule, phase: str) -> ClockPlan:
 
 
 def _text(path: str | Path) -> str | None:
-    """The plan in the file at `path`; None where it cannot be read, which compiling it says."""
+    """The plan in the file at `path`; None if it cannot be read, which compiling it reports."""
     try:
         return io.read(path).decode("utf-8")
     except (OSError, ValueError):
@@ -120,8 +129,10 @@ def _text(path: str | Path) -> str | None:
 
 
 def _compiled(plan: object, text: str | None = None) -> Schedule:
-    """The schedule of a plan with as many members as may come, where it does not say, and else one of
-    everything. text: what the file `plan` holds, where it has been read."""
+    """The schedule of a plan, with the largest number of members if open, and size 1 for other open axes.
+
+    `text` is the content of the file `plan`, if it has been read.
+    """
     from commplan.api import Plan, Program, load, loads  # noqa: PLC0415  the compiler is loaded only here
 
     if isinstance(plan, Program):

@@ -1,8 +1,8 @@
-"""The only module of the package that opens, reads and replaces files from outside this process.
+"""Safe access to files from outside of this process. No other module opens or replaces them.
 
-Such a file may be anything: a device without end, a pipe without a writer, a link to another file, or a few
-bytes that unpack to gigabytes. `open_file` opens regular files only, `read` bounds their size, and the
-decoders raise ValueError, with the reason, for any malformed data.
+Such a file may be an endless device, a pipe without a writer, a link to another file, or a few bytes that
+decompress to gigabytes. `open_file` only opens regular files, `read` limits their size, and the decoders
+raise ValueError with a reason for malformed data.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 MIB = 1024**2
 TEXT = 64 * MIB  # plans, topologies, calibrations, shapes, profiles
 SCHEDULE = 1024 * MIB  # schedules, reproducers, recordings of servers, latency profiles
-_MOST_INTEGER = 2**1000  # that a float can hold, and that can be printed
+_MOST_INTEGER = 2**1000  # representable as a float, and printable
 _DOTTED = r"""[\w"'-]++(?:[ \t]*+\.[ \t]*+[\w"'-]++)*+"""  # keys, and other words
-_MOST_PARTS = 100  # of a dotted key
+_MOST_PARTS = 100  # most parts of a dotted key
 _KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -32,11 +32,18 @@ T = TypeVar("T")
 
 
 def open_file(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """A descriptor of the regular file at `path`, which the caller closes.
+    """Open the regular file at `path`; does not block on pipes.
 
-    flags: of `os.open`; `os.O_NOFOLLOW` in folders of our own, where no file is a symbolic link. mode: of a
-    file that `os.O_CREAT` creates. Raises OSError, whose `strerror` says what the file is if it is no regular
-    one. Does not wait for the other end of a pipe.
+    Args:
+        path: the file.
+        flags: flags of `os.open`. Use `os.O_NOFOLLOW` in folders managed by commplan, which contain no links.
+        mode: mode of a file created by `os.O_CREAT`.
+
+    Returns:
+        A descriptor, which the caller closes.
+
+    Raises:
+        OSError: with a `strerror` that describes the kind of a file that is not regular.
     """
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, mode)
@@ -57,8 +64,15 @@ def open_file(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int 
 
 
 def open_folder(path: str | os.PathLike[str]) -> int:
-    """A descriptor of a folder that only this user may enter. Raises OSError, PermissionError for a folder of
-    another user and for one that is open to others."""
+    """Open a folder that only this user can access.
+
+    Returns:
+        A descriptor, which the caller closes.
+
+    Raises:
+        PermissionError: the folder belongs to another user, or others have access.
+        OSError: it cannot be opened.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     status = os.fstat(descriptor)
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
@@ -68,14 +82,22 @@ def open_folder(path: str | os.PathLike[str]) -> int:
 
 
 def read(path: str | os.PathLike[str], limit: int = TEXT, flags: int = os.O_RDONLY) -> bytes:
-    """The bytes of a regular file; see `open_file`. Raises OSError, EFBIG for more than `limit` bytes."""
+    """Read a regular file (see `open_file`). Raises OSError, with EFBIG if it exceeds `limit` bytes."""
     with open(open_file(path, flags), "rb", buffering=0) as file:
         return read_stream(file, limit, os.fstat(file.fileno()).st_size)
 
 
 def read_stream(file: BinaryIO, limit: int = TEXT, expected: int = 0) -> bytes:
-    """What is left in an open file, `expected` bytes if that is known. Raises OSError, EFBIG for more than
-    `limit` bytes."""
+    """Read the remainder of an open file.
+
+    Args:
+        file: the file.
+        limit: largest number of bytes.
+        expected: number of bytes, if known.
+
+    Raises:
+        OSError: with EFBIG for more than `limit` bytes.
+    """
     pieces: list[bytes] = []
     size, step = 0, max(expected + 1, MIB)
     while size <= limit and expected <= limit and (piece := file.read(min(step, limit + 1 - size))):
@@ -87,7 +109,7 @@ def read_stream(file: BinaryIO, limit: int = TEXT, expected: int = 0) -> bytes:
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file, whole and on the disk or not at all; one that is there keeps its mode. Raises OSError."""
+    """Write a file atomically and durably, preserving the mode of an existing file. Raises OSError."""
     place = Path(path)
     with replacing(place) as new:
         descriptor = open_file(new, os.O_WRONLY | os.O_NOFOLLOW)
@@ -103,10 +125,12 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A new file beside `path` to write to, which takes its place, on the disk, where the block ends well.
+    """Context for replacing `path` by a temporary file, atomically and durably, if the block succeeds.
 
-    A reader of `path` sees all of it or the file as it was before. If `path` is a link, the link is
-    replaced, and not the file that it leads to. Raises OSError.
+    Readers of `path` see either the old or the new content. A link at `path` is replaced, not its target.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     new = path.parent / f".{path.name}.{os.urandom(4).hex()}"
     os.close(open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
@@ -127,7 +151,7 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T: ...
 @overload
 def decode_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any: ...
 def decode_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any:
-    """`data` as `kind`. Raises ValueError for other data, with the reason."""
+    """Decode JSON as `kind`. Raises ValueError with a reason."""
     import msgspec  # noqa: PLC0415  sidecars start without it
 
     try:
@@ -137,19 +161,19 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any:
 
 
 def decode_toml(text: str) -> dict[str, Any]:
-    """The table in `text`. Raises ValueError for other texts, with the reason."""
+    """Decode a TOML table. Raises ValueError with a reason."""
     import re  # noqa: PLC0415  sidecars start without it
     import tomllib  # noqa: PLC0415  as above
 
     if any(match[0].count(".") >= _MOST_PARTS for match in re.finditer(_DOTTED, text)):
-        raise ValueError(f"it has a key of more than {_MOST_PARTS} parts")  # for which tomllib takes long
+        raise ValueError(f"it has a key of more than {_MOST_PARTS} parts")  # tomllib is slow for these
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    except ValueError:  # more digits than Python reads; some dates
+    except ValueError:  # too many digits for Python, or an invalid date
         raise ValueError("it has a number or a date that is out of range") from None
     pending: list[Any] = [content]
     while pending:
@@ -164,7 +188,10 @@ def decode_toml(text: str) -> dict[str, Any]:
 
 
 def decompress(data: bytes, size: int) -> bytes:
-    """The `size` bytes that zlib made `data` of. Raises ValueError for other data, however much they hold."""
+    """Decompress zlib data of `size` bytes. Raises ValueError for other data.
+
+    Data of another size is not decompressed completely.
+    """
     import zlib  # noqa: PLC0415  sidecars start without it
 
     stream = zlib.decompressobj()

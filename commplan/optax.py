@@ -1,4 +1,4 @@
-"""Plans and optax: a reduction as a transformation, and an optimiser as the update of an exchange.
+"""Plans and optax: reductions as gradient transformations, and optimizers as updates of exchanges.
 
 optimizer = optax.chain(commplan.optax.reduce(run, "grads"), optax.adam(1e-3))
 
@@ -27,12 +27,19 @@ if TYPE_CHECKING:
 
 @ends_at_caller
 def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransformationExtraArgs:
-    """The gradients of each rank -> what phase `phase` of the plan makes of them.
+    """A gradient transformation that reduces the gradients of all ranks by a phase of the plan.
 
-    name: the input that takes the gradients; the output of the same name are the updates. Other inputs of
-    the phase are keyword arguments of `update` (`update(grads, state, params, count=n)`). Use it inside
-    `run.spmd` or a shard_map of your own. Raises `CommplanError` CP0820 where the phase has no such input
-    and output or the plan has states (call the phase yourself then), and what the phase raises.
+    Use it inside `run.spmd` or a shard_map. Other inputs of the phase are keyword arguments of `update`, as
+    in `update(grads, state, params, count=n)`.
+
+    Args:
+        run: the bound program.
+        name: the input of the phase for gradients; the updates are the output of the same name.
+        phase: name of the phase.
+
+    Raises:
+        CommplanError: CP0820 if the phase has no such input and output, or if the plan has states (call the
+            phase directly in this case); or an error of the phase.
     """
     call = run.phases.get(phase)
     file = run.program.schedule.file
@@ -47,7 +54,7 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
         message = f"the plan has states ({', '.join(run.init_names)}), which optax cannot pass on"
         note = f"call run.{phase}(state, {name}=...) yourself, before the optimiser"
         fail("CP0820", message, note, file=file)
-    others = [argument for argument in call.lowered.arguments if argument != name]
+    extra_arguments = [argument for argument in call.lowered.arguments if argument != name]
 
     def init(params: Any) -> optax.EmptyState:
         del params
@@ -55,15 +62,20 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params
-        given = {argument: extra[argument] for argument in others if argument in extra}
-        out, _ = call({}, **{name: updates}, **given)
+        extra_inputs = {argument: extra[argument] for argument in extra_arguments if argument in extra}
+        out, _ = call({}, **{name: updates}, **extra_inputs)
         return out[name], state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 class ElasticState(NamedTuple):
-    """count: updates so far, i32[]. plan: the state of the plan, with the centre where workers keep it."""
+    """State of `elastic`.
+
+    Attributes:
+        count: number of updates so far, i32[].
+        plan: the state of the plan, including the center if workers store it.
+    """
 
     count: Any
     plan: Any
@@ -71,19 +83,24 @@ class ElasticState(NamedTuple):
 
 @ends_at_caller
 def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
-    """Elastic averaging, to stand behind the member's own optimiser:
+    """Elastic averaging (Zhang et al. 2015), to be chained after the member's optimizer.
 
         optimizer = optax.chain(optax.sgd(0.1, momentum=0.9), commplan.optax.elastic(run, "params"))
 
-    At every tau-th update, the first one included, the phase of the plan that holds the `elastic` of input
-    `name` is called with the parameters before the update, and its pull eta * rho * (W - C) is taken off the
-    updates (Zhang et al. 2015); tau is the period of the phase. `init` calls the plan's `at start`, on all
-    workers. Further inputs of the phase are keyword arguments of `update` (`update(grads, state, params,
-    eta=0.1)`). Raises `CommplanError` CP0823 where the plan has no such phase, or the run is not bound to a
-    communicator.
+    Every tau-th update, including the first, calls the phase with the `elastic` stage of input `name`,
+    passing the parameters before the update, and subtracts its pull eta * rho * (W - C) from the updates. tau
+    is the period of the phase. `init` calls the plan's `at start` on all workers. Other inputs of the phase
+    are keyword arguments of `update`, as in `update(grads, state, params, eta=0.1)`.
+
+    Args:
+        run: the bound program.
+        name: the input of the phase for parameters.
+
+    Raises:
+        CommplanError: CP0823 if the plan has no such phase, or if the run is not bound to a communicator.
     """
-    call, period, pull = _meeting(run, name)
-    others = [argument for argument in call.lowered.arguments if argument != name]
+    call, period, pull = _elastic_phase(run, name)
+    extra_arguments = [argument for argument in call.lowered.arguments if argument != name]
 
     def init(params: Any) -> ElasticState:
         _, state = run.phases["start"](run.init(), **{name: params})
@@ -92,10 +109,10 @@ def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if params is None:
             fail("CP0823", "elastic averaging needs the parameters", "call update(grads, state, params)")
-        given = {argument: extra[argument] for argument in others if argument in extra}
+        extra_inputs = {argument: extra[argument] for argument in extra_arguments if argument in extra}
 
         def meet(plan: Any) -> tuple[Any, Any]:
-            out, after = call(plan, **{name: params}, **given)
+            out, after = call(plan, **{name: params}, **extra_inputs)
             return out[pull], dict(after)
 
         def apart(plan: Any) -> tuple[Any, Any]:
@@ -111,16 +128,16 @@ def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _meeting(run: Run, name: str) -> tuple[Any, int, str]:
-    """The phase in which `name` meets its centre, its period, and what its output of the pull is called."""
+def _elastic_phase(run: Run, name: str) -> tuple[Any, int, str]:
+    """The phase with the elastic stage of `name`, its period, and the name of its output with the pull."""
     schedule = run.program.schedule
     file = schedule.file
     for phase in schedule.phases:
         for op in phase.ops:
             if not isinstance(op, Elastic) or name_of(op.operand) != name:
                 continue
-            called = next((binding.name for binding in phase.outputs if binding.value == op.pull), None)
-            if called is None or phase.kind not in ("every", "step"):
+            output = next((binding.name for binding in phase.outputs if binding.value == op.pull), None)
+            if output is None or phase.kind not in ("every", "step"):
                 why = f"phase `{phase.name}` does not put out the pull of `{name}` every so many steps"
                 fail("CP0823", why, "write `output` with it", span=op.span, file=file)
             if run.context.machine.layout != "local":
@@ -129,16 +146,16 @@ def _meeting(run: Run, name: str) -> tuple[Any, int, str]:
             start = run.phases.get("start")
             if start is None or set(start.lowered.arguments) != {name}:
                 fail("CP0823", f"the plan's `at start` does not take `{name}` alone", file=file)
-            return run.phases[phase.name], phase.period, called
+            return run.phases[phase.name], phase.period, output
     return fail("CP0823", f"no phase of the plan averages `{name}` with a centre", file=file)
 
 
 @ends_at_caller
 def init(optimizer: optax.GradientTransformation) -> Callable[[Any], Any]:
-    """`optimizer.init` as a plan's function: weights -> state, whole trees or shards.
+    """Wrap `optimizer.init` as a function of the plan: weights -> state, for whole trees or shards.
 
-    Declare it `fn begin(tree) -> tree on device elementwise`, and call it `at start`: `moment = map
-    begin(weights)`. Give the state's shapes when the plan is compiled: `shapes={"moment":
+    Declare it as `fn begin(tree) -> tree on device elementwise`, and call it `at start`: `moment = map
+    begin(weights)`. Specify the shapes of the state when compiling the plan: `shapes={"moment":
     jax.eval_shape(optimizer.init, weights)}`.
     """
 
@@ -150,30 +167,32 @@ def init(optimizer: optax.GradientTransformation) -> Callable[[Any], Any]:
 
 @ends_at_caller
 def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-    """`optimizer` as the update of an exchange: (weights, state, gradients) -> (weights, state).
+    """Wrap `optimizer` as the update of an exchange: (weights, state, gradients) -> (weights, state).
 
-    Declare it `fn adam(tree, tree, tree) -> tree, tree on device elementwise`; for an optimiser that keeps no
-    state (weights, gradients) -> weights does as well, which others refuse when they are called. Owners
-    update their part of the weights alone, so it must work element by element, whatever its name: a small
-    random tree is updated whole and in parts, and must come out the same. Raises `CommplanError` CP0822 where
-    it does not (a norm of the tree or of a leaf, factored moments, rules that go by a leaf's shape), and
-    where the optimiser itself fails.
+    Declare it as `fn adam(tree, tree, tree) -> tree, tree on device elementwise`. An optimizer without state
+    may also be declared as (weights, gradients) -> weights. Owners only update their shard of the weights, so
+    the optimizer must be elementwise. This is tested: a small random tree is updated as a whole and in parts,
+    with equal results.
+
+    Raises:
+        CommplanError: CP0822 if the results differ (a norm of the tree or of a leaf, factored moments, rules
+            that depend on the shape of a leaf), or if the optimizer raises an error.
     """
-    own = cast("Any", optimizer)
+    transformation = cast("Any", optimizer)
 
     def applied(weights: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
-        changes, new = own.update(gradients, state, weights)
+        changes, new = transformation.update(gradients, state, weights)
         return cast("Any", optax).apply_updates(weights, changes), new
 
-    def step(weights: Any, *rest: Any) -> Any:
-        if len(rest) == 1:
-            state = own.init(weights)
-            _keeps_nothing(state)
-            return applied(weights, state, rest[0])[0]
-        return applied(weights, *rest)
+    def step(weights: Any, *arguments: Any) -> Any:
+        if len(arguments) == 1:
+            state = transformation.init(weights)
+            _check_stateless(state)
+            return applied(weights, state, arguments[0])[0]
+        return applied(weights, *arguments)
 
     try:
-        mismatch = difference(own.init, applied)
+        mismatch = difference(transformation.init, applied)
     except Exception as error:  # noqa: BLE001  an optimiser may raise anything
         fail(
             "CP0822",
@@ -186,13 +205,14 @@ def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
     return step
 
 
-def _keeps_nothing(state: Any) -> None:
-    """Where the plan has no place for a state, one would begin anew at every step."""
-    kept = jax.tree_util.tree_leaves_with_path(state)
-    if kept:
+def _check_stateless(state: Any) -> None:
+    """Raise CP0822 for a nonempty state, which would be reinitialized at every step."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    if leaves:
+        path = jax.tree_util.keystr(leaves[0][0])
         fail(
             "CP0822",
-            f"the optimiser keeps a state beside the weights (`{jax.tree_util.keystr(kept[0][0])}`), and the"
+            f"the optimiser keeps a state beside the weights (`{path}`), and the"
             " exchange has none: it would begin anew at every step",
             "declare `state moment : tree` and `fn NAME(tree, tree, tree) -> tree, tree on device"
             " elementwise`, set it at start by commplan.optax.init, and exchange into both",

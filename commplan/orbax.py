@@ -1,4 +1,4 @@
-"""Checkpoints of a run with Orbax: weights, the optimiser's state, the plan's states and the input's, in one.
+"""Orbax checkpoints of a run: weights, optimizer state, states of the plan and position of the input.
 
 checkpoint = commplan.orbax.Checkpoint(run, params="params", opt="params")    # as in run.spmd
 manager = orbax.checkpoint.CheckpointManager(folder)
@@ -48,12 +48,11 @@ if TYPE_CHECKING:
 ocp: Any = _checkpoint
 FORMAT, SCHEMA = "commplan checkpoint", 1
 RECORD = "commplan.json"
-_OWN = ("state", "batches")  # keys of what is restored that no value may have
+_RESERVED = ("state", "batches")  # keys of the restored dict that values must not use
 
 
-class Record(msgspec.Struct):
-    """What stands in `commplan.json` beside the arrays. batches: the state of `run.batches`, or of several by
-    name."""
+class CheckpointRecord(msgspec.Struct):
+    """The content of `commplan.json`. `batches`: the state of `run.batches`, or of several by name."""
 
     plan: str
     seed: int
@@ -66,15 +65,19 @@ class Record(msgspec.Struct):
 
 @public_face
 class Checkpoint:
-    """What is saved of a run, and how it lies.
+    """The values of a run to be saved, and their layout.
 
-    values: by name what is saved beside the plan's states, each with the value of the plan that it lies like
-    or a placement, as in `run.spmd(params="params", opt="params")`. `save` and `restore` give arguments for
-    Orbax: `CheckpointManager.save(step, args=..)`, `Checkpointer`, or items of `args.Composite`.
+    `save` and `restore` return arguments for Orbax: for `CheckpointManager.save(step, args=..)`,
+    `Checkpointer`, or items of `args.Composite`. A checkpoint may be restored on another number of devices or
+    processes; split values, including the optimizer state of an exchange, are split again.
 
-    A checkpoint may be restored by a run on another number of devices or processes: what is split, the
-    optimiser's state of an exchange among it, is cut again. Raises CP0811 for names that mean nothing, CP0872
-    for a run on the ranks of a communicator.
+    Args:
+        run: the bound program.
+        values: the values to save in addition to the states of the plan. Each has a placement, or the name of
+            a value of the plan with the same layout, as in `run.spmd(params="params", opt="params")`.
+
+    Raises:
+        CommplanError: CP0811 for unknown names, CP0872 for a run bound to a communicator.
     """
 
     def __init__(self, run: Bound, **values: str) -> None:
@@ -85,7 +88,7 @@ class Checkpoint:
                 "the run is bound to a communicator: Orbax would take each rank for the only process",
                 "gather what is to be kept, and save it on one rank; or bind to a mesh of jax.distributed",
             )
-        for name in _OWN:
+        for name in _RESERVED:
             if name in values:
                 self.context.fail("CP0811", f"no value may be called `{name}` in a checkpoint", "rename it")
         self._like = {name: self.context.schedule.named.get(text) for name, text in values.items()}
@@ -94,11 +97,15 @@ class Checkpoint:
         }
 
     def save(self, state: Mapping[str, Any], *, batches: Any = None, **values: Any) -> PlanSave:
-        """All that is kept, as arguments for Orbax's `save`.
+        """Return arguments for Orbax's `save`.
 
-        state: all states of the plan. batches: what `run.batches` gave, what its `state()` returned, or
-        several of them by name. values: pytrees of arrays, each one that was named. Raises CP0811 for other
-        names, CP0812 for a state that lacks something.
+        Args:
+            state: all states of the plan.
+            batches: the result of `run.batches`, its `state()`, or several of them by name.
+            values: pytrees of arrays, one for each declared value.
+
+        Raises:
+            CommplanError: CP0811 for other names, CP0812 for an incomplete state.
         """
         context = self.context
         self._check_names(values, "saved")
@@ -108,32 +115,35 @@ class Checkpoint:
         trees |= {f"value/{name}": flatten(values[name]) for name in self._placements}
         for name in self._placements:
             self._check_arrays(name, *trees[f"value/{name}"])
-        record = Record(
+        record = CheckpointRecord(
             context.schedule.plan, context.seed,
             states={name: self._state(name, *trees[f"state/{name}"]) for name in needed},
             values={name: self._value(name, *trees[f"value/{name}"]) for name in self._placements},
             batches=_input_state(batches),
         )  # fmt: skip
         arrays = {key: _leaves(paths, tree.leaves) for key, (paths, tree) in trees.items()}
-        arrays = {key: own for key, own in arrays.items() if own}
-        return PlanSave(arrays or {"nothing": {"": np.zeros(1)}}, record)  # which Orbax does not take
+        arrays = {key: entry_arrays for key, entry_arrays in arrays.items() if entry_arrays}
+        return PlanSave(arrays or {"nothing": {"": np.zeros(1)}}, record)  # Orbax rejects empty trees
 
     def restore(self, **like: Any) -> PlanRestore:
-        """What is to be read, as arguments for Orbax's `restore`, which returns a dict: `state`, `batches`
-        (as they were saved, or None) and every value by its name.
+        """Return arguments for Orbax's `restore`.
 
-        like: pytrees of arrays or `jax.ShapeDtypeStruct` with the structure and global shapes of what is
-        restored, such as `opt=optimizer.init(params)`; a value that lies like one of the plan, and has its
-        leaves, needs none. Arrays come as the plan lays them on this mesh, or as an array in `like` lies.
+        Orbax then returns a dict with `state`, `batches` (as saved, or None) and every value by name. Arrays
+        have the plan's sharding on this mesh, or that of an array in `like`. Orbax's `restore` raises CP0870
+        if the checkpoint is of another run (other seed, leaves, shapes or dtypes), CP0871 if a value cannot
+        be split for this mesh, and CP0873 if there is no checkpoint.
 
-        Orbax's `restore` then raises CP0870 where the checkpoint is another run's (another seed, leaves,
-        shapes or types), CP0871 where a value cannot be cut for this mesh, CP0873 where there is none.
+        Args:
+            like: pytrees of arrays or `jax.ShapeDtypeStruct` with the structure and the global shapes to
+                restore, such as `opt=optimizer.init(params)`. A value with the layout and the leaves of a
+                value of the plan needs none.
         """
         self._check_names(like, "restored", all_of_them=False)
         return PlanRestore(self, dict(like))
 
-    def wanted(self, record: Record, like: Mapping[str, Any]) -> dict[str, _Wanted]:
-        """What each entry of a checkpoint with this record should be here; raises what `restore` names."""
+    def targets(self, record: CheckpointRecord, like: Mapping[str, Any]) -> dict[str, _Target]:
+        """The target of each entry of a checkpoint with this record. Raises the errors listed in
+        `restore`."""
         context, file = self.context, self.context.schedule.file
         if record.seed != context.seed:
             message = f"the checkpoint is of a run with seed {record.seed}, and this one has {context.seed}"
@@ -143,25 +153,25 @@ class Checkpoint:
                 f"program.bind(mesh, seed={record.seed}) goes on as it would have",
                 file=file,
             )
-        entries: dict[str, _Wanted] = {}
+        entries: dict[str, _Target] = {}
         for name in context.states:
-            entries[f"state/{name}"] = self._wanted_state(name)
+            entries[f"state/{name}"] = self._target_of_state(name)
         for name in self._placements:
-            entries[f"value/{name}"] = self._wanted_value(name, record.values.get(name), like.get(name))
+            entries[f"value/{name}"] = self._target_of_value(name, record.values.get(name), like.get(name))
         saved = {f"state/{n}": v for n, v in record.states.items()} | {
             f"value/{n}": v for n, v in record.values.items()
         }
         for key, entry in entries.items():
             name = key.partition("/")[2]
             if key not in saved:
-                known = listed([*record.states, *record.values]) or "nothing"
-                fail("CP0870", f"the checkpoint has no `{name}`", f"it has {known}", file=file)
+                saved_names = listed([*record.states, *record.values]) or "nothing"
+                fail("CP0870", f"the checkpoint has no `{name}`", f"it has {saved_names}", file=file)
             entry.saved = saved[key]
             check(name, entry.saved, entry.value, file)
         return entries
 
-    def counts(self, record: Record) -> tuple[str, ...]:
-        """The phases whose calls are counted here and in the checkpoint."""
+    def counts(self, record: CheckpointRecord) -> tuple[str, ...]:
+        """The phases whose calls are counted both in this run and in the checkpoint."""
         saved = record.states.get(CALLS)
         paths = {leaf.path for leaf in saved.leaves} if saved else set[str]()
         return tuple(name for name in self.context.counted if name in paths)
@@ -175,15 +185,15 @@ class Checkpoint:
                 if unknown
                 else f"{listed(missing)} is missing"
             )
-            known = listed(self._placements) or "no values"
+            declared = listed(self._placements) or "no values"
             near = near_note(unknown[0], self._placements) if unknown else ()
-            self.context.fail("CP0811", f"{wrong}", *near, f"Checkpoint(run, ...) names {known}")
+            self.context.fail("CP0811", f"{wrong}", *near, f"Checkpoint(run, ...) names {declared}")
 
     def _check_arrays(self, name: str, paths: Sequence[str], tree: Tree) -> None:
         for path, leaf in zip(paths, tree.leaves, strict=True):
             if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
-                where = f" at `{path}`" if path else ""
-                message = f"`{name}`{where} is a {type(leaf).__name__}: arrays and numbers are kept"
+                location = f" at `{path}`" if path else ""
+                message = f"`{name}`{location} is a {type(leaf).__name__}: arrays and numbers are kept"
                 self.context.fail("CP0811", message, "keep it beside, with orbax.checkpoint.args.JsonSave")
 
     def _state(self, name: str, paths: Sequence[str], tree: Tree) -> SavedValue:
@@ -202,12 +212,14 @@ class Checkpoint:
         leaves: list[SavedLeaf] = []
         for path, x in zip(paths, tree.leaves, strict=True):
             shape = tuple(map(int, np.shape(x)))
-            own = shape[len(placement.per) :]
-            whole = own if not placement.split or not own else _whole_like(value, path, shape, self.context)
+            local = shape[len(placement.per) :]
+            whole = (
+                local if not placement.split or not local else _whole_like(value, path, shape, self.context)
+            )
             leaves.append(_leaf(path, x, whole))
         return SavedValue(layout, tuple(leaves))
 
-    def _wanted_state(self, name: str) -> _Wanted:
+    def _target_of_state(self, name: str) -> _Target:
         context, value = self.context, self.context.states[name]
         whole = _whole_of_state(context, value)
         leaves = tuple(
@@ -222,19 +234,19 @@ class Checkpoint:
         shardings = {leaf.path: self._sharding(value.placement, not leaf.shape) for leaf in value.leaves}
         paths = tuple(leaf.path for leaf in value.leaves)
         tree = Tree(paths, structure_by(paths, context.structures))
-        return _Wanted(SavedValue(_layout_of_state(context, value), leaves), shardings, tree)
+        return _Target(SavedValue(_layout_of_state(context, value), leaves), shardings, tree)
 
-    def _wanted_value(self, name: str, saved: SavedValue | None, like: Any) -> _Wanted:
+    def _target_of_value(self, name: str, saved: SavedValue | None, like: Any) -> _Target:
         placement, value = self._placements[name], self._like[name]
         if like is None:
-            return self._wanted_like(name, value, saved)
+            return self._target_of_plan_value(name, value, saved)
         paths, tree = flatten(like)
         described = [x if hasattr(x, "shape") and hasattr(x, "dtype") else np.asarray(x) for x in tree.leaves]
         shardings = {path: self._sharding_of(x, placement) for path, x in zip(paths, described, strict=True)}
-        return _Wanted(self._value(name, paths, tree.like(described)), shardings, tree.like(paths))
+        return _Target(self._value(name, paths, tree.like(described)), shardings, tree.like(paths))
 
-    def _wanted_like(self, name: str, value: Value | None, saved: SavedValue | None) -> _Wanted:
-        """Of a value without an example: as the plan's."""
+    def _target_of_plan_value(self, name: str, value: Value | None, saved: SavedValue | None) -> _Target:
+        """The target of a value without an example: that of the plan's value."""
         paths = {leaf.path for leaf in value.leaves} if value else set[str]()
         if value is None or (saved is not None and {leaf.path for leaf in saved.leaves} != paths):
             self.context.fail(
@@ -249,25 +261,28 @@ class Checkpoint:
             for leaf in value.leaves
         ]
         tree = build([leaf.path for leaf in value.leaves], leaves, self.context.structures)
-        return self._wanted_value(name, saved, tree)
+        return self._target_of_value(name, saved, tree)
 
     def _sharding(self, placement: Any, scalar: bool) -> NamedSharding:
         return NamedSharding(self.context.machine.mesh, spec(placement, scalar=scalar))
 
     def _sharding_of(self, leaf: Any, placement: Any) -> NamedSharding:
-        own: Any = getattr(leaf, "sharding", None)
+        sharding: Any = getattr(leaf, "sharding", None)
         devices = set(self.context.machine.mesh.devices.flat)
-        if not isinstance(own, NamedSharding):
+        if not isinstance(sharding, NamedSharding):
             return self._sharding(placement, len(leaf.shape) == len(placement.per))
-        mesh: Any = own.mesh
-        if set(mesh.devices.flat) <= devices:  # those of the run, or of a member
-            return own
+        mesh: Any = sharding.mesh
+        if set(mesh.devices.flat) <= devices:  # devices of the run, or of a member
+            return sharding
         return self._sharding(placement, len(leaf.shape) == len(placement.per))
 
 
 @dataclasses.dataclass
-class _Wanted:
-    """An entry of a checkpoint as it should be here. tree: paths, in the structure that is restored."""
+class _Target:
+    """The target of an entry of a checkpoint.
+
+    `tree`: paths in the structure to restore.
+    """
 
     value: SavedValue
     shardings: Mapping[str, NamedSharding]
@@ -276,7 +291,7 @@ class _Wanted:
 
 
 class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
-    """Writes and reads what `Checkpoint` describes: arrays as Orbax keeps pytrees, the record as JSON."""
+    """Writes and reads checkpoints: arrays as Orbax pytrees, and the record as JSON."""
 
     def __init__(self) -> None:
         self._arrays = ocp.PyTreeCheckpointHandler()
@@ -295,7 +310,7 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
 
     def restore(self, directory: Any, args: PlanRestore) -> dict[str, Any]:
         record = read(directory)
-        entries = args.checkpoint.wanted(record, args.like)
+        entries = args.checkpoint.targets(record, args.like)
         counts = args.checkpoint.counts(record)
         arrays = self._read(directory, entries, counts)
         state = {key[6:]: entry for key, entry in arrays.items() if key.startswith("state/")}
@@ -304,20 +319,24 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         values = {key[6:]: entry for key, entry in arrays.items() if key.startswith("value/")}
         return {"state": state, "batches": record.batches, **values}
 
-    def _read(self, directory: Any, entries: Mapping[str, _Wanted], counts: Sequence[str]) -> dict[str, Any]:
-        how = {key: {leaf.path: _how(entry, leaf) for leaf in entry.value.leaves if math.prod(leaf.shape)}
+    def _read(self, directory: Any, entries: Mapping[str, _Target], counts: Sequence[str]) -> dict[str, Any]:
+        args = {key: {leaf.path: _how(entry, leaf) for leaf in entry.value.leaves if math.prod(leaf.shape)}
                for key, entry in entries.items()}  # fmt: skip
         if counts:
-            how[f"state/{CALLS}"] = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in counts}
-        how = {key: own for key, own in how.items() if own}
-        item = {key: dict.fromkeys(own, 0) for key, own in how.items()}
-        restore = ocp.args.PyTreeRestore(item=item, restore_args=how, partial_restore=True)
+            args[f"state/{CALLS}"] = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in counts}
+        args = {key: leaf_arrays for key, leaf_arrays in args.items() if leaf_arrays}
+        item = {key: dict.fromkeys(leaf_arrays, 0) for key, leaf_arrays in args.items()}
+        restore = ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
         arrays: dict[str, dict[str, Any]] = {}
-        if how:
+        if args:
             try:
                 arrays = self._arrays.restore(directory, args=restore)
-                if any(isinstance(leaf, int) for own in arrays.values() for leaf in own.values()):
-                    raise ValueError("it lacks some of them")  # Orbax leaves those as they were asked for
+                if any(
+                    isinstance(leaf, int) for leaf_arrays in arrays.values() for leaf in leaf_arrays.values()
+                ):
+                    raise ValueError(
+                        "it lacks some of them"
+                    )  # Orbax returns the placeholders of missing arrays
             except (OSError, ValueError, KeyError) as error:
                 reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
                 message = f"the arrays of the checkpoint {directory} cannot be read: {reason}"
@@ -328,14 +347,13 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
                 name: jnp.asarray(array, jnp.int32) for name, array in arrays[f"state/{CALLS}"].items()
             }
         for key, entry in entries.items():
-            own, leaves = arrays.get(key, {}), {leaf.path: leaf for leaf in entry.value.leaves}
-            placed = {path: _placed(own.get(path), entry, leaf) for path, leaf in leaves.items()}
+            leaf_arrays, leaves = arrays.get(key, {}), {leaf.path: leaf for leaf in entry.value.leaves}
+            placed = {path: _placed(leaf_arrays.get(path), entry, leaf) for path, leaf in leaves.items()}
             result[key] = entry.tree.like([placed[path] for path in entry.tree.leaves]).build()
         return result
 
-    def _differences(self, directory: Any, entries: Mapping[str, _Wanted]) -> tuple[str, ...]:
-        """Where the arrays in a folder are not those that its record says: the first such place; and what
-        else may be wrong where there is none."""
+    def _differences(self, directory: Any, entries: Mapping[str, _Target]) -> tuple[str, ...]:
+        """Describe the first array that differs from the record, or else other possible damage."""
         try:
             tree = self._arrays.metadata(directory).tree
         except Exception as error:  # noqa: BLE001  Orbax says in many ways that it cannot read them
@@ -348,7 +366,7 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
                         f"expected: `{key}` at `{leaf.path}`, {leaf.dtype}{list(leaf.shape)}",
                         "found: none",
                     )
-                if leaf.dtype.startswith("key"):  # keys of random numbers, saved as numbers
+                if leaf.dtype.startswith("key"):  # random keys are saved as integers
                     continue
                 if stored is not None and (str(stored.dtype), *stored.shape) != (leaf.dtype, *leaf.shape):
                     expected = f"expected: `{key}` at `{leaf.path}`, {leaf.dtype}{list(leaf.shape)}"
@@ -365,28 +383,28 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(PlanCheckpointHandler, for_save=True)
 @dataclasses.dataclass
 class PlanSave(ocp.args.CheckpointArgs):
-    """What `Checkpoint.save` returns. arrays: by entry and path of the leaf."""
+    """The result of `Checkpoint.save`. `arrays`: by entry and path of the leaf."""
 
     arrays: dict[str, dict[str, Any]]
-    record: Record
+    record: CheckpointRecord
 
 
 @ocp.args.register_with_handler(PlanCheckpointHandler, for_restore=True)
 @dataclasses.dataclass
 class PlanRestore(ocp.args.CheckpointArgs):
-    """What `Checkpoint.restore` returns."""
+    """The result of `Checkpoint.restore`."""
 
     checkpoint: Checkpoint
     like: dict[str, Any]
 
 
-def read(directory: Any) -> Record:
-    """The record of the checkpoint in a folder. Raises CP0873 where there is none that can be read."""
+def read(directory: Any) -> CheckpointRecord:
+    """Read the record of a checkpoint. Raises CP0873 if there is none, or if it is invalid."""
     place = Path(str(directory)) / RECORD
     try:
-        is_remote = "://" in str(directory)  # in a bucket, which `etils.epath` reads
+        is_remote = "://" in str(directory)  # an object store, read by `etils.epath`
         data: bytes = (directory / RECORD).read_bytes() if is_remote else io.read(place)
-        record = io.decode_json(data, Record)
+        record = io.decode_json(data, CheckpointRecord)
     except FileNotFoundError:
         fail("CP0873", f"{directory} holds no checkpoint of commplan", f"there is no `{RECORD}` in it")
     except (ValueError, OSError) as error:
@@ -398,22 +416,22 @@ def read(directory: Any) -> Record:
 
 
 def _input_state(batches: Any) -> Any:
-    """The state of batches, of several by name, or what `state()` returned already."""
+    """The state of batches, of several by name, or a state passed directly."""
     if hasattr(batches, "state"):
         return batches.state()
     if isinstance(batches, Mapping):
-        own = cast("Mapping[str, Any]", batches)
-        return {name: _input_state(entry) for name, entry in own.items()}
+        by_name = cast("Mapping[str, Any]", batches)
+        return {name: _input_state(entry) for name, entry in by_name.items()}
     return batches
 
 
 def _leaves(paths: Sequence[str], leaves: Sequence[Any]) -> dict[str, Any]:
-    """What Orbax is given; it does not take arrays without elements, which hold nothing."""
+    """The arrays for Orbax, which does not accept arrays without elements."""
     return {path: _whole_array(x) for path, x in zip(paths, leaves, strict=True) if np.size(x)}
 
 
 def _whole_array(leaf: Any) -> Any:
-    """An array that Orbax takes: of several processes, what each has alone is the same on all."""
+    """An array that Orbax accepts. With several processes, process-local arrays are equal on all."""
     if isinstance(leaf, jax.Array) and (jax.process_count() == 1 or not leaf.is_fully_addressable):
         return leaf
     return np.asarray(leaf)
@@ -431,47 +449,45 @@ def _layout_of_state(context: Context, value: Value) -> Layout:
 
 
 def _whole_of_state(context: Context, value: Value) -> dict[str, tuple[int, ...]]:
-    """The shapes of a state's leaves before any cut, by path."""
+    """The global shapes of a state's leaves, by path."""
     origin = context.schedule.origin
-    known = {own.id: own for own in origin.values} if origin else {}
-    return {leaf.path: leaf.shape for leaf in known.get(value.id, value).uncut}
+    original = {original_value.id: original_value for original_value in origin.values} if origin else {}
+    return {leaf.path: leaf.shape for leaf in original.get(value.id, value).uncut}
 
 
 def _whole_like(
     value: Value | None, path: str, shape: tuple[int, ...], context: Context
 ) -> tuple[int, ...] | None:
-    """The shape before it was cut of a leaf that lies like a leaf of `value`: `mu/dense/w` like `dense/w`."""
+    """The global shape of a leaf that corresponds to a leaf of `value`, as `mu/dense/w` to `dense/w`."""
     if value is None:
         return None
-    alike = [
+    shapes = [
         whole.shape
         for leaf, whole in zip(value.leaves, value.uncut, strict=True)
         if f"/{path}".endswith(f"/{leaf.path}") and global_shape(value, leaf, context.sizes) == shape
     ]
-    return alike[0] if alike else None
+    return shapes[0] if shapes else None
 
 
-def _how(entry: _Wanted, leaf: SavedLeaf) -> Any:
-    """How Orbax is to read a leaf: onto the devices, or where it is to be cut again into memory."""
+def _how(entry: _Target, leaf: SavedLeaf) -> Any:
+    """The Orbax arguments for reading a leaf: onto devices, or into memory if it must be split again."""
     assert entry.saved is not None
-    saved = next(own for own in entry.saved.leaves if own.path == leaf.path)
+    saved = next(candidate for candidate in entry.saved.leaves if candidate.path == leaf.path)
     before, now = entry.saved.layout, entry.value.layout
     sharding = entry.shardings[leaf.path]
-    if is_as_saved(
-        saved, leaf, before, now
-    ):  # keys of random numbers among them, whose data has another shape
+    if is_as_saved(saved, leaf, before, now):  # includes random keys, whose data has another shape
         return ocp.ArrayRestoreArgs(sharding=sharding)
     if is_resized(saved, leaf, before, now):
         return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, strict=False)
     return ocp.RestoreArgs(restore_type=np.ndarray)
 
 
-def _placed(array: Any, entry: _Wanted, leaf: SavedLeaf) -> Any:
-    """What Orbax has read as an array of this mesh."""
+def _placed(array: Any, entry: _Target, leaf: SavedLeaf) -> Any:
+    """Convert an array read by Orbax to an array on this mesh."""
     assert entry.saved is not None
     if isinstance(array, jax.Array):
         return array
-    saved = next(own for own in entry.saved.leaves if own.path == leaf.path)
+    saved = next(candidate for candidate in entry.saved.leaves if candidate.path == leaf.path)
     if array is None:
         host = np.zeros(leaf.shape, jnp.dtype(leaf.dtype))
     else:

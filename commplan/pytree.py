@@ -1,7 +1,7 @@
 """Pytrees of plain containers without jax, and the shapes of their leaves.
 
-Same order and same paths as `jax.tree_util` gives (`keystr(path, simple=True, separator="/")`), for
-dicts, lists, tuples and named tuples. Other nodes need jax: see `commplan.lowering.jax.pytree`.
+Order and paths are those of `jax.tree_util` (`keystr(path, simple=True, separator="/")`) for dicts, lists,
+tuples and named tuples. Other nodes require jax: see `commplan.lowering.jax.pytree`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Rebuild = Callable[[Sequence[Any]], Any]
 
 
 def flatten(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
-    """The leaves of `tree` with their paths, and the function that puts leaves back.
+    """Return the leaves of `tree` with their paths, and a function that rebuilds the tree from leaves.
 
-    dict keys are sorted (an OrderedDict keeps its order), None is an empty tree, and everything
-    that is not a container is a leaf.
+    dict keys are sorted (an OrderedDict keeps its order). An empty tree is represented by None, and all nodes
+    that are not containers are leaves.
 
     >>> leaves, rebuild = flatten({"b": [1, 2], "a": None})
     >>> leaves
@@ -37,24 +37,26 @@ def flatten(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
 
 
 def shapes_of(tree: Any) -> tuple[Leaf, ...]:
-    """The leaves of `tree` as the compiler wants them.
+    """Convert the leaves of `tree` for the compiler.
 
-    A leaf has `.shape` and `.dtype` (an array, a `jax.ShapeDtypeStruct`), is a dict
-    `{"shape": [..], "dtype": ".."}`, or is a Python number (float f32, int i32, bool).
-    Raises CP0703 for a dtype outside the language and CP0720 for a leaf without a shape, for two
-    leaves of one path and for keys of a dict that have no order.
+    A leaf has `.shape` and `.dtype` (an array, a `jax.ShapeDtypeStruct`), is a dict `{"shape": [..], "dtype":
+    ".."}`, or is a Python number (float f32, int i32, bool).
+
+    Raises:
+        CommplanError: CP0703 for an unsupported dtype; CP0720 for a leaf without a shape, for two leaves with
+            the same path, and for dict keys that cannot be sorted.
     """
     return leaves_of(_shape_leaves(tree))
 
 
 def is_plain(tree: Any) -> bool:
-    """Whether every leaf of `tree`, taken apart as plain containers, has a shape."""
+    """Whether every leaf of `tree`, flattened as plain containers, has a shape."""
     leaves = [leaf for _, leaf in _shape_leaves(tree)]
     return all(is_like_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for x in leaves)
 
 
 def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
-    """Paths and leaves (see `shapes_of`) as `Leaf`s. Raises CP0720 where two have one path."""
+    """Convert pairs of path and leaf (see `shapes_of`). Raises CP0720 for duplicate paths."""
     leaves: dict[str, Leaf] = {}
     for path, leaf in pairs:
         if path in leaves:
@@ -64,28 +66,29 @@ def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
 
 
 def leaf_of(path: str, leaf: Any) -> Leaf:
-    """`leaf` (see `shapes_of`) as a `Leaf` at `path`."""
+    """Convert `leaf` (see `shapes_of`) to a `Leaf` at `path`."""
     shape, dtype = _shape_and_dtype(path, leaf)
     if is_key_type(dtype):
         return Leaf(path, (*shape, dtype.itemsize // DType.U32.nbytes), DType.U32)
     name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
-    known_dtype = DType.from_name(name)
-    if known_dtype is None:
-        known = ", ".join(t.numpy_name for t in DType)
+    leaf_dtype = DType.from_name(name)
+    if leaf_dtype is None:
+        supported = ", ".join(t.numpy_name for t in DType)
         message = f"leaf `{path}` has dtype {name}, which plans do not know"
         note = "convert the leaf, or leave it out of the tree that the plan sees"
-        fail("CP0703", message, f"known: {known}", note)
-    return Leaf(path, shape, known_dtype)
+        fail("CP0703", message, f"known: {supported}", note)
+    return Leaf(path, shape, leaf_dtype)
 
 
 def is_key_type(dtype: Any) -> bool:
-    """Whether it is that of JAX's typed random keys, which travel as their words, u32[.., WORDS]."""
+    """Whether `dtype` is that of JAX's typed random keys, which are transferred as u32[.., WORDS]."""
     return type(dtype).__name__ == "KeyTy"
 
 
 def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:
-    """Nested dicts from paths: what a saved schedule knows of a pytree. Its leaves come in the order of
-    `paths`: a dict whose keys stand in another order than theirs ("10" after "2") is an OrderedDict.
+    """Build nested dicts from paths, as a saved schedule has no other structure.
+
+    Leaves keep the order of `paths`: a dict whose keys are not sorted ("10" after "2") is an OrderedDict.
 
     >>> nest(["a/b", "c"], [1, 2])
     {'a': {'b': 1}, 'c': 2}
@@ -116,14 +119,14 @@ def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
         spec = cast("Mapping[str, Any]", leaf)
         missing = next((key for key in ("shape", "dtype") if key not in spec), None)
         if missing is not None:
-            where = f"leaf `{path}`" if path else "a leaf"
-            fail("CP0720", f"{where} has no `{missing}`", 'such as {"shape": [3, 4], "dtype": "f32"}')
+            subject = f"leaf `{path}`" if path else "a leaf"
+            fail("CP0720", f"{subject} has no `{missing}`", 'such as {"shape": [3, 4], "dtype": "f32"}')
         shape, dtype = spec["shape"], spec["dtype"]
     else:
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or dtype is None:
-        where = f"leaf `{path}`" if path else "the value"
-        message = f"{where} is a {_kind(leaf)}, which has no shape and dtype"
+        subject = f"leaf `{path}`" if path else "the value"
+        message = f"{subject} is a {_kind(leaf)}, which has no shape and dtype"
         note = 'leaves are arrays, jax.ShapeDtypeStruct, numbers or objects `{"shape": [..], "dtype": ".."}`'
         fail("CP0720", message, note)
     if not isinstance(shape, list | tuple) or not all(_is_dim(d) for d in cast("list[Any]", shape)):
@@ -143,7 +146,7 @@ def _is_dim(dim: Any) -> bool:
 
 
 def is_like_spec(node: Any) -> bool:
-    """Whether it is `{"shape", "dtype"}`, or means to be: one of the two, alone, with a value fit for it."""
+    """Whether the node is `{"shape", "dtype"}`, or has just one of these keys with a valid value."""
     if not isinstance(node, Mapping):
         return False
     spec = cast("Mapping[Any, Any]", node)
@@ -160,7 +163,7 @@ def _counted(values: Sequence[Any], expected: int) -> Iterator[Any]:
 
 
 def _shape_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """The leaves of shapes. Raises CP0720 for a tree deeper than Python's stack."""
+    """The leaves of a tree of shapes. Raises CP0720 if it exceeds Python's recursion limit."""
     leaves: list[tuple[str, Any]] = []
     try:
         _walk(tree, None, leaves, is_like_spec)
@@ -185,15 +188,15 @@ def _walk(
 
 
 def _container(node: Any, path: str | None) -> tuple[Iterable[tuple[Any, Any]], _Make] | None:
-    """Keys and children of a container, and the function that makes one like it; None for another node."""
+    """The keys and children of a container, and a function that rebuilds it; None for other nodes."""
     if isinstance(node, dict):
         items, ordered = cast("dict[Any, Any]", node), isinstance(node, OrderedDict)
         keys = list(items) if ordered else _ordered(items, path)
         kind = cast("_Make", OrderedDict if ordered else dict)
         return [(key, items[key]) for key in keys], lambda new: kind(zip(keys, new, strict=True))
     if isinstance(node, tuple) and hasattr(cast("Any", node), "_fields"):
-        named = cast("Any", node)
-        return zip(named._fields, named, strict=True), lambda new: type(named)(*new)
+        named_tuple = cast("Any", node)
+        return zip(named_tuple._fields, named_tuple, strict=True), lambda new: type(named_tuple)(*new)
     if isinstance(node, list | tuple):
         return enumerate(cast("list[Any]", node)), list if isinstance(node, list) else tuple
     return None
@@ -204,5 +207,5 @@ def _ordered(node: dict[Any, Any], path: str | None) -> list[Any]:
         return sorted(node)
     except TypeError:
         kinds = ", ".join(sorted({_kind(key) for key in node}))
-        where = f"of `{path}`" if path else "of the tree"
-        return fail("CP0720", f"the keys {where} have no order: they are {kinds}", "use keys of one kind")
+        subject = f"of `{path}`" if path else "of the tree"
+        return fail("CP0720", f"the keys {subject} have no order: they are {kinds}", "use keys of one kind")

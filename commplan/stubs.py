@@ -1,8 +1,8 @@
-"""`commplan stubs`: a typed face of plans, for editors and type checkers.
+"""`commplan stubs`: typed stubs of plans, for editors and type checkers.
 
-What a phase takes, reads, returns and sets depends neither on sizes nor on shapes, so each plan is lowered
-for axes of size 1, where it says no other, and trees of one leaf. Values of type tree are `Any`; arrays are
-`jax.Array`, and `ArrayLike` where a phase takes them.
+Arguments, states and results of phases depend neither on sizes nor on shapes, so each plan is lowered with
+open axes of size 1 and trees with one leaf. Trees have type `Any`; arrays have type `jax.Array`, or
+`ArrayLike` as arguments.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _IMPORTS = {
 
 
 class _Argument(msgspec.Struct, frozen=True):
-    """Something by name: its type as Python's, and its type and placement as the plan's."""
+    """A named value: its Python type, and its type and placement in the plan."""
 
     name: str
     type: str
@@ -55,7 +55,7 @@ class _Argument(msgspec.Struct, frozen=True):
 class _Phase(msgspec.Struct, frozen=True):
     name: str
     title: str
-    period: int  # 0: it is none of `every`
+    period: int  # 0 unless the phase is `every`
     reads: dict[str, str]  # states, with their types
     takes: tuple[_Argument, ...]
     gives: tuple[_Argument, ...]
@@ -63,17 +63,20 @@ class _Phase(msgspec.Struct, frozen=True):
 
 
 def stubs(plans: Sequence[graph.Plan], module: str) -> str:
-    """The text of `MODULE.pyi` with a face for each plan.
+    """Generate the text of `MODULE.pyi` with a class for each plan.
 
-    Raises CP1126 where two plans or phases would have one class, and what compiling raises.
+    Raises:
+        CommplanError: CP1126 if two plans or phases would have the same class name, or an error of compiling.
     """
     names = [_class_of(plan.name) for plan in plans]
-    if (twice := _repeated(names)) is not None:
-        fail("CP1126", f"two plans would have the face `{twice}`", "write them into files of their own")
-    faces = [_face(name, plan) for name, plan in zip(names, plans, strict=True)]
-    if (twice := _repeated(re.findall(r"^(?:class )?(\w+)(?=[:(]| = )", "".join(faces), re.M))) is not None:
+    if (duplicate := _repeated(names)) is not None:
+        fail("CP1126", f"two plans would have the face `{duplicate}`", "write them into files of their own")
+    faces = [_plan_class(name, plan) for name, plan in zip(names, plans, strict=True)]
+    if (
+        duplicate := _repeated(re.findall(r"^(?:class )?(\w+)(?=[:(]| = )", "".join(faces), re.M))
+    ) is not None:
         note = "they are called as plan and phase, some with `State` or `Outputs` behind: rename a phase"
-        fail("CP1126", f"two classes would be called `{twice}`", note)
+        fail("CP1126", f"two classes would be called `{duplicate}`", note)
     used = set(re.findall(r"\w+", "".join(faces)))
     imports = {place: [word for word in words if word in used] for place, words in _IMPORTS.items()}
     lines = [f"from {place} import {', '.join(words)}" for place, words in imports.items() if words]
@@ -81,10 +84,12 @@ def stubs(plans: Sequence[graph.Plan], module: str) -> str:
     return "\n".join([head, *faces])
 
 
-def _face(name: str, plan: graph.Plan) -> str:
+def _plan_class(name: str, plan: graph.Plan) -> str:
     schedule = _lowered(plan)
     phases = [_phase(schedule, phase) for phase in schedule.phases]
-    states = _held(schedule, schedule.states) | {k: v for own in phases for k, v in own.reads.items()}
+    states = _worker_states(schedule, schedule.states) | {
+        k: v for phase_stub in phases for k, v in phase_stub.reads.items()
+    }
     text = f"\n{_typed_dict(f'{name}State', states)}"
     for phase in phases:
         text += _outputs(name, phase) + _callable(name, phase)
@@ -95,9 +100,9 @@ def _face(name: str, plan: graph.Plan) -> str:
 
 
 def _lowered(plan: graph.Plan) -> ir.Schedule:
-    """The plan for one rank of every axis whose size it leaves open, before any pass."""
+    """Lower the plan for one rank of every open axis, without passes."""
     sizes = {axis.name: axis.size or 1 for axis in plan.axes}
-    leaf = ir.Leaf("x", (math.prod(sizes.values()),), DType.F32)  # which all of them together can cut
+    leaf = ir.Leaf("x", (math.prod(sizes.values()),), DType.F32)  # divisible by all axes
     leaves = {value.name: (leaf,) for value in plan.values if isinstance(value.type, TreeType)}
     has_servers = any(axis.kind is graph.AxisKind.SERVER for axis in plan.axes)
     return compile_plan(plan, sizes, leaves, pipeline="", backend="mpi" if has_servers else "jax")
@@ -115,7 +120,7 @@ def _phase(schedule: ir.Schedule, phase: ir.Phase) -> _Phase:
         phase.name,
         titles.get(phase.kind, f"phase {phase.name}"),
         phase.period if every else 0,
-        _held(schedule, phase.states) | ({_CALLS: "Mapping[str, Array]"} if draws else {}),
+        _worker_states(schedule, phase.states) | ({_CALLS: "Mapping[str, Array]"} if draws else {}),
         tuple(_argument(name, value, "ArrayLike") for name, value in inputs.items()),
         tuple(_argument(name, value, "Array") for name, value in outputs.items()),
         any(isinstance(op, ir.Read) for op in phase.ops),
@@ -128,23 +133,23 @@ def _argument(name: str, value: ir.Value, array: str) -> _Argument:
 
 
 def _outputs(name: str, phase: _Phase) -> str:
-    """The class of what a phase returns: its outputs as attributes and by name."""
+    """The class of the results of a phase: its outputs as attributes and items."""
     lines = ["", "", f"class {_class(name, phase)}Outputs:"]
     lines.append(f'    """What `run.{_called(phase)}` returns beside the state."""')
-    for own in phase.gives:
-        if keyword.iskeyword(own.name):  # which is read by name alone
+    for output in phase.gives:
+        if keyword.iskeyword(output.name):  # only available by name
             continue
         lines += [
             "",
             "    @property",
-            f"    def {own.name}(self) -> {own.type}:",
-            f'        """{own.remark}"""',
+            f"    def {output.name}(self) -> {output.type}:",
+            f'        """{output.remark}"""',
         ]
     if phase.gives:
         lines.append("")
-    for own in phase.gives:
+    for output in phase.gives:
         lines += ["    @overload"] * (len(phase.gives) > 1)
-        lines.append(f'    def __getitem__(self, name: Literal["{own.name}"], /) -> {own.type}: ...')
+        lines.append(f'    def __getitem__(self, name: Literal["{output.name}"], /) -> {output.type}: ...')
     lines += [
         "    def __iter__(self) -> Iterator[str]: ...",
         "    def __len__(self) -> int: ...",
@@ -154,17 +159,19 @@ def _outputs(name: str, phase: _Phase) -> str:
 
 
 def _callable(name: str, phase: _Phase) -> str:
-    own = _class(name, phase)
-    lines = ["", "", _typed_dict(f"{own}State", phase.reads)]
-    lines += ["", f"class {own}:", f'    """`{phase.title}`."""', "", "    name: str"]
+    cls = _class(name, phase)
+    lines = ["", "", _typed_dict(f"{cls}State", phase.reads)]
+    lines += ["", f"class {cls}:", f'    """`{phase.title}`."""', "", "    name: str"]
     takes = "".join(
         f", {argument.name}: {argument.type}"
         for argument in phase.takes
         if not keyword.iskeyword(argument.name)
     )
-    others = any(keyword.iskeyword(argument.name) for argument in phase.takes)  # given as `**{"import": ..}`
-    takes = (f", *{takes}" if takes else "") + (", **others: Any" if others else "")
-    lines.append(f"    def __call__(self, state: {own}State, /{takes}) -> tuple[{own}Outputs, {name}State]:")
+    has_keyword_inputs = any(
+        keyword.iskeyword(argument.name) for argument in phase.takes
+    )  # given as `**{"import": ..}`
+    takes = (f", *{takes}" if takes else "") + (", **others: Any" if has_keyword_inputs else "")
+    lines.append(f"    def __call__(self, state: {cls}State, /{takes}) -> tuple[{cls}Outputs, {name}State]:")
     remarks = "; ".join(f"{argument.name}: {argument.remark}" for argument in phase.takes)
     lines.append(f'        """{remarks or "It takes nothing but the state."}"""')
     return "\n".join(lines) + "\n"
@@ -182,8 +189,8 @@ def _every(name: str, phases: Sequence[_Phase]) -> str:
 
 
 def _run(name: str, plan: graph.Plan, phases: Sequence[_Phase], values: Iterable[str]) -> str:
-    where = f" of {plan.file}" if plan.file else ""
-    lines = ["", "", f"class {name}(TypedRun):", f'    """A run of plan `{plan.name}`{where}."""', ""]
+    origin = f" of {plan.file}" if plan.file else ""
+    lines = ["", "", f"class {name}(TypedRun):", f'    """A run of plan `{plan.name}`{origin}."""', ""]
     plain = [phase for phase in phases if not phase.period and phase.name.isidentifier()]
     lines += [
         f"    {phase.name}: {_class(name, phase)}" for phase in plain if not keyword.iskeyword(phase.name)
@@ -206,11 +213,11 @@ def _run(name: str, plan: graph.Plan, phases: Sequence[_Phase], values: Iterable
     return "\n".join(lines) + "\n"
 
 
-def _held(schedule: ir.Schedule, states: Iterable[str]) -> dict[str, str]:
-    """Those of `states` that workers hold, with their types."""
+def _worker_states(schedule: ir.Schedule, states: Iterable[str]) -> dict[str, str]:
+    """Those of `states` that workers store, with their types."""
     entries = {value.id: value for value in schedule.entry}
-    held = [entries[ref] for ref in states if entries[ref].placement.server is None]
-    return {graph.name_of(value.id): "Any" if value.kind == "tree" else "Array" for value in held}
+    local = [entries[ref] for ref in states if entries[ref].placement.server is None]
+    return {graph.name_of(value.id): "Any" if value.kind == "tree" else "Array" for value in local}
 
 
 def _typed_dict(name: str, states: Mapping[str, str]) -> str:
@@ -232,7 +239,7 @@ def _called(phase: _Phase) -> str:
 
 
 def _class_of(plan: str) -> str:
-    """The name of a plan in CamelCase, or as it is with `_` behind it where Python has no such name."""
+    """The plan's name in CamelCase, or with `_` appended if that is not a valid Python name."""
     name = _camel(plan)
     return name if name.isidentifier() and not keyword.iskeyword(name) else f"{plan}_"
 

@@ -1,7 +1,7 @@
-"""Tracebacks of a user's mistakes end at the user's line: frames of commplan below it are left out.
+"""Shorten tracebacks of user errors, so that they end at the user's code.
 
-It holds for `CommplanError` alone, which is about what the user wrote. Every other exception is a mistake of
-commplan or comes from the user's own functions, and keeps its frames; with `COMMPLAN_TRACEBACK=1` all do.
+This applies to `CommplanError` only, which describes mistakes of the user. Other exceptions are defects of
+commplan or come from user functions, and keep their frames. With `COMMPLAN_TRACEBACK=1` all exceptions do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CALLED = ("__call__", "__getattr__", "__getitem__", "__init__", "__iter__", "__
 
 
 def ends_at_caller(function: F) -> F:
-    """`function`, a `CommplanError` from which shows the line that called it last."""
+    """Wrap `function` so that tracebacks of `CommplanError` end at the caller's line."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -32,14 +32,14 @@ def ends_at_caller(function: F) -> F:
             return function(*args, **kwargs)
         except CommplanError as error:
             shorten(error)
-            raise  # which adds no frame, other than `raise error`
+            raise  # unlike `raise error`, adds no frame
 
     call.__dict__["ends_at_caller"] = True
     return cast("F", call)
 
 
 def public_face(cls: type[C]) -> type[C]:
-    """`cls`, whose public methods, inherited ones of commplan included, are wrapped by `ends_at_caller`."""
+    """Wrap the public methods of `cls` with `ends_at_caller`, including inherited ones of commplan."""
     for name in dir(cls):
         method = inspect.getattr_static(cls, name)
         if not isinstance(method, FunctionType) or not method.__module__.startswith("commplan"):
@@ -50,9 +50,9 @@ def public_face(cls: type[C]) -> type[C]:
 
 
 def shorten(error: CommplanError) -> None:
-    """Leave out frames of commplan, and where it was raised also those of JAX and Python's own modules.
+    """Remove frames of commplan, and innermost frames of JAX and the standard library.
 
-    What was being handled when it was raised is not shown either, but for the cause that it names.
+    The context of the error is hidden as well, except for an explicit cause.
     """
     if os.environ.get("COMMPLAN_TRACEBACK"):
         return
@@ -71,7 +71,7 @@ def shorten(error: CommplanError) -> None:
 
 
 def from_users_code(error: CommplanError) -> TracebackType | None:
-    """The traceback of an error that nobody has caught, from the first line of the user's program on."""
+    """The traceback of an uncaught error, starting at the first line of the user's program."""
     shorten(error)
     entry = error.__traceback__
     while entry is not None and not is_users(_file(entry)) and not os.environ.get("COMMPLAN_TRACEBACK"):
@@ -84,7 +84,7 @@ def _file(entry: TracebackType) -> str:
 
 
 def _is_internal(entry: TracebackType) -> bool:
-    """Whether a frame is none of the user's: commplan's, JAX's or one of Python's own modules."""
+    """Whether a frame belongs to commplan, JAX or the standard library."""
     file = _file(entry)
     if file.startswith((_HERE, "<frozen ")):
         return True

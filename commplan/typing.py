@@ -1,10 +1,10 @@
-"""What the faces of plans that `commplan stubs` writes are made of; for type checkers, and nothing to call.
+"""Types used by the classes that `commplan stubs` generates, for type checkers only.
 
-A face is a class below `TypedRun` with the phases of one plan as attributes, so that `run.step(..)`,
-`out.params` and `run.every[4]` complete and type-check:
+A generated class derives from `TypedRun` and has the phases of one plan as attributes, so that
+`run.step(..)`, `out.params` and `run.every[4]` complete and type-check:
 
-plan: commplan.Plan[plans.Linear] = commplan.load("linear.plan")
-run = plan.compile(mesh, shapes=shapes).bind(mesh)
+    plan: commplan.Plan[plans.Linear] = commplan.load("linear.plan")
+    run = plan.compile(mesh, shapes=shapes).bind(mesh)
 """
 
 from commplan.runtime.input.device.batches import Batches

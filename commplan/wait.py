@@ -1,5 +1,4 @@
-"""How this product waits: in slices, so that Ctrl-C works, whoever is waited for is looked after, and no wait
-goes past its bound without a word."""
+"""Waiting in slices, so that SIGINT is handled, peers are monitored, and every wait has a timeout."""
 
 from __future__ import annotations
 
@@ -15,17 +14,20 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 SLICE_S = 0.25
-TIMEOUT_S = 600.0  # for a rank or process that has yet to come: it may be compiling, or reading an index
-LONGEST_S = 1e7  # months; the engine counts nanoseconds
+TIMEOUT_S = 600.0  # for a rank or process to join, which may be compiling or reading an index
+LONGEST_S = 1e7  # several months; the engine counts nanoseconds
 _Result = TypeVar("_Result")
 
 
 class Wait(NamedTuple):
-    """What a wait does while nothing comes.
+    """The behaviour of a wait without a result.
 
-    bound_s: seconds after which it ends. late: raises what is said then, given the seconds that were waited:
-    what was waited for, the plan's line, and who did not come. look: called between slices with the seconds
-    so far; what it raises ends the wait. slice_s: seconds between two looks.
+    Attributes:
+        bound_s: timeout in seconds.
+        late: raises the timeout error, given the seconds waited. It names the missing result, the plan line
+            and the missing ranks.
+        look: called between slices with the seconds waited so far; an exception ends the wait.
+        slice_s: seconds between two calls of `look`.
     """
 
     bound_s: float
@@ -35,26 +37,28 @@ class Wait(NamedTuple):
 
 
 def is_bound(seconds: object) -> bool:
-    """Whether a wait may have this bound: a number of seconds above 0."""
+    """Whether `seconds` is a valid timeout: a positive number."""
     return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S
 
 
 def check_seconds(
-    code: str, name: str, seconds: object, *notes: str, file: str = "", others: tuple[object, ...] = ()
+    code: str, name: str, seconds: object, *notes: str, file: str = "", also_allowed: tuple[object, ...] = ()
 ) -> None:
-    """Raises `code` for what is neither a number of seconds that a wait may take nor one of `others`."""
-    if not is_bound(seconds) and not (isinstance(seconds, int | float | None) and seconds in others):
-        expected = " or ".join((f"seconds above 0, {LONGEST_S:.0f} at most", *map(str, others)))
+    """Raise `code` if `seconds` is neither a valid timeout nor one of `also_allowed`."""
+    if not is_bound(seconds) and not (isinstance(seconds, int | float | None) and seconds in also_allowed):
+        expected = " or ".join((f"seconds above 0, {LONGEST_S:.0f} at most", *map(str, also_allowed)))
         fail(code, f"{name} is {seconds!r}: expected {expected}", *notes, file=file)
 
 
 def until(attempt: Callable[[float], _Result | None], wait: Wait) -> _Result:
-    """The first result of `attempt` that is true. It is called with the seconds that it may wait for one, and
-    again where it comes back sooner without."""
+    """Return the first true result of `attempt`.
+
+    `attempt` receives the seconds that it may wait, and is called again if it returns without a result.
+    """
     begun, waited, next_look = time.monotonic(), 0.0, wait.slice_s
     while not (result := attempt(min(wait.slice_s, max(0.0, wait.bound_s - waited)))):
         waited = time.monotonic() - begun
-        if waited >= min(next_look, wait.bound_s):  # some attempts come back sooner, and often
+        if waited >= min(next_look, wait.bound_s):  # attempts may return early
             wait.look(waited)
             next_look = waited + wait.slice_s
         if waited >= wait.bound_s:
@@ -67,8 +71,8 @@ def attended(
     look: Callable[[float], object] = lambda waited: None,
     slice_s: float = SLICE_S,
 ) -> _Result:
-    """`until` for what threads of this process do, which may take as long as their work: `look` ends the wait
-    where they are no longer at it."""
+    """As `until`, for work of threads in this process, without a timeout: `look` raises if they have
+    stopped."""
 
     def late(waited: float) -> NoReturn:
         raise AssertionError(f"a wait without a bound ended after {waited} s")
@@ -77,18 +81,18 @@ def attended(
 
 
 def ended(thread: threading.Thread, seconds: float) -> bool:
-    """Whether `thread` has ended after so many seconds at most."""
+    """Wait up to `seconds` for `thread`; returns whether it has ended."""
     thread.join(seconds)
     return not thread.is_alive()
 
 
 def joined(thread: threading.Thread, wait: Wait) -> None:
-    """Until `thread` has ended."""
+    """Wait until `thread` has ended."""
     until(lambda seconds: ended(thread, seconds), wait)
 
 
 def outcome(future: Future[_Result]) -> _Result:
-    """What a thread of this process comes to return, or raises."""
+    """Wait for the result of a thread of this process; raises its exception."""
     from concurrent import futures  # noqa: PLC0415  there already, where there is a future
 
     attended(lambda seconds: future.done() or bool(futures.wait([future], seconds).done))
@@ -96,8 +100,11 @@ def outcome(future: Future[_Result]) -> _Result:
 
 
 def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
-    """`call()`, which waits for others without a bound of its own, in a thread that is left behind where
-    they do not come. Raises what it raises."""
+    """Run `call()`, which may block without a timeout, in a thread that is abandoned on a timeout.
+
+    Raises:
+        BaseException: any exception of `call`.
+    """
     results: list[_Result] = []
     errors: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""Changed machines, to compare a plan on them: functions from a topology to a topology."""
+"""Hypothetical machines for comparing a plan: functions from a topology to a topology."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from commplan.topology import Topology
 
 
 def scaled(topology: Topology, factors: Mapping[str, Fraction]) -> Topology:
-    """`topology` with the bandwidth of levels multiplied. Its name lists the changes.
+    """Scale the bandwidth of levels. The name of the result lists the changes.
 
     Copies and sums take as long as on `topology`.
 
     Args:
-        topology: the machine as it is.
-        factors: what the bandwidth of a level is multiplied by, by the name of the level.
+        topology: the machine.
+        factors: the factor for the bandwidth of each level, by name.
 
     Raises:
         CommplanError: CP0714 for a level that `topology` does not have.
@@ -39,8 +39,10 @@ def scaled(topology: Topology, factors: Mapping[str, Fraction]) -> Topology:
 
 
 def scaled_calibration(calibration: Calibration, factors: Mapping[str, Fraction]) -> Calibration:
-    """`calibration` with the measured bandwidth of levels multiplied, and without the measured curves: those
-    hold for the links as they are."""
+    """Scale the measured bandwidth of levels, and drop the measured curves.
+
+    Curves are only valid for the unscaled links.
+    """
     levels = tuple(
         replace(level, bandwidth=level.bandwidth * float(factors.get(level.name, 1)))
         for level in calibration.levels
@@ -49,7 +51,7 @@ def scaled_calibration(calibration: Calibration, factors: Mapping[str, Fraction]
 
 
 def with_room(topology: Topology, ranks: int) -> Topology:
-    """`topology`, its outermost level with as many members as `ranks` need, at least those that it has."""
+    """Enlarge the outermost level of `topology` to fit `ranks`, if necessary."""
     *inner, outermost = topology.levels
     inside = topology.places // outermost.count
     count = max(outermost.count, -(-ranks // inside))

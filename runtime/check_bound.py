@@ -29,7 +29,7 @@ def check_kinds(
         message = f"the seed is {seed!r}, of type {type(seed).__name__}: a whole number was expected"
         fail("CP0803", message, "such as program.bind(mesh, seed=0)", file=schedule.file)
     forever = "such as program.bind(comm, watchdog_s=60); None waits for ever"
-    check_seconds("CP0803", "watchdog_s", watchdog_s, forever, file=schedule.file, others=(None,))
+    check_seconds("CP0803", "watchdog_s", watchdog_s, forever, file=schedule.file, also_allowed=(None,))
     check_seconds("CP0803", "timeout", timeout, "such as program.bind(comm, timeout=600)", file=schedule.file)
 
 

@@ -190,7 +190,7 @@ class Bound(ShardedWeights):
     def _check_times(self, *, timeout: float, **budget: float) -> None:
         """Raises CP0857 for a time that is no number of seconds; of a budget 0 is one, too."""
         for name, value in {"timeout": timeout, **budget}.items():
-            check_seconds("CP0857", name, value, file=self._file, others=(0,) if name in budget else ())
+            check_seconds("CP0857", name, value, file=self._file, also_allowed=(0,) if name in budget else ())
 
     def varying(self, tree: Any) -> Any:
         """`tree`, typed by JAX as varying over all of the plan's axes: no communication.
