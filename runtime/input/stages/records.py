@@ -351,4 +351,5 @@ def opened_caches(
         return {}
     from commplan.runtime.input.cache.record_cache import caches  # noqa: PLC0415  memory that few need
 
-    return caches(program, stage_of, bound, functions)
+    stages = cast("Any", stage_of)  # pyright takes the linked package for another one
+    return caches(program, stages, bound, functions)
