@@ -49,7 +49,7 @@ def test_the_manual_lists_every_field_and_its_role():
 # Reads of a place in the text that order or match for people: what compiled HLO says of its plan lines, and
 # the lines of an account of the input.
 FOR_PEOPLE = {"lowering/audit/causes.py", "runtime/input/observe/accounting.py"}
-RECORDERS = ("self", "threads.record", "record")  # whose lanes are threads
+RECORDERS = ("self", "recording.record", "record")  # whose lanes are threads
 KEYS = (ast.Compare, ast.Lambda, ast.Subscript, ast.Set, ast.SetComp)
 
 
