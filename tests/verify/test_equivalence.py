@@ -20,7 +20,8 @@ from commplan.ir.hints import Hints
 from commplan.ir.serialization.canonical_json import encode
 from commplan.ir.symbolic.compare import TermComparison
 from commplan.ir.symbolic.rounding import accepts, allowed, cast
-from commplan.ir.symbolic.terms import Algebra, Argument, rank
+from commplan.ir.symbolic.symbols import rank
+from commplan.ir.symbolic.terms import Algebra, Argument
 from commplan.ir.types import DType
 from commplan.verify import load_schedule, verify
 

@@ -19,19 +19,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from commplan.ir.symbolic.terms import (
-    Algebra,
-    Chain,
-    RowCut,
-    Symbol,
-    Symbols,
-    Term,
-    UnsayableError,
-    at,
-    free_of,
-    row,
-    substituted,
-)
+from commplan.ir.symbolic.symbols import Chain, RowCut, Symbol, Symbols, at, free_of, row, substituted
+from commplan.ir.symbolic.terms import Algebra, Term, UnsayableError
 
 
 class LeafShape(NamedTuple):

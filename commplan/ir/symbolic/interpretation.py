@@ -16,18 +16,8 @@ from commplan.ir.refs import Ref, base_name, name_of
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic import blocks, moves
 from commplan.ir.symbolic.blocks import Block, BlockBuilder, LeafShape, Rows
-from commplan.ir.symbolic.terms import (
-    Algebra,
-    Argument,
-    Chain,
-    Contribution,
-    Symbol,
-    Symbols,
-    Term,
-    UnsayableError,
-    at,
-    rank,
-)
+from commplan.ir.symbolic.symbols import Chain, Symbol, Symbols, at, rank
+from commplan.ir.symbolic.terms import Algebra, Argument, Contribution, Term, UnsayableError
 from commplan.ir.symbolic.values import (
     SymbolicValue,
     arguments_of,

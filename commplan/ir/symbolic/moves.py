@@ -20,7 +20,8 @@ from commplan.ir.symbolic.blocks import (
     renamed,
     with_terms,
 )
-from commplan.ir.symbolic.terms import Algebra, Chain, RowCut, Symbol, Term, UnsayableError, at, rank, row
+from commplan.ir.symbolic.symbols import Chain, RowCut, Symbol, at, rank, row
+from commplan.ir.symbolic.terms import Algebra, Term, UnsayableError
 
 
 def scattered(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:

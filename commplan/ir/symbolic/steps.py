@@ -12,7 +12,8 @@ from commplan.ir.refs import Ref
 from commplan.ir.symbolic import blocks
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.symbolic.rounding import allowed
-from commplan.ir.symbolic.terms import UNSHARED, Argument, Term
+from commplan.ir.symbolic.symbols import UNSHARED
+from commplan.ir.symbolic.terms import Argument, Term
 from commplan.ir.symbolic.values import SymbolicValue, scalar_of, uniform_if_whole
 from commplan.ir.types import DType
 from commplan.ir.values import Value

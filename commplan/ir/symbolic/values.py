@@ -8,16 +8,8 @@ from typing import NamedTuple
 
 from commplan.ir.symbolic import blocks
 from commplan.ir.symbolic.blocks import Block, BlockBuilder, ColumnRun, LeafShape, Rows
-from commplan.ir.symbolic.terms import (
-    Algebra,
-    Argument,
-    Chain,
-    Symbol,
-    Symbols,
-    Term,
-    UnsayableError,
-    substituted,
-)
+from commplan.ir.symbolic.symbols import Chain, Symbol, Symbols, substituted
+from commplan.ir.symbolic.terms import Algebra, Argument, Term, UnsayableError
 from commplan.ir.types import DType
 from commplan.ir.values import Value
 

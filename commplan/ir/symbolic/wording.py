@@ -7,7 +7,8 @@ from fractions import Fraction
 from commplan.ir.refs import name_of
 from commplan.ir.symbolic.blocks import Block, LeafShape
 from commplan.ir.symbolic.rounding import Trace
-from commplan.ir.symbolic.terms import Atom, Chain, Contribution, Symbol, Term
+from commplan.ir.symbolic.symbols import Chain, Symbol
+from commplan.ir.symbolic.terms import Atom, Contribution, Term
 from commplan.ir.symbolic.values import ElementRun, whole_runs
 
 MOST = 4  # the number of contributions, and of arguments, to show
