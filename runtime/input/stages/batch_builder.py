@@ -97,10 +97,9 @@ class BatchFactory:
         return Caches(self.program, opened)
 
     def chained(self, flow: Flow, before: bool) -> frozenset[Ref]:
-        """Results that go to one host function and nowhere else, record by record: of functions, and of loads
-        of bytes.
+        """Results, of functions and of loads of bytes, that one host function alone reads, record by record.
 
-        A function may return the same memory each time. So what takes one such result takes no other, and is
+        A function may return the same memory each time. So a reader of such a result reads no other, and is
         not called on what its own memory may show.
         """
         key = (flow.reads[0].result, before)
