@@ -37,11 +37,15 @@ each step {{
 """
 
 
+# Caches of one key are shared by all processes of a host: other workers of the tests have other keys.
+WORKER = f"{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')} {os.environ.get('PYTEST_XDIST_WORKER', '')}"
+
+
 class Counted:
     """A function that counts its calls. key: does not depend on their number."""
 
     def __init__(self, name: str, factor: int = 3, bad: int = -1) -> None:
-        self.key, self.factor, self.calls, self.bad = f"{name} {factor}", factor, 0, bad
+        self.key, self.factor, self.calls, self.bad = f"{name} {factor} {WORKER}", factor, 0, bad
         self.pace, self.stops = 0.0, False
 
     def __call__(self, row: Any) -> Any:
