@@ -2,7 +2,7 @@
 
     python -m bench.choices --cases 2000
     python -m bench.choices --seed 17 --cases 1      # one case, every pin that is faster
-    python -m bench.choices --seed 1000 --cases 1000     # the second half, in a process beside the first
+    python -m bench.choices --seed 1000 --cases 1000     # the second half, in another process
 
 A case is a pure function of its seed: a plan, shapes, a machine and a backend (`bench.choice_cases`). Each
 `via`, order of levels, size of buckets and of messages is written into the plan of each stage, one at a time.

@@ -15,13 +15,12 @@ import fcntl
 import json
 import mmap
 import os
-import re
 import struct
 import threading
 import time
 import weakref
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -37,8 +36,6 @@ _MAGIC = b"commplan"
 _HEAD = struct.Struct("<8sIQ")  # magic, checksum and length of the facts behind it
 _PAGE = 4096
 _WORD = struct.Struct("<II")  # the generation in which a row was written or checked, and its checksum
-_PREFIX = "commplan-cache-"
-_LINK = re.compile(rf"/memfd:{_PREFIX}([0-9a-f]+)(?: \(deleted\))?")
 _FIRST = 1  # generation
 _MEET_S = 60.0  # seconds for another process to prepare a file, which takes milliseconds
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -223,13 +220,13 @@ def in_memory(shape: Shape) -> Table:
 
     name = f"{shape.key}{shape.rows:x}"
     with meeting.beginning(f"cache-{name}"):
-        for path in _found(name):
+        for candidate in meeting.found(name, "cache"):
             with contextlib.suppress(OSError):
-                descriptor = io.open_file(path, os.O_RDWR)
+                descriptor = io.open_file(candidate.path, os.O_RDWR)
                 if _facts(descriptor) == shape.facts(_FIRST) and _is_own(descriptor, shape.offsets[-1]):
                     return Table(descriptor, shape, _FIRST, is_file=False)
                 os.close(descriptor)
-        descriptor = os.memfd_create(f"{_PREFIX}{name}", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(f"commplan-cache-{name}", os.MFD_CLOEXEC)
         try:
             os.fchmod(descriptor, 0o600)
             _lay_out(descriptor, shape, _FIRST)
@@ -238,21 +235,6 @@ def in_memory(shape: Shape) -> Table:
             nbytes = shape.offsets[0]
             fail("CP0923", f"{nbytes} bytes of memory for a cache cannot be had: {error.strerror}")
         return Table(descriptor, shape, _FIRST, is_file=False)
-
-
-def _found(name: str) -> Iterator[str]:
-    """The memory of the table `name` among the open files of this user's processes."""
-    for entry in list(os.scandir("/proc")):
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            if entry.stat().st_uid != os.getuid():
-                continue
-            for file in list(os.scandir(f"{entry.path}/fd")):
-                with contextlib.suppress(OSError):
-                    link = _LINK.fullmatch(str(Path(file.path).readlink()))
-                    if link is not None and link[1] == name:
-                        yield file.path
 
 
 def _is_own(descriptor: int, nbytes: int) -> bool:

@@ -150,8 +150,10 @@ def visited(candidate: Found, title: str) -> Generator[SharedMemory | None]:
 
 
 def found(name: str | None = None, kind: str = "feed") -> Iterator[Found]:
-    """The memory of the feed or group `name` (None: of all) that processes of this user have open, each once.
-    Files of other users' processes are skipped."""
+    """The memory of the feed, group or cache `name` (None: of all) that this user's processes have open.
+
+    Each file once; those of other users' processes are skipped.
+    """
     seen: set[tuple[int, int]] = set()
     for entry in list(os.scandir("/proc")):
         if not entry.name.isdigit():

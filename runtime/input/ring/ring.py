@@ -80,7 +80,7 @@ class Ring:
         self.reap()
         for place, record in enumerate(self.processes):
             if record.words[STATE] == ABSENT and memory.lock_place(place):
-                self._free(place)  # what one that died while it joined here has left
+                self._free(place)  # of a process that died while it joined here
                 order, places = self.header.get("joined") + 1, self.header.get("process_places")
                 self.header.set(joined=order, process_places=max(places, place + 1))
                 record.set(pid=this_process.pid, order=order, makes=1, idle=0, parts=0, records=0)
