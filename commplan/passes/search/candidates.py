@@ -19,7 +19,7 @@ PROGRAMS = 3  # chunk programs that are tried of each size: those that are faste
 
 
 def bucket_sizes(unit: Unit) -> list[int | None]:
-    """All in one bucket, a quarter of it in each, and so on; None: what the pass takes by itself."""
+    """Bucket sizes in bytes: the whole unit, a quarter of it, and so on; None is the default of the pass."""
     if not unit.packs:
         return [None]
     sizes: list[int | None] = [unit.nbytes]
@@ -45,7 +45,7 @@ def least_bucket(unit: Unit) -> int:
 
 
 def message_sizes(unit: Unit, choice: StageChoice, chooser: Chooser) -> list[int | None]:
-    """Sizes of messages that the collectives of `choice` may have; None: each has what is fastest alone."""
+    """Message sizes in bytes to try for `choice`; None: each collective takes the size that is fastest alone."""
     if not unit.cuts or choice.algorithm == NATIVE:
         return []
     nbytes = min(unit.nbytes, choice.bucket or unit.collective.nbytes)
@@ -53,9 +53,9 @@ def message_sizes(unit: Unit, choice: StageChoice, chooser: Chooser) -> list[int
 
 
 def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
-    """Those that are worth a try, the simplest first; None: each collective by the one that is fastest alone.
+    """Algorithms to try, the simplest first; None: each collective takes the one that is fastest alone.
 
-    Of chunk programs those that are the fastest alone, for the whole and for the largest collective.
+    Of the chunk programs, only the fastest are tried, for the whole unit and for its largest collective.
     """
     if not unit.chooses:
         return [None]
