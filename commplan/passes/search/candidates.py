@@ -45,7 +45,7 @@ def least_bucket(unit: Unit) -> int:
 
 
 def message_sizes(unit: Unit, choice: StageChoice, chooser: Chooser) -> list[int | None]:
-    """Message sizes in bytes to try for `choice`; None: each collective takes the size that is fastest alone."""
+    """Message sizes in bytes to try for `choice`; None: each collective takes its own fastest size."""
     if not unit.cuts or choice.algorithm == NATIVE:
         return []
     nbytes = min(unit.nbytes, choice.bucket or unit.collective.nbytes)
