@@ -18,7 +18,7 @@ from commplan.ir.schedule import Op, Schedule
 from commplan.passes.pipeline.base import PassContext
 from commplan.topology import Topology
 
-COLD = 0.1  # measured with twelve decoders on one or two cores: -0.04 to 0.22, see docs/benchmarks.md
+COLD = 0.1  # measured with twelve decoders on one or two cores: -0.04 to 0.22, see docs/benchmarks/input.md
 
 
 class InputFlow(NamedTuple):
