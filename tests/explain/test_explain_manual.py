@@ -10,12 +10,12 @@ from commplan.cost import Predictor, predict
 from commplan.explain.report import explain_plan
 from commplan.topology import parse_topology
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "schedule.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "choices.md"
 SHAPES = {"embedding": {"shape": [4000, 256], "dtype": "f32"}, "head": {"shape": [256, 100], "dtype": "f32"}}
 
 
 def test_the_printed_example() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("## How algorithms are chosen")[2]
+    section = PAGE.read_text(encoding="utf-8")
     plan_text, topology, printed = re.findall(r"```(?:text|toml)\n(.*?)```", section, re.DOTALL)[:3]
     plan = commplan.loads(plan_text)
     machine = parse_topology(topology)

@@ -15,7 +15,7 @@ from commplan.ir.roles import Meaning, Presentation, Role
 from commplan.ir.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "proofs.md"
+PAGE = ROOT / "docs" / "reference" / "fields.md"
 
 
 class Note(msgspec.Struct):
