@@ -1,19 +1,27 @@
-"""Who held the others: from the records of a run's ranks, while it runs or after."""
+"""Which ranks block the others, from the records of a run, while it runs or after."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from commplan.ir.axes import coordinates
+from commplan.ir.axes import group as ranks_along
+from commplan.recorder import verdict
 from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Call, Event, Record, machine
 from commplan.recorder.processes import process_state
+from commplan.recorder.verdict import Condition, Need, RankState, Wait
 
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _GONE = ("dead", "ended")
+ROOTED = ("broadcast", "scatter", "reduce", "gather", "shift")  # ranks wait for some others alone
+_ANSWER = "answer"  # a sequence that no rank begins: what another rank owes this one
+_TOGETHER_S = 0.5  # between deaths whose order is not certain
+_RECENT = 48  # calls whose order is compared
 _MISSING = 1000  # ranks without a record that are named: a damaged record may tell of any number of ranks
 _SILENT = re.compile(r"(?:rank|process) (\d+) ((?:is st|does not answer).*)")  # a watchdog's verdict
 
@@ -46,12 +54,16 @@ class Activity(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What is known of one rank. state: `alive`, `stopped`, `stuck in the kernel`, `dead`, `ended` where it
-    left by itself, or `unknown` of another machine. last: the last collective that it finished; waits: what
-    it began first of all that it has not finished; None of either where there is none. begun: by name how
-    often it began it. end: how it died, where the sidecar of its host has seen that, or how it left.
-    progress: of `waits`, where that is known. activities: what else it does. collective: whether it records
-    collectives; a server does not."""
+    """What the records of one rank tell.
+
+    state: `alive`, `stopped`, `stuck in the kernel`, `dead`, `ended` if it left by itself, or `unknown` of
+    another machine. last: the last collective that it finished; waits: the first of those that it has begun
+    and not finished; None of either if there is none. begun: by name how often it began it. end: how it died,
+    if the sidecar of its host has seen that, or how it left; gone_s: when it died. progress: of `waits`, if
+    known. activities: what else it does. collective: whether it records collectives; a server does not.
+    axes: of its record. recent: its last calls of whole steps, and order: its last collectives, see
+    `verdict.RankState`.
+    """
 
     rank: int
     process: int
@@ -64,6 +76,10 @@ class Rank(NamedTuple):
     progress: Progress | None = None
     activities: tuple[Activity, ...] = ()
     collective: bool = True
+    axes: Mapping[str, int] = {}
+    recent: tuple[int, tuple[str, ...]] = (1, ())
+    order: tuple[tuple[str, int], ...] = ()
+    gone_s: float = 0.0
 
 
 class Blame(NamedTuple):
@@ -83,10 +99,14 @@ class Blame(NamedTuple):
 
 
 def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda record: "") -> Blame:
-    """The records of one run, at least one. ask: what the main thread of a process does that lives and holds
-    others, of which its record does not say why; empty where that is not known."""
+    """Find the ranks of a run that block the others.
+
+    Args:
+        records: of one run, at least one.
+        ask: returns the Python of the main thread of a process that lives; empty if unknown.
+    """
     ordered = sorted(records, key=lambda record: (record.rank, record.lane))
-    ranks = tuple(_rank(list(own)) for _, own in groupby(ordered, lambda record: record.rank))
+    ranks = ranks_of(records)
     alive = any(rank.state not in ("dead", "ended", "unknown") for rank in ranks)
     latest = max((event.seconds for record in records for event in record.events), default=0.0)
     many = max(record.ranks for record in records)
@@ -95,8 +115,8 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
         record.rank: event.name for record in records for event in record.events if event.kind == VERDICT
     }
     when = time.time() if alive else latest
-    judged = any(event.kind in (VERDICT, FAILED) for record in records for event in record.events)
-    holders = _silenced(ranks, verdicts) or _followed(_holders(ranks, judged=judged), ranks, when)
+    is_judged = any(event.kind in (VERDICT, FAILED) for record in records for event in record.events)
+    holders = _silenced(ranks, verdicts) or _blocking(ranks, when, is_judged=is_judged)
     first = {record.rank: record for record in reversed(ordered)}
     for rank in ranks:
         if rank.rank in holders and rank.state == "alive" and not any(act.call for act in rank.activities):
@@ -104,6 +124,12 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
             holders[rank.rank] += f"; its Python: {stack}" if stack else ""
     absent = many - len(ranks)
     return Blame(ordered[0].plan, ranks, missing, absent, holders, verdicts, ordered[0].started, when)
+
+
+def ranks_of(records: Sequence[Record]) -> tuple[Rank, ...]:
+    """What the records tell of each rank, in order."""
+    ordered = sorted(records, key=lambda record: (record.rank, record.lane))
+    return tuple(_rank(list(own)) for _, own in groupby(ordered, lambda record: record.rank))
 
 
 def missing_ranks(ranks: int, recorded: Set[int]) -> tuple[int, ...]:
@@ -121,7 +147,8 @@ def _rank(records: Sequence[Record]) -> Rank:
     for event in (event for event in main.events if event.kind == BEGIN):
         begun[event.name] = max(begun.get(event.name, 0), event.runs)
     waits = min(unfinished, default=None)
-    died = next((e.name for record in records for e in record.events if e.kind == GONE), "")
+    death = next((event for record in records for event in record.events if event.kind == GONE), None)
+    died = death.name if death is not None else ""
     known = "dead" if died else state(first)
     judged = any(event.kind == VERDICT for record in records for event in record.events)
     ended = first.ended or ("has ended, as its watchdog said" if judged else "")
@@ -130,8 +157,22 @@ def _rank(records: Sequence[Record]) -> Rank:
     activities = tuple(_activity(record) for record in records if record.lane)
     return Rank(
         first.rank, first.process, first.host, known, last, waits, begun, died,
-        _progress(main, waits), activities, not first.lane,
+        _progress(main, waits), activities, not first.lane, main.axes, _recent(main),
+        tuple((event.name, event.runs) for event in main.events if event.kind == BEGIN)[-_RECENT:],
+        death.seconds if death is not None else 0.0,
     )  # fmt: skip
+
+
+def _recent(record: Record) -> tuple[int, tuple[str, ...]]:
+    """The last calls of whole steps, which all processes make in the same order; none of collectives."""
+    calls = [event for event in record.events if event.kind == BEGIN and "`" in event.name][-_RECENT:]
+    return (calls[0].operation, tuple(f"`{step_of(call.name)}`" for call in calls)) if calls else (1, ())
+
+
+def step_of(name: str) -> str:
+    """The name of a step that is recorded whole, without the lines of the plan that are in it."""
+    match = re.search(r"`(.*)`", name)
+    return match[1] if match else name
 
 
 def _unfinished(record: Record) -> list[Event]:
@@ -172,43 +213,100 @@ def state(record: Record) -> str:
     return process_state(record.process) if record.machine == machine() else "unknown"
 
 
-def _followed(holders: Mapping[int, str], ranks: Sequence[Rank], when: float) -> dict[int, str]:
-    """The holders, of ranks in collectives, and those that ranks wait for beside them. Who holds others
-    because it waits itself for another one, for its part of a batch or its answer, does so for no fault of
-    its own: that one is named, and so on."""
-    known = {rank.rank: rank for rank in ranks}
-    down = _down(ranks)
-    followed: dict[int, str] = {}
+def _blocking(ranks: Sequence[Rank], when: float, *, is_judged: bool) -> dict[int, str]:
+    """The ranks that block others, each with its reason."""
+    down = {} if is_judged and all(rank.state in _GONE for rank in ranks) else _down(ranks)
+    recorded = [rank.rank for rank in ranks if rank.collective]
+    states = {
+        rank.rank: RankState(
+            rank.rank,
+            _condition(rank.state) if rank.rank in down else "alive",
+            down.get(rank.rank, ""),
+            waits=tuple(_waits(rank, recorded, when)),
+            begun=rank.begun,
+            recent={"": rank.recent} if rank.recent[1] else {},
+            order=rank.order,
+        )
+        for rank in ranks
+    }
+    reasons = dict(verdict.blame(states).reasons)
     for rank in ranks:
-        if rank.rank in holders or _awaited(rank, known) is not None:
-            end, why = _end(rank, holders.get(rank.rank, ""), known, down)
-            call = next((activity.call for activity in end.activities if activity.call is not None), None)
-            if call is not None and end.rank not in down:
-                why = f"{why}: it is {call.sentence(when)}"
-            if why:
-                followed.setdefault(end.rank, why)
-    return followed
+        call = next((activity.call for activity in rank.activities if activity.call is not None), None)
+        if rank.rank in reasons and rank.rank not in down and call is not None:
+            reasons[rank.rank] += f": it is {call.sentence(when)}"
+    return reasons
+
+
+def _condition(state: str) -> Condition:
+    return next((condition for condition in get_args(Condition) if condition == state), "unknown")
+
+
+def _waits(rank: Rank, recorded: Sequence[int], when: float) -> Iterator[Wait]:
+    """The collective that a rank waits in, and what it waits for beside it. recorded: see `_members`."""
+    if rank.waits is not None:
+        event, progress = rank.waits, rank.progress
+        is_rooted = event.details is not None and event.details.kind in ROOTED
+        needed = [progress.rank] if is_rooted and progress is not None else _members(rank, event, recorded)
+        needs = tuple(Need(other, event.name, event.runs) for other in needed)
+        yield Wait(event.name, when - event.seconds, needs, f"come to {event.name}", event.runs)
+    for activity in rank.activities:
+        if activity.waits is not None and activity.progress is not None:
+            event = activity.waits
+            needs = (Need(activity.progress.rank, _ANSWER, 1),)
+            owed = _owed(activity, event)
+            yield Wait(described(event), when - event.seconds, needs, owed, event.runs)
+
+
+def _members(rank: Rank, event: Event, recorded: Sequence[int]) -> Sequence[int]:
+    """The ranks of a collective that have recorded their collectives."""
+    if event.details is None or not rank.axes:
+        return recorded
+    axes = [axis for axis in event.details.axes if axis in rank.axes]
+    along = ranks_along(coordinates(rank.rank, rank.axes, rank.axes), axes, rank.axes)
+    return [number for number in recorded if number in along]
+
+
+def _owed(activity: Activity, event: Event) -> str:
+    """What the awaited rank has not done."""
+    if activity.lane == "input":
+        return f"made its part of {described(event)}"
+    return f"{'answered' if activity.lane == 'requests' else 'come to'} {described(event)}"
 
 
 def _down(ranks: Sequence[Rank]) -> dict[int, str]:
-    """The ranks that can do nothing, and how they are, but for those that left waiting; where all are gone,
-    not those that a launcher ended, either."""
+    """The ranks that cannot go on, and their condition. Ranks that ended while they waited are none of them.
+
+    If all ranks are gone, it is the first that died by itself, unless a launcher had begun to end them.
+    """
     gone = {
         rank.rank: rank
         for rank in ranks
         if rank.state not in ("alive", "unknown") and (rank.state != "ended" or not _left_waiting(rank))
     }
     if all(rank.state in _GONE for rank in ranks):
-        gone = {
-            number: rank for number, rank in gone.items() if rank.end and not rank.end.startswith("was ended")
-        }
+        first = first_death(ranks)
+        gone = {first.rank: first} if first is not None else {}
     if len(gone) == len(ranks) and not any(rank.state in _GONE for rank in ranks):
-        return {}  # somebody has stopped them all
+        return {}  # all are stopped
     return {number: _how(rank) for number, rank in gone.items()}
 
 
+def first_death(ranks: Sequence[Rank]) -> Rank | None:
+    """The first rank that died by itself; None if a launcher, a scheduler or a user ended ranks before."""
+    ends = sorted((rank for rank in ranks if rank.state == "dead" and rank.end), key=lambda rank: rank.gone_s)
+    first = next((rank for rank in ends if not _was_ended(rank)), None)
+    outside = next((rank.gone_s for rank in ends if _was_ended(rank)), None)
+    if first is None or (outside is not None and outside < first.gone_s - _TOGETHER_S):
+        return None
+    return first
+
+
+def _was_ended(rank: Rank) -> bool:
+    return rank.end.startswith("was ended")
+
+
 def _how(rank: Rank) -> str:
-    """How a rank is that can do nothing."""
+    """The condition of a rank that cannot go on."""
     lives = "" if rank.state in _GONE else f": process {rank.process} on {rank.host} lives"
     if rank.state == "stopped":
         lives += f", and kill -CONT {rank.process} lets it go on"
@@ -216,7 +314,7 @@ def _how(rank: Rank) -> str:
 
 
 def _silenced(ranks: Sequence[Rank], verdicts: Mapping[int, str]) -> dict[int, str]:
-    """The ranks that watchdogs called silent, where all have gone since: nothing else tells how they were."""
+    """The ranks that watchdogs called silent, if all have gone since: nothing else tells their condition."""
     if any(rank.state not in _GONE for rank in ranks):
         return {}
     matches = ((teller, _SILENT.match(text)) for teller, text in verdicts.items())
@@ -225,71 +323,3 @@ def _silenced(ranks: Sequence[Rank], verdicts: Mapping[int, str]) -> dict[int, s
 
 def _left_waiting(rank: Rank) -> bool:
     return rank.waits is not None or any(activity.waits is not None for activity in rank.activities)
-
-
-def _end(rank: Rank, reason: str, known: Mapping[int, Rank], down: Mapping[int, str]) -> tuple[Rank, str]:
-    """The last of those that wait each for the next one, from `rank` on, and why that one holds them."""
-    seen = {rank.rank}
-    while rank.rank not in down and (link := _awaited(rank, known)) is not None:
-        activity, rank = link
-        reason = down.get(rank.rank) or _owed(activity)
-        if rank.rank in seen:
-            break
-        seen.add(rank.rank)
-    return rank, reason
-
-
-def _awaited(rank: Rank, known: Mapping[int, Rank]) -> tuple[Activity, Rank] | None:
-    """What it does in which it waits for another rank, and that one."""
-    for activity in rank.activities:
-        progress = activity.progress
-        if progress is not None and progress.rank in known and progress.rank != rank.rank:
-            return activity, known[progress.rank]
-    return None
-
-
-def _owed(activity: Activity) -> str:
-    """What the one that is waited for has not done."""
-    waits = activity.waits
-    if waits is None:
-        return "it is waited for"
-    if activity.lane == "input":
-        return f"it has not made its part of {described(waits)}"
-    if activity.lane == "requests":
-        return f"it has not answered {described(waits)}"
-    return f"it has not come to {waits.name}"
-
-
-def _holders(ranks: Sequence[Rank], *, judged: bool) -> dict[int, str]:
-    """Stopped and dead ranks that others wait for; where all are dead, those that no launcher ended, if that
-    is known and they had not been told to end; else those that have not come to what others wait in, and
-    wait in nothing themselves; else, where all wait, whoever is in an earlier run than others, or in another
-    operation than most."""
-    waiting = [rank for rank in ranks if rank.waits is not None]
-    awaited: dict[str, int] = {}
-    for event in (rank.waits for rank in waiting if rank.waits is not None):
-        awaited[event.name] = max(awaited.get(event.name, 0), event.runs)
-    if not awaited:
-        return {}
-    down = _down(ranks)
-    if down and not (judged and all(rank.state in _GONE for rank in ranks)):
-        return down
-    late = {
-        rank.rank: f"it has not come to {name}"
-        for rank in ranks
-        for name, runs in awaited.items()
-        if rank.waits is None and rank.begun.get(name, 0) < runs
-    }
-    if late or len(awaited) == 1:
-        return late or {
-            rank.rank: f"it is still in {rank.waits.name}, run {rank.waits.runs}"
-            for rank in waiting
-            if rank.waits is not None and rank.waits.runs < awaited[rank.waits.name]
-        }
-    names = [rank.waits.name for rank in waiting if rank.waits is not None]
-    usual = max(awaited, key=names.count)
-    return {
-        rank.rank: f"it waits in {rank.waits.name}, most others in {usual}"
-        for rank in waiting
-        if rank.waits is not None and rank.waits.name != usual
-    }

@@ -156,12 +156,6 @@ def line_of(event: Event) -> int:
     return int(match[1]) if match else 0
 
 
-def step_of(name: str) -> str:
-    """The name of a step that is recorded whole, without the lines of the plan that are in it."""
-    match = re.search(r"`(.*)`", name)
-    return match[1] if match else name
-
-
 def _keyed(record: Record, slices: Iterable[Slice]) -> Iterator[tuple[tuple[object, ...], Slice]]:
     """Each slice with what names its collective on all of its ranks, whose plans may have other paths."""
     same: dict[tuple[object, ...], int] = {}

@@ -306,8 +306,9 @@ def _put_text(memory: mmap.mmap, begin: int, end: int, text: str) -> None:
     memory[begin : begin + len(data)] = data
 
 
-def append_end(path: Path, text: str) -> None:
-    """Put into the record of a process that has died how it did; the record is kept.
+def append_end(path: Path, text: str, seconds: float) -> None:
+    """Put into the record of a process that has died how it did; the record is kept. seconds: when, on
+    `time.monotonic`.
 
     The file is not mapped: whoever cuts a file off ends the processes that map it, by SIGBUS. Raises OSError,
     and ValueError for a file that is no whole record.
@@ -321,7 +322,7 @@ def append_end(path: Path, text: str) -> None:
         if (version, capacity) != (VERSION, CAPACITY) or not (0 <= head < _EVENTS and 0 <= names < _EVENTS):
             raise ValueError(f"{path} is a damaged record")
         index = min(names, MOST_NAMES - 1)
-        event = EVENT.pack(time.monotonic_ns(), GONE, index, 0, 0, 0)
+        event = EVENT.pack(int(seconds * 1e9), GONE, index, 0, 0, 0)
         os.pwrite(descriptor, _padded(text), _HEADER.size + index * _NAME)
         os.pwrite(descriptor, event, EVENTS + EVENT.size * (head % CAPACITY))
         os.pwrite(descriptor, struct.pack("<3q", head + 1, max(index + 1, names), 1), HEAD)

@@ -163,24 +163,27 @@ class Sidecar:
         """Put into its records how it ended, if it has not said that it does."""
         gone = self.gone.setdefault(process.job, [])
         if not process.left and (text := described(process.ended)):
-            from commplan.sidecar.judgement import note  # noqa: PLC0415  it takes long to load
+            from commplan.recorder.file import append_end  # noqa: PLC0415  it takes long to load
 
-            note(process.records, text)
+            for path in process.records:
+                with contextlib.suppress(OSError, ValueError):
+                    append_end(path, text, process.seconds)
             gone.append(process)
         after = self.news[self.news.index(process) + 1 :]
         if all(other.job != process.job for other in (*self.running, *after)):
-            self._judge(self.gone.pop(process.job), process)
+            self._speak(self.gone.pop(process.job), process)
         process.close()
 
-    def _judge(self, gone: list[Attended], last: Attended) -> None:
-        """Nobody of a job is left: say what nobody has said."""
+    def _speak(self, gone: list[Attended], last: Attended) -> None:
+        """No process of a job is left: print why, if none of them has."""
         if not gone or last.errors < 0:
             return
-        from commplan.sidecar.judgement import Ended, judgement  # noqa: PLC0415
+        from commplan.recorder.last_words import last_words, read_beside  # noqa: PLC0415
 
-        ends = [Ended(each.number, each.who, each.ended, each.seconds, tuple(each.records)) for each in gone]
-        text = judgement(ends, kills_for_memory() - self.killed)
-        if text:
+        # The first record of each is that of the job's first communicator or mesh.
+        records = read_beside(process.records[0] for process in gone)
+        names = {process.number: process.who for process in gone}
+        if text := last_words(records, names, kills_for_memory() - self.killed):
             say(last.errors, text)
 
 

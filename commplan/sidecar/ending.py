@@ -14,7 +14,6 @@ from pathlib import Path
 _INFO, _EXIT = struct.Struct("<2Q11Ii"), 1 << 3
 _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 _OF_STAT = 51  # the exit status among the fields of /proc/PID/stat, for those who may trace it
-_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # how launchers and schedulers end processes
 _WORDS = {
     signal.SIGKILL: "was killed", signal.SIGABRT: "was aborted", signal.SIGSEGV: "crashed",
     signal.SIGBUS: "crashed", signal.SIGFPE: "crashed", signal.SIGILL: "crashed",
@@ -55,11 +54,6 @@ def described(ended: int | None) -> str:
         return f"{_WORDS.get(name, 'was ended')} ({name.name})"
     code = os.WEXITSTATUS(ended)
     return f"exited with status {code} in the middle of its program" if code else ""
-
-
-def from_outside(ended: int | None) -> bool:
-    """Whether a launcher, a scheduler or a user asked it to end."""
-    return ended is not None and os.WIFSIGNALED(ended) and os.WTERMSIG(ended) in _FROM_OUTSIDE
 
 
 def kills_for_memory() -> int:

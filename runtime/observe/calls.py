@@ -31,7 +31,6 @@ from commplan.recorder.file import (
     put_name,
 )
 from commplan.runtime.observe.joint_calls import JointCalls
-from commplan.runtime.observe.verdict import key
 from commplan.tracebacks import shorten
 
 _KEPT = 4  # arrays of a result: the smallest ones
@@ -41,6 +40,11 @@ _HEAD = struct.Struct("<q")
 # Events are written two by two: the end of a call and the begin of the next one, or an event and none.
 _PAIR, _PAIRS = struct.Struct("<12q"), CAPACITY // 2
 _NOTHING = (0, 0, 0, 0)  # kind, name, number, runs
+
+
+def key_of(processes: Sequence[int]) -> str:
+    """The processes as text."""
+    return ",".join(map(str, processes))
 
 
 class Kept(list[Any]):
@@ -65,7 +69,7 @@ class Calls:
     """
 
     def __init__(self, processes: Sequence[int], recording: Recording | None) -> None:
-        self.processes, self.key = tuple(processes), key(processes)
+        self.processes, self.key = tuple(processes), key_of(processes)
         self.recording = recording
         self.memory = bytearray(SIZE) if recording is None else recording.memory
         self.names: list[str] = []
@@ -142,7 +146,7 @@ class Calls:
     def recent(self) -> tuple[int, tuple[str, ...]]:
         """The number of one of the last calls, and the names of the steps from there on."""
         calls = self.latest()
-        return (calls[0].number, tuple(self.names[call.name] for call in calls)) if calls else (1, ())
+        return (calls[0].number, tuple(f"`{self.names[call.name]}`" for call in calls)) if calls else (1, ())
 
     def observe(self) -> None:
         """Notice what has ended. Called again and again, by one thread alone."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from commplan.lowering.mpi.job.watchdog import job
 from commplan.recorder.file import machine
 from commplan.recorder.processes import process_state, waits_for_core
-from commplan.runtime.observe.verdict import Report
+from commplan.recorder.verdict import RankState
+from commplan.runtime.observe.joint_calls import JointReport
 
 _LONGEST = 60_000  # bytes of a datagram
 DOWN = ("dead", "stopped", "stuck in the kernel")  # states in which a process cannot answer
@@ -65,14 +66,16 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
     """kind: `hello`, `ask`, `answer`, `verdict` or `left`. serial: of what is asked, and of its answer.
-    code: of a verdict."""
+    code: of a verdict. state: of the sender. joint: how far its calls with collectives are, by processes that
+    call alike."""
 
     process: int
     kind: str
     serial: int = 0
     text: str = ""
-    report: Report | None = None
+    state: RankState | None = None
     code: str = ""
+    joint: Mapping[str, JointReport] = {}
 
 
 class Endpoint:

@@ -28,14 +28,25 @@ from commplan.lowering.mpi.job.watchdog import FIRST, main_stack
 from commplan.recorder.file import path_of, start_recording
 from commplan.recorder.processes import WATCH_THREAD
 from commplan.recorder.stacks import main_stack as main_stack_of
-from commplan.runtime.observe import abort_hook, interruption, verdict
-from commplan.runtime.observe.calls import Calls
+from commplan.recorder.verdict import (
+    Condition,
+    Need,
+    Patience,
+    RankState,
+    Verdict,
+    Wait,
+    blame,
+    described,
+    listed,
+)
+from commplan.runtime.observe import abort_hook, interruption
+from commplan.runtime.observe.calls import Calls, key_of
 from commplan.runtime.observe.interruption import Interruption, Place, is_interruptible
-from commplan.runtime.observe.joint_calls import SETTLE_S
+from commplan.runtime.observe.joint_calls import SETTLE_S, JointReport
 from commplan.runtime.observe.peers import DOWN, Endpoint, Message, Peer
-from commplan.runtime.observe.verdict import Patience, Report, Waiting, conclude, departure, silence, stalled
 from commplan.sidecar import attend, leave
-from commplan.wait import Wait, until
+from commplan.wait import Wait as TimedWait
+from commplan.wait import until
 
 EXIT_STATUS = 75  # of a process that ends with a verdict: EX_TEMPFAIL of sysexits.h
 _FEW, _MEDIANS = 3, 5.0  # runs before a median is known; of intervals between runs
@@ -46,6 +57,13 @@ _UNWIND_S = 10.0  # for the `finally` blocks of a main thread that is in no step
 _STACK = 2048  # characters of the main thread's stack
 _SHOWN = 4  # processes that a line names
 _STACKS = 4  # processes that are asked for theirs at once
+_ABORTED = "was aborted by its runtime: its own output says why"
+_CONDITIONS: Mapping[str, Condition] = {
+    "dead": "dead",
+    "stopped": "stopped",
+    "stuck in the kernel": "stuck in the kernel",
+}
+EXCUSE = "put longer work into `with run.late():`, or bind(.., watchdog_s=SECONDS) waits longer"
 Exchange = Callable[[Peer], Mapping[int, Peer]]
 
 
@@ -61,11 +79,12 @@ class Watchdog:
         self._failure = ""  # what JAX may have raised and nobody has caught
         self._left: str | None = None  # why this process ends, once it does
         self._status = 0  # with which it then exits
-        self._gone: dict[int, tuple[float, Report]] = {}  # others that end: when this was heard
+        self._gone: dict[int, tuple[float, RankState]] = {}  # others that end: when this was heard
         self._heard: set[int] = set()
         self._asked: float | None = None
         self._serial, self._again, self._scanned, self._noticed = 0, 0.0, 0.0, 0
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, RankState] = {}
+        self._joint: dict[int, Mapping[str, JointReport]] = {}  # of the last message of each
         self._stacks: dict[int, str] = {}  # of processes that do not answer, and who asks for them
         self._asking: dict[int, threading.Thread] = {}
         self._verdict, self._code, self._is_said, self._settled = "", "", False, threading.Event()
@@ -97,7 +116,7 @@ class Watchdog:
         return calls
 
     def _calls_of(self, processes: Sequence[int], plan: str) -> Calls:
-        name = verdict.key(processes)
+        name = key_of(processes)
         if name not in self._calls:
             first = self.endpoint.others.get(processes[0])
             job = f"{self.endpoint.token if first is None else first.token}{crc32(name.encode()):08x}"
@@ -126,13 +145,18 @@ class Watchdog:
         if isinstance(error, RuntimeError | ValueError) and not self._verdict:  # JAX raises either
             self._failure = text
             with contextlib.suppress(TimeoutError):
-                until(self._settled.wait, Wait(2 * _GRACE_S + _SETTLE_S, _timed_out))
+                until(self._settled.wait, TimedWait(2 * _GRACE_S + _SETTLE_S, _timed_out))
         if not self._verdict:
             self._leave(text)
 
     def _leave(self, why: str) -> None:
         self._left = why
-        self.endpoint.send(Message(self.own, "left", report=self._report()), list(self.endpoint.others))
+        self._send("left", list(self.endpoint.others))
+
+    def _send(self, kind: str, processes: Sequence[int], serial: int = 0) -> None:
+        """Send the state of this process."""
+        joint = {key: calls.joint.report(waits=calls.waits > 0) for key, calls in self._calls.items()}
+        self.endpoint.send(Message(self.own, kind, serial, state=self._state_here(), joint=joint), processes)
 
     def _ending(self) -> None:
         """At the exit: JAX's own would wait for the others, for minutes."""
@@ -174,7 +198,7 @@ class Watchdog:
         others = [process for process in waits.processes if process != self.own]
         states = {process: self._state(process) for process in others}
         down = [f"process {p} {self.endpoint.others[p].silence(s)}" for p, s in states.items() if s in DOWN]
-        awaited = " and ".join(down) or f"it waits for {verdict.listed(others)}"
+        awaited = " and ".join(down) or f"it waits for {listed('process', others)}"
         text = f"{waits.current()} has not ended for {time.monotonic() - waits.began():.1f} s: {awaited}"
         self._leave("KeyboardInterrupt")
         print(f"commplan: interrupted: {text}", file=sys.stderr, flush=True)
@@ -190,14 +214,16 @@ class Watchdog:
     def _look(self, now: float) -> None:
         """Whether something is wrong; then the others are asked, and what they say is weighed."""
         for heard, gone in self._gone.values():
+            joint = self._joint[gone.rank]
             missed = any(
                 calls.waits > gone.begun.get(calls.key, calls.waits)
-                or (calls.key in gone.joint and calls.joint.misses(gone.joint[calls.key].number))
+                or (calls.key in joint and calls.joint.misses(joint[calls.key].number))
                 for calls in self._calls.values()
             )
             settled = bool(self._failure) or now > heard + _SETTLE_S
-            if self._left is None and settled and (missed or gone.left):
-                self._judge(departure(gone) + self._awaiting())
+            if self._left is None and settled and (missed or gone.how):
+                verdict = Verdict("down", {gone.rank: gone.how})
+                self._judge(described(verdict, {gone.rank: gone}, "process", self.own) + self._awaiting())
                 return
         if self._asked is not None:
             missing = self._missing()
@@ -243,7 +269,7 @@ class Watchdog:
     def _disagreement(self) -> Diagnostic | None:
         """The error if another process runs a step that this one compares."""
         for key, calls in self._calls.items():
-            reports = {p: r.joint[key] for p, r in self._reports.items() if key in r.joint}
+            reports = {p: self._joint[p][key] for p in self._reports if key in self._joint[p]}
             if (diagnostic := calls.joint.disagreement(reports)) is not None:
                 return diagnostic
         return None
@@ -255,28 +281,33 @@ class Watchdog:
         if diagnostic is not None or not self._is_alarmed:
             return
         waits, patience = self._waits(), self._patience()
-        reports = self._reports | {process: gone for process, (_, gone) in self._gone.items()}
-        reports[self.own] = mine = self._report()
-        states = {process: self._state(process) for process in missing}
-        silent = {
-            process: self._silence(process, state)
-            for process, state in states.items()
-            if (state != "alive" or (mine.idle > patience.late and not self._starved(process, mine.idle)))
-            and (state != "unknown" or process in self._heard)
-        }
-        if silent and (mine.waits or mine.aborted or self._failure):
-            self._judge(silence(reports, silent) + self._awaiting())
-        elif not missing and (text := conclude(self.own, reports, patience, self._awaiting())):
-            self._judge(text)
+        states = self._reports | {process: gone for process, (_, gone) in self._gone.items()}
+        states[self.own] = mine = self._state_here()
+        for process in missing:
+            state = self._state(process)
+            is_silent = mine.idle_s > patience.late and not self._starved(process, mine.idle_s)
+            if (state != "alive" or is_silent) and (state != "unknown" or process in self._heard):
+                states[process] = self._silent_state(process, state)
+        verdict = blame(states, self.own, patience)
+        is_known = all(process in states for process in missing)
+        if verdict.kind == "down" or (is_known and verdict.kind in ("order", "late", "circle")):
+            excuse = f"\nnote: {EXCUSE}" if verdict.kind == "late" else ""
+            self._judge(described(verdict, states, "process", self.own) + excuse + self._awaiting())
         elif self._failure:
             self._settled.set()
-        elif waits and not missing and waits.waits != self._noticed and stalled(self.own, reports, patience):
-            self._noticed = waits.waits
-            joint = {p: r.joint[waits.key] for p, r in reports.items() if waits.key in r.joint}
-            late = waits.joint.awaited("process", joint)
-            why = "; ".join([*late[:_SHOWN], waits.joint.limit()]) if late else "no process is late for it"
-            text = f"commplan: {waits.current()} has not ended for {mine.idle:.0f} s; {why}"
-            print(text, file=sys.stderr, flush=True)
+        elif waits and not missing and waits.waits != self._noticed:
+            is_stalled = verdict.kind in ("stalled", "behind")
+            if is_stalled and min(state.idle_s for state in states.values()) >= patience.late:
+                self._notice(waits, mine.idle_s)
+
+    def _notice(self, waits: Calls, idle_s: float) -> None:
+        """Print that a step lasts long on all processes, once: devices may compute."""
+        self._noticed = waits.waits
+        joint = {p: self._joint[p][waits.key] for p in self._reports if waits.key in self._joint[p]}
+        late = waits.joint.awaited("process", joint)
+        why = "; ".join([*late[:_SHOWN], waits.joint.limit()]) if late else "no process is late for it"
+        text = f"commplan: {waits.current()} has not ended for {idle_s:.0f} s; {why}"
+        print(text, file=sys.stderr, flush=True)
 
     def _starved(self, process: int, idle_s: float) -> bool:
         """Whether it cannot answer yet because its machine is busy; that is believed for as long as others
@@ -298,9 +329,11 @@ class Watchdog:
     def _ask(self, process: int, record: Path) -> None:
         self._stacks[process] = main_stack_of(record)
 
-    def _silence(self, process: int, state: str) -> tuple[str, list[str]]:
+    def _silent_state(self, process: int, state: str) -> RankState:
+        """Of a process that does not answer."""
         peer, stack = self.endpoint.others[process], self._stacks.get(process)
-        return peer.silence(state), [peer.identity(state), *([f"its Python: {stack}"] if stack else [])]
+        notes = peer.identity(state), *([f"its Python: {stack}"] if stack else [])
+        return RankState(process, _CONDITIONS.get(state, "silent"), peer.silence(state), tuple(notes))
 
     def _patience(self) -> Patience:
         waits = self._waits()
@@ -349,35 +382,48 @@ class Watchdog:
             print(CommplanError(Diagnostic(self._code, first, None, remarks)), file=sys.stderr, flush=True)
             self._settled.set()
 
-    def _report(self) -> Report:
-        now, waits = time.monotonic(), self._waits()
-        idle, waiting = now - self._moved(), None
-        if waits is not None:
-            waiting = Waiting(waits.processes, waits.waits, waits.current(), now - waits.began())
+    def _state_here(self) -> RankState:
+        now, calls, waiting = time.monotonic(), self._waits(), tuple[Wait, ...]()
+        idle = now - self._moved()
+        if calls is not None:
+            where, number = calls.current(), calls.waits
+            needs = tuple(Need(process, calls.key, number) for process in calls.processes)
+            waiting = (Wait(where, now - calls.began(), needs, f"come to {where}", number),)
         last, runs = max(self._calls.values(), key=lambda calls: calls.moved).finished()
-        return Report(
-            self.own, f"process {os.getpid()} on {socket.gethostname()}",
-            {key: calls.number for key, calls in self._calls.items()},
-            {key: calls.recent() for key, calls in self._calls.items()},
-            waiting, idle, self._late > 0, last, runs,
-            main_stack()[:_STACK] if waits is None and idle > _SETTLE_S else "",
-            self._left, abort_hook.aborted(),
-            {key: calls.joint.report(waits=calls.waits > 0) for key, calls in self._calls.items()},
-        )  # fmt: skip
+        name = f"process {os.getpid()} on {socket.gethostname()}"
+        state = RankState(
+            self.own,
+            waits=waiting,
+            begun={key: calls.number for key, calls in self._calls.items()},
+            recent={key: calls.recent() for key, calls in self._calls.items()},
+            idle_s=idle,
+            is_excused=self._late > 0,
+            process=name,
+            last=last,
+            runs=runs,
+            stack=main_stack()[:_STACK] if not waiting and idle > _SETTLE_S else "",
+        )
+        notes = (f"process {self.own} ({name}) last finished {last}, {runs} times so far",) if last else ()
+        if self._left is not None:
+            return state._replace(condition="ended", how=self._left, notes=notes)
+        return (
+            state._replace(condition="aborted", how=_ABORTED, notes=notes) if abort_hook.aborted() else state
+        )
 
     def _take(self, message: Message) -> None:
-        process, report = message.process, message.report
+        process, state = message.process, message.state
         with self._lock:
             self._heard.add(process)
+            if state is not None:
+                self._joint[process] = message.joint
             if message.kind == "ask" and self._calls:
-                answer = Message(self.own, "answer", message.serial, report=self._report())
-                self.endpoint.send(answer, [process])
+                self._send("answer", [process], message.serial)
             elif message.kind == "verdict":
                 self._accept(message.text, message.code)
-            elif report is not None and report.left is not None:
-                self._gone.setdefault(process, (time.monotonic(), report))
-            elif report is not None and message.serial == self._serial:
-                self._reports[process] = report
+            elif state is not None and state.condition == "ended":
+                self._gone.setdefault(process, (time.monotonic(), state))
+            elif state is not None and message.serial == self._serial:
+                self._reports[process] = state
 
 
 _running: list[Watchdog] = []

@@ -39,7 +39,7 @@ def test_calls_are_recorded_with_their_lines_and_ends(calls: Calls, tmp_path: Pa
     calls.observe()
     (record,) = read_records([str(tmp_path)])
     assert [event.operation for event in record.events if event.kind == END] == [1, 2, 3]
-    assert calls.finished() == (step, 2) and calls.recent() == (1, ("train", "look", "train"))
+    assert calls.finished() == (step, 2) and calls.recent() == (1, ("`train`", "`look`", "`train`"))
     assert calls.waits == 0 and calls.rhythm()[0] == 2
 
 
@@ -104,4 +104,4 @@ def test_the_ring_goes_on_over_its_end(calls: Calls, tmp_path: Path):
     (record,) = read_records([str(tmp_path)])
     assert record.lost > 0 and max(event.operation for event in record.events) == calls.number
     first, names = calls.recent()
-    assert first + len(names) - 1 == calls.number and set(names) == {"train"}
+    assert first + len(names) - 1 == calls.number and set(names) == {"`train`"}

@@ -16,7 +16,7 @@ from commplan.diagnostics import plural
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized, timed
 from commplan.recorder import Run, Summary, trace
-from commplan.recorder.collectives import step_of
+from commplan.recorder.blame import step_of
 from commplan.recorder.summary import Line, Waits
 from commplan.recorder.trace import head
 

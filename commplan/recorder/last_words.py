@@ -1,0 +1,62 @@
+"""The message about a job of which no process is left, from its records."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.recorder.blame import Rank, described, first_death, ranks_of
+from commplan.recorder.file import FAILED, VERDICT, Record, read_records
+
+_SHOWN = 4  # deaths beside the first
+
+
+def read_beside(paths: Iterable[Path]) -> list[Record]:
+    """The records of ranks, and those of their lanes. Damaged and missing files are left out."""
+    records: list[Record] = []
+    for path in paths:
+        rank = ".".join(path.name.split(".")[:2])
+        for lane in path.parent.glob(f"{rank}.*rec"):
+            with contextlib.suppress(CommplanError):
+                records += read_records([str(lane)])
+    return records
+
+
+def last_words(records: Sequence[Record], names: Mapping[int, str], killed: int) -> str:
+    """The error that names the process that died first and how; empty if a launcher, a scheduler or a user
+    ended the job, or a rank has recorded why it failed.
+
+    Args:
+        names: of processes, such as `rank 2`, by their numbers.
+        killed: the number of processes that the kernel has killed meanwhile for want of memory.
+    """
+    ranks = ranks_of(records)
+    first = first_death(ranks)
+    if first is None or any(event.kind in (VERDICT, FAILED) for record in records for event in record.events):
+        return ""
+    others = [rank for rank in ranks if rank.state == "dead" and rank.end and rank is not first]
+    others.sort(key=lambda rank: (rank.end.startswith("was ended"), rank.gone_s))
+    text, *notes = [_death(rank, names) for rank in (first, *others[:_SHOWN])]
+    if max(record.ranks for record in records) > len(ranks):
+        notes.append("of ranks on other hosts, which may have ended before, nothing is known here")
+    if killed:
+        notes.append(f"meanwhile the kernel has killed {killed} for want of memory")
+    notes.append("said by the sidecar of this host, since no process of the job is left there")
+    return f"{CommplanError(Diagnostic('CP0834', text, None, tuple(map(Note, notes))))}\n"
+
+
+def _death(rank: Rank, names: Mapping[int, str]) -> str:
+    name = names.get(rank.process, f"rank {rank.rank}")
+    return f"{name} (process {rank.process} on {rank.host}) {rank.end}{_place(rank)}"
+
+
+def _place(rank: Rank) -> str:
+    if rank.waits:
+        return f" in {described(rank.waits)}"
+    text = f", in no collective; it last finished {described(rank.last)}" if rank.last else ""
+    for activity in rank.activities:
+        if activity.waits is not None:
+            return f"{text}, and waited in {described(activity.waits)}"
+    return text

@@ -1,0 +1,310 @@
+"""Which ranks block the others: a pure function of the states of all ranks.
+
+The watchdog of processes under `jax.distributed`, `commplan blame` and the sidecar of a host decide by
+`blame`. They differ in how they obtain the states: from messages of the processes, or from their records.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Literal, NamedTuple
+
+Condition = Literal[
+    "alive", "silent", "stopped", "stuck in the kernel", "dead", "aborted", "ended", "unknown"
+]
+Kind = Literal["none", "order", "down", "late", "busy", "behind", "circle", "stalled"]
+_SHOWN, _LISTED = 4, 8  # ranks with a note of their own; ranks in a list
+
+
+class Need(NamedTuple):
+    """The condition that `rank` begins call `number` of `sequence`."""
+
+    rank: int
+    sequence: str
+    number: int
+
+
+class Wait(NamedTuple):
+    """An operation that has begun and not ended.
+
+    where: such as `line 7 of x.plan`. seconds: since it began. needs: what it waits for. missing: what a rank
+    has not done that it waits for, such as `come to line 7`. runs: how often it has begun.
+    """
+
+    where: str
+    seconds: float = 0.0
+    needs: tuple[Need, ...] = ()
+    missing: str = ""
+    runs: int = 0
+
+
+class RankState(NamedTuple):
+    """What is known of a rank.
+
+    how, notes: its condition in words, if it is not alive. waits: its unfinished operations, a collective
+    first. begun: by sequence of calls, how many it has begun. recent: by sequence whose order is the same on
+    all ranks, the number of a call and the names from there on. order: its last operations as they began,
+    each with how often it had. idle_s: seconds since an operation last began
+    or ended. is_excused: it has announced that it comes late. process: such as `process 4711 on node3`. last,
+    runs: the operation that it last finished, and how often that has run. stack: the Python of its main
+    thread.
+    """
+
+    rank: int
+    condition: Condition = "alive"
+    how: str = ""
+    notes: tuple[str, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    begun: Mapping[str, int] = {}
+    recent: Mapping[str, tuple[int, tuple[str, ...]]] = {}
+    order: tuple[tuple[str, int], ...] = ()
+    idle_s: float = 0.0
+    is_excused: bool = False
+    process: str = ""
+    last: str = ""
+    runs: int = 0
+    stack: str = ""
+
+    @property
+    def finished(self) -> str:
+        """The operation that it last finished, for a message; empty if there is none."""
+        return f"; it last finished {self.last}, {self.runs} times so far" if self.last else ""
+
+
+States = Mapping[int, RankState]
+
+
+class Patience(NamedTuple):
+    """Seconds: a rank that is alive is `late` if a wait for it lasts `late` and nothing moves for `bound`."""
+
+    bound: float = 0.0
+    late: float = 0.0
+
+
+_NONE = Patience()
+
+
+class Verdict(NamedTuple):
+    """Why ranks wait.
+
+    kind:
+        `order`: ranks call in different orders.
+        `down`: ranks cannot go on.
+        `late`: ranks are alive and have not begun what others wait for.
+        `busy`: likewise, within the patience.
+        `behind`: ranks are still in an operation that others have left.
+        `circle`: ranks wait for one another in different operations.
+        `stalled`: all ranks are in the operation.
+        `none`: no rank waits.
+    reasons: the blocking ranks, each with its reason; empty if no majority tells which. waiting: the ranks
+    that wait for them. names: of `order`, the call of each rank. call: of `order`, its number.
+    """
+
+    kind: Kind = "none"
+    reasons: Mapping[int, str] = {}
+    waiting: tuple[int, ...] = ()
+    names: Mapping[int, str] = {}
+    call: int = 0
+
+
+def blame(states: States, own: int | None = None, patience: Patience = _NONE) -> Verdict:
+    """Find the ranks that block the others.
+
+    A rank is not blamed because it waits: `blame` follows each wait to the ranks that it needs, and their
+    waits in turn. Ranks without a state are unknown, and are not blamed.
+
+    Args:
+        states: by rank.
+        own: the rank whose wait is in question; if it waits in nothing, an operation of its own has failed.
+            None: all waits.
+        patience: the time in which a rank that is alive may still come.
+    """
+    live = [state for state in states.values() if state.condition in ("alive", "aborted")]
+    aborted = {state.rank: state.how for state in live if state.condition == "aborted"}
+    if aborted or _idle(live) >= patience.bound:
+        for sequence in sorted({key for state in states.values() for key in state.recent}):
+            if (verdict := _another_order(sequence, states)) is not None:
+                return verdict
+    waiting, needed = _needed(states, states if own is None else [own])
+    if own is not None and not states[own].waits:
+        conditions = {rank: state.how for rank, state in states.items() if state.condition != "ended"}
+        waiting, needed = [rank for rank in states if states[rank].waits], {}
+    else:
+        conditions = {rank: states[rank].how for rank in needed} | aborted
+    down = {rank: how for rank, how in sorted(conditions.items()) if states[rank].condition != "alive"}
+    waiting = sorted(waiting)
+    if down:
+        return Verdict("down", down, tuple(waiting))
+    if needed:
+        late = {rank: f"it has not {wait.missing}" for rank, wait in sorted(needed.items())}
+        is_late = own is None or states[own].idle_s >= patience.late
+        is_late &= not any(states[rank].is_excused for rank in late)
+        is_late &= _idle([states[rank] for rank in (*late, *sorted(waiting))]) >= patience.bound
+        return Verdict("late" if is_late else "busy", late, tuple(waiting))
+    return _all_wait(states, waiting, patience)
+
+
+def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int, Wait]]:
+    """The ranks that wait, from `sources` on, and those that they need and that do not wait themselves."""
+    waiting = [rank for rank in sources if states[rank].waits and states[rank].condition == "alive"]
+    needed: dict[int, Wait] = {}
+    for rank in waiting:
+        for wait in states[rank].waits:
+            for need in wait.needs:
+                state = states.get(need.rank)
+                if state is None or need.rank == rank or not (_is_unmet(need, state) or state.waits):
+                    continue
+                if not state.waits or state.condition != "alive":
+                    known = needed.get(need.rank, wait)  # the wait for the fewest ranks tells most
+                    needed[need.rank] = min(wait, known, key=lambda each: len(each.needs))
+                elif need.rank not in waiting:
+                    waiting.append(need.rank)
+    return waiting, needed
+
+
+def _is_unmet(need: Need, state: RankState) -> bool:
+    return state.begun.get(need.sequence, 0) < need.number
+
+
+def _all_wait(states: States, waiting: Sequence[int], patience: Patience) -> Verdict:
+    """The verdict on ranks that all wait: for those that are behind, or for one another."""
+    oldest = {rank: states[rank].waits[0] for rank in waiting}
+    awaited = {
+        rank: {
+            need.rank
+            for wait in states[rank].waits
+            for need in wait.needs
+            if need.rank in oldest and need.rank != rank and _is_unmet(need, states[need.rank])
+        }
+        for rank in waiting
+    }
+    behind = {
+        rank: f"it is still in {wait.where}, run {wait.runs}"
+        for rank, wait in oldest.items()
+        if not awaited[rank] and any(rank in ranks for ranks in awaited.values())
+    }
+    if behind:
+        return Verdict("behind", behind, tuple(waiting))
+    is_still = _idle([states[rank] for rank in waiting]) >= patience.late
+    if len({wait.where for wait in oldest.values()}) < 2 or not is_still:
+        return Verdict("stalled" if waiting else "none", {}, tuple(waiting))
+    return Verdict("circle", _out_of_order(states, oldest, awaited), tuple(waiting))
+
+
+def _out_of_order(
+    states: States, oldest: Mapping[int, Wait], awaited: Mapping[int, Set[int]]
+) -> dict[int, str]:
+    """The ranks that wait in a call before one that most ranks begin first. awaited: by rank, those that it
+    waits for."""
+    found: dict[int, str] = {}
+    for rank, other in itertools.combinations(oldest, 2):
+        if not (other in awaited[rank] and rank in awaited[other]):
+            continue
+        pair = oldest[rank], oldest[other]
+        votes = [0, 0]  # for either call as the first one
+        for state in states.values():
+            places = [state.order.index(call) if call in state.order else -1 for call in map(_call, pair)]
+            if min(places) >= 0:
+                votes[places[0] > places[1]] += 1
+        sides = [[each for each in oldest if _call(oldest[each]) == _call(wait)] for wait in pair]
+        sides = [
+            [each for each in side if any(each in awaited[one] for one in sides[not at])]
+            for at, side in enumerate(sides)
+        ]
+        if votes[0] == votes[1]:
+            votes = [len(side) for side in sides]
+        if votes[0] != votes[1]:
+            wrong = int(votes[0] > votes[1])
+            reason = f"it waits in {pair[wrong].where}, most others in {pair[not wrong].where}"
+            found |= dict.fromkeys(sides[wrong], reason)
+    return dict(sorted(found.items()))
+
+
+def _call(wait: Wait) -> tuple[str, int]:
+    return wait.where, wait.runs
+
+
+def _another_order(sequence: str, states: States) -> Verdict | None:
+    """The verdict if ranks have not called the same in `sequence`, as far as they remember; else None."""
+    ordered = sorted(states.items())
+    recent = {rank: state.recent[sequence] for rank, state in ordered if sequence in state.recent}
+    first = max((start for start, _ in recent.values()), default=0)
+    last = max((start + len(names) for start, names in recent.values()), default=0)
+    for call in range(first, last):
+        names = {
+            rank: calls[call - start] for rank, (start, calls) in recent.items() if call < start + len(calls)
+        }
+        if len(set(names.values())) > 1:
+            odd, usual = _minority(names)
+            reasons = {rank: f"it calls {names[rank]} as call {call}, most others {usual}" for rank in odd}
+            waiting = tuple(rank for rank, state in ordered if state.waits)
+            return Verdict("order", reasons, waiting, names, call)
+    return None
+
+
+def _minority(names: Mapping[int, str]) -> tuple[list[int], str]:
+    """The ranks whose names are not the most frequent one, and that name; no rank if two are as frequent."""
+    (usual, most), *others = Counter(names.values()).most_common()
+    is_tie = any(count == most for _, count in others)
+    return [] if is_tie else [rank for rank in names if names[rank] != usual], usual
+
+
+def _idle(states: Sequence[RankState]) -> float:
+    """Seconds in which nothing has moved on these ranks."""
+    return min((state.idle_s for state in states), default=0.0)
+
+
+def described(verdict: Verdict, states: States, who: str, own: int) -> str:
+    """The message for a verdict of a running job: a line, and notes, one on each further line.
+
+    Args:
+        who: what ranks are called, such as `process`.
+        own: the rank that prints it.
+    """
+    ranks, waiting = list(verdict.reasons), list(verdict.waiting)
+    waits = [f"{who} {rank} waits in {states[rank].waits[0].where}" for rank in waiting[:_SHOWN]]
+    if verdict.kind == "order":
+        name = verdict.names[ranks[0] if ranks else max(verdict.names)]
+        odd, others = (
+            [rank for rank in verdict.names if (verdict.names[rank] == name) is is_odd]
+            for is_odd in (True, False)
+        )
+        line = f"the {_plural(who)} call their steps in another order: {listed(who, odd)} {name} as call"
+        return _joined(f"{line} {verdict.call}, {listed(who, others)} {verdict.names[others[0]]}", *waits)
+    if verdict.kind == "circle":
+        seconds = _idle([states[rank] for rank in waiting])
+        line = f"the {_plural(who)} wait for one another since {seconds:.1f} s, in another order of steps"
+        return _joined(line, *waits)
+    if verdict.kind == "down":
+        lines = [_down(who, states[rank]) for rank in ranks]
+        lines += [note for rank in ranks for note in states[rank].notes]
+        lines += [f"{listed(who, waiting)} wait{'' if len(waiting) > 1 else 's'}"] if waiting else []
+        return _joined(*lines)
+    seconds = states[own].waits[0].seconds if states[own].waits else 0.0
+    lines = [f"{listed(who, ranks)} {'have' if len(ranks) > 1 else 'has'} not come within {seconds:.1f} s"]
+    for state in (states[rank] for rank in ranks[:_SHOWN]):
+        text = f"{who} {state.rank} ({state.process}) is alive, in no step for {state.idle_s:.1f} s"
+        lines += [text + state.finished, *([f"its Python: {state.stack}"] if state.stack else [])]
+    return _joined(*lines)
+
+
+def _down(who: str, state: RankState) -> str:
+    if state.condition == "ended":
+        return f"the program has ended on {who} {state.rank}{f': {state.how}' if state.how else ''}"
+    return f"{who} {state.rank} {state.how}"
+
+
+def _joined(*lines: str) -> str:
+    return "\nnote: ".join(lines)
+
+
+def _plural(who: str) -> str:
+    return who + ("es" if who.endswith("s") else "s")
+
+
+def listed(who: str, numbers: Sequence[int]) -> str:
+    """`processes 0, 2`."""
+    text = f"{_plural(who) if len(numbers) > 1 else who} {', '.join(map(str, numbers[:_LISTED]))}"
+    return text + (f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else "")
