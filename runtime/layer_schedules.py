@@ -17,7 +17,6 @@ from commplan.diagnostics import fail
 from commplan.frontend.infer_shapes import infer
 from commplan.frontend.lower.stages import lower
 from commplan.ir import plan as graph
-from commplan.ir.refs import base_name
 from commplan.ir.schedule import Collective, Leaf, Schedule
 from commplan.ir.types import TreeType
 from commplan.passes.bucket.bucket import BucketPass
@@ -106,8 +105,7 @@ class ShardedStages:
         """The stage with the algorithm that the whole schedule has for it: that may come from a topology,
         which is not known here."""
         ops = (op for phase in self.schedule.phases for op in phase.ops if isinstance(op, Collective))
-        own = (op for op in ops if op.kind == stage.COLLECTIVE and base_name(op.result) == stage.result)
-        kinds = {op.algorithm for op in own}
+        kinds = {op.algorithm for op in ops if op.kind == stage.COLLECTIVE and stage.result in op.stages}
         levels = any(axis.levels for axis in self.schedule.axes)
         return replace(stage, via=kinds.pop()) if levels and stage.via is None and len(kinds) == 1 else stage
 

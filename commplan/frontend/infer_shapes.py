@@ -42,7 +42,6 @@ class _Shaper:
         self.plan, self.sizes, self.shapes = plan, sizes, shapes
         self._report = report
         self._values = {value.id: value for value in plan.values}
-        self._makers = {r: s for ph in plan.phases for s in ph.stages for r in graph.results(s)}
         self._states = {self._values[ref].name: ref for ref in plan.states}
         self._inputs = {self._values[ref].name for ref in plan.inputs}
         self._leaves: dict[graph.Ref, Leaves | None] = {}
@@ -68,7 +67,7 @@ class _Shaper:
 
         Such a value is a whole value whose leading dimension counts records.
         """
-        maker = self._makers.get(ref)
+        maker = self.plan.stage(ref)
         if not isinstance(maker, graph.Map) or not maker.per_record:
             return None
         kinds = (self._values[operand].type for operand in maker.operands)
@@ -87,7 +86,7 @@ class _Shaper:
         element = value.type.element if isinstance(value.type, RecordsType) else value.type
         if not isinstance(element, TreeType):
             return (Leaf("", element.shape, element.dtype),) if isinstance(element, ArrayType) else ()
-        maker = self._makers.get(value.id)
+        maker = self.plan.stage(value.id)
         if maker is None:
             return self._entry(value)
         match maker:
@@ -118,7 +117,7 @@ class _Shaper:
         start = (phase for phase in self.plan.phases if phase.kind == "start")
         bound = [b.value for phase in start for b in phase.updates if b.name == value.name]
         for ref in bound:
-            maker = self._makers.get(ref)
+            maker = self.plan.stage(ref)
             if not isinstance(maker, graph.Map):
                 return self.whole(ref)
             if self.plan.fn(maker.fn).elementwise and self._tree_operands(maker):

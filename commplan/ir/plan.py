@@ -138,6 +138,14 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def phase(self, name: str) -> Phase:
         return next(phase for phase in self.phases if phase.name == name)
 
+    def stage(self, ref: Ref) -> Stage | None:
+        """The stage that makes the value `ref`; None for inputs, states and unknown names."""
+        return self._stages.get(ref)
+
+    @cached_property
+    def _stages(self) -> dict[Ref, Stage]:
+        return {ref: stage for phase in self.phases for stage in phase.stages for ref in results(stage)}
+
     @cached_property
     def _values(self) -> dict[Ref, Value]:
         return {value.id: value for value in self.values}

@@ -52,7 +52,7 @@ from commplan.ir.values import Part as Part
 from commplan.ir.values import Value as Value
 from commplan.ir.values import widest as widest
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 Backend = Literal["jax", "mpi"]
 

@@ -77,7 +77,7 @@ def _layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
         if not isinstance(op, Collective) or op.pinned or op.algorithm.levels or op.kind not in KINDS:
             ops.append(op)
             continue
-        key = (op.kind, op.axes, op.nbytes, op.op, op.hints, op.root, op.span)
+        key = (op.kind, op.axes, op.nbytes, op.op, op.hints, op.root, op.stages)
         if key not in algorithms:
             algorithms[key] = _best(chooser, op, choices)
         ops.append(replace(op, algorithm=algorithms[key]))

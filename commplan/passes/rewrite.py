@@ -149,9 +149,9 @@ def laid_out(parts: Iterable[Part]) -> list[Part]:
     return laid
 
 
-def unpack(result: Ref, parts: Iterable[Part], span: Span, ways: int = 1) -> Unpack:
-    """An unpack that assembles `result` from `parts`."""
-    return Unpack(result, tuple(sorted(parts, key=lambda part: (part.leaf, part.start))), span, ways)
+def unpack(result: Ref, parts: Iterable[Part], span: Span, like: Ref | None, ways: int = 1) -> Unpack:
+    """An unpack that assembles `result` from `parts`, with the pytree structure of `like`."""
+    return Unpack(result, tuple(sorted(parts, key=lambda part: (part.leaf, part.start))), span, ways, like)
 
 
 def in_whole(parts: Iterable[Part], owner: int, rows: Value, whole: Value) -> list[Part]:

@@ -11,7 +11,7 @@ from commplan.collectives.program import KINDS
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Op, Phase, Schedule
 from commplan.ir.types import sized
-from commplan.passes.pipeline.base import Choices, Pass, PassContext
+from commplan.passes.pipeline.base import Choices, Pass, PassContext, key_of
 from commplan.select.algorithm_search import WRITTEN, Chooser, Decision
 from commplan.select.options import NATIVE
 
@@ -34,7 +34,7 @@ class SelectPass(Pass, frozen=True):
         return [self._phase(chooser, phase, context.choices or {}, choices) for phase in schedule.phases]
 
     def _phase(self, chooser: Chooser, phase: Phase, searched: Choices, choices: list[Choice]) -> Phase:
-        spans = {key.span for key in searched if key.phase == phase.name}
+        searched_stages = {key.stage for key in searched if key.phase == phase.name}
         decided: dict[tuple[object, ...], Decision] = {}
         alike: dict[tuple[object, ...], list[tuple[Collective, Decision]]] = {}
         ops: list[Op] = []
@@ -42,10 +42,10 @@ class SelectPass(Pass, frozen=True):
             if not isinstance(op, Collective):
                 ops.append(op)
                 continue
-            stage = (op.span, op.kind, op.op, op.axes)
+            stage = (op.stages, op.kind, op.op, op.axes)
             key = (*stage, op.nbytes, op.root, op.algorithm, op.hints, op.pinned)
             decision = decided[key] if key in decided else chooser.decide(op)
-            if decision.why == WRITTEN and op.span in spans:
+            if decision.why == WRITTEN and key_of(phase, op).stage in searched_stages:
                 decision = decision._replace(why="chosen with the buckets of its stage")
             decided[key] = decision
             chosen = self._chosen(op, decision, chooser)

@@ -17,6 +17,7 @@ import msgspec
 from commplan.diagnostics import Diagnostic, near_name
 from commplan.ir import roles
 from commplan.ir.analysis.input_slice import bind_sources
+from commplan.ir.ops import shaped_by
 from commplan.ir.plan import NO_HINTS, AxisKind, Hints, Ref
 from commplan.ir.roles import Role
 from commplan.ir.schedule import (
@@ -132,6 +133,7 @@ def _verify_phase(scope: PhaseScope) -> None:
         check_served(scope)
         check_input(scope)
     _clocks(scope)
+    _stages(scope)
     bound = bind_sources(phase)
     if bound != phase:
         message = f"phase `{phase.name}` does not say rightly what depends on sources alone"
@@ -177,6 +179,18 @@ def _differences(declared: Value, value: Value) -> Iterator[tuple[str, str]]:
         yield "CP0734", f"`{declared.id}` is {declared.placement}, {expected} was expected"
 
 
+def _stages(scope: PhaseScope) -> None:
+    """Check that the stages of collectives are stages of the plan."""
+    origin = scope.schedule.origin
+    if origin is None:
+        return
+    for op in (op for op in scope.phase.ops if isinstance(op, Collective)):
+        for ref in op.stages:
+            if origin.plan.stage(ref) is None:
+                message = f"`{op.result}` carries out the stage of `{ref}`, which the plan does not have"
+                scope.report.add("CP0730", message, op.span)
+
+
 def _clocks(scope: PhaseScope) -> None:
     """Report collectives over independent members, since members with more steps would hang."""
     clocks = {op.clock: op for op in scope.phase.ops if isinstance(op, Read) and op.clock is not None}
@@ -215,6 +229,9 @@ def _definitions(scope: PhaseScope) -> None:
         for ref in operands(op):
             if ref not in entering:
                 _before(scope, op, index, ref, makers, "reads")
+        for ref in shaped_by(op):
+            if ref not in entering:
+                _before(scope, op, index, ref, makers, "is shaped like")
         for ref in op.after:
             _before(scope, op, index, ref, makers, "comes after")
 

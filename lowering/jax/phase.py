@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, cast
@@ -16,10 +16,8 @@ from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.analysis.server_ops import ServerOp, server_op, worker_operands
 from commplan.ir.plan import Gather, name_of
-from commplan.ir.refs import base_name
 from commplan.lowering.jax import _compat, ops, packing, servers
 from commplan.lowering.jax.backend import Backend
-from commplan.lowering.jax.collectives import order
 from commplan.lowering.jax.functions import RngContext, apply_function
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.primitives import warning_when_transposed
@@ -43,23 +41,6 @@ def traced_schedules() -> Generator[list[ir.Schedule]]:
         yield schedules
     finally:
         _watchers[:] = [watcher for watcher in _watchers if watcher is not schedules]
-
-
-def origin(phase: ir.Phase, op: ir.Unpack) -> str | None:
-    """The value that was packed into the buffers which `op` unpacks: it has the same structure.
-
-    Follows the first part's buffer through the ops that keep its columns, back to its `Pack`.
-    """
-    uses = DefUse(phase.ops)
-    for part in op.parts:
-        pack = uses.maker(part.value)
-        while pack is not None and not isinstance(pack, ir.Pack):
-            pack = uses.maker(ir.operands(pack)[0])
-        if isinstance(pack, ir.Pack):
-            same = [p.value for p in pack.parts if (p.leaf, p.offset) == (part.leaf, part.offset)]
-            if same:
-                return same[0]
-    return None
 
 
 @dataclass(frozen=True)
@@ -134,38 +115,35 @@ class Lowered:
     def apply(self, chosen: Iterable[ir.Op], env: Env, rng: RngContext | None) -> None:
         """Run the ops `chosen`, in order; their results join `env`.
 
-        Collectives and requests to servers that are begun and completed later are begun at their place, and
-        completed when nothing is left to run without them, the first begun first. Servers are asked in the
-        order of the schedule. HLO and profiles name ops `commplan/PHASE/lineN` after their plan line.
+        Split collectives and requests to servers start at their place, and complete before the first op that
+        reads their result. HLO and profiles name ops `commplan/PHASE/lineN` after their plan line.
         """
         chosen = tuple(chosen)
         elision = packing.pack_elision(chosen, self.values, self.backend)
         chained = {ref for op in chosen for ref in op.after}
-        begun: dict[str, tuple[ir.Op, Callable[[], Env]]] = {}
-        left = list(order.without_implied(chosen, self.values))
-        while left or begun:
-            blocked: list[ir.Op] = []
-            for op in left:
-                asking = server_op(op, self.values)
-                needs = ir.operands(op) if asking is None else worker_operands(asking)
-                after = asking is not None and any(server_op(earlier, self.values) for earlier in blocked)
-                if begun and (after or not all(ref in env for ref in needs)):
-                    blocked.append(op)
-                    continue
-                with self.scope(op):
-                    finish = elision.begin(op, env) or self._begin(op, env)
-                    if finish is None:
-                        if not elision.defers(op, env):
-                            self._run(op, env, chained, rng, elision)
-                    elif isinstance(op, ir.Collective) and op.form != "split":
-                        env |= finish()
-                    else:
-                        begun[ir.results(op)[0]] = (op, finish)
-            left = blocked
-            for ref, (op, finish) in list(begun.items())[:1]:
-                del begun[ref]
-                with self.scope(op):
+        in_flight: list[tuple[ir.Op, Callable[[], Env]]] = []
+
+        def complete(needed: Container[str] | None = None) -> None:
+            for started in list(in_flight):
+                op, finish = started
+                if needed is None or any(ref in needed for ref in ir.results(op)):
+                    in_flight.remove(started)
+                    with self.scope(op):
+                        env.update(finish())
+
+        for op in chosen:
+            if in_flight:
+                complete(worker_operands(op))
+            with self.scope(op):
+                finish = elision.begin(op, env) or self._begin(op, env)
+                if finish is None:
+                    if not elision.defers(op, env):
+                        self._run(op, env, chained, rng, elision)
+                elif isinstance(op, ir.Collective) and op.form != "split":
                     env |= finish()
+                else:
+                    in_flight.append((op, finish))
+        complete()
 
     def scope(self, op: ir.Op) -> Any:
         """The name of `op` in HLO and in profiles: its phase and plan line."""
@@ -299,22 +277,12 @@ class Lowered:
         return env[op.operand].like([ops.pull(x, center, eta, rho) for x, center in pairs])
 
     def _structure(self, op: ir.Unpack, env: Env) -> Structure:
-        value, source = self.values[op.result], origin(self.phase, op)
-        if source in env and self._alike(source, value):
-            return env[source].structure
+        if op.like in env:
+            return env[op.like].structure
+        value = self.values[op.result]
         if value.kind != "tree":
             return LEAF
-        twin = next((ref for ref in env if self._alike(ref, value)), None)
-        if twin is not None:  # what is put together from rows does not say where it is from
-            return env[twin].structure
         return structure_by([leaf.path for leaf in value.leaves], self.structures)
-
-    def _alike(self, ref: str, value: ir.Value) -> bool:
-        """Whether the value `ref` has the kind, and the leaves, of `value`."""
-        candidate = self.values[ref]
-        if candidate.kind != value.kind or len(candidate.leaves) != len(value.leaves):
-            return False
-        return all(a.path == b.path for a, b in zip(candidate.leaves, value.leaves, strict=True))
 
     def _collective(self, op: ir.Collective, env: Env, chained: bool, elision: packing.PackElision) -> Tree:
         """Leaf by leaf. Ordered after what `op.after` names, and leaf after leaf where order counts."""
@@ -345,12 +313,9 @@ class Lowered:
 
     def _gathered(self, op: ir.Collective, moved: Any) -> Any:
         """What a `gather` of the plan makes; JAX warns where its derivative is taken."""
-        compiled_from = self.schedule.origin
-        phases = compiled_from.plan.phases if compiled_from is not None else ()
-        stages = (stage for phase in phases for stage in phase.stages)
-        own = base_name(op.result)
-        written = any(isinstance(stage, Gather) and stage.result == own for stage in stages)
-        if not (written and self.backend.typed and jnp.issubdtype(moved.dtype, jnp.inexact)):
+        origin = self.schedule.origin
+        is_gather = origin and any(isinstance(origin.plan.stage(ref), Gather) for ref in op.stages)
+        if not (is_gather and self.backend.typed and jnp.issubdtype(moved.dtype, jnp.inexact)):
             return moved
         text = f"{self.schedule.file}:{op.span.line}: {_DERIVATIVE_OF_GATHER}"
         return warning_when_transposed(moved, text)

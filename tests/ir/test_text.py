@@ -39,7 +39,7 @@ def test_a_schedule_as_text() -> None:
     )
     assert (
         "        grads.1/sum/b0 = collective kind=all_reduce operand=grads.1/sum/b0/pack axes=[data] "
-        "dtype=f32 nbytes=44 @1:1-1:2 op=sum\n"
+        "dtype=f32 nbytes=44 @1:1-1:2 op=sum stages=[grads.1]\n"
     ) in text
     assert "        grads.1 = scale operand=grads.1/sum how=div by=4.0 @1:1-1:2\n" in text
     assert '        grads.1 = value kind=tree leaves=["b": f32[2], "w": f32[3, 3]] placement=<>\n' in text

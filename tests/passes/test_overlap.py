@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from support.byhand import F32, HERE, TREE, Maker, compiled, reduce_plan, tree
 
+from commplan.compiler import compile_plan
 from commplan.ir import plan as graph
-from commplan.ir.schedule import Collective, Op, Pack, Schedule, results
+from commplan.ir.schedule import Collective, Map, Op, Pack, Schedule, results
 from commplan.ir.types import DType
 
 
@@ -105,3 +106,41 @@ def test_a_phase_without_collectives_is_left_alone() -> None:
     schedule = compiled(maker.plan(), None)
     assert schedule.choices == ()
     assert [results(op) for op in step(schedule)] == []
+
+
+def test_an_op_that_needs_no_sum_in_flight_runs_before_those_that_do() -> None:
+    maker = Maker(data=2)
+    maker.fn("grow", (TREE,), (TREE,), "device", elementwise=True)
+    first, second = maker.input("first", partial="data"), maker.input("second", partial="data")
+    other = maker.input("other")
+    for ref in ("first.1", "first.2", "second.1", "other.1"):
+        maker.value(ref)
+    hints = graph.Hints(overlap="backward")
+    reductions = (
+        graph.Reduce(ref.replace("0", "1"), ref, ("data",), graph.Reduction("sum"), HERE, hints=hints)
+        for ref in (first, second)
+    )
+    maker.phase(
+        "step",
+        *reductions,
+        graph.Map(("first.2",), "grow", ("first.1",), HERE),
+        graph.Map(("other.1",), "grow", (other,), HERE),
+        outputs=("first.2", "second.1", "other.1"),
+    )
+    leaves = tree(a=(4,))
+    shapes = {"first": leaves, "second": leaves, "other": leaves}
+    schedule = compile_plan(maker.plan(), {}, shapes, backend="mpi")
+    order = [results(op)[0].split("/")[0] for op in step(schedule) if isinstance(op, Collective | Map)]
+    assert all(op.is_split for op in collectives(step(schedule)))
+    assert order == ["first.1", "other.1", "first.2"]
+
+
+def test_a_sum_of_the_buffer_of_another_needs_no_order() -> None:
+    schedule = compiled(
+        reduce_plan(
+            "sum", via=graph.Algorithm("hierarchical", (graph.Arg("gpu"), graph.Arg("node"))), node=2, gpu=2
+        ),
+        None,
+        grads=tree(a=(4,)),
+    )
+    assert [op.after for op in collectives(step(schedule))] == [(), (), ()]

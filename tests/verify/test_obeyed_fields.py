@@ -105,6 +105,15 @@ EDITS: dict[str, tuple[str, str, Change, str]] = {
     "coefficients have the same product": (
         "elastic", "step", op_with({}, ir.Elastic, eta=0.25 * 2**20, rho=0.5 / 2**20), "CP0766"
     ),
+    "an unpacked tree is shaped like another one": (
+        "sums", "step", op_with({"result": "s.0"}, ir.Unpack, like="n.0"), "CP0731"
+    ),
+    "an unpacked tree is shaped like a later one": (
+        "sums", "step", op_with({"result": "s.0"}, ir.Unpack, like="t.0"), "CP0733"
+    ),
+    "a collective is of a stage that the plan does not have": (
+        "sums", "step", op_with({}, ir.Collective, stages=("x.9",)), "CP0730"
+    ),
     "a state on servers is not fetched": ("servers", "look", without(ir.Get), "CP0764"),
     "a phase lists an input that it does not read": (
         "servers", "look", lambda phase: replace(phase, inputs=("p.0",)), "CP0766"

@@ -11,13 +11,16 @@ from commplan.diagnostics import Span
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
 from commplan.ir.ops import add_results
+from commplan.ir.refs import base_name
 from commplan.ir.transfer import ValueTypes
 from commplan.ir.types import DType
 
 
 class CollectiveStage(Protocol):
-    """A stage that becomes collectives: its place in the plan, algorithm and hints."""
+    """A stage that becomes collectives: its result, place in the plan, algorithm and hints."""
 
+    @property
+    def result(self) -> graph.Ref: ...
     @property
     def span(self) -> Span: ...
     @property
@@ -66,7 +69,8 @@ class PhaseBuilder:
             sched.Collective(
                 kind, result, operand, over, widest, value.nbytes, stage.span,
                 op, root, stage.via or graph.Algorithm("native"), stage.hints,
-                lane=sched.network_lane(self.axes, over), divisor=divisor, pinned=stage.via is not None,
+                lane=sched.network_lane(self.axes, over), divisor=divisor, stages=(base_name(stage.result),),
+                pinned=stage.via is not None,
             )
         )  # fmt: skip
 

@@ -34,6 +34,7 @@ AnyOp = TypeVar("AnyOp", bound=Op)
 
 _OPERANDS = {kind: refs.getter(kind, kind.READS) for kind in get_args(Op)}
 _RESULTS = {kind: refs.getter(kind, kind.WRITES) for kind in get_args(Op)}
+_SHAPED_BY = {kind: refs.getter(kind, kind.SHAPED_BY) for kind in get_args(Op)}
 _SERVER_OPERANDS = {kind: refs.getter(kind, kind.SERVER_OPERANDS) for kind in get_args(Op)}
 
 
@@ -47,6 +48,11 @@ def results(op: Op) -> tuple[Ref, ...]:
     return _RESULTS[type(op)](op)
 
 
+def shaped_by(op: Op) -> tuple[Ref, ...]:
+    """The values whose pytree structure `op` copies."""
+    return _SHAPED_BY[type(op)](op)
+
+
 def server_operands(op: Op) -> tuple[Ref, ...]:
     """The operands of `op` that servers store."""
     return _SERVER_OPERANDS[type(op)](op)
@@ -54,7 +60,7 @@ def server_operands(op: Op) -> tuple[Ref, ...]:
 
 def substitute(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:
     """`op` with operands renamed by `names`, both whole values and parts of values."""
-    return refs.substitute(op, names, op.READS)
+    return refs.substitute(op, names, (*op.READS, *op.SHAPED_BY))
 
 
 def rename_results(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:

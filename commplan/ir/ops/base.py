@@ -35,6 +35,7 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
     Class attributes:
 
     - `READS`, `WRITES`: the fields that name operands and results, in the order of `operands` and `results`.
+    - `SHAPED_BY`: the fields that name values whose pytree structure the op copies, but not their elements.
     - `SERVER_OPERANDS`: the fields in `READS` that servers store and workers do not send.
     - `RETURNED`: the number of leading results that servers return; further results stay on servers.
     - `CONVERTS`: whether the op changes only layout or element types.
@@ -43,6 +44,7 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
 
     READS: ClassVar[tuple[str, ...]] = ("operand",)
     WRITES: ClassVar[tuple[str, ...]] = ("result",)
+    SHAPED_BY: ClassVar[tuple[str, ...]] = ()
     SERVER_OPERANDS: ClassVar[tuple[str, ...]] = ()
     RETURNED: ClassVar[int] = 1
     CONVERTS: ClassVar[bool] = False

@@ -46,7 +46,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     level. The keys of its levels are axes of `axes`, or for a single axis the levels of the topology that it
     spans (`Axis.levels`). `hints.chunk` is the message size in bytes. `divisor` divides a sum before it is
     sent on. Backends do not divide: the pass `wire` expands it, and packs leaves that `hints.integers`
-    applies to separately.
+    applies to separately. `stages` names the stages of the plan that the collective carries out, each by a
+    result.
     """
 
     APPLIED_HINTS = ("wire", "accumulate", "integers")
@@ -66,6 +67,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     lane: Cost[str] = "network"
     form: Execution[Form | None] = None  # None: the default of the backend
     divisor: Meaning[int] = 1
+    stages: Execution[tuple[Ref, ...]] = ()
     pinned: Cost[bool] = False  # whether the plan has a `via`, so that passes keep the algorithm
 
     def check(self, types: ValueTypes) -> Violations:

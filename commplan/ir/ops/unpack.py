@@ -13,16 +13,20 @@ from commplan.ir.values import Part
 class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
     """The inverse of `Pack`: build `result` from parts of flat buffers.
 
-    `Part.value` names the buffer and `Part.leaf` the leaf of `result`. Padding is dropped.
+    `Part.value` names the buffer and `Part.leaf` the leaf of `result`. Padding is dropped. `like` is an
+    earlier value with the same leaf paths: the result gets its pytree structure. Without it the structure is
+    one that the caller supplied.
     """
 
     READS = ("parts",)
+    SHAPED_BY = ("like",)
     CONVERTS = True
 
     result: Meaning[Ref]
     parts: Meaning[tuple[Part, ...]]
     span: Presentation[Span]
     ways: Meaning[int] = 1
+    like: Execution[Ref | None] = None
     after: Execution[tuple[Ref, ...]] = ()
     lane: Cost[str] = "device"
 
@@ -33,6 +37,10 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
             return
         if result.kind not in ("tree", "array"):
             yield "CP0731", f"`{self.result}` is unpacked, but is {result.kind}"
+        if self.like is not None:
+            like = types.values[self.like]
+            if like.kind != result.kind or [x.path for x in like.leaves] != [x.path for x in result.leaves]:
+                yield "CP0731", f"`{self.result}` is shaped like `{self.like}`, which has other leaves"
         runs: list[set[tuple[int, int]]] = [set() for _ in result.leaves]
         for part in self.parts:
             wrong = [*types.check_rows(part.value, self.ways)]

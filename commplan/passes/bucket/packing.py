@@ -40,7 +40,8 @@ def pack_collectives(
         limit: bytes of one rank's operand buffer, or None. Leaves of different dtypes never share a buffer; a
             leaf larger than the limit gets a separate one (see `fill`).
     """
-    head = group[0]
+    stages = tuple(dict.fromkeys(stage for op in group for stage in op.stages))
+    head = replace(group[0], stages=stages)
     _check_count(items, limit, head, editor.schedule.file)
     buckets = fill(items, limit)
     parts: dict[Ref, list[Part]] = {op.result: [] for op in group}
@@ -50,7 +51,7 @@ def pack_collectives(
         for (item, _, _), run in zip(bucket.runs, runs, strict=True):
             parts[item.result].append(replace(run, value=buffer))
     ways = editor.size(head.axes) if head.kind in ROWS_OUT else 1
-    editor.ops += [unpack(op.result, parts[op.result], op.span, ways) for op in group]
+    editor.ops += [unpack(op.result, parts[op.result], op.span, op.operand, ways) for op in group]
     return buckets
 
 

@@ -15,6 +15,7 @@ from commplan.frontend.lower.builder import PhaseBuilder, reduction
 from commplan.ir import plan as graph
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Hints, Ref, name_of
+from commplan.ir.refs import base_name
 from commplan.ir.schedule import (
     Binding,
     Collective,
@@ -94,7 +95,7 @@ class StateSharding:
             reads = self.updated_shards.isdisjoint(results_of(op))
             self.editor.ops.append(self._read_whole(op) if reads else op)
         phase = self.editor.phase
-        outputs = tuple(replace(b, value=self._gathered(b.value, phase.span)) for b in phase.outputs)
+        outputs = tuple(replace(b, value=self._gathered(b.value, phase.span, ())) for b in phase.outputs)
         updates = tuple(map(self._update, phase.updates))
         self.editor.phase = replace(phase, outputs=outputs, updates=updates)
         return self.editor.finish(self.editor.ops)
@@ -125,7 +126,9 @@ class StateSharding:
             if shard == new:
                 self.parts.add(new)
             else:
-                join_parts(self.editor, shard, new, ownership, op.span, hints, owners.via)
+                join_parts(
+                    self.editor, shard, new, ownership, op.span, (base_name(result),), hints, owners.via
+                )
 
     def replicated(self, op: Exchange, owners: Owners) -> None:
         """Lower an exchange without owners.
@@ -178,21 +181,21 @@ class StateSharding:
     def _read_whole(self, op: Op) -> Op:
         for ref in operands_of(op):
             if ref in self.parts:
-                op = substitute(op, {ref: self._gathered(ref, op.span)})
+                op = substitute(op, {ref: self._gathered(ref, op.span, (base_name(results_of(op)[0]),))})
         return op
 
-    def _gathered(self, ref: Ref, span: Span) -> Ref:
+    def _gathered(self, ref: Ref, span: Span, stages: tuple[Ref, ...]) -> Ref:
         if ref not in self.parts or ref in self._whole:
             return self._whole.get(ref, ref)
         name = self._add(self.wholes[name_of(ref)], f"{ref}/whole")
-        join_parts(self.editor, ref, name, self.moved[name_of(ref)], span)
+        join_parts(self.editor, ref, name, self.moved[name_of(ref)], span, stages)
         self._whole[ref] = name
         return name
 
     def _update(self, binding: Binding) -> Binding:
         span, ops = self.editor.phase.span, self.editor.ops
         if binding.name not in self.moved:
-            return replace(binding, value=self._gathered(binding.value, span))
+            return replace(binding, value=self._gathered(binding.value, span, ()))
         if binding.value in self.parts:
             return binding
         ownership = self.moved[binding.name]

@@ -51,7 +51,7 @@ def reduce_rows(editor: Editor, like: Collective, owners: tuple[int, ...]) -> Re
         total = editor.move(like, buffer, name, kind="all_reduce", op="sum", algorithm=NATIVE, pinned=False)
         placed += _run(total, leaves, [1] * len(leaves))
     editor.add(editor.types.part(value, result, like.axes, owners))
-    return editor.emit(unpack(result, placed, like.span))
+    return editor.emit(unpack(result, placed, like.span, operand))
 
 
 def _pieces(
@@ -96,6 +96,7 @@ def join_parts(
     result: Ref,
     ownership: Ownership,
     span: Span,
+    stages: tuple[Ref, ...],
     hints: Hints = NO_HINTS,
     via: Algorithm | None = None,
 ) -> None:
@@ -108,7 +109,7 @@ def join_parts(
     lane = network_lane(editor.schedule.axes, ownership.axes)
     like = Collective(
         "broadcast", result, "", ownership.axes, DType.F32, 0, span, algorithm=via or NATIVE,
-        hints=hints, lane=lane, pinned=via is not None,
+        hints=hints, lane=lane, stages=stages, pinned=via is not None,
     )  # fmt: skip
     if not owners:
         editor.move(like, operand, kind="all_gather")
@@ -122,7 +123,7 @@ def join_parts(
             for number, owner in enumerate(owners[:1] if scalars else owners):
                 row = editor.move(like, buffer, f"{name}_{number}", root=owner)
                 placed += in_whole(_run(row, leaves, sizes), number, value, whole)
-    editor.ops.append(unpack(result, placed, span))
+    editor.ops.append(unpack(result, placed, span, operand))
 
 
 def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, list[int]]]:

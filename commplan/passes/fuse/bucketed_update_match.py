@@ -31,6 +31,10 @@ class Stream(NamedTuple):
     owner: Mapping[Ref, tuple[int | None, ...]]
 
     @property
+    def unpack(self) -> Unpack:
+        return next(op for op in self.chain if isinstance(op, Unpack))
+
+    @property
     def scales(self) -> tuple[Scale, ...]:
         return tuple(op for op in self.chain if isinstance(op, Scale))
 

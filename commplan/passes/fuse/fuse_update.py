@@ -142,7 +142,9 @@ class _Pieces:
                     if match.owners:
                         buffer = self.editor.move(match.owners[0], buffer, f"{name}/scalars")
                     whole += _placed(buffer, scalars)
-        self.editor.ops.append(unpack(match.end.result, whole, match.end.span, match.end.ways))
+        self.editor.ops.append(
+            unpack(match.end.result, whole, match.end.span, self.piece_results[0][ref], match.end.ways)
+        )
 
     def join(self, ref: Ref) -> None:
         """Assemble the shard of result `ref` from its pieces."""
@@ -152,7 +154,7 @@ class _Pieces:
                 name = f"{ref}/joined{number}_{dtype}"
                 buffer = self._pack(self.piece_results[number][ref], leaf_runs, name)
                 whole += _placed(buffer, leaf_runs)
-        self.editor.ops.append(unpack(ref, whole, self.op.span))
+        self.editor.ops.append(unpack(ref, whole, self.op.span, self.piece_results[0][ref]))
 
     def _gradient(self, buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         for scale in self.stream.scales:
@@ -161,7 +163,7 @@ class _Pieces:
         sizes = {part.leaf: part.size for part in parts}
         name = self._value(self.stream.operand, sizes, f"{self.stream.operand}/piece{number}")
         piece_parts = tuple(replace(part, value=buffer, start=0) for part in parts)
-        return self.editor.emit(Unpack(name, piece_parts, self.op.span))
+        return self.editor.emit(Unpack(name, piece_parts, self.op.span, like=self.stream.unpack.like))
 
     def _operand_part(self, ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
         """The part of `ref` that corresponds to the bucket."""
@@ -170,7 +172,7 @@ class _Pieces:
         for dtype, leaf_runs in self._by_dtype(ref, parts, None):
             buffer = self._pack(ref, leaf_runs, f"{name}/{dtype}", start=True)
             placed += [replace(part, start=0) for part in _placed(buffer, leaf_runs)]
-        return self.editor.emit(Unpack(name, tuple(placed), self.op.span))
+        return self.editor.emit(Unpack(name, tuple(placed), self.op.span, like=ref))
 
     def _by_dtype(
         self, ref: Ref, parts: tuple[Part, ...], number: int | None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from commplan.diagnostics import Span, did_you_mean, fail
+from commplan.diagnostics import did_you_mean, fail
 from commplan.ir.hints import Algorithm
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Phase, Schedule
@@ -26,10 +26,10 @@ _UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
 class StageKey(NamedTuple):
-    """Identifies the collectives of a stage: phase, plan line, kind and axes."""
+    """Identifies the collectives of a stage: phase, first stage, kind and axes."""
 
     phase: str
-    span: Span
+    stage: str
     kind: str
     axes: tuple[str, ...]
 
@@ -55,7 +55,7 @@ OPEN = StageChoice()
 
 def key_of(phase: Phase, op: Collective) -> StageKey:
     """The key of the stage of `op`, in `phase`."""
-    return StageKey(phase.name, op.span, op.kind, op.axes)
+    return StageKey(phase.name, next(iter(op.stages), ""), op.kind, op.axes)
 
 
 class PassContext(msgspec.Struct, frozen=True):

@@ -1,0 +1,161 @@
+"""The order in which a phase issues its ops, so that communication overlaps computation."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.analysis.server_ops import worker_operands
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Scale, Value
+from commplan.ir.schedule import operands as operands_of
+from commplan.ir.schedule import results as results_of
+
+
+def issue_order(ops: Sequence[Op], *, levels_apart: bool = False) -> list[Op]:
+    """Reorder ops so that each collective is issued as early as possible, most urgent first.
+
+        pack a; pack b; reduce a; reduce b; unpack  -->  pack a; reduce a; pack b; reduce b; unpack
+
+    The urgency of a reduction is its position among the buckets, which are in readiness order; that of a
+    broadcast or gather is the position of the first op that needs its result. The dependencies of a
+    collective come directly before it, all other ops after the last collective.
+
+    Args:
+        ops: the ops of a phase.
+        levels_apart: whether later levels of a hierarchy are delayed in favour of the buckets after them:
+
+            scatter a; sum a; gather a; scatter b; sum b; gather b
+                -->  scatter a; sum a; scatter b; gather a; sum b; gather b
+    """
+    uses = DefUse(ops)
+    makers, urgency = uses.indices, [(place, 0) for place in _urgency(uses)]
+    sends = [index for index, op in enumerate(ops) if isinstance(op, Collective)]
+    if levels_apart:
+        _stagger(urgency, [_level(index, uses) for index in sends], sends)
+    issued: list[Op] = []
+    done: set[int] = set()
+
+    def issue(index: int) -> None:
+        pending = [index]
+        while pending:
+            top = pending[-1]
+            needs = [makers[r] for r in (*operands_of(ops[top]), *ops[top].after) if r in makers]
+            missing = [need for need in needs if need not in done and need != top]
+            if missing:
+                pending += missing[::-1]
+                continue
+            pending.pop()
+            if top not in done:
+                done.add(top)
+                issued.append(ops[top])
+
+    for index in sorted(sends, key=lambda index: (*urgency[index], index)):
+        issue(index)
+    for index in range(len(ops)):
+        issue(index)
+    return issued
+
+
+def delay_readers(ops: Sequence[Op], values: Mapping[Ref, Value]) -> list[Op]:
+    """Move ops that read results in flight behind the ops that do not need them.
+
+        start a; read a; start b; read b  -->  start a; start b; read a; read b
+
+    Split collectives and requests to servers start at their place and complete in the order in which they
+    started, one whenever all other ops need a result in flight. Requests keep their order.
+
+    Args:
+        ops: the ops of a phase, in order of issue.
+        values: the values of the phase and of the schedule's entry.
+    """
+    makers = {ref: index for index, op in enumerate(ops) for ref in results_of(op)}
+    requests = [index for index, op in enumerate(ops) if op.uses_servers(values)]
+    next_request = dict(pairwise(requests))
+    readers: list[list[int]] = [[] for _ in ops]
+    missing = [0] * len(ops)
+    for index, op in enumerate(ops):
+        sources = {makers[ref] for ref in worker_operands(op) if ref in makers}
+        for source in sources:
+            readers[source].append(index)
+        missing[index] = len(sources) + (index in requests[1:])
+    start = [0] * len(ops)  # the number of completions before the op may start
+    ready = [(0, index) for index, count in enumerate(missing) if not count]
+    completions, issued = 0, list[Op]()
+
+    def release(index: int, after: int) -> None:
+        start[index] = max(start[index], after)
+        missing[index] -= 1
+        if not missing[index]:
+            heapq.heappush(ready, (start[index], index))
+
+    while ready:
+        now, index = heapq.heappop(ready)
+        issued.append(ops[index])
+        if index in next_request:
+            release(next_request[index], now)
+        if ops[index].is_split or ops[index].uses_servers(values):
+            now = completions = max(now, completions) + 1
+        for reader in readers[index]:
+            release(reader, now)
+    return issued
+
+
+def _urgency(uses: DefUse[Op]) -> list[int]:
+    """For each collective the latest position for issuing it; other ops keep their position.
+
+    A reduction, and the transfers that complete it, keep their position, since the time at which they can
+    start matters. Other collectives use the position of the first op that computes with their result.
+    """
+    ops = uses.ops
+    needed = list(range(len(ops)))  # latest position for the result of each op
+    first: dict[Ref, int] = {}  # least such position of the readers of each value
+    for index in range(len(ops) - 1, -1, -1):
+        op = ops[index]
+        if op.CONVERTS or (isinstance(op, Collective) and not _reduces(op, uses)):
+            needed[index] = min((first.get(ref, len(ops)) for ref in results_of(op)), default=len(ops))
+        for ref in operands_of(op):
+            first[ref] = min(first.get(ref, len(ops)), needed[index])
+    return needed
+
+
+def _reduces(op: Op, uses: DefUse[Op]) -> bool:
+    """Whether `op` is part of a reduction, such as an all-gather after a local sum or a level of a hierarchy.
+
+    The search ends at a pack, since its operands belong to another stage.
+    """
+    while isinstance(op, Collective | Cast | LocalSum | Scale):
+        if isinstance(op, Collective) and (op.op is not None or op.kind == "all_to_all"):
+            return True
+        maker = uses.maker(op.operand)
+        if maker is None:
+            return False
+        op = maker
+    return False
+
+
+def _level(index: int, uses: DefUse[Op]) -> tuple[int, int]:
+    """The index of the first collective of the hierarchy at `index`, and the number of levels between
+    them."""
+    op, first, levels = uses.ops[index], index, 0
+    while isinstance(op, Collective | Cast | LocalSum | Scale):
+        axes = op.axes if isinstance(op, Collective) else ()
+        source = uses.indices.get(op.operand)
+        if source is None:
+            break
+        op = uses.ops[source]
+        if isinstance(op, Collective):
+            first = source
+            levels += bool(axes) and op.axes != axes
+    return first, levels
+
+
+def _stagger(urgency: list[tuple[int, int]], levels: Sequence[tuple[int, int]], sends: Sequence[int]) -> None:
+    """Delay the level n levels after the first until n // 2 further buckets have started."""
+    heads = sorted({first for first, depth in levels if depth}, key=lambda index: (urgency[index], index))
+    for index, (first, depth) in zip(sends, levels, strict=True):
+        if depth > 1:
+            place = min(heads.index(first) + depth // 2, len(heads) - 1)
+            urgency[index] = max(urgency[index], (urgency[heads[place]][0], depth))
