@@ -18,7 +18,7 @@ from commplan.diagnostics import Diagnostic, near_name
 from commplan.ir import roles
 from commplan.ir.analysis.input_slice import bind_sources
 from commplan.ir.ops import shaped_by
-from commplan.ir.plan import NO_HINTS, AxisKind, Hints, Ref
+from commplan.ir.plan import NO_HINTS, AxisKind, Hints, Plan, Ref
 from commplan.ir.roles import Role
 from commplan.ir.schedule import (
     SCHEMA_VERSION,
@@ -103,6 +103,8 @@ def verify(
         if not report.diagnostics:
             reference = reference or Reference(schedule.origin, schedule.axes)
             check_equivalence(schedule, report, reference, sound, written_out=written_out)
+        if not report.diagnostics:
+            _check_stages(schedule, schedule.origin.plan, report)
     return tuple(report.diagnostics)
 
 
@@ -133,7 +135,6 @@ def _verify_phase(scope: PhaseScope) -> None:
         check_served(scope)
         check_input(scope)
     _clocks(scope)
-    _stages(scope)
     bound = bind_sources(phase)
     if bound != phase:
         message = f"phase `{phase.name}` does not say rightly what depends on sources alone"
@@ -179,16 +180,13 @@ def _differences(declared: Value, value: Value) -> Iterator[tuple[str, str]]:
         yield "CP0734", f"`{declared.id}` is {declared.placement}, {expected} was expected"
 
 
-def _stages(scope: PhaseScope) -> None:
+def _check_stages(schedule: Schedule, plan: Plan, report: DiagnosticReport) -> None:
     """Check that the stages of collectives are stages of the plan."""
-    origin = scope.schedule.origin
-    if origin is None:
-        return
-    for op in (op for op in scope.phase.ops if isinstance(op, Collective)):
+    for op in (op for phase in schedule.phases for op in phase.ops if isinstance(op, Collective)):
         for ref in op.stages:
-            if origin.plan.stage(ref) is None:
+            if plan.stage(ref) is None:
                 message = f"`{op.result}` carries out the stage of `{ref}`, which the plan does not have"
-                scope.report.add("CP0730", message, op.span)
+                report.add("CP0730", message, op.span)
 
 
 def _clocks(scope: PhaseScope) -> None:

@@ -39,7 +39,7 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
             yield "CP0731", f"`{self.result}` is unpacked, but is {result.kind}"
         if self.like is not None:
             like = types.values[self.like]
-            if like.kind != result.kind or [x.path for x in like.leaves] != [x.path for x in result.leaves]:
+            if [leaf.path for leaf in like.leaves] != [leaf.path for leaf in result.leaves]:
                 yield "CP0731", f"`{self.result}` is shaped like `{self.like}`, which has other leaves"
         runs: list[set[tuple[int, int]]] = [set() for _ in result.leaves]
         for part in self.parts:
