@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.byhand import reduce_plan, tree
+from support.byhand import HERE, Maker, reduce_plan, tree
 from support.campaign import parameters
 
 import commplan
@@ -129,3 +129,18 @@ def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
 @pytest.mark.parametrize("seed", parameters((502, 503), range(40)))
 def test_no_pin_is_faster_than_the_choice(seed: int) -> None:
     assert faster_pins(case(seed), 3) == []
+
+
+def test_stages_that_are_written_at_one_place_are_chosen_apart() -> None:
+    maker = Maker(data=4)
+    stages: list[graph.Reduce] = []
+    for name, op in (("first", "sum"), ("second", "max")):
+        ref = maker.input(name, partial="data") if op == "sum" else maker.input(name, per="data")
+        maker.value(f"{name}.1")
+        reduction = graph.Reduction(op)  # pyright: ignore[reportArgumentType]
+        stages.append(graph.Reduce(f"{name}.1", ref, ("data",), reduction, HERE))
+    maker.phase("step", *stages, outputs=("first.1", "second.1"))
+    leaves = tree(w=(64,))
+    schedule = compile_plan(maker.plan(), {}, {"first": leaves, "second": leaves}, topology=machine())
+    assert [choice.by for choice in schedule.choices].count("search") == 2
+    assert [op.stages for op in collectives(schedule)] == [("first.1",), ("second.1",)]
