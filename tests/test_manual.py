@@ -137,6 +137,12 @@ def test_a_bar_in_code_is_no_end_of_a_cell(tools: Path):
     assert max(map(len, usage.splitlines())) <= 90 < len(usage)
 
 
+def test_every_table_of_the_reference_is_made(tools: Path):
+    tables = importlib.import_module("tables")
+    for name in tables.TABLES:
+        assert tables.made(f"<!-- table: {name} -->\n").startswith(("|", "##")), name
+
+
 def test_code_of_error_pages_stays_one_block(tools: Path):
     """Also where it has an apostrophe of Markdown in it: `prefetch` in a comment."""
     error_pages = importlib.import_module("error_pages")

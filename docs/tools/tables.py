@@ -92,6 +92,8 @@ def _values(rule: OptionRule) -> str:
             return " or ".join(f"`{word}`" for word in rule.words)
         case "dtype":
             return "a float type"
+        case "cache":
+            return 'a size such as `8 GiB`, or `disk("PATH", 200 GiB)`'
 
 
 def _algorithms() -> str:
