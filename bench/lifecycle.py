@@ -34,9 +34,9 @@ from commplan.ir.schedule import Schedule
 from commplan.runtime.input import PhaseBatches
 from commplan.runtime.input.group import group
 from commplan.runtime.input.prefetch.prefetch import Prefetcher
-from commplan.runtime.input.ring import meeting
-from commplan.runtime.input.shm import segment
-from commplan.runtime.input.shm.shm_channel import SharedRing
+from commplan.runtime.input.ring import forming, meeting
+from commplan.runtime.input.ring.exchange import GroupExchange
+from commplan.runtime.input.ring.ring import Ring
 
 PLAN = """
 plan lifecycle
@@ -102,13 +102,14 @@ def die_at(place: str, rng: random.Random) -> None:
 
     match place:
         case "made":
-            then(segment.opened, True, segment, "opened", 0)
+            then(meeting.created, True, meeting, "created", 0)
         case "met":  # all have come, and one may not have seen it
-            then(segment.Segment.seal, False, segment.Segment, "seal", 0)
+            meet: Callable[..., object] = getattr(forming, "_meet")  # noqa: B009
+            then(meet, True, forming, "_meet", 0)
         case "filled":
-            then(SharedRing.publish, False, SharedRing, "publish", times)
+            then(Ring.done, False, Ring, "done", times)
         case "taken":
-            then(SharedRing.handed, True, SharedRing, "handed", times)
+            then(GroupExchange.handed, True, GroupExchange, "handed", times)
         case _:
             close: Callable[..., object] = getattr(Prefetcher, "close")  # noqa: B009  of any items
             then(close, False, Prefetcher, "close", 0)
@@ -195,7 +196,7 @@ def variants() -> list[tuple[int, str, str]]:
 
 def left_behind() -> list[str]:
     """Memory of this campaign's runs."""
-    memories = meeting.found(None, segment.KIND)
+    memories = meeting.found(None, forming.KIND)
     return [memory.name for memory in memories if memory.name.startswith(TOKEN)]
 
 

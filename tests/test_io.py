@@ -35,7 +35,7 @@ ELSEWHERE = {
     ("commplan.runtime.input.device.batches", "this_host"): "/proc",
     ("commplan.runtime.input.multirate.batches", "__init__"): "no file",
     ("commplan.runtime.input.ring.meeting", "_available"): "/proc",
-    ("commplan.runtime.input.turn_schedule", "_times"): "/proc",
+    ("commplan.runtime.input.ring.producers", "_times"): "/proc",
     ("commplan.runtime.observe.abort_hook", "aborted"): "/proc",
 }
 

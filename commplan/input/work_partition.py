@@ -8,13 +8,13 @@ contiguous.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from commplan.ir.remark import Design
+
+MOST_PARTS = 8  # of a batch that the processes of one host make together
 
 
 @dataclass(frozen=True)
@@ -116,49 +116,13 @@ class Division:
         return (*((gathered,) if len(makers) > 1 else ()), *((spread,) if receivers else ()))
 
 
-@dataclass(frozen=True)
-class Turns:
-    """Readers of one host that take turns: `width` of them make a batch, the following ones the next batch.
+def dealt(unit: int, part: int, parts: int, makers: Sequence[int]) -> int:
+    """The process that makes part `part` of batch `unit` on one host.
 
-    A process that makes ten times as many rows of every tenth batch is scheduled a tenth as often. All of
-    `division.readers` make equally many rows over `period` batches. With `width` equal to `division.parts`,
-    all take part in each batch.
+    Parts are dealt to `makers` in turn: over as many batches all of them make equally many. With fewer
+    parts than makers, a process makes many rows of a few batches: it is scheduled less often.
     """
-
-    division: Division
-    width: int
-
-    @property
-    def period(self) -> int:
-        """The number of batches after which the turns repeat."""
-        return len(self._divisions)
-
-    def at(self, number: int) -> Division:
-        """The division of batch `number`, counted from the first batch that the processes make."""
-        return self._divisions[number % self.period]
-
-    def next(self, process: int, number: int) -> int | None:
-        """The first batch from `number` on with a part made by `process`, or None if there is none."""
-        coming = (n for n in range(number, number + self.period) if self.at(n).parts_of(process))
-        return next(coming, None)
-
-    @functools.cached_property
-    def _divisions(self) -> tuple[Division, ...]:
-        whole, count = self.division, self.division.parts
-        firsts = range(0, math.lcm(count, self.width), self.width)
-        chosen = (tuple(whole.readers[(at + turn) % count] for turn in range(self.width)) for at in firsts)
-        return tuple(Division(whole.design, readers, whole.hosts) for readers in chosen)
-
-
-def width(readers: int, cores: int, ahead: int) -> int:
-    """The number of `readers` per batch, so that the batches in progress keep all cores busy.
-
-    Args:
-        readers: The number of readers.
-        cores: The total number of cores available to the processes.
-        ahead: The maximum number of batches in progress.
-    """
-    return max(1, min(readers, -(-cores // max(ahead, 1))))
+    return makers[(unit * parts + part) % len(makers)]
 
 
 def _run(parts: Sequence[int]) -> tuple[int, int]:

@@ -23,9 +23,9 @@ from commplan.ir.plan import Fn, Load, Map, Phase, Plan, Ref, name_of, operands,
 from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType, TreeType
 from commplan.runtime.calibrate.lock import Calls, held_shares
 from commplan.runtime.input.iterator import PhaseBatches
-from commplan.runtime.input.shm.shm_control import cores_of
 from commplan.runtime.input.sources.files import nbytes, opened
 from commplan.runtime.input.sources.record_convert import UnlikeError, checked, numpy_dtype
+from commplan.runtime.input.this_process import cores_of
 
 BLOCK = 16  # records that go through one stage together, as in training
 LEAST = 3  # blocks that are measured whatever time is left

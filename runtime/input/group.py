@@ -1,17 +1,28 @@
-"""Processes that share loaded values: who they are, on which hosts, and what joins their hosts."""
+"""Processes that share loaded values: their numbers and hosts, and the carrier between their hosts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import Span, fail
 from commplan.wait import check_seconds
 
 if TYPE_CHECKING:
     from commplan.runtime.input.transport.transport import Carrier
+
+
+class Blame(NamedTuple):
+    """The subject of errors. line: the statement of the plan."""
+
+    line: str
+    span: Span
+    file: str
+
+    def fail(self, code: str, message: str, *notes: str) -> NoReturn:
+        fail(code, message, f"the line: {self.line}", *notes, span=self.span, file=self.file)
 
 
 @dataclass(frozen=True)

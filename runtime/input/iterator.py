@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from commplan.diagnostics import fail
@@ -32,9 +32,10 @@ from commplan.runtime.input.phase_order import (
 from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.prefetch.prefetch import Prefetcher
 from commplan.runtime.input.program import EpochCursor, HostProgram, Pace, host_program
+from commplan.runtime.input.ring.exchange import GroupExchange
+from commplan.runtime.input.ring.forming import form
+from commplan.runtime.input.ring.producers import Recording
 from commplan.runtime.input.shm.arena import Arena
-from commplan.runtime.input.shm.rendezvous import join
-from commplan.runtime.input.shm.shm_channel import SharedRing
 from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
@@ -128,45 +129,39 @@ class PhaseBatches(EpochIterator):
         crew = _crew(workers, cores, program, bound_sources, chosen, block, self._meter, pinning)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
         ahead = prefetch + (CARRIED if by_caller else 0)
-        exchange = None
-        if apart and group is not None and any(flow.moved for flow in program.flows):
-            room, keep = slots(prefetch, self.on_devices, by_caller=by_caller), KEEP + self.on_devices
-            if pace is not None:
-                room = keep = pace.slots
-            exchange = join(
-                group, program, self._orders, course, order,
-                slots=room, meter=self._meter, keep=keep, leaving=pace is not None,
-                ahead=ahead if pace is None and _lies_ready(program) else None,
-                pinning=pinning,
-            )  # fmt: skip
-        self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
         maker = BatchFactory(
-            program, self._orders, stage_of, self._meter, block, exchange, pace is not None,
+            program, self._orders, stage_of, self._meter, block, pace is not None,
             crew, _adapters.together(bound_sources), course,
             aligned if pinning is None else Arena(pinning).fresh,
         )  # fmt: skip
-        if exchange is not None:
-            exchange.rebuild = maker.remake
-            if crew is not None:
-                crew.share(exchange.slots)
-        # At a pace of its own a batch is but a part of what a member gets; its taker checks.
-        self._checks = Checks(program, self._orders, steps, course.step, self._meter) if not pace else None
-        self._cursor = _Cursor(maker.batch, course, self._armed)
-        name = f"commplan-{schedule.plan}-{phase}"
-        direct = pace is None and _direct(program, exchange)
         overdue = OverdueCalls(timeout if group is None else group.timeout, schedule.file)
         if crew is not None:
             overdue.in_worker, overdue.ask_worker = crew.call_in, crew.ask_stack
-        record = batch_record(program, course, group if exchange is not None else None)
+        among = group if apart and any(flow.moved for flow in program.flows) else None
+        record, exchange = batch_record(program, course, among), None
+        if among is not None:
+            room, keep = slots(prefetch, self.on_devices, by_caller=by_caller), KEEP + self.on_devices
+            if pace is not None:
+                room = keep = pace.slots
+            exchange = form(
+                among, maker, order, slots=room, keep=keep, is_paced=pace is not None,
+                calls=replace(overdue),  # which looks after other threads
+                recording=Recording(record), doing=record.doing if record is not None else lambda _: "",
+                pinning=pinning,
+            )  # fmt: skip
+            if crew is not None:
+                crew.share(exchange.slots, exchange.made_slots)
+        self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
+        # At a pace of its own a batch is but a part of what a member gets; its taker checks.
+        self._checks = Checks(program, self._orders, steps, course.step, self._meter) if not pace else None
+        self._cursor, self._is_armed = _Cursor(maker.batch, course, self._armed), False
+        name = f"commplan-{schedule.plan}-{phase}"
+        direct = pace is None and _direct(program, exchange)
         self._ring = Prefetcher(
             self._cursor.start, ahead, cores, name, exchange, crew, direct, overdue, record
         )
         if record is not None:
             record.watch(_overdue_call(self._ring, overdue), _awaited(exchange))
-        if exchange is not None:
-            exchange.overdue = self._ring.overdue
-            if record is not None:
-                exchange.told.doing = record.doing
         self._closing = weakref.finalize(self, _end, self._ring, self._formed, pinning, self._process)
 
     @property
@@ -175,7 +170,7 @@ class PhaseBatches(EpochIterator):
         return (self._meter,)
 
     def _await_due(self) -> HostBatch:
-        self._cursor.until = self._armed
+        self._arm()
         number, step = self._front - self._first, self._front % self._steps
         if self._due is None or self._due.number != number:
             self._ring.pass_on(number)
@@ -207,15 +202,21 @@ class PhaseBatches(EpochIterator):
         """Let go of units before `number`. Of those before the last `shown` of them, what somebody keeps is
         his own copy from now on, and their slots are free."""
         if self._exchange is not None:
-            self._exchange.recall(number - shown)
+            self._exchange.slots.recall_before(number - shown)
         self._ring.pass_on(number)
 
     def go_on(self, epoch: int) -> None:
         """Work ahead to the end of `epoch`, whoever asks for it."""
         self._armed = max(self._armed, epoch)
-        self._cursor.until = self._armed
+        self._arm()
         if self._closing.alive:
             self._ring.admit()
+
+    def _arm(self) -> None:
+        if self._armed > self._cursor.until or not self._is_armed:
+            self._cursor.until, self._is_armed = self._armed, True
+            if self._exchange is not None and self._closing.alive:
+                self._exchange.arm(self._armed + 1)
 
     def ready(self, number: int) -> bool:
         """Whether nobody would wait for unit `number`."""
@@ -231,8 +232,8 @@ class PhaseBatches(EpochIterator):
             self._exchange.carry_ahead(self._front - self._first + min(self._prefetch, left) - 1)
 
     @property
-    def exchange(self) -> SharedRing | None:
-        """This process's side of the slots, where processes share them."""
+    def exchange(self) -> GroupExchange | None:
+        """This process's side of the group; None if no values are shared."""
         return self._exchange
 
     def summary(self) -> Summary:
@@ -275,12 +276,12 @@ def _overdue_call(ring: Prefetcher, calls: OverdueCalls) -> Callable[[], Call | 
     return call
 
 
-def _awaited(exchange: SharedRing | None) -> Callable[[], int]:
+def _awaited(exchange: GroupExchange | None) -> Callable[[], int]:
     exchange_of = None if exchange is None else weakref.ref(exchange)
 
     def awaited() -> int:
         exchange = exchange_of and exchange_of()
-        return -1 if exchange is None else exchange.awaited()
+        return -1 if exchange is None else exchange.awaited
 
     return awaited
 
@@ -305,14 +306,9 @@ def _crew(
     return Workers(program, sources, functions, block, cores, meter, pinning)
 
 
-def _direct(program: HostProgram, exchange: SharedRing | None) -> bool:
-    """Whether batches are handed over as they lie in the slots, and nobody waits for this process's
-    thread."""
-    carrier = exchange.carrier if exchange is not None else None
-    carries = exchange is not None and carrier is not None and exchange.leads() and not carrier.by_caller
-    return exchange is not None and not carries and _lies_ready(program)
-
-
-def _lies_ready(program: HostProgram) -> bool:
-    """Whether members do nothing of their own to what is shared: then it is handed over as it is."""
-    return CAN_LEND and all(flow.moved and not flow.after for flow in program.flows)
+def _direct(program: HostProgram, exchange: GroupExchange | None) -> bool:
+    """Whether the caller takes batches from the slots as they are: this process does no work of its own for
+    them, and does not carry them between hosts."""
+    if exchange is None or not CAN_LEND or any(flow.after or not flow.moved for flow in program.flows):
+        return False
+    return not exchange.leads() or (exchange.carrier is not None and exchange.carrier.by_caller)

@@ -12,8 +12,8 @@ from commplan.input.prefetch import prefetch, threads
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Op
 from commplan.runtime.input.program import HostProgram
-from commplan.runtime.input.shm.shm_control import cores_of
 from commplan.runtime.input.sources.adapters import Source
+from commplan.runtime.input.this_process import cores_of
 
 BLOCK = 16  # records of one task, at most: small enough that threads share a batch evenly
 

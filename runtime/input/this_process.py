@@ -1,5 +1,7 @@
-"""This process's number, which forked ones have to be told from; asking the system for it costs more than the
-rest of handing out a batch."""
+"""This process's PID, which forked processes compare, and the cores that it may run on.
+
+Asking the system for the PID costs more than the rest of handing out a batch.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,13 @@ pid = os.getpid()
 def _forked() -> None:
     global pid  # noqa: PLW0603
     pid = os.getpid()
+
+
+def cores_of() -> set[int]:
+    """The numbers of the cores that this process may run on; all if the system does not report them."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 if hasattr(os, "register_at_fork"):

@@ -24,7 +24,7 @@ from commplan.ir.types import Placement
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.check import Layout
 from commplan.runtime.input.device.pinned import Pinning
-from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.transport import Carrier
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.environment import ALIKE, environment

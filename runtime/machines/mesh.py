@@ -30,7 +30,7 @@ from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
 from commplan.runtime.input.device.pinned import Pinning, pinning_of
-from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.explicit import explicit_axes, resharded

@@ -33,7 +33,7 @@ from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
 from commplan.recorder.file import machine as machine_name
 from commplan.runtime.input.device.pinned import Pinning, pinning_of
-from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.input.transport.ulfm import LOSSES

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from commplan.input.work_partition import Division, Turns, division, failover, width
+from commplan.input.work_partition import Division, dealt, division, failover
 from commplan.ir.remark import Design
 
 DESIGNS: tuple[Design, ...] = ("duplicate", "all_shared", "single_broadcast", "multi_broadcast")
@@ -163,24 +163,10 @@ def test_moves_of_the_designs() -> None:
     assert division("all_shared", (0, 1, 1)).moves(alive={1, 2}) == ()
 
 
-@pytest.mark.parametrize("readers", range(1, 9))
-def test_readers_that_take_turns_make_every_row_once_and_as_much_as_each_other(readers: int) -> None:
-    found = division("single_broadcast", (0,) * 9, readers)
-    for count in range(1, readers + 1):
-        turns, made = Turns(found, count), Counter[int]()
-        for number in range(turns.period):
-            here = turns.at(number)
-            rows = [row for p in range(9) for part in here.parts_of(p) for row in range(*here.part(64, part))]
-            assert sorted(rows) == [*range(64)]
-            made.update(here.readers)
-            for process in range(readers):
-                coming = [n for n in range(number, number + readers + 1) if turns.at(n).parts_of(process)]
-                assert turns.next(process, number) == coming[0]
-        assert set(made.values()) == {made[0]} and len(made) == readers
-        assert readers == 9 or turns.next(8, 0) is None, "a mere consumer"
-
-
-def test_a_batch_is_made_by_as_many_as_keep_the_cores_busy() -> None:
-    assert width(12, cores=1, ahead=2) == width(12, cores=2, ahead=2) == 1
-    assert width(12, cores=12, ahead=2) == 6
-    assert width(3, cores=64, ahead=2) == 3
+@pytest.mark.parametrize("parts", range(1, 9))
+def test_parts_are_dealt_evenly_among_the_processes_of_a_host(parts: int) -> None:
+    for count in range(1, 9):
+        makers = [10 + process for process in range(count)]
+        units = [[dealt(unit, part, parts, makers) for part in range(parts)] for unit in range(count)]
+        assert Counter(maker for unit in units for maker in unit) == dict.fromkeys(makers, parts)
+        assert all(len(set(unit)) == min(parts, count) for unit in units)

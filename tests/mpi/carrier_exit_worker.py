@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from commplan.diagnostics import Span
 from commplan.input.work_partition import division
-from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
 from commplan.runtime.input.transport.transport import RowSlices
 

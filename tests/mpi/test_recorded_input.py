@@ -57,7 +57,7 @@ for batch in run.batches(timeout=4):
 
 @pytest.fixture(scope="module")
 def stuck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The records of three ranks, of which rank 1 makes the seventh batch for ever, and what they said."""
+    """The records of three ranks, of which rank 1 makes the eighth batch for ever, and what they said."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "fed.plan").write_text(PLAN)
     with mock.patch.dict(os.environ, COMMPLAN_RECORDS=str(folder)):
@@ -79,35 +79,35 @@ def test_blame_follows_waits_for_input(stuck: tuple[Path, str], capsys: pytest.C
     folder, _ = stuck
     verdict = blame(read_records([str(folder)]))
     assert list(verdict.holders) == [1]
-    assert verdict.holders[1].startswith("it has not made its part of batch 7 of line 9 of ")
+    assert verdict.holders[1].startswith("it has not made its part of batch 8 of line 9 of ")
     assert "it is in host function `decode`, on record" in verdict.holders[1]
     (activity,) = verdict.ranks[0].activities
-    assert activity.waits is not None and activity.waits.runs == 7
+    assert activity.waits is not None and activity.waits.runs == 8
     assert activity.progress is not None and activity.progress.rank == 1
     assert verdict.ranks[0].waits is None  # it has not come to the collective of this step
     assert main(["blame", str(folder), "--format", "json"]) == 1
     (shown,) = json.loads(capsys.readouterr().out)["runs"]
     (makes,) = shown["ranks"][1]["activities"]
-    assert makes["makes"]["run"] == 7 and "`decode`" in makes["call"]["text"]
+    assert makes["makes"]["run"] == 8 and "`decode`" in makes["call"]["text"]
     assert main(["blame", str(folder)]) == 1
-    assert "rank 1 holds the others: it has not made its part of batch 7" in capsys.readouterr().out
+    assert "rank 1 holds the others: it has not made its part of batch 8" in capsys.readouterr().out
 
 
 def test_the_trace_has_a_track_for_input_with_arrows(stuck: tuple[Path, str]):
     folder, _ = stuck
     run = read_run(read_records([str(folder)]))
     waits = [task for task in run.tasks if task.kind == "wait"]
-    assert {(task.rank, task.number) for task in waits} == {(r, n) for r in range(3) for n in range(1, 8)}
+    assert {(task.rank, task.number) for task in waits} == {(r, n) for r in range(3) for n in range(1, 9)}
     assert all(wait.number == make.number and wait.rank != make.rank for wait, make in last_makes(run.tasks))
     events: list[dict[str, Any]] = json.loads(trace(run))["traceEvents"]
     named = {(each["pid"], each["args"]["name"]) for each in events if each["ph"] == "M"}
     assert {(rank, "input: waits") for rank in range(3)} <= named
     assert (1, "input: makes") in named
     makes = [each for each in events if each.get("cat") == "input" and "make batch" in each["name"]]
-    (hanging,) = [each for each in makes if (each["pid"], each["args"]["step"]) == (1, 6)]
+    (hanging,) = [each for each in makes if (each["pid"], each["args"]["step"]) == (1, 7)]
     assert hanging["args"]["state"] == "unfinished" and hanging["dur"] > 3e6
     arrows = [each for each in events if each["ph"] in "sf" and each["name"] == "made"]
     assert len(arrows) == 2 * len(list(last_makes(run.tasks)))
     (waited,) = summary(run).waits
-    assert (waited.lane, waited.line, waited.count, waited.unfinished) == ("input", 9, 21, 3)
+    assert (waited.lane, waited.line, waited.count, waited.unfinished) == ("input", 9, 24, 3)
     assert waited.share > 0.5 and waited.making < 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from commplan.diagnostics import CommplanError, Span
 from commplan.input.work_partition import Division, division
-from commplan.runtime.input.shm.segment import Blame
+from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
 from commplan.runtime.input.transport.transport import RowSlices
 

@@ -25,7 +25,14 @@ from commplan.ir.schedule import Map
 from commplan.verify import verify
 from commplan.verify.input import proof
 from commplan.verify.input.proof import input_memory, prove_share, shares, visits
-from commplan.verify.input.visitation import prove_division, prove_order, prove_parts, prove_rates, survivors
+from commplan.verify.input.visitation import (
+    prove_deal,
+    prove_division,
+    prove_order,
+    prove_parts,
+    prove_rates,
+    survivors,
+)
 from commplan.verify.programs.polynomial import UndecidedError, symbol
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
@@ -255,6 +262,13 @@ def test_who_adopts_nothing_leaves_rows_out() -> None:
     wrong = prove_division(found, 10, (0, 1, 3), lambda one, _: one)
     assert wrong is not None
     assert wrong.message == "nobody makes rows 5 to 6 of 10 (part 2 of 4), with only processes 0, 1, 3 left"
+
+
+def test_a_deal_that_favours_a_process_is_refused() -> None:
+    assert prove_deal(2, 3) is None
+    wrong = prove_deal(2, 3, lambda unit, part, parts, makers: makers[part % len(makers)])
+    assert wrong is not None and wrong.code == "CP0761" and wrong.found == "{0: 3, 1: 3}"
+    assert wrong.message == "over 3 batches processes of a host make unequal numbers of parts"
 
 
 def test_duplicated_work_is_all_of_it() -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from commplan.input.prefetch import KEEP, device_prefetch, prefetch, slots
 from commplan.input.rates import Rates, rates
-from commplan.input.work_partition import Division, Turns, division
+from commplan.input.work_partition import MOST_PARTS, Division, division
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.hints import Cache
 from commplan.ir.plan import Ref, name_of
@@ -17,11 +17,11 @@ from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, results
 from commplan.ir.stages.rules import Violation, cached
 from commplan.verify.input.visitation import (
     Broken,
+    prove_deal,
     prove_division,
     prove_order,
     prove_parts,
     prove_rates,
-    prove_turns,
     survivors,
 )
 from commplan.verify.scope import PhaseScope
@@ -150,13 +150,13 @@ def prove_share(design: Design, readers: int | None, members: int, rows: int) ->
 
 
 def _proofs(work: Division, rows: int) -> Iterator[Broken | None]:
-    """Prove a partition for all processes, for survivors, and for readers of one host that take turns."""
+    """Prove a partition for all processes, for survivors, and for the makers that are left of one host."""
     yield prove_division(work, rows)
     for alive in survivors(work):
         yield prove_division(work, rows, alive)
     if len(set(work.hosts)) == 1 and work.design != "duplicate":
-        for width in range(1, work.parts + 1):
-            yield prove_turns(Turns(work, width), rows)
+        for makers in range(1, work.parts + 1):
+            yield from (prove_deal(parts, makers) for parts in range(1, MOST_PARTS + 1))
 
 
 # --- proved properties, for reports ---

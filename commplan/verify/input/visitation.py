@@ -16,18 +16,19 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from commplan.diagnostics import Diagnostic, Note, Span
 from commplan.input.order import Order, Tail, Visit
 from commplan.input.rates import Rates
-from commplan.input.work_partition import Division, HostTransfer, Turns, failover
+from commplan.input.work_partition import Division, HostTransfer, dealt, failover
 from commplan.verify.programs.polynomial import Polynomial, UndecidedError, symbol
 
 _LARGEST_ENUMERATED = 4096  # largest batch size that the search for a counterexample enumerates
 Orders = Callable[[int, int, int, Visit, Tail], Order]
 Adopter = Callable[[Division, Collection[int]], Division]
+Deal = Callable[[int, int, int, Sequence[int]], int]
 
 
 class Broken(NamedTuple):
@@ -246,27 +247,18 @@ def prove_division(
     return _moved_wrongly(remaining, rows, living, condition)
 
 
-def prove_turns(turns: Turns, rows: int) -> Broken | None:
-    """Prove that each part is built once, readers share the work evenly, and turns are announced.
+def prove_deal(parts: int, makers: int, deal: Deal = dealt) -> Broken | None:
+    """Prove that the processes of a host that make parts of batches make equally many.
 
     Args:
-        turns: the turn schedule.
-        rows: rows of a batch, for messages.
+        parts: parts of a batch.
+        makers: number of processes.
+        deal: the deal to prove.
     """
-    counts: Counter[int] = Counter()
-    for number in range(turns.period):
-        turn = turns.at(number)
-        wrong = prove_division(turn, rows)
-        if wrong is not None:
-            return wrong._replace(message=f"batch {number} of {turns.period}: {wrong.message}")
-        counts.update(turn.readers)
-        for reader in turns.division.readers:
-            answer = turns.next(reader, number)
-            if (answer == number) != (reader in turn.readers) or answer is None or answer < number:
-                message = f"process {reader} asks at batch {number} for its next turn"
-                return Broken("CP0761", message, "that batch, if it makes a part of it", f"batch {answer}")
-    if len(set(counts.values())) > 1 or set(counts) != set(turns.division.readers):
-        message = f"over {turns.period} batches readers make unequal numbers of parts"
+    everyone = tuple(range(makers))
+    counts = Counter(deal(unit, part, parts, everyone) for unit in everyone for part in range(parts))
+    if dict(counts) != dict.fromkeys(everyone, parts):
+        message = f"over {makers} batches processes of a host make unequal numbers of parts"
         return Broken("CP0761", message, "as many for each", f"{dict(sorted(counts.items()))}")
     return None
 

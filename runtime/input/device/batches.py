@@ -23,7 +23,7 @@ from commplan.ir.types import Placement
 from commplan.runtime.context import Context
 from commplan.runtime.input.device.item import Item
 from commplan.runtime.input.device.maps import DeviceMaps
-from commplan.runtime.input.group import Group, group
+from commplan.runtime.input.group import Blame, Group, group
 from commplan.runtime.input.host_batch import HostBatch, Mask
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.batches import ClockedBatches
@@ -31,7 +31,6 @@ from commplan.runtime.input.named import refuse_mask
 from commplan.runtime.input.observe.accounting import Meter, Summary
 from commplan.runtime.input.observe.wait_log import LOG, PATIENCE_S
 from commplan.runtime.input.restarts import Restarts
-from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.machines.machine import Machine, OnFailure, Peers
 from commplan.runtime.observe import metrics
 from commplan.tracebacks import public_face

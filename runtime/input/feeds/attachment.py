@@ -22,7 +22,7 @@ from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.memory import ring as ring_bell
 from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Ring
-from commplan.runtime.input.ring.units import UnitProgram, Units
+from commplan.runtime.input.ring.units import UnitProgram, Units, divisions_of, parts_of, units_of
 from commplan.runtime.input.ring.words import ABSENT, MOST_SLOTS, Shape
 from commplan.runtime.input.shm.slot_layout import slot_layout
 from commplan.runtime.input.shm.slots import Slots
@@ -66,6 +66,7 @@ class Attachment:
 
     name: str
     ring: Ring
+    content: UnitProgram
     units: Units
     producers: Producers = field(init=False)
     recording: Recording = field(default_factory=Recording)
@@ -147,11 +148,7 @@ class Attachment:
                 return
             self._end()
         self.producers.join(_END_S)  # the last of them leaves the ring: until then its parts stay claimed
-        try:
-            self.producers.detach()
-        except OSError as error:
-            title = self.ring.memory.title
-            LOG.warning("%s waits for a thread of this process: %s", title, error.strerror)
+        self.producers.detach()
 
 
 @contextlib.contextmanager
@@ -180,7 +177,7 @@ def attached(
             refuse_unlike(name, facts, ring.memory.facts(), plan)
             with ring.memory.locked():
                 ring.join()
-            attachment = Attachment(name, ring, Units(content, ring.parts))
+            attachment = Attachment(name, ring, content, units_of(content, ring.parts))
             yield attachment, is_new
             if not attachment.members:
                 raise RuntimeError("no member joined the feed")
@@ -234,9 +231,9 @@ def _found(name: str, title: str) -> SharedMemory | None:
 def _created(
     name: str, title: str, facts: Mapping[str, str], content: UnitProgram, sizes: Sizes
 ) -> SharedMemory:  # fmt: skip
-    parts = content.parts(sizes.cores)
+    parts = parts_of(content.program, sizes.cores)
     slots = min(sizes.ahead + KEEP + min(sizes.cores, 4) - 1, MOST_SLOTS)
-    nbytes = slot_layout(content.program, content.divisions(parts)).nbytes
+    nbytes = slot_layout(content.program, divisions_of(content.program, parts)).nbytes
     return meeting.created(
         name, title, Shape(slots, nbytes, parts, MEMBERS, MEMBERS), facts, epoch=content.epoch,
         unit=content.rows, cores=min(sizes.cores, _MOST_CORES), makers=sizes.makers, next=sizes.first,

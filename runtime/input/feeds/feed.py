@@ -35,11 +35,11 @@ from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.ring.cursor import Cursor
 from commplan.runtime.input.ring.units import UnitProgram
 from commplan.runtime.input.ring.words import ABSENT, CURSOR
-from commplan.runtime.input.shm.shm_control import cores_of
 from commplan.runtime.input.shm.slots import give_back_freed
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
+from commplan.runtime.input.this_process import cores_of
 from commplan.wait import check_seconds, outcome
 
 IDLE_S = 60.0  # how long a member that has ended an epoch is waited for to begin the next
@@ -142,7 +142,7 @@ class Feed(EpochIterator):
     ) -> None:  # fmt: skip
         """Become a member. The caller holds the ring's lock."""
         plan, ring, member = self._plan, self._ring, self.member
-        unit, self._epoch = ring.header.get("unit"), self._units.content.epoch
+        unit, self._epoch = ring.header.get("unit"), self._attachment.content.epoch
         self._each = each = units_of(plan, member, batch, unit)
         local = {plan.clock: (member,)}
         program = self._program = host_program(of_member(plan, member, each), plan.phase, local, apart=True)
@@ -168,7 +168,7 @@ class Feed(EpochIterator):
         is_open = _weakly_open(self)
         waiter = MemberWaiter(self._attachment, member, self._timeout, is_open, plan.schedule.file)
         slots, recording = ring.memory.mapped_slots(), self._attachment.recording
-        self._cursor = Cursor(ring, member, each, slots, waiter, self._meter, recording)
+        self._cursor = Cursor(ring, member, each, slots, waiter, recording)
         self._words = self._cursor.record.words
         self._cursor.enter(batch=program.flows[0].batch)
         self._attach()
@@ -266,7 +266,7 @@ class Feed(EpochIterator):
         """The member begins an epoch, or goes on with it."""
         ring, begun = self._ring, place // self._steps + 1
         start_record(self._attachment)
-        ring.arm(self.member, begun)
+        ring.arm(self.member, begun * self._epoch)
         if self._from is None:
             with ring.memory.locked():
                 self._attach()
@@ -357,6 +357,7 @@ class Feed(EpochIterator):
     def _take(self, unit: int) -> tuple[Any, bool, bool]:
         """The bytes of the slot of `unit`, whether it was ready, and whether records of it were skipped."""
         root, waited_ns, is_spoiled = self._cursor.take(unit)
+        self._meter.wait_s += waited_ns * 1e-9
         if waited_ns and self._place % self._steps:
             self._meter.least = 0
         if is_spoiled:
@@ -402,7 +403,7 @@ class Feed(EpochIterator):
     def summary(self) -> Summary:
         """What the input cost so far: what this process made for all, and what this member did for
         itself."""
-        return merged(meter.summary() for meter in (self._meter, self._units.content.meter))
+        return merged(meter.summary() for meter in (self._meter, self._attachment.content.meter))
 
     def torch_dataset(self) -> Any:
         """An `IterableDataset` of PyTorch: an epoch of `Batch.torch()` each time that it is iterated over.

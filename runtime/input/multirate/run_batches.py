@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from commplan.ir import schedule as ir
 from commplan.runtime.context import Context
 from commplan.runtime.input.device.batches import carried_group, refuse_group, this_host
-from commplan.runtime.input.group import Group
+from commplan.runtime.input.group import Blame, Group
 from commplan.runtime.input.multirate.batches import ClockedBatches
 from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, clocked
 from commplan.runtime.input.multirate.stream import MultirateStream, PeerGroup, StreamOptions
 from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.runtime.input.observe.wait_log import PATIENCE_S
-from commplan.runtime.input.shm.segment import Blame
 
 if TYPE_CHECKING:
     from commplan.runtime.input.device.batches import Batches

@@ -30,8 +30,8 @@ from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.observe.wait_log import LOG, WaitReporter
 from commplan.runtime.input.program import Pace
-from commplan.runtime.input.shm.shm_channel import SharedRing
-from commplan.runtime.input.shm.shm_control import LOOK_S
+from commplan.runtime.input.ring.exchange import GroupExchange
+from commplan.runtime.input.shm.futex import LOOK_S
 from commplan.runtime.input.sources import files as _sources
 from commplan.wait import attended, ended
 
@@ -288,7 +288,7 @@ class MultirateStream:
         held = [hand.position // self.epoch for hand in self._hands.values() if hand.holding]
         exchange = self._stream.exchange if self._stream is not None else None
         if exchange is not None and held:
-            exchange.want(max(held) + 1)
+            exchange.arm(max(held) + 1)
 
     # --- what processes do for each other ---
 
@@ -431,12 +431,12 @@ def close_on_gc(clocks: MultirateStream, hand: Consumer) -> None:
         clocks.leave(hand, wait=False)
 
 
-def _attend(reference: weakref.ref[MultirateStream], ring: SharedRing, company: PeerGroup) -> None:
+def _attend(reference: weakref.ref[MultirateStream], ring: GroupExchange, company: PeerGroup) -> None:
     """Keep a process at its duty until its ring is stopped: its parts are made, and its slots let go, as long
     as a member of any process of its host is inside an epoch. Also tell whom the members here wait for."""
     idle = time.monotonic()  # since when no member here is inside an epoch
     since, lasting = idle, WaitReporter()  # of a wait for another process's member
-    while not ring.control.stopped:
+    while not ring.is_stopped:
         clocks = reference()
         if clocks is None:
             return
@@ -456,7 +456,7 @@ def _attend(reference: weakref.ref[MultirateStream], ring: SharedRing, company: 
                 LOG.warning(
                     "process %d has waited %.0f s for process %d, which holds member %d: it is %d records"
                     " behind, and %d are kept",
-                    ring.index, waited, process, member, behind, clocks.plan.rates.bound,
+                    ring.group.index, waited, process, member, behind, clocks.plan.rates.bound,
                 )  # fmt: skip
         del clocks  # nobody is kept alive by being attended to
         if not busy:

@@ -1,11 +1,9 @@
 """Work ahead: a bounded ring of batches in the making, filled by threads, handed out in order.
 
-A batch is opened, made in a first stage of independent tasks and published, completed, and made ready in a
-second stage. In one process there is no first stage. Where processes share a value, opening waits for a slot
-to write to and completing for a slot that all have filled, and threads of their own do that. Where nothing is
-left to do in the second stage the ring is direct: the thread that finds no task opens the next batch, and
-the caller completes it, so that no batch is passed from thread to thread. Threads hold the ring and never
-the iterator in front of it, so an iterator that is forgotten is collected, and that closes the ring.
+A batch is opened, made in independent tasks, and finished. If processes share a value, opening waits for the
+shared part of the batch, in a thread of its own. If nothing is left to do for a batch then, the ring is
+direct: the caller takes the shared part, and no batch is passed from thread to thread. Threads hold the ring
+and never the iterator in front of it: a forgotten iterator is collected, and that closes the ring.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.host_batch import HostBatch
@@ -29,11 +27,10 @@ from commplan.runtime.input.stages.batch_builder import BatchBuilder, Task
 from commplan.wait import attended, ended
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.shm.shm_channel import SharedRing
+    from commplan.runtime.input.ring.exchange import GroupExchange
     from commplan.runtime.input.stages.worker_pool import Workers
 
 PATIENCE = 1.0  # seconds for threads to end in after an interruption
-_SECOND = 1_000_000  # keys of tasks from here on are those of the second stage
 _Result = TypeVar("_Result")
 
 
@@ -41,10 +38,9 @@ _Result = TypeVar("_Result")
 class _Entry:
     making: BatchBuilder
     todo: int = 0
-    operation: int = 0  # in the record, while a stage is carried out
+    operation: int = 0  # in the record, while its tasks are carried out
     error: BaseException | None = None
     error_at: int = 0
-    is_made: bool = False  # here, and not yet completed
     done: bool = False
     item: HostBatch | None = None
 
@@ -63,7 +59,7 @@ class Prefetcher:
     depth: int
     threads: int
     name: str
-    peers: SharedRing | None = None
+    peers: GroupExchange | None = None
     workers: Workers | None = None
     direct: bool = False
     calls: OverdueCalls | None = None
@@ -81,7 +77,6 @@ class Prefetcher:
     _admitted: int = 0
     _opened: int = 0
     _opening: bool = False
-    _completed: int = 0
     _handed: int = 0
     _failed: tuple[int, BaseException] | None = None  # the first batch that cannot be made, and why
     _closed: bool = False
@@ -105,8 +100,7 @@ class Prefetcher:
                     break  # what was admitted so far is still to be told
                 self._entries[self._admitted] = _Entry(making)
                 self._admitted += 1
-            if not self.direct or self._tasks or self._has_opening():
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     def look(self, number: int | None = None) -> tuple[HostBatch, int, float]:
         """Batch `number` (None: the next one), how many lay ready, and the seconds waited. Raises what its
@@ -115,8 +109,9 @@ class Prefetcher:
         number = self._handed if number is None else number
         try:
             return self._take(number) if self.record is None else self._recorded(self.record, number)
-        except KeyboardInterrupt:
-            self._interrupted = True
+        except (KeyboardInterrupt, CommplanError) as error:  # a call that is overdue will not return, either
+            is_overdue = isinstance(error, CommplanError) and error.diagnostics[0].code == "CP0926"
+            self._interrupted |= is_overdue or isinstance(error, KeyboardInterrupt)
             raise
 
     def _recorded(self, record: BatchRecord, number: int) -> tuple[HostBatch, int, float]:
@@ -145,7 +140,7 @@ class Prefetcher:
             self._alive += self.direct
         try:
             if self.direct and entry.item is None:
-                for task in self._complete(number, entry):
+                for task in self._tasks_of(number, entry):
                     task()
                 entry.item = entry.making.finish()
         finally:
@@ -168,20 +163,13 @@ class Prefetcher:
         if gone is not None:
             raise RuntimeError(f"thread {gone.name!r}, which makes batches, has ended; waited {waited:.1f} s")
         if self.calls is not None:
-            try:
-                self.calls.look(self._running)
-            except CommplanError:
-                self._interrupted = True  # it will not return for `close`, either
-                raise
-
-    def overdue(self, waited: float) -> NoReturn:
-        """Raise CP0926: this process's own part of a batch has been waited for so long."""
-        self._interrupted = True
-        (self.calls or OverdueCalls(waited, "")).fail(self._running, waited)
+            self.calls.look(self._running)
 
     def makers(self) -> list[threading.Thread]:
         """The threads that call the user's code: those that make batches, and the program's."""
-        return [*self._running, threading.main_thread()]
+        peers = self.peers
+        shared = [] if peers is None else peers.producers.running
+        return [*self._running, *shared, threading.main_thread()]
 
     def pass_on(self, number: int) -> None:
         """All batches before `number` have come; what there is room for now is started."""
@@ -217,7 +205,8 @@ class Prefetcher:
         """
         if os.getpid() != self._process:
             return
-        running = self._running
+        peers = self.peers
+        running = [*self._running, *([] if peers is None else peers.producers.running)]
         self.abandon()
         deadline = time.monotonic() + PATIENCE
 
@@ -228,6 +217,8 @@ class Prefetcher:
             if thread is threading.current_thread() or thread.ident is None:  # interrupted before its start
                 continue
             attended(functools.partial(over, thread))
+        if peers is not None:
+            peers.producers.detach()
 
     def abandon(self) -> None:
         """Stop without waiting for anything: threads end when their record is done, the last one leaves
@@ -261,7 +252,7 @@ class Prefetcher:
         with self._lock:
             self._entries.clear()
             peers, self.peers = self.peers, None
-        if self.record is not None:
+        if self.record is not None and peers is None:
             self.record.close()
         if self.workers is not None:
             self.workers.close()
@@ -282,14 +273,9 @@ class Prefetcher:
         self._begun = bool(self._running)
 
     def _fresh_threads(self) -> list[threading.Thread]:
-        finders = [self._next_job] * self.threads
-        if self.peers is not None and self.direct:
-            first = self.peers.fills()
-            if first is None:
-                return []
-            self._opened = first
-        elif self.peers is not None:
-            finders += [self._next_opening, self._next_completion]
+        finders = [] if self.direct else [self._next_job] * self.threads
+        if self.peers is not None and not self.direct:
+            finders.append(self._next_opening)
         # Daemons, so that a forgotten iterator cannot keep the interpreter alive; they are joined by
         # `close`, which a finaliser calls at the latest when the interpreter exits.
         return [
@@ -339,40 +325,20 @@ class Prefetcher:
         if self._tasks:
             number, key, _, task = heapq.heappop(self._tasks)
             return functools.partial(self._carry_out, number, key, task)
-        return self._next_opening() if self.direct or self.peers is None else None
+        return self._next_opening() if self.peers is None else None
 
     def _next_opening(self) -> Task | None:
-        if self._opening or not self._has_opening():
+        if self._opening or self._opened == self._admitted:
             return None
         number, self._opened, self._opening = self._opened, self._opened + 1, True
         return functools.partial(self._open, number)
 
-    def _has_opening(self) -> bool:
-        """In a direct ring batches that are made without this process are passed over, so that its threads
-        are woken for its own alone."""
-        while self._opened < self._admitted:
-            if not self.direct or self.peers is None or not self.peers.passes(self._opened):
-                return True
-            self._opened += 1
-        return False
-
-    def _next_completion(self) -> Task | None:
-        entry = self._entries.get(self._completed)  # in order, whatever order they were made in
-        if entry is None or not entry.is_made:
-            return None
-        entry.is_made = False
-        return functools.partial(self._make_ready, self._completed, entry)
-
     def _open(self, number: int) -> None:
-        """Begin batch `number`, once there is a slot for it. Where that fails nobody opens a later one."""
+        """Begin batch `number`. If that fails, no later one is opened."""
         entry, tasks = self._entries.get(number), ()
-        stage = 0 if self.peers is not None else _SECOND
         try:
-            if entry is not None and self.peers is not None:
-                self.peers.writable(number)
-                tasks = entry.making.first()
-            elif entry is not None:  # else handed out before anything was to be done for it here
-                tasks = entry.making.second()
+            if entry is not None:  # else handed out before anything was to be done for it here
+                tasks = self._tasks_of(number, entry)
         except ClosedError:
             raise
         except BaseException as error:  # noqa: BLE001  carried to the caller
@@ -381,46 +347,29 @@ class Prefetcher:
         with self._lock:
             self._opening = False
         if entry is not None:
-            self._enter(number, entry, stage, tasks)
+            self._enter(number, entry, tasks)
 
-    def _complete(self, number: int, entry: _Entry) -> Sequence[Task]:
-        """What is left to do for a batch, once all have filled it; what went wrong here comes before what
-        peers say of it."""
+    def _tasks_of(self, number: int, entry: _Entry) -> Sequence[Task]:
+        """The tasks of a batch, once processes that share have made the rest of it."""
         peers = self.peers
-        if peers is None:
+        if peers is not None:
+            peers.readable(number)
+            entry.making.receive(*peers.lend(number), peers.units.layout.divisions)
+        elif self.direct:
             raise ClosedError
-        try:
-            if entry.error is None or peers.leads():
-                peers.readable(number)
-        except Exception:
-            if entry.error is None:
-                raise
-        if entry.error is not None:
-            raise entry.error
         return entry.making.second()
 
-    def _make_ready(self, number: int, entry: _Entry) -> None:
-        try:
-            tasks = self._complete(number, entry)
-        except ClosedError:
-            raise
-        except BaseException as error:  # noqa: BLE001  carried to the caller
-            self._fail(number, error)  # without its peers this process cannot make any later batch either
-            return
-        self._completed = number + 1
-        self._enter(number, entry, _SECOND, tasks)
-
-    def _enter(self, number: int, entry: _Entry, stage: int, tasks: Sequence[Task]) -> None:
-        """Queue the tasks of a stage."""
+    def _enter(self, number: int, entry: _Entry, tasks: Sequence[Task]) -> None:
+        """Queue the tasks of a batch."""
         if self.record is not None and tasks:
             entry.operation = self.record.begin("make", number)
         with self._lock:
             entry.todo = len(tasks)
-            for key, task in enumerate(tasks, stage):
+            for key, task in enumerate(tasks):
                 heapq.heappush(self._tasks, (number, key, next(self._ties), task))
             self._changed.notify_all()
         if not tasks:
-            self._stage_over(number, entry, stage)
+            self._finish(entry)
 
     def _carry_out(self, number: int, key: int, task: Task) -> None:
         entry = self._entries.get(number)
@@ -439,29 +388,20 @@ class Prefetcher:
             entry.todo -= 1
             if entry.todo:
                 return
-        self._stage_over(number, entry, key)
+        self._finish(entry)
 
-    def _stage_over(self, number: int, entry: _Entry, key: int) -> None:
-        if key < _SECOND:
-            self._record_end(entry)  # before others hear of it
+    def _finish(self, entry: _Entry) -> None:
         try:
-            if key < _SECOND:
-                entry.making.publish(entry.error)
-            elif entry.error is None:
+            if entry.error is None:
                 entry.item = entry.making.finish()
         except BaseException as raised:  # noqa: BLE001  carried to the caller
             entry.error = raised
-            key = _SECOND
-        self._record_end(entry)
-        with self._lock:
-            entry.is_made, entry.done = key < _SECOND, key >= _SECOND
-            if not self.direct:
-                self._changed.notify_all()
-
-    def _record_end(self, entry: _Entry) -> None:
         if self.record is not None and entry.operation:
             self.record.end(entry.operation, entry.error)
             entry.operation = 0
+        with self._lock:
+            entry.done = True
+            self._changed.notify_all()
 
     def _fail(self, number: int, error: BaseException) -> None:
         """No batch from `number` on can be made."""
@@ -469,5 +409,3 @@ class Prefetcher:
             if self._failed is None or number < self._failed[0]:
                 self._failed = number, error
             self._changed.notify_all()
-        if self.peers is not None:
-            self.peers.fail(number, error)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from commplan.input.prefetch import KEEP
-from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.ring.memory import ring as ring_bell
 from commplan.runtime.input.ring.producers import Recording
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.ring.words import ABSENT, ALONE, CURSOR, HOLDS, MADE, SPOILED
 from commplan.runtime.input.shm import futex
-from commplan.runtime.input.shm.shm_control import LOOK_S, fence
+from commplan.runtime.input.shm.futex import LOOK_S, fence
 from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 from commplan.wait import Wait, until
 
@@ -23,9 +23,12 @@ _WANTED, _WAITS_SINCE, _WAITED_NS = (CURSOR[name] for name in ("wanted", "waits_
 
 
 class Waiter(Protocol):
-    """What a consumer does while it waits for a unit. timeout: seconds, at most."""
+    """The behaviour of a consumer that waits for a unit."""
 
-    timeout: float
+    @property
+    def timeout(self) -> float:
+        """Seconds, at most."""
+        ...
 
     def is_open(self) -> bool:
         """Whether it still wants the unit."""
@@ -46,15 +49,14 @@ class Cursor:
     """
 
     def __init__(
-        self, ring: Ring, number: int, each: int, slots: Slots, waiter: Waiter, meter: Meter,
-        recording: Recording,
-    ) -> None:  # fmt: skip
+        self, ring: Ring, number: int, each: int, slots: Slots, waiter: Waiter, recording: Recording
+    ) -> None:
         self.ring, self.number, self.slots = ring, number, slots
         self.record = ring.cursors[number]
         self.held: dict[int, Any] = {}
         self._words, self._slot_words = self.record.words, ring.memory.slots
         self._count, self._kept = ring.slots, min(KEEP * each, ring.slots) - 1
-        self._waiter, self._meter, self._recording = waiter, meter, recording
+        self._waiter, self._recording = waiter, recording
         self._look_s = min(LOOK_S, waiter.timeout)
         self._made = ring.memory.bell("made")
         self._returns = CompletionCounter(functools.partial(ring.release, number))
@@ -86,7 +88,7 @@ class Cursor:
         records were skipped. The slot is shown until `held` and all arrays of it are gone."""
         slots, words = self.slots, self._slot_words[unit % self._count].words
         slots.recall_before(unit - self._kept)  # `unit` needs a slot of its own
-        waited = self._wait(unit) if words[MADE] != unit + 1 else 0
+        waited = self.wait(unit, self.ring.is_made) if words[MADE] != unit + 1 else 0
         return slots.lend(unit, self.held), waited, words[SPOILED]
 
     def recall(self) -> None:
@@ -96,41 +98,41 @@ class Cursor:
 
     # --- waiting ---
 
-    def _wait(self, unit: int) -> int:
+    def wait(self, unit: int, is_there: Callable[[int], bool]) -> int:
+        """Wait until `is_there(unit)`, such as `Ring.is_made`. Returns the nanoseconds that it took."""
         words, begun = self._words, time.monotonic_ns()
         words[_WAITS_SINCE], words[_WANTED] = begun, unit + 1
         record, waited = self._recording.record, 0
         operation = record.begin("wait", unit) if record is not None else 0
         try:
-            if not self._is_made_after(unit, self._look_s):
-                self._wait_long(unit)
+            if not self._is_there_after(unit, is_there, self._look_s):
+                self._wait_long(unit, is_there)
         finally:
             words[_WANTED] = 0
             if record is not None:
                 record.end(operation)
             waited = time.monotonic_ns() - begun
             words[_WAITED_NS] += waited
-            self._meter.wait_s += waited * 1e-9
         return waited
 
-    def _is_made_after(self, unit: int, seconds: float) -> bool:
-        """Whether `unit` is made, after a sleep of `seconds` at most."""
-        bell, words = self._made, self._slot_words[unit % self._count].words
+    def _is_there_after(self, unit: int, is_there: Callable[[int], bool], seconds: float) -> bool:
+        """Whether `is_there(unit)`, after a sleep of `seconds` at most."""
+        bell = self._made
         seen = bell.value
         fence()
-        if words[MADE] != unit + 1 and seconds:
+        if not is_there(unit) and seconds:
             futex.wait(bell, seen, seconds)
-        is_made = words[MADE] == unit + 1
+        result = is_there(unit)
         fence()  # the slot is read after this
-        return is_made
+        return result
 
-    def _wait_long(self, unit: int) -> None:
+    def _wait_long(self, unit: int, is_there: Callable[[int], bool]) -> None:
         ring, waiter = self.ring, self._waiter
 
         def attempt(seconds: float) -> bool:
             if ring.memory.is_stopped or not waiter.is_open():
                 raise ClosedError
-            return self._is_made_after(unit, seconds)
+            return self._is_there_after(unit, is_there, seconds)
 
         def look(waited: float) -> None:
             if not ring.reap():

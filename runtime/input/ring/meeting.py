@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -77,16 +77,19 @@ def _available() -> float:
     return float("inf")
 
 
-def created(name: str, title: str, shape: Shape, facts: Mapping[str, str], **values: int) -> SharedMemory:
-    """A new ring. title: in messages. facts, values: see `SharedMemory.lay_out`.
+def created(
+    name: str, title: str, shape: Shape, facts: Mapping[str, str], *, kind: str = "feed",
+    refuse: Callable[..., NoReturn] = fail, **values: int,
+) -> SharedMemory:  # fmt: skip
+    """A new ring. title: in messages. facts, values: see `SharedMemory.lay_out`. refuse: raises the error.
 
     Raises:
         CommplanError: CP0923 if there is not enough memory; CP0928 if `facts` are too long.
     """
     try:
-        descriptor = fresh(name, shape.nbytes)
+        descriptor = fresh(name, shape.nbytes, kind)
     except OSError as error:
-        fail(
+        refuse(
             "CP0923",
             f"{shape.nbytes} bytes of shared memory cannot be had: {error.strerror}",
             "make the batch or `prefetch` smaller",

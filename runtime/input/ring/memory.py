@@ -14,8 +14,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Generator, Mapping
-from typing import ClassVar, NoReturn
+from collections.abc import Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import msgspec
 
@@ -24,10 +24,13 @@ from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.ring import words
 from commplan.runtime.input.ring.words import PROCESS_LOCK, RING_LOCK, Record, Shape
 from commplan.runtime.input.shm import futex
+from commplan.runtime.input.shm.futex import fence
 from commplan.runtime.input.shm.locks import is_locked, lock_byte, lock_holder, unlock_byte
-from commplan.runtime.input.shm.shm_control import fence
 from commplan.runtime.input.shm.slots import Slots, mapped, owner_of
 from commplan.wait import Wait, until
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.device.pinned import Pinning
 
 _LOCK_S = 30.0
 
@@ -44,7 +47,7 @@ class SharedMemory:
         nbytes = shape.data_at
         self._root = owner_of(mapped(nbytes, mmap.MAP_SHARED, descriptor, 0), nbytes)
         self._table = memoryview(self._root).cast("B").cast("Q")  # as quick to read as a list
-        (self.header,) = self._records(0, 1, words.HEADER)
+        (self.header,) = self._records(0, 1, words.HEADER, words.BELLS["made"])
         at = words.PAGE
         self.processes = self._records(at, shape.processes, words.PROCESS)
         each = words.RECORD_NBYTES
@@ -52,15 +55,16 @@ class SharedMemory:
         at += shape.processes * each
         self.cursors = self._records(at, shape.cursors, words.CURSOR)
         at += shape.cursors * each
-        self.slots = self._records(at, shape.slots, words.SLOT)
+        self.slots = self._records(at, shape.slots + 1, words.SLOT, shape.slot_record_nbytes)
         self._bells = {name: self._bell(at) for name, at in words.BELLS.items()}
         self._lock, self._is_inside, self._closing = threading.RLock(), False, threading.Lock()
         SharedMemory.opened.add(self)
 
-    def _records(self, offset: int, count: int, indices: Mapping[str, int]) -> list[Record]:
-        each = words.RECORD_NBYTES // 8
-        starts = (offset // 8 + number * each for number in range(count))
-        return [Record(self._table[start : start + each], indices) for start in starts]
+    def _records(
+        self, offset: int, count: int, indices: Mapping[str, int], nbytes: int = words.RECORD_NBYTES
+    ) -> list[Record]:
+        starts = ((offset + number * nbytes) // 8 for number in range(count))
+        return [Record(self._table[start : start + nbytes // 8], indices) for start in starts]
 
     def _bell(self, at: int) -> ctypes.c_uint32:
         return ctypes.c_uint32.from_buffer(self._root, at)
@@ -103,10 +107,18 @@ class SharedMemory:
             fence()
             self.header.set(plan=len(data))
 
-    def mapped_slots(self) -> Slots:
-        """A mapping of the slots of its own, for one cursor or for the producers."""
+    def add_cores(self, cores: Iterable[int]) -> int:
+        """Add the cores that this process may run on. Returns how many there are for all processes so far."""
+        bits = memoryview(self._root).cast("B")[words.CORES_AT : words.CORES_AT + words.CORES_NBYTES]
+        mine = sum(1 << core for core in {core % (8 * len(bits)) for core in cores})
+        bits[:] = (int.from_bytes(bits, "little") | mine).to_bytes(len(bits), "little")
+        return int.from_bytes(bits, "little").bit_count()
+
+    def mapped_slots(self, pinning: Pinning | None = None) -> Slots:
+        """A mapping of the slots of its own, for one cursor or for the producers. pinning: registers it with
+        devices."""
         shape = self.shape
-        return Slots(self.descriptor, shape.data_at, shape.slot_nbytes, shape.slots)
+        return Slots(self.descriptor, shape.data_at, shape.slot_nbytes, shape.slots, pinning=pinning)
 
     def close(self) -> None:
         """Close the file, which releases all locks. The mapping lives as long as an array shows it."""

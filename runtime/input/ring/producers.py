@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commplan.diagnostics import CommplanError, fail
@@ -13,13 +15,15 @@ from commplan.runtime.input.observe.wait_log import LOG, ClosedError
 from commplan.runtime.input.ring.ring import Claim, Ring
 from commplan.runtime.input.ring.units import Units
 from commplan.runtime.input.shm import futex
-from commplan.runtime.input.shm.shm_control import LOOK_S
+from commplan.runtime.input.shm.futex import LOOK_S
 from commplan.runtime.input.shm.slots import Slots
 
 if TYPE_CHECKING:
     from commplan.runtime.input.observe.batch_record import BatchRecord
 
 TEND_S = 2.0  # seconds between two looks at whether this process is to make units
+_EVERY, _MEASURED = 64, range(1, 4)  # of so many units, those whose making is measured
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 @dataclass
@@ -45,11 +49,11 @@ class Producers:
     ended: Callable[[], None]
     tend: Callable[[], None]
     running: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    detached: set[int] = field(default_factory=set[int])  # threads
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _alive: int = 0
     _makers: int = 0
     _making: dict[int, Claim] = field(default_factory=dict[int, Claim])  # by the thread that makes it
-    _detached: set[int] = field(default_factory=set[int])  # threads
 
     def start(self) -> None:
         """Start the first thread.
@@ -68,16 +72,20 @@ class Producers:
     def detach(self) -> None:
         """Let threads that still make parts write to private memory, so that others can make these parts.
 
-        Raises:
-            OSError: if there is no memory for that; the threads keep their claims until they end.
+        If there is no memory for that, the threads keep their claims until they end.
         """
         with self._lock:
-            for unit in {claim.unit for claim in self._making.values()}:
-                self.slots.detach(unit)
-            self._detached |= self._making.keys()
+            try:
+                for unit in {claim.unit for claim in self._making.values()}:
+                    self.slots.detach(unit)
+            except OSError as error:
+                title = self.ring.memory.title
+                LOG.warning("%s waits for a thread of this process: %s", title, error.strerror)
+                return
+            self.detached |= self._making.keys()
             self._alive -= len(self._making)
+            is_last = self._alive == 0 and bool(self._making)
             self._making.clear()
-            is_last = self._alive == 0
         if is_last:
             self.ended()
 
@@ -102,8 +110,9 @@ class Producers:
         except CommplanError as error:  # another process holds the lock for long: the tender tries again
             LOG.warning("%s", error.diagnostics[0].message)
         finally:
+            self.units.release_thread()
             with self._lock:
-                is_detached = threading.get_ident() in self._detached
+                is_detached = threading.get_ident() in self.detached
                 self._alive -= not is_detached
                 is_last = self._alive == 0 and not is_detached
             if is_last:
@@ -157,14 +166,25 @@ class Producers:
                     self._makers -= 1
 
     def _make(self, claim: Claim) -> None:
-        me, record = threading.get_ident(), self.recording.record
+        me, record, memory = threading.get_ident(), self.recording.record, self.ring.memory
         with self._lock:
-            if self.ring.memory.is_stopped:
+            if memory.is_stopped:
                 raise ClosedError
             self._making[me] = claim
         root = self.slots.memory(claim.unit)
         operation = record.begin("make", claim.unit) if record is not None else 0
-        result = self.units.fill(claim.unit, claim.part, root)
+        place = claim.unit % _EVERY
+        before = _times() if place in _MEASURED and self.ring.header.get("most") else None
+        try:
+            result = self.units.fill(claim.unit, claim.part, root, lambda: memory.is_stopped)
+        except ClosedError:
+            with self._lock:
+                self._making.pop(me, None)
+            raise
+        after = _times() if before is not None else None
+        if before is not None and after is not None:
+            spent, waited = after[0] - before[0], max(0, after[1] - before[1])
+            self.ring.measure(spent, waited, is_first=place == _MEASURED.start)
         if record is not None:
             record.end(operation, result.error)
         with self._lock:
@@ -177,3 +197,12 @@ class Producers:
                     return
                 except CommplanError as error:  # the claim is this process's until that has worked
                     LOG.warning("%s", error.diagnostics[0].message)
+
+
+def _times() -> tuple[int, int] | None:
+    """Microseconds for which the calling thread ran so far, and those for which it neither ran nor waited for
+    a core, plus a constant; None if the kernel does not report them."""
+    with contextlib.suppress(OSError, ValueError):
+        ran, queued = map(int, _SCHEDSTAT.read_text().split()[:2])
+        return ran // 1000, (time.perf_counter_ns() - ran - queued) // 1000
+    return None

@@ -10,12 +10,14 @@ import ctypes
 import functools
 import platform
 import sys
+import threading
 import time
 
 _SYSCALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
 _WAIT, _WAKE = 0, 1  # not the private kind: the word lies in memory of several processes
 _EVERYONE = 0x7FFFFFFF
 _SLEEP_FIRST, _SLEEP_MOST = 0.0005, 0.02  # seconds
+LOOK_S = 0.25  # seconds between two looks of a waiting process at whether its peers live
 
 
 class _Timespec(ctypes.Structure):
@@ -63,13 +65,19 @@ def wait(word: ctypes.c_uint32, seen: int, seconds: float, *, futex: bool = True
         sleep = min(2 * sleep, _SLEEP_MOST)
 
 
-def changed(word: ctypes.c_uint32, seen: int, seconds: float) -> bool:
-    """Whether `word` holds anything but `seen`, after so many seconds at most."""
-    wait(word, seen, seconds)
-    return word.value != seen
-
-
 def wake(word: ctypes.c_uint32) -> None:
     """Wake all who wait for `word`, in every process."""
     if _FUTEX is not None:
         _call(_FUTEX, word, _WAKE, _EVERYONE, None)
+
+
+def fence() -> None:
+    """Order memory accesses: those before this call are visible to other processes before those after it.
+
+    Taking a lock keeps later accesses behind it, and releasing it keeps earlier ones ahead. Processors that
+    order memory loosely guarantee no more, so the lock is taken a second time.
+    """
+    once = threading.Lock()
+    once.acquire(blocking=False)
+    once.release()
+    once.acquire(blocking=False)

@@ -1,4 +1,4 @@
-"""What lies where in a slot: the makers' notes, and for each flow its validity and the values that travel."""
+"""Offsets in a slot: the notes of the parts, and for each flow its validity and the values that travel."""
 
 from __future__ import annotations
 
@@ -39,15 +39,19 @@ class Room:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """A slot's layout, each array aligned to 64 bytes. The notes come first, one for each maker.
+    """A slot's layout, each array aligned to 64 bytes. The notes come first, one for each part.
 
     nbytes: of the slot, a multiple of the page. divisions: of each flow of the program that moves anything.
     """
 
     arrays: Mapping[Ref, Room]
-    makers: tuple[int, ...]
     divisions: Mapping[int, Division]
     nbytes: int
+
+    @property
+    def parts(self) -> int:
+        """Of each flow."""
+        return next(iter(self.divisions.values())).parts
 
     def views(self, root: Any, *, writable: bool) -> dict[Ref, Array]:
         """The arrays of a slot whose bytes are `root`, which they keep alive."""
@@ -56,9 +60,8 @@ class SlotLayout:
     def parcels(self, root: Any, rows: Mapping[int, int]) -> list[RowSlices]:
         """The slot for a carrier: notes, then the arrays. rows: of the batch, for each flow that moves
         anything."""
-        count = len(self.makers)
-        cells = np.ndarray((1, count, slot_status.ROOM), np.uint8, root, 0)
-        parcels = [RowSlices(cells, tuple(range(count + 1)))]
+        cells = np.ndarray((1, self.parts, slot_status.ROOM), np.uint8, root, 0)
+        parcels = [RowSlices(cells, tuple(range(self.parts + 1)))]
         for room in self.arrays.values():
             each = int(np.prod(room.shape[2:], dtype=np.int64)) * room.dtype.itemsize
             cells = np.ndarray((*room.shape[:2], each), np.uint8, root, room.offset)
@@ -70,16 +73,15 @@ class SlotLayout:
 
 def slot_layout(program: HostProgram, divisions: Mapping[int, Division]) -> SlotLayout:
     """The layout for `program`, which is the same in every process of the group."""
-    makers = tuple(dict.fromkeys(reader for partition in divisions.values() for reader in partition.readers))
     arrays: dict[Ref, Room] = {}
-    offset = rounded(len(makers) * slot_status.ROOM)
+    offset = rounded(next(iter(divisions.values())).parts * slot_status.ROOM)
     moving = [(place, flow) for place, flow in enumerate(program.flows) if flow.moved]
     for wanted in (_records, _values):  # the records of all flows lie together: they are copied at once
         for place, flow in moving:
             for ref, shape, dtype in wanted(program, flow):
                 arrays[ref] = Room(offset, shape, dtype, place)
                 offset += rounded(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-    return SlotLayout(arrays, makers, divisions, rounded(offset, PAGE))
+    return SlotLayout(arrays, divisions, rounded(offset, PAGE))
 
 
 _Wanted = tuple[Ref, tuple[int, ...], np.dtype[Any]]

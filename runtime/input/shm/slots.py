@@ -214,7 +214,6 @@ class CompletionCounter:
 
     advance: Callable[[int], None]  # is told the first number that is not back
     upto: int = 0
-    after: Callable[[int], int] | None = None  # the number behind one, where some never come
     _back: set[int] = field(default_factory=set[int])
     _new: deque[int] = field(default_factory=deque[int])
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -223,12 +222,12 @@ class CompletionCounter:
         self._new.append(number)
         while self._new and self._lock.acquire(blocking=False):
             try:
-                start, after = self.upto, self.after
+                start = self.upto
                 while self._new:
                     self._back.add(self._new.popleft())
                 while self.upto in self._back:
                     self._back.remove(self.upto)
-                    self.upto = self.upto + 1 if after is None else after(self.upto)
+                    self.upto += 1
                 if self.upto > start:
                     self.advance(self.upto)
             finally:

@@ -47,7 +47,6 @@ from commplan.runtime.input.stages.records import Place, Record, Stage
 
 if TYPE_CHECKING:
     from commplan.runtime.input.cache.record_cache import Caches
-    from commplan.runtime.input.shm.shm_channel import SharedRing
     from commplan.runtime.input.stages.worker_pool import Workers
 
 Task = Callable[[], None]
@@ -62,29 +61,20 @@ class BatchFactory:
     stages: Mapping[Ref, Stage]  # by the first result of its op
     meter: Meter
     block: int
-    exchange: SharedRing | None = None
     apart: bool = False  # rows that were skipped stay in their places, and the batch tells which
     workers: Workers | None = None
     together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
     course: EpochCursor = FIRST
     memory: Fresh = aligned  # for arrays that this process makes
-    divisions: Mapping[int, Division] = field(default_factory=dict[int, Division])  # of units, by their flow
     # What is the same for most batches: the rows of a step and which of them count, what is handed over.
     _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
     def batch(self, number: int) -> BatchBuilder:
-        epoch, step = self.course.at(number)
-        states = [self.state(flow, step) for flow in self.program.flows]
-        if self.exchange is None:
-            for state in states:
-                self.look_up(state, epoch, step)
-        return BatchBuilder(self, number, epoch, step, states)
+        return self.at(*self.course.at(number), number)
 
-    def remake(self, number: int, process: int) -> None:
-        """Fill the parts of `process` in batch `number`, in this thread."""
-        batch = self.batch(number)
-        for task in batch.parts((process,)):
-            task()
+    def at(self, epoch: int, step: int, number: int = 0) -> BatchBuilder:
+        states = [self.state(flow, step) for flow in self.program.flows]
+        return BatchBuilder(self, number, epoch, step, states)
 
     @functools.cached_property
     def caches(self) -> Caches | None:
@@ -193,8 +183,8 @@ class BatchFactory:
 
 @dataclass
 class BatchBuilder:
-    """One batch in the making: `first`, a task after another; `publish`; once every process has published
-    `second`, and its tasks; `finish`."""
+    """One batch in the making. For processes that share: the tasks of `part`, for each part, and `receive`
+    once all are done. Then the tasks of `second`, and `finish`."""
 
     maker: BatchFactory
     number: int
@@ -202,68 +192,60 @@ class BatchBuilder:
     step: int
     states: list[FlowState]
     moved: Mapping[Ref, Array] = field(default_factory=dict[Ref, Array])
-    duties: tuple[int, ...] = ()
+    received: bool = False
 
-    def first(self) -> Sequence[Task]:
-        """This process's parts of what travels: runs of the rows, straight into the shared slot."""
-        if self.maker.exchange is None:
-            return ()
-        self.duties = self.maker.exchange.duties(self.number)
-        return self.parts(self.duties) if self.duties else ()
-
-    def parts(self, processes: Sequence[int]) -> list[Task]:
-        """What fills the parts of `processes`."""
-        exchange = self.maker.exchange
-        if exchange is None:
-            return []
-        self.moved = exchange.arrays(self.number)
-        tasks: list[list[Task]] = [[] for _ in self.states]
-        for place, state in enumerate(self.states):
-            if not state.flow.moved:
-                continue
-            self.maker.look_up(state, self.epoch, self.step)
-            rows, division = len(state.rows), exchange.division(place, self.number)
-            parts = (part for process in processes for part in division.parts_of(process))
-            tasks[place] = self._fill(state, [division.part(rows, part) for part in parts])
-        return self._joined(tasks)
-
-    def part(self, number: int, moved: Mapping[Ref, Array]) -> list[Task]:
-        """Tasks that fill part `number` of the rows of what travels, in `moved`."""
+    def part(self, number: int, moved: Mapping[Ref, Array], divisions: Mapping[int, Division]) -> list[Task]:
+        """Tasks that fill part `number` of the rows of what travels, in `moved`. divisions: of its flows."""
         self.moved = moved
         tasks: list[list[Task]] = [[] for _ in self.states]
         for place, state in enumerate(self.states):
             if state.flow.moved:
-                tasks[place] = self._fill(state, [self.maker.divisions[place].part(len(state.rows), number)])
+                self.maker.look_up(state, self.epoch, self.step)
+                tasks[place] = self._fill(state, *divisions[place].part(len(state.rows), number))
         return self._joined(tasks)
 
-    def _fill(self, state: FlowState, runs: Sequence[tuple[int, int]]) -> list[Task]:
-        """What fills some runs of the rows of a flow; which records they hold is written here."""
-        rows, tasks = len(state.rows), list[Task]()
-        state.valid = self.moved[validity(state.flow)][:, :rows].view(bool)
-        for low, high in runs:
-            state.valid[:, low:high] = True
-            for read in state.flow.reads:
-                for row, coords in enumerate(self.maker.program.variants(read.per)):
-                    ids = state.records[read.result, coords]
-                    self.moved[identity(read)][row, low:high] = ids[low:high]
-            tasks += self._tasks(state, True, low, high)
-        return tasks
+    def _fill(self, state: FlowState, low: int, high: int) -> list[Task]:
+        """Tasks that fill rows of a flow. The numbers of their records are written here."""
+        state.valid = self.moved[validity(state.flow)][:, : len(state.rows)].view(bool)
+        state.valid[:, low:high] = True
+        for read in state.flow.reads:
+            for row, coords in enumerate(self.maker.program.variants(read.per)):
+                ids = state.records[read.result, coords]
+                self.moved[identity(read)][row, low:high] = ids[low:high]
+        return self._tasks(state, True, low, high)
 
-    def publish(self, error: BaseException | None) -> None:
-        """The first stage is over; `error` is what went wrong in it."""
-        if self.maker.exchange is not None and self.duties:
-            self.maker.exchange.publish(self.number, self.duties, error)
+    def receive(
+        self, moved: Mapping[Ref, Array], parts: Sequence[int], divisions: Mapping[int, Division]
+    ) -> None:
+        """Take what travels from `moved`, of which this process has made `parts`."""
+        is_again, self.moved, self.received = self.received, moved, True  # after an interruption
+        for place, state in enumerate(self.states):
+            if state.flow.moved:
+                self._seen(state)
+                if not is_again:
+                    self._account(state, parts, divisions[place])
+
+    def _account(self, state: FlowState, parts: Sequence[int], division: Division) -> None:
+        """Count the rows that other processes have made."""
+        number, failed = len(state.rows), ~np.asarray(state.valid.all(0))
+        skipped = int(np.count_nonzero(failed))
+        for low, high in (division.part(len(state.rows), part) for part in parts):
+            number -= high - low
+            skipped -= int(np.count_nonzero(failed[low:high]))
+        for op in state.flow.before:
+            if isinstance(op, Share) and op.result in state.flow.moved:
+                nbytes = number * self.moved[op.result][:, :1].nbytes
+                self.maker.meter.add(op.result, records=number, nbytes=nbytes, skipped=skipped)
+                skipped = 0  # of the flow's rows, whatever many values travel
 
     def second(self) -> Sequence[Task]:
-        """What this process does for itself, on all the rows that it holds."""
-        if self.maker.exchange is not None:
-            self.moved = self.maker.exchange.lend(self.number)
+        """Tasks of this process for itself, on all the rows that it holds."""
         tasks: list[list[Task]] = [[] for _ in self.states]
         for place, state in enumerate(self.states):
             flow, rows = state.flow, len(state.rows)
             roots = self.maker.roots(flow)
-            if self.maker.exchange is not None:
-                self._seen(state)
+            if not state.records:
+                self.maker.look_up(state, self.epoch, self.step)
             if flow.moved and (self.maker.apart or state.valid.all()):
                 self._show(state, roots)
             state.arrays = {ref: self.maker.fresh(ref, rows) for ref in roots if ref not in state.shown}
@@ -272,12 +254,8 @@ class BatchBuilder:
         return self._joined(tasks)
 
     def _seen(self, state: FlowState) -> None:
-        """Which records the rows hold, as those who made them say; copies, for the slot's own are the peers'
-        as well."""
+        """Copy from the slot which records the rows hold and which are valid: other processes share it."""
         rows = len(state.rows)
-        if not state.flow.moved:
-            self.maker.look_up(state, self.epoch, self.step)
-            return
         state.valid = self.moved[validity(state.flow)][:, :rows].astype(bool)
         for read in state.flow.reads:
             ids = self.moved[identity(read)][:, :rows].copy()
@@ -286,7 +264,7 @@ class BatchBuilder:
 
     def _show(self, state: FlowState, roots: Sequence[Ref]) -> None:
         """What may be handed over as it lies in the slot."""
-        if self.maker.exchange is not None and not CAN_LEND:
+        if self.received and not CAN_LEND:
             return
         rows = len(state.rows)
         for ref in state.flow.moved:
@@ -430,10 +408,9 @@ class BatchBuilder:
         values: dict[Ref, Array] = {}
         records: dict[Ref, npt.NDArray[np.int64]] = {}
         visits: list[Visit] = []
-        for place, state in enumerate(self.states):
+        for state in self.states:
             clean = bool(state.valid.all())
             visits += self._visits(state, clean)
-            self._received(place, state, clean)
             if self.maker.apart:
                 values[validity(state.flow)] = state.valid
                 named = [identity(read) for read in state.flow.reads]
@@ -474,25 +451,6 @@ class BatchBuilder:
                     skipped = int(np.count_nonzero(~valid.all(0) & counts))
                 visits.append(Visit(read.result, coords, state.records[read.result, coords][counts], skipped))
         return visits
-
-    def _received(self, place: int, state: FlowState, clean: bool) -> None:
-        """Account for what others made of shared values."""
-        exchange = self.maker.exchange
-        if exchange is None or not state.flow.moved:
-            return
-        number = len(state.rows)
-        failed: Bools = ~np.asarray(state.valid.all(0)) if not clean else np.empty(0, bool)
-        skipped = int(np.count_nonzero(failed))
-        division = exchange.division(place, self.number)
-        for part in (part for process in self.duties for part in division.parts_of(process)):
-            low, high = division.part(len(state.rows), part)
-            number -= high - low
-            skipped -= int(np.count_nonzero(failed[low:high]))
-        for op in state.flow.before:
-            if isinstance(op, Share) and op.result in state.flow.moved:
-                nbytes = number * self.moved[op.result][:, :1].nbytes
-                self.maker.meter.add(op.result, records=number, nbytes=nbytes, skipped=skipped)
-                skipped = 0  # of the flow's rows, whatever many values travel
 
 
 def _in_turn(tasks: Sequence[Task]) -> None:

@@ -141,7 +141,7 @@ class Workers:
     _arena: Arena = field(init=False)
     _payload: list[Array] = field(init=False)
     _needs_program: bool = field(init=False)
-    _slots: Slots | None = None
+    _slots: tuple[Slots, ...] = ()
     _local: threading.local = field(default_factory=threading.local)
     _lock: threading.RLock = field(default_factory=threading.RLock)  # finalisers come in anywhere
     _busy: threading.Semaphore = field(init=False)
@@ -160,8 +160,8 @@ class Workers:
         for array, piece in zip(self._payload, data, strict=True):
             array[:] = memoryview(piece)
 
-    def share(self, slots: Slots) -> None:
-        """Other memory that batches lie in."""
+    def share(self, *slots: Slots) -> None:
+        """Use mappings of one file that batches are in."""
         self._slots = slots
 
     # --- for the maker ---
@@ -231,7 +231,8 @@ class Workers:
 
     def _cells(self, array: Array) -> Cells:
         """Where an array lies in memory that a worker maps as well."""
-        offset = self._slots.offset(array.__array_interface__["data"][0]) if self._slots else None
+        offsets = (slots.offset(array.__array_interface__["data"][0]) for slots in self._slots)
+        offset = next((offset for offset in offsets if offset is not None), None)
         memory = 0 if offset is None else 1
         offset = self._arena.find(array) if offset is None else offset
         if offset is None:
@@ -322,7 +323,7 @@ class Workers:
 
     def _start(self) -> _Process:
         ours, theirs = multiprocessing.Pipe()
-        descriptors = [self._arena.descriptor, *([self._slots.descriptor] if self._slots else [])]
+        descriptors = [self._arena.descriptor, *(slots.descriptor for slots in self._slots[:1])]
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {_worker.__name__} import main; "
             f"main({theirs.fileno()}, {os.getpid()})"
@@ -357,7 +358,7 @@ class Workers:
         setup = _worker.Setup(
             _program() if self._needs_program else None, sys.argv,
             [(self._arena.find(array) or 0, array.nbytes) for array in self._payload],
-            self._arena.descriptor, self._slots.descriptor if self._slots else -1,
+            self._arena.descriptor, self._slots[0].descriptor if self._slots else -1,
             worker.number, self.block,
         )  # fmt: skip
         try:

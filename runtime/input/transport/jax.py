@@ -30,9 +30,9 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax.collectives import order, programs
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.lowering.programs import program_named
+from commplan.runtime.input.group import Blame
 from commplan.runtime.input.layout import aligned, rounded
 from commplan.runtime.input.observe.wait_log import ClosedError
-from commplan.runtime.input.shm.segment import Blame
 from commplan.runtime.input.transport.transport import Bytes, RowSlices
 from commplan.wait import Wait, apart
 

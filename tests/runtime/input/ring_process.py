@@ -10,17 +10,17 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 from commplan import io
-from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.ring import cursor as cursors
 from commplan.runtime.input.ring.cursor import Cursor
 from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Claim, Ring
 from commplan.runtime.input.ring.units import Made, Units
-from commplan.runtime.input.ring.words import Shape
+from commplan.runtime.input.ring.words import DONE, Shape
 
 SHAPE = Shape(slots=4, slot_nbytes=4096, parts=2, processes=8, cursors=8)
 CELL = 64  # bytes of a part
@@ -29,13 +29,16 @@ CELL = 64  # bytes of a part
 class Numbers:
     """Units whose parts are their numbers."""
 
-    def fill(self, unit: int, part: int, root: Any) -> Made:
+    def fill(self, unit: int, part: int, root: Any, is_stopped: Callable[[], bool]) -> Made:
         memoryview(root).cast("B")[part * CELL : part * CELL + 8] = content(unit, part)
         return Made(1, False)
 
     def note(self, unit: int, part: int, root: Any, error: BaseException | None) -> None:
         del unit, part, root
         assert error is None, error
+
+    def release_thread(self) -> None:
+        pass
 
 
 class Patient:
@@ -81,15 +84,15 @@ class Faulty(Ring):
         print(json.dumps({"stopped": os.getpid()}), flush=True)
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread goes no step further
 
-    def _open(self, least: int) -> list[Claim]:
-        opened = super()._open(least)
+    def _open(self, least: int, free: list[Claim]) -> bool:
+        opened = super()._open(least, free)
         if opened and self.fault == "open" and self.claims >= self.at:
             die()
         return opened
 
     def _complete(self, slot: Any) -> bool:
         words = [slot[index] for index in self._part_words]
-        if self.fault == "last part" and self.claims >= self.at and len(set(words)) == 1:
+        if self.fault == "last part" and self.claims >= self.at and min(words) >= DONE:
             die()
         return super()._complete(slot)
 
@@ -106,10 +109,10 @@ def main(orders: dict[str, Any]) -> None:
     cursors.SILENT_S = 0.3
     memory = SharedMemory(io.open_file(orders["path"], os.O_RDWR), (0, 0), "the ring", SHAPE)
     ring = Faulty(memory, orders.get("fault", ""), orders.get("at", 0))
-    slots, meter = memory.mapped_slots(), Meter("step", "numbers")
+    slots = memory.mapped_slots()
     with memory.locked():
         ring.join()
-        cursor = Cursor(ring, ring.place, 1, slots, Patient(ring), meter, Recording())
+        cursor = Cursor(ring, ring.place, 1, slots, Patient(ring), Recording())
         cursor.enter(batch=1)
         first = ring.header.get("next")
         cursor.hold(first)
@@ -118,7 +121,7 @@ def main(orders: dict[str, Any]) -> None:
     slots, units = memory.mapped_slots(), cast("Units", Numbers())
     producers = Producers(ring, units, slots, "numbers", Recording(), ring.leave, lambda: None)
     producers.start()
-    ring.arm(ring.place, 1)
+    ring.arm(ring.place, orders["units"])
     for unit in range(first, orders["units"]):
         root, _, is_spoiled = cursor.take(unit)
         data = memoryview(root).cast("B")

@@ -61,8 +61,7 @@ class Process:
 
 @pytest.fixture(name="memory")
 def _memory() -> Iterator[SharedMemory]:
-    values = {"cores": 2, "makers": 4, "epoch": UNITS, "unit": 1}
-    memory = meeting.created("test-ring", "the ring", SHAPE, {}, **values)
+    memory = meeting.created("test-ring", "the ring", SHAPE, {}, cores=2, makers=4, epoch=UNITS, unit=1)
     yield memory
     memory.close()
 
@@ -195,7 +194,7 @@ def test_claims_and_openings_of_a_unit(memory: SharedMemory) -> None:
         memory.cursors[0].set(process=ring.place + 1, position=0, state=1)
         memory.header.set(cursor_places=1)
     assert ring.claim() is None  # no cursor has asked for an epoch
-    ring.arm(0, 1)
+    ring.arm(0, UNITS)
     claims = [ring.claim(), ring.claim()]
     assert claims == [Claim(0, 0), Claim(0, 1)]
     assert ring.claim() is None  # both cores are busy
@@ -216,3 +215,58 @@ def test_claims_and_openings_of_a_unit(memory: SharedMemory) -> None:
     assert ring.blocker(SHAPE.slots) == Blocker("maker", os.getpid())
     ring.leave()
     assert ring.blocker(SHAPE.slots) == Blocker("none")
+
+
+@pytest.fixture(name="group")
+def _group() -> Iterator[list[Ring]]:
+    """The rings of three processes of a group, of which this is the first one."""
+    shape = SHAPE._replace(processes=3, cursors=3)
+    memory = meeting.created(
+        "test-deal", "the group", shape, {}, kind="group", cores=2, most=2, makers=3, count=3, keeps=1
+    )
+    rings = [Ring(memory) for _ in range(3)]
+    assert memory.lock_place(0)
+    memory.header.set(cursor_places=3)
+    for place, ring in enumerate(rings):
+        memory.cursors[place].set(process=place + 1, position=0, state=1)
+        ring.enter(place, place + 1)
+    rings[0].arm(0, UNITS)
+    yield rings
+    memory.close()
+
+
+def test_parts_of_a_group_are_dealt_in_turn(group: list[Ring], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedMemory, "lives", lambda memory, place: True)
+    for number in range(SHAPE.slots * SHAPE.parts):
+        place = number % 3
+        claim = group[place].claim()
+        assert claim is not None and claim == Claim(*divmod(number, SHAPE.parts))
+        group[place].done(claim, 1, spoiled=False)
+    assert [ring.claim() for ring in group] == [None] * 3, "the cursors have taken nothing"
+    assert group[1].made_here(2) == [0] and group[1].awaited(SHAPE.slots) == ([], [0, 1, 2])
+    for cursor in range(3):
+        group[0].release(cursor, 1)
+    assert group[0].claim() == Claim(SHAPE.slots, 1) and group[0].awaited(SHAPE.slots) == ([2, 0], [])
+    group[0].done(Claim(SHAPE.slots, 1), 1, spoiled=False)
+    assert group[0].awaited(SHAPE.slots) == ([2], []) and group[0].claim() is None
+    assert group[0].excuse(SHAPE.slots), "the others do not respond"
+    assert group[0].claim() == Claim(SHAPE.slots, 0)
+
+
+def test_more_parts_are_in_the_making_if_making_waits(group: list[Ring]) -> None:
+    group[0].header.set(most=12)
+    assert group[0].most_making() == 2
+    group[0].measure(1000, 300, is_first=True)
+    assert group[0].most_making() == 2
+    group[0].measure(1000, 3700, is_first=False)
+    assert group[0].most_making() == 6 and group[0].threads() == 2
+    group[0].measure(10, 1000, is_first=True)
+    assert group[0].most_making() == 12
+
+
+def test_cursors_of_processes_that_died_stay(group: list[Ring]) -> None:
+    """A group that ends with one of its processes: the places of others are not locked, so they are dead."""
+    assert group[0].reap()
+    assert [record.get("state") for record in group[0].processes] == [1, 4, 4]
+    assert [record.get("state") for record in group[0].cursors] == [1, 1, 1]
+    assert group[0].eligible() == [0] and not group[0].reap()

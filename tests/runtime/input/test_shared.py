@@ -9,7 +9,8 @@ import os
 import re
 import signal
 import subprocess
-import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,13 @@ from input_plans import FUNCTIONS, ensemble, images
 from support.asleep import until_asleep
 from support.sharing import SHARED, Processes
 
-from commplan.diagnostics import CommplanError, Span
+from commplan.diagnostics import CommplanError
 from commplan.runtime.input.group import group
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.observe import wait_log
-from commplan.runtime.input.ring import meeting
-from commplan.runtime.input.shm import locks, segment
+from commplan.runtime.input.ring import forming, meeting
+from commplan.runtime.input.shm import locks
 
-BLAME = segment.Blame("share pixels via all_shared", Span(1, 1, 1, 2), "tested.plan")
 SLOW_S = 0.05  # between the steps of those that are ended: an epoch takes half a minute
 
 
@@ -285,30 +285,33 @@ def test_opening_and_closing_leaves_nothing_open(team: Team) -> None:
 # --- the memory itself ---
 
 
-def wanted(name: str, nbytes: int = 8192) -> segment.Wanted:
-    return segment.Wanted(name, 3, nbytes, 4096, {"the plan": ""}, BLAME)
+def member(index: int, run: str, timeout: float = 30.0) -> PhaseBatches:
+    """The batches of a process of a group of two, in this process."""
+    return PhaseBatches(
+        ensemble("all_shared", 2), "step", {"images": images(8)}, FUNCTIONS, local={"member": (index,)},
+        group=group(run, index, 2, timeout=timeout),
+    )  # fmt: skip
 
 
-def test_a_second_process_of_a_number_is_refused() -> None:
+def test_a_second_process_of_a_number_is_refused(team: Team) -> None:
     """In this process, whose own locks the kernel does not report, and in another one."""
-    name = f"second-{os.getpid()}"
-    made = segment.opened(wanted(name), 0)
-    script = (
-        "import sys; from commplan.diagnostics import Span; from commplan.runtime.input.shm import segment;"
-        "blame = segment.Blame('share', Span(1, 1, 1, 2), 'tested.plan');"
-        "wanted = segment.Wanted(sys.argv[1], 3, 8192, 4096, {'the plan': ''}, blame);"
-        "print(segment.opened(wanted, 1).owned(0)); segment.opened(wanted, 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", script, name], capture_output=True, text=True, check=False)
-    assert done.stdout == "True\n" and "CP0921" in done.stderr
-    with pytest.raises(CommplanError, match="CP0921"):
-        segment.opened(wanted(name), 0)
-    made.seal()
-    other = segment.opened(wanted(name), 0)  # the processes of that group have met
-    assert other.key != made.key
-    for each in (made, other):
-        each.close()
-    assert not list(meeting.found(name, segment.KIND))
+    late: list[str] = []
+
+    def first() -> None:
+        with pytest.raises(CommplanError, match=r"CP0921.*process 1 of 2 did not come") as error:
+            member(0, team.run, 3.0)
+        late.append(str(error.value))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    while not list(meeting.found(f"{team.run}-step-0", forming.KIND)):
+        time.sleep(0.01)
+    with pytest.raises(CommplanError, match=r"CP0921.*another process 0 of this run is there"):
+        member(0, team.run)
+    problem = errors(told(team.start(0, 2, records=8)))[0]
+    assert problem["code"] == "CP0921" and "another process 0 of this run" in problem["message"]
+    thread.join()
+    assert late and not list(meeting.found(f"{team.run}-step-0", forming.KIND))
 
 
 @pytest.mark.parametrize("available", [True, False])
@@ -316,11 +319,12 @@ def test_memory_that_is_not_there_is_an_error_and_no_crash(
     monkeypatch: pytest.MonkeyPatch, available: bool
 ) -> None:
     if available:  # as far as the kernel tells
-        monkeypatch.setattr(meeting, "_available", lambda: float("inf"))
         monkeypatch.setattr(os, "posix_fallocate", none_left)
+    else:
+        monkeypatch.setattr(meeting, "_available", lambda: 0.0)
     with pytest.raises(CommplanError, match=r"CP0923.*there is not enough of it"):
-        segment.opened(wanted("huge", 1 << 50), 0)
-    assert not list(meeting.found("huge", segment.KIND))
+        member(0, f"huge-{os.getpid()}")
+    assert not list(meeting.found(f"huge-{os.getpid()}-step-0", forming.KIND))
 
 
 def none_left(*_: object) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 from input_plans import schedule
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input import turn_schedule
 from commplan.runtime.input.group import group
 from commplan.runtime.input.iterator import PhaseBatches
 
@@ -59,8 +58,6 @@ def main(orders: dict[str, Any]) -> None:
     made = schedule(body, f"ensemble member = {orders['members']}", declarations=DECLARATIONS)
     source = np.arange(orders["records"], dtype=np.int32)
     widen = Widening(orders.get("die_at"), orders.get("idle", 0.0))
-    if "waits" in orders:  # the share of waiting above which there are no turns, whatever a busy machine adds
-        turn_schedule._WAITS = orders["waits"]  # pyright: ignore[reportPrivateUsage]
     if "cores" in orders:
         os.sched_setaffinity(0, orders["cores"])
     team = group(orders["run"], index, count, timeout=60.0)

@@ -1,0 +1,335 @@
+"""A process of a group: it makes its parts of the units, takes all of them, and may lead its host.
+
+Each host has a ring. Between hosts the leader, the first living process of its host, carries the parts of a
+unit once those of its host are made; the others wait for the whole unit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+
+from commplan.diagnostics import CommplanError
+from commplan.input.work_partition import Division
+from commplan.ir.plan import Ref
+from commplan.recorder.processes import process_state
+from commplan.runtime.input.layout import Array, aligned
+from commplan.runtime.input.observe.accounting import Meter
+from commplan.runtime.input.observe.wait_log import Cadence, WaitReporter
+from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
+from commplan.runtime.input.ring import cursor as cursors
+from commplan.runtime.input.ring.cursor import Cursor
+from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.peer_errors import PeerErrors
+from commplan.runtime.input.ring.producers import Producers, Recording
+from commplan.runtime.input.ring.ring import Ring
+from commplan.runtime.input.ring.units import Units
+from commplan.runtime.input.ring.words import DIED, LEAVES, LEFT, LIVES
+from commplan.runtime.input.shm import futex
+from commplan.runtime.input.shm.slots import Slots
+from commplan.runtime.input.transport.transport import RegroupedError
+
+
+class _LeadsError(Exception):
+    """This process leads its host from now on."""
+
+
+@dataclass(eq=False)
+class GroupExchange:
+    """This process's side of a group. Units are numbered from the first batch on.
+
+    key: of the line that shares, for `meter`. keep: batches that this process may show at a time without a
+    copy. ends_with_one: whether a process that dies or leaves early ends the group. slots: a mapping for
+    arrays that are handed out. calls: of user functions that do not return.
+
+    Raises:
+        CommplanError: CP0920 if a process died or left, CP0921 if one does not respond, CP0922 if one is at
+            another batch, CP0926 if a call of this process does not return; the errors of records.
+        ClosedError: after `stop`.
+    """
+
+    ring: Ring
+    units: Units
+    slots: Slots
+    errors: PeerErrors
+    key: str
+    meter: Meter
+    keep: int
+    ends_with_one: bool
+    calls: OverdueCalls
+    recording: Recording
+    awaited: int = -1  # the process that a long wait is for; -1 if there is none
+    _leader: int = 0  # its place
+    _carried: int = 0
+    _parties: int = 1  # this object and, while they run, the producers: the last one leaves the ring
+    _left: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _cadence: Cadence = field(default_factory=Cadence)
+    _reporter: WaitReporter = field(default_factory=WaitReporter)
+    _reported: int = -1  # the unit of `_reporter`
+
+    def __post_init__(self) -> None:
+        ring, group = self.ring, self.errors.group
+        self.group, self.carrier, self._local = group, group.carrier, group.local
+        self._cursor = Cursor(ring, ring.place, 1, self.slots, self, Recording())
+        self.made_slots = ring.memory.mapped_slots()
+        name = f"commplan-{group.run_id}"
+        self.producers = Producers(
+            ring, self.units, self.made_slots, name, self.recording, self._over, lambda: None
+        )
+
+    # --- producing ---
+
+    def arm(self, epochs: int) -> None:
+        """Ask for the batches of all epochs before `epochs`."""
+        first = self.units.course
+        if not self.producers.running:
+            with self._lock:
+                self._parties += 1
+            self.producers.start()
+        self.ring.arm(self.ring.place, epochs * first.steps - first.epoch * first.steps - first.step)
+        ring_bell(self.ring.memory.bell("changed"))
+
+    def in_use(self) -> tuple[int, int]:
+        """The slots, and how many of them hold a batch that is made or in the making."""
+        used = self.ring.header.get("next") - (self.ring.least() or 0)
+        return self.ring.slots, max(0, min(used, self.ring.slots))
+
+    # --- taking ---
+
+    def readable(self, number: int) -> None:
+        """Wait until batch `number` is made. Raises the error of the first part that failed."""
+        with self.meter.working(self.key, waits=True):
+            while not self.ring.is_made(number):
+                with contextlib.suppress(_LeadsError):
+                    if self.carrier is not None and self.leads() and not self.carrier.by_caller:
+                        self._carry(number)
+                    else:
+                        self._cursor.wait(number, self.ring.is_made)
+            self.awaited = -1
+        self._cadence.came()
+        trouble = self.units.trouble(number, self.slots.memory(number))
+        if trouble is None:
+            return
+        process = trouble.process
+        if trouble.errors:
+            self.errors.raised(process, trouble.errors)
+        if trouble.other:
+            self.errors.lost(process, f"stopped: {trouble.other}")
+        process, mine = self._division.readers[trouble.part], self.units.place(number)
+        self.errors.fail(
+            "CP0922",
+            f"process {process} of {self.group.count} stands at epoch {trouble.place.epoch}, step "
+            f"{trouble.place.step}, this one at epoch {mine.epoch}, step {mine.step}",
+        )
+
+    @property
+    def _division(self) -> Division:
+        return next(iter(self.units.layout.divisions.values()))
+
+    def lend(self, number: int) -> tuple[Mapping[Ref, Array], Sequence[int]]:
+        """The arrays of batch `number`, to read, and the parts of it that this process has made."""
+        root = self.slots.lend(number, {})
+        return self.units.layout.views(root, writable=False), self.ring.made_here(number)
+
+    def handed(self, number: int) -> None:
+        """Batch `number` is handed out. Of those before it `keep` are shown without a copy."""
+        self.slots.recall_before(number - self.keep + 1)
+
+    def ahead(self, number: int) -> int:
+        """Batches from `number` on that are made."""
+        count = 0
+        while count < self.ring.slots and self.ring.is_made(number + count):
+            count += 1
+        return count
+
+    # --- waiting ---
+
+    @property
+    def timeout(self) -> float:
+        """Of a wait. The leader of the host gives up first, and reports which process it has waited for."""
+        return self.group.timeout * (1 if self.carrier is None or self.leads() else 2)
+
+    def is_open(self) -> bool:
+        return True
+
+    def look(self, unit: int, waited: float) -> None:
+        """Look after a wait that lasts. Raises if it is in vain."""
+        if self._reported != unit:
+            self._reporter, self._reported = WaitReporter(self._cadence.usual_s()), unit
+        if self.ends_with_one:
+            for place, record in enumerate(self.ring.cursors[: len(self._local)]):
+                if self._state(place) in (LEFT, DIED) and record.get("position") <= unit:
+                    self._lost(place)
+        if self.carrier is not None and not self._lives(self._leader):
+            living = (place for place in range(len(self._local)) if self._lives(place))
+            self._leader = min(living, default=self.ring.place)
+            if self.leads():
+                raise _LeadsError
+        self.calls.look(self.producers.running)
+        makers, takers = self._awaited_by(unit)
+        if self.ring.place in takers or not (makers or takers):
+            return
+        place = (takers or makers)[0]
+        self.awaited = self._local[place]
+        if self._reporter.due(waited):
+            count = self.units.course.count
+            full = f"to take batch {count(unit - self.ring.slots)}"
+            task = full if takers else f"for its part of batch {count(unit)}"
+            self.errors.warn(self.awaited, waited, task, self.ring.processes[place].get("pid"))
+
+    def late(self, unit: int, waited: float) -> NoReturn:
+        """Raise the error of a wait that took too long."""
+        makers, takers = self._awaited_by(unit)
+        places = [place for place in (*takers, *makers) if place != self.ring.place]
+        if not places:
+            self.calls.fail(self.producers.running, waited)
+        self._silent(self._give_up(places[0]), self.timeout)
+
+    def _awaited_by(self, unit: int) -> tuple[list[int], list[int]]:
+        """The places of processes that have to make `unit`, without this one, and to take an earlier one."""
+        if self.carrier is not None and self.ring.is_whole(unit):
+            return [self._leader] * (not self.leads()), []
+        makers, takers = self.ring.awaited(unit)
+        return [place for place in makers if place != self.ring.place], takers
+
+    def _state(self, place: int) -> int:
+        return self.ring.processes[place].get("state")
+
+    def _lives(self, place: int) -> bool:
+        return self._state(place) == LIVES and self.ring.memory.lives(place)
+
+    def _silent(self, place: int, seconds: float) -> NoReturn:
+        pid = self.ring.processes[place].get("pid")
+        self.errors.silent(self._local[place], seconds, process_state(pid))
+
+    def _lost(self, place: int) -> NoReturn:
+        """Raise the reason why the process at `place` is gone, or the one that it gave up on."""
+        culprit = self._give_up(place)
+        if culprit == self.ring.place:
+            self.errors.lost(self._local[place], "left: it had waited for this one in vain")
+        if self._lives(culprit):
+            self._silent(culprit, self.group.timeout)
+        left = self._state(culprit) in (LEAVES, LEFT)
+        how = "left: its batches were closed before the epoch's end" if left else "died"
+        self.errors.lost(self._local[culprit], how)
+
+    def _give_up(self, place: int) -> int:
+        """The place of the process that caused the vain wait for the one at `place`: itself, or the one that
+        it gave up on, and so on. Other processes learn that this process gives up on it."""
+        for _ in self._local:
+            culprit = self.ring.processes[place].get("culprit")
+            if self._lives(place) or not culprit:
+                break
+            place = culprit - 1
+        self.ring.processes[self.ring.place].set(culprit=place + 1)
+        futex.fence()  # before this process leaves
+        return place
+
+    # --- between hosts ---
+
+    def leads(self) -> bool:
+        """Whether this process carries the batches of its host."""
+        return self.carrier is not None and self._leader == self.ring.place
+
+    def carry_ahead(self, number: int) -> None:
+        """Carry all batches up to `number` in the caller's thread, if this process leads."""
+        if self.carrier is None or not self.carrier.by_caller or not self.leads():
+            return
+        with self.meter.working(self.key, waits=True):
+            while self._carried <= number:
+                if not self.ring.is_made(self._carried):
+                    self._carry(self._carried)
+                self._carried += 1
+
+    def _carry(self, number: int) -> None:
+        """Move the parts of batch `number` between hosts. Errors of this host travel, too."""
+        ring = self.ring
+        try:
+            self._cursor.wait(number, ring.is_whole)
+        except CommplanError as error:
+            root = aligned((self.units.layout.nbytes,), np.dtype(np.uint8))
+            for part in self._division.parts_on(self.group.host):
+                self.units.note(number, part, root, error)
+            with contextlib.suppress(RegroupedError):
+                self._move(number, root)
+            raise
+        if not ring.begin_carry(number):  # another process has begun
+            self._cursor.wait(number, ring.is_made)
+            return
+        while True:
+            try:
+                self._move(number, self.slots.memory(number))
+                break
+            except RegroupedError as regrouped:
+                ring.deal_here(regrouped.division.parts_on(self.group.host), regrouped.number)
+                self._cursor.wait(number, ring.is_whole)
+        ring.end_carry(number)
+
+    def _move(self, number: int, root: Any) -> None:
+        """Move the parts of batch `number` in the memory `root`."""
+        layout, units = self.units.layout, self.units
+        before = layout.parcels(self.slots.memory(number - 1), units.rows(number - 1)) if number > 0 else ()
+        if self.carrier is not None:
+            parcels = layout.parcels(root, units.rows(number))
+            self.carrier.carry(number, parcels, before, units.course.count(number))
+
+    # --- members with clocks of their own ---
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.ring.memory.is_stopped
+
+    def wanted(self) -> int:
+        """The epochs that some process of this host has begun."""
+        first = self.units.course
+        armed = max((record.get("armed") for record in self.ring.present()), default=0)
+        return -(-(armed + first.epoch * first.steps + first.step) // first.steps) if armed else 0
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until a process begins an epoch, for `seconds` at most."""
+        bell = self.ring.memory.bell("changed")
+        futex.wait(bell, bell.value, seconds)
+
+    def slowest(self, number: int) -> tuple[int, int] | None:
+        """The process of this host that batch `number` waits for, and its position."""
+        place = self.ring.slowest(number)
+        if place in (-1, self.ring.place):
+            return None
+        return self._local[place], self.ring.cursors[place].get("position")
+
+    # --- the end ---
+
+    def stop(self) -> None:
+        """Make the waits of this process return, and its producers end."""
+        self.ring.retire()
+        if self.carrier is not None:
+            self.carrier.stop()
+
+    def leave(self) -> None:
+        """Release all slots and leave the group."""
+        with self._lock:
+            if self._left:
+                return
+            self._left = True
+        self._cursor.close()
+        if not self.ends_with_one:
+            cursors.leave(self.ring, self.ring.place)
+        if self.carrier is not None:
+            self.carrier.close()
+        self._over()
+
+    def _over(self) -> None:
+        with self._lock:
+            self._parties -= 1
+            is_last = self._parties == 0
+        if is_last:
+            self.ring.leave()
+            # A part that is still in the making stays so in the record.
+            if self.recording.record is not None and not self.producers.detached:
+                self.recording.record.close()

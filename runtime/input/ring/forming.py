@@ -1,0 +1,225 @@
+"""How the processes of a group on one host meet at a new ring."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from commplan.diagnostics import CommplanError
+from commplan.input.work_partition import Division, division
+from commplan.ir.schedule import Read, Share
+from commplan.runtime.input.group import Blame, Group
+from commplan.runtime.input.observe import wait_log
+from commplan.runtime.input.observe.wait_log import LOG, WaitReporter
+from commplan.runtime.input.phase_order import hints
+from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
+from commplan.runtime.input.program import HostProgram, designed
+from commplan.runtime.input.ring import meeting
+from commplan.runtime.input.ring.exchange import GroupExchange
+from commplan.runtime.input.ring.memory import SharedMemory
+from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.peer_errors import PeerErrors
+from commplan.runtime.input.ring.producers import Recording
+from commplan.runtime.input.ring.ring import Ring
+from commplan.runtime.input.ring.units import Units, divisions_of, parts_of
+from commplan.runtime.input.ring.words import ABSENT, DONE, HOLDS, LIVES, PARTS, Shape
+from commplan.runtime.input.shm import futex
+from commplan.runtime.input.shm.slot_layout import slot_layout
+from commplan.runtime.input.stages.batch_builder import BatchFactory
+from commplan.runtime.input.this_process import cores_of
+from commplan.verify.input.visitation import prove_division
+from commplan.wait import Wait, until
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.device.pinned import Pinning
+
+KIND = "group"  # in the name of the memory
+
+
+def form(
+    group: Group,
+    factory: BatchFactory,
+    order: int,
+    *,
+    slots: int,
+    keep: int,
+    is_paced: bool,
+    calls: OverdueCalls,
+    recording: Recording,
+    doing: Callable[[int], str],
+    pinning: Pinning | None = None,
+) -> GroupExchange:
+    """Meet the other processes of `group` on this host at the ring for the values that travel.
+
+    factory: of the batches; the same in all processes. order: a checksum of the orders of records. keep:
+    batches that this process may show at a time without a copy; less than `slots`, unless it waits for its
+    own arrays. is_paced: a process may leave the others at any time. doing: see `PeerErrors`. pinning:
+    registers the slots with devices.
+
+    Raises:
+        CommplanError: CP0761, CP0920 to CP0923.
+    """
+    program, course, meter = factory.program, factory.course, factory.meter
+    shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
+    divisions = {place: _proved(group, program, place, share) for place, share in shares.items()}
+    share = next(iter(shares.values()))
+    blame = Blame(
+        f"share {share.result.rpartition('.')[0]} via {designed(share)}", share.span, program.schedule.file
+    )
+    readers = {reader for each in divisions.values() for reader in each.readers}
+    makers = max(1, len(readers.intersection(group.local)))
+    over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
+    facts = {
+        "the plan": program.schedule.plan_digest or program.schedule.plan,
+        "the place in the order": (course.epoch, course.step),
+        "the order of records (lengths of the sources, seeds, visits)": order,
+        "slots and what lies in them": (slots, slot_layout(program, divisions).nbytes),
+        "the hosts": group.hosts,
+        "who makes what": sorted(divisions.items()),
+        "the indices of other axes": sorted((a, i) for a, i in program.local.items() if a not in over),
+    }
+    ops = [op for flow in program.flows if flow.shared for op in flow.before if isinstance(op, Read | Share)]
+    ends_with_one = not is_paced and all(op.hints.on_failure != "continue" for op in ops)
+    if group.carrier is None:
+        cores = min(len(cores_of()) * makers, os.cpu_count() or 1)
+        divisions = divisions_of(program, parts_of(program, cores))
+    count, place, is_carried = len(group.local), group.local.index(group.index), group.carrier is not None
+    errors, layout = PeerErrors(group, blame, doing), slot_layout(program, divisions)
+    shape = Shape(slots, layout.nbytes, layout.parts + is_carried, count, count)
+    values = {"count": count, "keeps": int(ends_with_one), "carried": int(is_carried), "makers": makers}
+    with meeting.meeting():
+        memory = _memory(errors, program.phase.name, shape, facts, **values)
+        if not memory.lock_place(place):
+            memory.close()
+            _refuse_second(errors)
+        if is_carried:
+            for part in set(range(layout.parts)).difference(divisions[min(divisions)].parts_on(group.host)):
+                memory.slots[-1].words[PARTS + part] = DONE  # other hosts make it
+        else:  # the first process may run on another number of cores
+            layout = slot_layout(program, divisions_of(program, memory.shape.parts))
+        ring, threads = Ring(memory), hints(program)[1]
+        available = min(memory.add_cores(cores_of()), makers * threads)
+        memory.header.set(cores=max(available, threads), most=makers * threads, cursor_places=count)
+        memory.cursors[place].set(process=place + 1, position=0, state=HOLDS)
+        ring.enter(place, place + 1)
+    exchange = GroupExchange(
+        ring, Units(lambda: factory, course, order, layout, group.index), memory.mapped_slots(pinning),
+        errors, share.result, meter, keep, ends_with_one, calls, recording,
+    )  # fmt: skip
+    try:
+        with meter.working(share.result, waits=True):
+            _meet(errors, ring, tuple(facts))
+    except BaseException:
+        exchange.leave()
+        raise
+    return exchange
+
+
+def _proved(group: Group, program: HostProgram, place: int, share: Share) -> Division:
+    """The division of a flow among the processes. What was proved when the plan was compiled was proved of
+    layouts of hosts; this is the real one."""
+    readers = share.readers if group.readers is None else group.readers
+    chosen = group.carrier.division if group.carrier else division(share.design, group.hosts, readers)
+    broken = prove_division(chosen, program.flows[place].batch)
+    if broken is not None:
+        name = f"`{share.result.rpartition('.')[0]}`"
+        raise CommplanError(broken.diagnostic(name, share.span, program.schedule.file))
+    return chosen
+
+
+def _memory(
+    errors: PeerErrors, phase: str, shape: Shape, facts: Mapping[str, object], **values: int
+) -> SharedMemory:
+    """The memory at which the processes meet; the first one creates it. No other process joins meanwhile."""
+    group = errors.group
+    name, title = f"{group.run_id}-{phase[:100]}-{group.host}", f"the group of run {group.run_id!r}"
+    mine = {fact: hashlib.sha256(repr(value).encode()).hexdigest()[:16] for fact, value in facts.items()}
+    for candidate in meeting.found(name, KIND):
+        own = next((m for m in SharedMemory.opened if m.key == candidate.key and m.descriptor >= 0), None)
+        if own is not None and not own.header.get("sealed"):
+            _refuse_second(errors)
+        # To open and close a file that this process has open would release its locks.
+        memory = None if own is not None else meeting.opened(candidate, title)
+        if memory is None or memory.header.get("sealed"):
+            if memory is not None:
+                memory.close()
+            continue
+        theirs = memory.facts()
+        unlike = sum(1 << at for at, fact in enumerate(mine) if theirs.get(fact) != mine[fact])
+        if unlike:
+            memory.header.set(refused=unlike << 32 | group.index + 1)
+            ring_bell(memory.bell("changed"))
+            first = memory.header.get("first")
+            memory.close()
+            _refuse_unlike(errors, tuple(facts), group.index, first, unlike)
+        return memory
+    return meeting.created(
+        name, title, shape, mine, kind=KIND, refuse=errors.blame.fail, first=group.index, **values
+    )
+
+
+def _meet(errors: PeerErrors, ring: Ring, facts: Sequence[str]) -> None:
+    """Wait until all processes of the host have joined."""
+    group, header, memory = errors.group, ring.header, ring.memory
+    bell, reporter = memory.bell("changed"), WaitReporter(wait_log.START_S)
+
+    def missing() -> list[str]:
+        states = zip(group.local, ring.processes, strict=True)
+        return [f"process {p} of {group.count}" for p, record in states if record.get("state") == ABSENT]
+
+    def attempt(seconds: float) -> bool:
+        seen = bell.value
+        if header.get("sealed") or not missing():
+            return True
+        futex.wait(bell, seen, seconds)
+        return False
+
+    def look(waited: float) -> None:
+        if refused := header.get("refused"):
+            process = (refused & 0xFFFFFFFF) - 1
+            _refuse_unlike(errors, facts, process, header.get("first"), refused >> 32)
+        _look_after_joined(errors, ring)
+        if reporter.due(waited):
+            LOG.warning(
+                "process %d has waited %.0f s for %s to come; it gives up after %g s", group.index, waited,
+                missing()[0], group.timeout,
+            )  # fmt: skip
+
+    def late(_: float) -> NoReturn:
+        errors.fail("CP0921", f"{missing()[0]} did not come within {group.timeout:g} s")
+
+    until(attempt, Wait(group.timeout, late, look, futex.LOOK_S))
+    _look_after_joined(errors, ring)
+    header.set(sealed=1)
+    ring_bell(bell)
+
+
+def _look_after_joined(errors: PeerErrors, ring: Ring) -> None:
+    """Raise CP0920 if a process has joined and is gone before the group is complete."""
+    for place, record in enumerate(ring.processes):
+        state = record.get("state")
+        is_gone = state != ABSENT and (state != LIVES or not ring.memory.lives(place))
+        if is_gone and not ring.header.get("sealed"):
+            errors.lost(errors.group.local[place], "died or gave up while the group was forming")
+
+
+def _refuse_second(errors: PeerErrors) -> NoReturn:
+    message = f"another process {errors.group.index} of this run is there"
+    errors.blame.fail("CP0921", message, "give every run an id of its own")
+
+
+def _refuse_unlike(
+    errors: PeerErrors, facts: Sequence[str], process: int, first: int, unlike: int
+) -> NoReturn:
+    """Raise CP0922: `process` has other facts than `first`. unlike: a bit for each that differs."""
+    names = [name for place, name in enumerate(facts) if unlike >> place & 1]
+    differ = names[:1] if unlike & 1 else names  # under another plan everything else may differ, too
+    errors.blame.fail(
+        "CP0922",
+        f"process {process} is not doing the same as process {first}",
+        f"what differs: {', '.join(differ)}",
+        "all processes of a group run the same plan, phase, batch and place in the order, with the same "
+        "sources, and hold the same indices of every axis that is not shared over",
+    )

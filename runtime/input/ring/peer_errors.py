@@ -1,0 +1,63 @@
+"""Errors and warnings of a process of a group about the other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import msgspec
+
+from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.recorder.processes import process_state
+from commplan.runtime.input.group import Blame, Group
+from commplan.runtime.input.observe.wait_log import LOG
+
+
+@dataclass
+class PeerErrors:
+    """Errors of process `group.index` about its peers. blame: the line that shares. doing: returns the call
+    of the user's code that a process is in, in words; empty if it is unknown."""
+
+    group: Group
+    blame: Blame
+    doing: Callable[[int], str] = lambda process: ""
+
+    def lost(self, process: int, how: str) -> NoReturn:
+        """Raise CP0920: `process` is gone."""
+        self.fail("CP0920", f"process {process} of {self.group.count} {how}")
+
+    def silent(self, process: int, seconds: float, state: str) -> NoReturn:
+        """Raise CP0921: `process` does not respond. state: see `recorder.processes.process_state`."""
+        name, doing = f"process {process} of {self.group.count}", self.doing(process)
+        notes = [f"process {process} is {doing}"] if doing else []
+        if state in ("alive", "dead"):  # the kernel may still be releasing the locks of a dead process
+            self.fail("CP0921", f"{name} lives, but was silent for {seconds:g} s", *notes)
+        self.fail("CP0921", f"{name} is {state}, and was silent for {seconds:g} s", *notes)
+
+    def warn(self, process: int, waited: float, task: str, pid: int) -> None:
+        """Log a wait for `process`. task: such as `to take batch 3`."""
+        state = process_state(pid)
+        doing = self.doing(process) if state == "alive" else state
+        if state == "stopped":
+            doing += f": kill -CONT {pid} lets it go on"
+        LOG.warning(
+            "process %d has waited %.0f s for process %d of %d %s; line %d waits%s", self.group.index,
+            waited, process, self.group.count, task, self.blame.span.line,
+            f"; process {process} (PID {pid}) is {doing}" if doing else "",
+        )  # fmt: skip
+
+    def raised(self, process: int, errors: Sequence[Diagnostic]) -> NoReturn:
+        """Raise the errors of records that `process` has found."""
+        remark = Note(f"raised in process {process} of {self.group.count}")
+        raise CommplanError(
+            *(msgspec.structs.replace(error, notes=(*error.notes, remark)) for error in errors)
+        )
+
+    def fail(self, code: str, message: str, *notes: str) -> NoReturn:
+        self.blame.fail(
+            code,
+            f"{message}; line {self.blame.span.line} waits for its part of each batch",
+            *notes,
+            f"this is process {self.group.index} of run {self.group.run_id!r}",
+        )
