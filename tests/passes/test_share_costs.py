@@ -14,10 +14,11 @@ from commplan.diagnostics import CommplanError
 from commplan.explain.report import explain_plan
 from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost
 from commplan.ir import plan as graph
+from commplan.ir.hints import Cache, Hints
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Map, Schedule, Share
 from commplan.ir.serialization.canonical_json import decode, encode
-from commplan.ir.types import ArrayType, BytesType, DType, RecordsType
+from commplan.ir.types import ArrayType, BytesType, DType, RecordsType, timed
 from commplan.topology import Level, Topology
 
 COSTS = InputCosts(
@@ -92,7 +93,7 @@ def test_what_the_plan_pins_stays_and_is_priced() -> None:
     (share,) = shares(schedule)
     assert (share.design, share.readers) == ("multi_broadcast", 2)
     choice = priced(schedule)
-    assert choice.why == "the plan says so"
+    assert choice.why.startswith("the plan says so; ")
     (taken,) = [row for row in choice.sharing if row.taken]
     assert (taken.design, taken.readers) == ("multi_broadcast", 2)
     assert len({row.design for row in choice.sharing}) == 4
@@ -102,7 +103,7 @@ def test_the_pass_can_be_told_the_design_and_the_readers() -> None:
     schedule = built(ensemble_plan(), COSTS, "share{design=single_broadcast, readers=3}")
     (share,) = shares(schedule)
     assert (share.design, share.readers) == ("single_broadcast", 3)
-    assert priced(schedule).why == "the pass was told so"
+    assert priced(schedule).why.startswith("the pass was told so; ")
     assert shares(built(ensemble_plan(), None, "share{design=multi_broadcast, readers=9}"))[0].readers == 4
     assert shares(built(ensemble_plan(), COSTS, "share{design=none}")) == []
 
@@ -125,6 +126,40 @@ def test_functions_under_the_lock_are_better_off_in_processes() -> None:
     why = priced(built(ensemble_plan(), costs)).why
     assert "with worker processes, which do not wait for one lock: `run.batches(workers=" in why
     assert "worker processes" not in priced(built(ensemble_plan(), COSTS)).why
+
+
+def test_a_cache_is_proposed_if_it_shortens_the_step() -> None:
+    why = priced(built(ensemble_plan(), COSTS)).why
+    assert "from the second epoch on with a cache, `map decode(..) { cache = SIZE }`" in why
+    assert why.endswith("which takes 108 B a record")
+    copied = FnCost("decode", 108 * COSTS.copy)
+    kept = msgspec.structs.replace(COSTS, source=(SourceCost("images", 0.0),), fn=(copied, *COSTS.fn[1:]))
+    fixed = "share{design=single_broadcast, readers=2}"
+    then = next(row for row in priced(built(ensemble_plan(), kept, fixed)).sharing if row.taken)
+    assert f"; {timed(then.wall)} and {timed(then.cpu)} from the second epoch on" in why
+
+
+def test_no_cache_is_proposed_where_none_pays() -> None:
+    waiting = with_step(1.0)  # for the consumer
+    assert "cache" not in priced(built(ensemble_plan(), waiting)).why
+    assert "cache" in priced(built(ensemble_plan(), waiting, "share{prefer=cpu}")).why
+    quick = msgspec.structs.replace(COSTS, copy=1.0)
+    assert "cache" not in priced(built(ensemble_plan(), quick)).why
+
+
+def test_a_cache_is_proposed_before_random_functions_and_once() -> None:
+    plan = chain()
+    why = priced(built(plan, COSTS)).why
+    assert "`map widen(..) { cache = SIZE }`, which takes 16 B a record" in why
+    (phase,) = plan.phases
+    ops = [
+        msgspec.structs.replace(op, hints=Hints(cache=Cache(1 << 20)))
+        if isinstance(op, graph.Map) and op.fn == "decode"
+        else op
+        for op in phase.stages
+    ]
+    cached = msgspec.structs.replace(plan, phases=(msgspec.structs.replace(phase, stages=tuple(ops)),))
+    assert "SIZE" not in priced(built(cached, COSTS)).why
 
 
 def test_one_member_shares_with_nobody() -> None:

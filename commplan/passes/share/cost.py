@@ -3,18 +3,17 @@ measurements."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from commplan.diagnostics import Span
 from commplan.input.costs import (
     TIME_TOLERANCE,
-    Links,
     Predicted,
     Prefer,
     RecordWork,
-    Setting,
     SharingCut,
     best,
     candidates,
@@ -34,6 +33,7 @@ from commplan.ir.types import timed
 from commplan.passes.pipeline.base import PassContext
 from commplan.passes.rewrite import Editor
 from commplan.passes.share.machine import InputFlow, setting_of
+from commplan.passes.share.proposals import cache_candidates, cache_proposal, worker_processes
 from commplan.select.algorithm_search import rounded
 
 MOST_CUTS = 16  # most combinations of cuts if several values of one flow are shared
@@ -47,6 +47,7 @@ class SharingChoice:
         prediction: the prediction of the chosen design.
         cuts: for each end of the shared work, the value that is shared.
         why: reason, for `explain`.
+        proposal: a cache that would shorten the step; empty if none would.
         source: source of the measurements.
         table: the costs of all designs.
     """
@@ -54,6 +55,7 @@ class SharingChoice:
     prediction: Predicted
     cuts: dict[Ref, Ref]
     why: str
+    proposal: str
     source: str
     table: tuple[SharingCost, ...]
 
@@ -69,7 +71,7 @@ class SharingChoice:
 
     def choice(self, text: str, span: Span, *, first: bool, why: str = "") -> Choice:
         """The choice for one value. The cost table is attached to the `first` value of a flow."""
-        why = why or (self.why if first else "as the values that are made with it")
+        why = (why or self.why) + self.proposal if first else why or "as the values that are made with it"
         table = self.table if first else ()
         return Choice("share", text, why, span, (), self.seconds, self.source, (), table)
 
@@ -98,23 +100,21 @@ class SharingCostModel:
         predictions = candidates(setting, list(cuts), links)
         if settled is None:
             best_design = best(predictions, prefer)
-            reason = _why(predictions, best_design) + _worker_processes(setting, best_design, links)
+            reason = _why(predictions, best_design) + worker_processes(setting, best_design, links)
         else:
-            bound, prefer = limit(setting, cuts), "cpu"
+            bound = limit(setting, cuts)
             fixed_design = [predict(setting, cut, *settled, links, bound) for cut in cuts]
-            best_design = best(fixed_design, prefer)
-            predictions = [
-                *(
-                    prediction
-                    for prediction in predictions
-                    if (prediction.design, prediction.readers) != settled
-                ),
-                *fixed_design,
-            ]
+            best_design = best(fixed_design, "cpu")
+            others = [other for other in predictions if (other.design, other.readers) != settled]
+            predictions = [*others, *fixed_design]
             reason = _why(predictions, best_design)
-        shown = of_each_design(predictions, best_design, prefer)
+        shown = of_each_design(predictions, best_design, prefer if settled is None else "cpu")
         table = tuple(_row(row, is_taken=row is best_design) for row in shown)
-        return SharingChoice(best_design, cuts[best_design.cut], reason, self._source(measured), table)
+        refs = cuts[best_design.cut]
+        kept = cache_candidates(self.editor.schedule, ops, self.editor.bound, self.record_size, measured.copy)
+        cut_of = functools.partial(self._cut, ops, tuple(refs.values()), measured)
+        proposal = cache_proposal(kept, cut_of, setting, best_design, links, prefer)
+        return SharingChoice(best_design, refs, reason, proposal, self._source(measured), table)
 
     def _is_measured(self, ops: Sequence[Op], measured: InputCosts) -> bool:
         """Whether all ops of the flow are measured and advance with the common clock of the members."""
@@ -123,7 +123,11 @@ class SharingCostModel:
         sources = all(measured.source_named(op.source) for op in ops if isinstance(op, Read))
         return sources and all(measured.fn_named(op.fn) for op in ops if isinstance(op, Map))
 
-    def _cut(self, ops: Sequence[Op], shared: Sequence[Ref], measured: InputCosts) -> SharingCut:
+    def _cut(
+        self, ops: Sequence[Op], shared: Sequence[Ref], measured: InputCosts,
+        works: Mapping[Ref, RecordWork] = {},
+    ) -> SharingCut:  # fmt: skip
+        """The cut after `shared`. works: replaces the measured work of some ops, by their first results."""
         before = DefUse(ops).ancestors(shared)
         after = [op for op in ops if op not in before]
         moved = {ref for op in before for ref in results_of(op)}
@@ -139,7 +143,8 @@ class SharingCostModel:
         ]
         name = f"after {', '.join(f'`{maker}`' for maker in dict.fromkeys(makers))}"
         joint, private = (
-            sum((self._work(op, measured) for op in ops), RecordWork()) for ops in (before, after)
+            sum((works.get(results_of(op)[0]) or self._work(op, measured) for op in ops), RecordWork())
+            for ops in (before, after)
         )
         return SharingCut(name, joint, private, sum(self.record_size(ref) for ref in shipped))
 
@@ -181,16 +186,6 @@ def _why(predictions: Sequence[Predicted], selected: Predicted) -> str:
         f"{timed(duplicate.wall)} where nothing is shared; {timed(selected.cpu)} of CPU per record "
         f"and member instead of {timed(duplicate.cpu)}, {selected.distance:.2f} times the limit"
     )
-
-
-def _worker_processes(setting: Setting, selected: Predicted, links: Links | None) -> str:
-    """Describe the gain of worker processes for a step that waits for the interpreter's lock."""
-    with_processes = replace(setting, processes=True)
-    other = predict(with_processes, selected.cut, selected.design, selected.readers, links, selected.limit)
-    if other.wall * (1 + TIME_TOLERANCE) >= selected.wall:
-        return ""
-    option = '`run.batches(workers="processes")`'
-    return f"; {timed(other.wall)} with worker processes, which do not wait for one lock: {option}"
 
 
 def _row(prediction: Predicted, *, is_taken: bool) -> SharingCost:

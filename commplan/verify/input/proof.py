@@ -9,12 +9,11 @@ from typing import NamedTuple
 from commplan.input.prefetch import KEEP, device_prefetch, prefetch, slots
 from commplan.input.rates import Rates, rates
 from commplan.input.work_partition import MOST_PARTS, Division, division
+from commplan.ir.analysis.cacheable import cache_violation
 from commplan.ir.analysis.def_use import DefUse
-from commplan.ir.hints import Cache
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Design
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, results
-from commplan.ir.stages.rules import Violation, cached
 from commplan.verify.input.visitation import (
     Broken,
     prove_deal,
@@ -91,7 +90,7 @@ def check_input(scope: PhaseScope) -> None:
     ahead = prefetch(scope.phase.ops)
     for op in scope.phase.ops:
         if isinstance(op, Map) and op.hints.cache is not None and not scope.has_seen_op(op):
-            broken = _cache_wrong(scope, op, op.hints.cache)
+            broken = cache_violation(scope.schedule, DefUse(scope.phase.ops), op, op.hints.cache)
             if broken is not None:
                 scope.report.diagnostics.append(broken.diagnostic("CP0735", op.span, scope.schedule.file))
         if not isinstance(op, Read | Share) or scope.has_seen_op(op):
@@ -108,15 +107,6 @@ def _load_wrong(op: Read, ahead: int) -> Broken | None:
     if wrong is None and op.clock is not None:
         return prove_rates(rates(op.batch, ahead))
     return wrong
-
-
-def _cache_wrong(scope: PhaseScope, op: Map, cache: Cache) -> Violation | None:
-    if op.lane != "host_compute":
-        return Violation(f"`{op.fn}` runs on the device, and a cache keeps results of the host")
-    before = DefUse(scope.phase.ops).ancestors(op.results)
-    random = [each.fn for each in before if isinstance(each, Map) and each.random]
-    sources = [each.source for each in before if isinstance(each, Read)]
-    return cached(op.fn, random[::-1], sources, scope.schedule.fn(op.fn).results, cache)
 
 
 def _share_wrong(scope: PhaseScope, op: Share) -> Broken | None:

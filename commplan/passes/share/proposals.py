@@ -1,0 +1,115 @@
+"""What would shorten a step that the plan does not ask for: worker processes, and a cache of records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from commplan.input.costs import (
+    COST_TOLERANCE,
+    TIME_TOLERANCE,
+    Links,
+    Predicted,
+    Prefer,
+    RecordWork,
+    Setting,
+    SharingCut,
+    predict,
+)
+from commplan.ir.analysis.cacheable import cache_violation
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.hints import Cache
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Map, Op, Read, Schedule, Share
+from commplan.ir.schedule import results as results_of
+from commplan.ir.types import sized, timed
+
+_LARGE = 1 << 60  # bytes of a cache that holds any record
+
+CutOf = Callable[[Mapping[Ref, RecordWork]], SharingCut]
+"""The cut of a design, with other work for some ops, by their first results."""
+
+
+@dataclass(frozen=True)
+class CacheCandidate:
+    """A host function whose results could be kept.
+
+    Attributes:
+        op: the function.
+        nbytes: bytes of the results for one record.
+        works: the work that remains of each op if all records are kept, by its first result.
+    """
+
+    op: Map
+    nbytes: int
+    works: dict[Ref, RecordWork]
+
+
+def cache_candidates(
+    schedule: Schedule,
+    ops: Sequence[Op],
+    bound: Collection[Ref],
+    record_size: Callable[[Ref], int],
+    copy: float,
+) -> list[CacheCandidate]:
+    """The host functions of a flow that could have a cache. None if one of them has a cache.
+
+    Args:
+        schedule: the schedule.
+        ops: the ops of the flow.
+        bound: values that leave the phase.
+        record_size: returns the bytes of one record of a value.
+        copy: CPU seconds per byte copied.
+    """
+    if any(isinstance(op, Map) and op.hints.cache for op in ops):
+        return []
+    uses, candidates = DefUse(ops), list[CacheCandidate]()
+    for op in ops:
+        if not isinstance(op, Map) or cache_violation(schedule, uses, op, Cache(_LARGE)):
+            continue
+        before = uses.ancestors(op.results)
+        if any(isinstance(each, Share) for each in before):
+            continue
+        nbytes = sum(map(record_size, op.results))
+        works = {op.results[0]: RecordWork(copy * nbytes, steps=1)}
+        for each in reversed(before[:-1]):
+            made = (each.result,) if isinstance(each, Read) else results_of(each)  # counts need no record
+            readers = [results_of(reader)[0] for ref in made for reader in uses.readers(ref)]
+            if all(reader in works for reader in readers) and not any(ref in bound for ref in made):
+                works[results_of(each)[0]] = RecordWork()
+        candidates.append(CacheCandidate(op, nbytes, works))
+    return candidates
+
+
+def cache_proposal(
+    candidates: Sequence[CacheCandidate], cut: CutOf, setting: Setting, selected: Predicted,
+    links: Links | None, prefer: Prefer,
+) -> str:  # fmt: skip
+    """Propose the cache that makes a step shortest, or empty text if none does.
+
+    A step is one of the second epoch or later, all records of which are kept, by the selected design. With
+    `prefer="cpu"` less CPU time is enough if the step gets no longer.
+    """
+    design = (selected.design, selected.readers, links, selected.limit)
+    found = [(predict(setting, cut(candidate.works), *design), candidate) for candidate in candidates]
+    if not found:
+        return ""
+    cached, candidate = min(found, key=lambda pair: (pair[0].wall, pair[0].cpu, pair[1].nbytes))
+    is_shorter = cached.wall * (1 + TIME_TOLERANCE) < selected.wall
+    saves_cpu = cached.cpu * (1 + COST_TOLERANCE) < selected.cpu and cached.wall <= selected.wall
+    if not is_shorter and not (prefer == "cpu" and saves_cpu):
+        return ""
+    return (
+        f"; {timed(cached.wall)} and {timed(cached.cpu)} from the second epoch on with a cache, "
+        f"`map {candidate.op.fn}(..) {{ cache = SIZE }}`, which takes {sized(candidate.nbytes)} a record"
+    )
+
+
+def worker_processes(setting: Setting, selected: Predicted, links: Links | None) -> str:
+    """Describe the gain of worker processes for a step that waits for the interpreter's lock."""
+    with_processes = replace(setting, processes=True)
+    other = predict(with_processes, selected.cut, selected.design, selected.readers, links, selected.limit)
+    if other.wall * (1 + TIME_TOLERANCE) >= selected.wall:
+        return ""
+    option = '`run.batches(workers="processes")`'
+    return f"; {timed(other.wall)} with worker processes, which do not wait for one lock: {option}"
