@@ -102,6 +102,11 @@ class HostProgram:
     copies: Mapping[Ref, tuple[str, ...]]
     local: Mapping[str, tuple[int, ...]]
 
+    @property
+    def has_caches(self) -> bool:
+        """Whether results of a host function are kept across epochs."""
+        return any(op.hints.cache for flow in self.flows for op in flow.ops if isinstance(op, Map))
+
     def per(self, ref: Ref) -> tuple[str, ...]:
         """The axes that a value's arrays have as leading dimensions."""
         return next(value.placement.per for value in self.phase.values if value.id == ref)

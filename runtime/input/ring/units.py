@@ -107,6 +107,10 @@ class Units:
     def _factory(self) -> BatchFactory:
         return self._load()
 
+    def open(self) -> None:
+        """Load the factory now. Caches end with the last process that has them open."""
+        _ = self._factory
+
     def place(self, unit: int) -> Place:
         """Where `unit` is, counted from the start of epoch 0."""
         return Place(*self.course.at(unit), self._order)
@@ -204,4 +208,7 @@ def units_of(content: UnitProgram, parts: int) -> Units:
         return BatchFactory(content.program, content.orders, made_of, content.meter, _BLOCK)
 
     layout = slot_layout(content.program, divisions_of(content.program, parts))
-    return Units(load, EpochCursor(0, 0, content.epoch), content.order, layout)
+    units = Units(load, EpochCursor(0, 0, content.epoch), content.order, layout)
+    if content.program.has_caches:
+        units.open()
+    return units

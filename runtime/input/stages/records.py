@@ -347,7 +347,7 @@ def opened_caches(
     functions: Mapping[str, Callable[..., Any]],
 ) -> Mapping[Ref, RecordCache]:
     """The caches of the program, whose modules are loaded if it has one."""
-    if not any(op.hints.cache for flow in program.flows for op in flow.ops if isinstance(op, Map)):
+    if not program.has_caches:
         return {}
     from commplan.runtime.input.cache.record_cache import caches  # noqa: PLC0415  memory that few need
 
