@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import random
+import re
 import shutil
 import struct
 import tempfile
@@ -33,6 +34,7 @@ from commplan.passes.pipeline import reproducer
 from commplan.passes.pipeline.manager import Reproducer
 from commplan.recorder.file import Call, Recording, append_end
 from commplan.recorder.lane import Lane
+from commplan.runtime.input.cache import table
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring.words import Shape
 from commplan.runtime.param_server.checkpoint import Keep
@@ -77,6 +79,9 @@ call = "8us"
 round = "2us"
 """
 )
+
+
+CACHED = table.Column(np.dtype("f4"), (3, 8))  # a result that is kept by record
 
 
 class Format(NamedTuple):
@@ -365,6 +370,42 @@ def _read_feed(path: Path) -> int:
     return 0
 
 
+@functools.cache
+def _caches() -> tuple[bytes, ...]:
+    contents: list[bytes] = []
+    for columns in ([CACHED], [CACHED, table.Column(np.dtype("i4"), ())]):
+        path = _here() / f"{len(columns)}.cache"
+        rows = table.in_file(str(path), table.Shape.of("0" * 32, columns, 6, 1 << 20))
+        for record in range(4):
+            rows.write(record, [np.full(column.shape, record, column.dtype) for column in columns])
+        contents.append(path.read_bytes())
+    return tuple(contents)
+
+
+def _read_cache(path: Path) -> int:
+    """A row that is there is right, or has never been in the file."""
+    rows, numbers = table.in_file(str(path), table.Shape.of("0" * 32, [CACHED], 6, 1 << 20)), np.arange(6)
+    out = np.zeros((6, *CACHED.shape), CACHED.dtype)
+    there = rows.has(numbers)
+    rows.read(numbers, there, [out])
+    rows.write(5, [np.full(CACHED.shape, 5, CACHED.dtype)])
+    if (out != numbers.reshape(6, 1, 1))[there].any():
+        raise AssertionError(f"rows {numbers[there]} are {out[there, 0, 0]}")
+    return 0
+
+
+def _repair_cache(rng: random.Random, data: bytes) -> bytes:
+    """Its header with another number and a right checksum."""
+    head = struct.Struct("<8sIQ")
+    if len(data) < head.size:
+        return data
+    magic, _, length = head.unpack_from(data)
+    facts, rest = data[head.size : head.size + length % 4096], data[head.size + length % 4096 :]
+    number = rng.choice(("-1", "7", str(2**31), str(2**32 - 2), str(2**63), "null", "1e9", '""')).encode()
+    facts = re.sub(rng.choice((rb'(?<="rows": )\d+', rb'(?<="generation": )\d+')), number, facts)
+    return head.pack(magic, zlib.crc32(facts), len(facts)) + facts + rest
+
+
 def _checkpoint_records() -> tuple[bytes, ...]:
     leaf = {"shape": [3], "dtype": "f32"}
     return (msgspec.json.encode({"plan": "p", "seed": 1, "states": {}, "values": {}, "batches": [leaf]}),)
@@ -394,5 +435,6 @@ FORMATS = {
     "profile": Format("a.pbtxt", _profiles, _read_profile),
     "target": Format("engine.json", _targets, _read_target),
     "feed": Format("feed", _feeds, _read_feed, is_text=False),
+    "cache": Format("a.cache", _caches, _read_cache, is_text=False, repair=_repair_cache),
     "orbax": Format("commplan.json", _checkpoint_records, _read_checkpoint_record),
 }  # fmt: skip
