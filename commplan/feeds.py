@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from commplan import io
 from commplan.diagnostics import fail
@@ -38,6 +38,7 @@ def join(
     phase: str = "step",
     batch: int | None = None,
     timeout: float = PATIENCE_S,
+    epochs: Literal["shared", "own"] = "shared",
 ) -> Feed:
     """Join a feed. Its members on this host share the reading and decoding of records.
 
@@ -55,17 +56,20 @@ def join(
         member: index of this member, by default the first free one. Values `per` member, such as results of
             random functions, depend on it.
         state: a result of `feed.state()` to resume from. Without it, a late member begins with the next epoch
-            that no member has begun, or immediately if all loads are `at_least_once`.
+            that no member has begun, or immediately if all loads are `at_least_once`; see `epochs`.
         phase: the phase of the plan.
         batch: records per step of this member, a multiple of the plan's batch.
         timeout: seconds to wait for another member or for a producer before raising an error that names it.
+        epochs: if `own`, a late member without a state begins with epoch 0, and all members with the same
+            `batch` get the same batches, epoch by epoch. Until it has caught up it reads by itself, and the
+            others do not wait for it.
 
     Returns:
         The feed.
 
     Raises:
         CommplanError: CP0900 and CP0908 for sources and functions that are not mappings; CP0922 if the plan,
-            sources or functions differ from those of the feed; CP0928 for an invalid name; CP0929 for a
+            sources or functions differ from those of the feed; CP0928 for an invalid name or `epochs`; CP0929 for a
             member that has joined already; CP0930 if the plan shares nothing; CP0931 for an invalid batch;
             CP0932 for functions on devices; CP09xx as for other batches. `next` raises CP0947 on a timeout,
             and may be called again.
@@ -87,9 +91,9 @@ def join(
         taken_by = _clock_plan(schedule, phase)
         feed = Feed(
             name, taken_by, sources, dict(functions or {}), member=member, state=state, batch=batch,
-            timeout=timeout,
+            timeout=timeout, epochs=epochs,
         )  # fmt: skip
-        if state is None:
+        if state is None and epochs == "shared":  # trials of one process have the same batches on purpose
             key = (name, feed.member, schedule.plan_digest, phase, *feed.state().values())
             feed.restart = _RESTARTS.begin(
                 f"the batches of feed `{name}`", f'commplan.join("{name}", ..)', key

@@ -65,9 +65,13 @@ class Feed(EpochIterator):
     def __init__(
         self, name: str, plan: ClockPlan, sources: Mapping[str, Any], functions: Mapping[str, Callable[...,
         Any]], *, member: int | None, state: Mapping[str, int] | None, batch: int | None, timeout: float,
+        epochs: str,
     ) -> None:  # fmt: skip
         super().__init__(plan.phase)
         check_seconds("CP0928", "timeout", timeout)
+        if epochs not in ("shared", "own"):
+            fail("CP0928", f"epochs of a feed are 'shared' or 'own', not {epochs!r}")
+        self._has_own_epochs = epochs == "own"
         schedule, phase = plan.schedule, plan.schedule.phase(plan.phase)
         reads = [op for op in phase.ops if isinstance(op, Read)]
         bound = files.bound(schedule, sources, list(dict.fromkeys(op.source for op in reads)))
@@ -150,7 +154,7 @@ class Feed(EpochIterator):
         mine, self._meter = orders(program, bound), Meter(plan.phase, plan.schedule.plan)
         steps, order = epoch_steps(program, mine), fingerprint(program, mine)
         place = restored(program, mine, state, steps, order)
-        if state is None and not is_new:
+        if state is None and not is_new and not self._has_own_epochs:
             place = self._next_place(mine, steps)
         self._start(*place, steps=steps, order=order)
         self._upto = 0  # the batches before it may be taken without a look at what has changed
@@ -193,7 +197,8 @@ class Feed(EpochIterator):
         ring = self._ring
         place, following = self._position(self._place), ring.header.get("next")
         kept = place if ring.is_kept(place) else following
-        self._from: int | None = kept if kept - place <= self._epoch else None
+        behind = kept - place
+        self._from: int | None = kept if behind <= (0 if self._has_own_epochs else self._epoch) else None
         if self._from is None:
             self._cursor.stand_alone(place)
             return

@@ -178,7 +178,28 @@ def test_feeds_use_it() -> None:
     assert functions["decode"].calls == RECORDS and sorted(itertools.chain(*labels[1])) == NUMBERS.tolist()
 
 
+def test_late_trials_read_from_it() -> None:
+    functions, plan = program.functions(), commplan.loads(program.text())
+    options: dict[str, Any] = {"sources": {"numbers": NUMBERS}, "functions": functions, "epochs": "own"}
+    with commplan.join("trials", plan, **options) as first:
+        labels = [batch["labels"].tolist() for batch in first]
+        _ = list(first)
+        with commplan.join("trials", plan, **options) as late:
+            assert [batch["labels"].tolist() for batch in late] == labels
+    assert functions["decode"].calls == RECORDS
+
+
 # --- several processes ---
+
+
+def test_a_member_of_a_feed_keeps_it_from_the_time_that_it_joins() -> None:
+    other = Program(wait=True, cache="cache = 1 MiB")
+    other.until("waits")
+    functions, plan = program.functions(), commplan.loads(program.text())
+    with commplan.join("cached", plan, sources={"numbers": NUMBERS}, functions=functions) as feed:
+        assert other.end() == 0  # the member has made no unit
+        assert sum(len(batch["labels"]) for batch in feed) == RECORDS
+    assert functions["decode"].calls == 0
 
 
 def test_processes_share_it(cache: Callable[[int], str]) -> None:

@@ -116,6 +116,39 @@ def test_who_comes_late_begins_with_the_next_epoch_and_a_state_goes_on(feed_name
         back.close()
 
 
+def test_trials_with_own_epochs_have_the_same_batches_whenever_they_begin(feed_name: str) -> None:
+    with joined(feed_name, epochs="own") as first:
+        taken = list(first)
+        for _ in range(3):
+            taken.append(next(first))
+        late = joined(feed_name, member=1, epochs="own")
+        assert late.state()["epoch"] == late.state()["step"] == 0
+        trial = [next(late) for _ in range(4)]
+        taken += list(first)  # it waits for no late member, which this thread drives too
+        saved = late.state()
+        late.close()
+        with joined(feed_name, member=1, state=saved, epochs="own") as back:
+            trial += list(back)
+            assert back.state()["epoch"] == 1
+            trial += list(back)
+        check_same(taken, expected(0, epochs=2))
+        check_same(trial, expected(1, epochs=2))
+        for one, other in zip(taken, trial, strict=True):
+            for name in ("pixels", "labels", "n"):
+                np.testing.assert_array_equal(one[name], other[name])
+    with pytest.raises(CommplanError) as error:
+        joined(feed_name, epochs="mine")
+    assert code(error) == "CP0928" and "not 'mine'" in str(error.value)
+
+
+def test_trials_that_begin_together_read_each_record_once(feed_name: str) -> None:
+    feed_process.STATE["decoded"] = 0
+    with joined(feed_name, epochs="own") as one, joined(feed_name, epochs="own") as two:
+        pairs = list(zip(one, two, strict=True))
+        assert feed_process.STATE["decoded"] == 28
+        check_same([pair[1] for pair in pairs], expected(1))
+
+
 def test_where_any_record_may_come_again_one_begins_at_once(feed_name: str) -> None:
     plan = text(visit="at_least_once")
     with joined(feed_name, plan, 100) as one:
