@@ -1,252 +1,438 @@
-"""Starts and stops of processes that share their input, a third of them ended by kill -9 at some moment.
+"""Starts and stops of processes that share their input, by what they write down themselves.
 
-    python -m bench.lifecycle --count 1000 --seed 0
+    python -m bench.lifecycle --count 300 --seed 0 --json summary.json
+    python -m bench.lifecycle --kinds feed,group --case 17          # one of them again
 
-Each start is a group of two to four processes that make a few batches together, by some design and with
-either `on_failure`; four groups run at a time, some of them of the same plan. In a third of the starts one or
-two processes are killed: after a random time, or by themselves at a chosen point, such as after the creation
-of the shared memory. Checked: no process hangs or dies of anything but a kill, every record that is handed
-out belongs to the run that asked for it, and all processes and their memory are gone. Exit 1 if not.
+A start is two to four processes that read a few epochs together: started by hand (`feed`, `group`,
+`group clocks`), by `mpirun` (`mpirun`, `mpirun clocks`) or with `jax.distributed` (`jax`, `jax clocks`). Most
+have something in their way: processes that are killed (-9), stopped for a while, begin late, close early, or
+come back with the state that they wrote last. It is done some milliseconds after a process has written a
+certain line, the first of which comes before it opens its batches.
+
+Each process writes each batch to a file of its own before it takes the next. Checked from these: every
+member has each record of an epoch once, over all its lives; a place in the order has the same records for
+everybody; no content is wrong; processes end by themselves within the limit, with an error only if one was
+killed. Nothing is left of a start. A start is a pure function of seed and number. Exit 1 if one is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import json
 import os
 import random
 import signal
+import subprocess
 import sys
+import tempfile
 import time
-import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-import numpy as np
+from bench.servers import mpirun
 
-from commplan import compiler
-from commplan.diagnostics import CommplanError
-from commplan.dsl import load
-from commplan.ir.schedule import Schedule
-from commplan.runtime.input import PhaseBatches
-from commplan.runtime.input.group import group
-from commplan.runtime.input.prefetch.prefetch import Prefetcher
-from commplan.runtime.input.ring import forming, meeting
-from commplan.runtime.input.ring.exchange import GroupExchange
-from commplan.runtime.input.ring.ring import Ring
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))
+from tests.support import interpreter, ports  # noqa: E402  processes need not import JAX again
 
-PLAN = """
-plan lifecycle
-ensemble member = {members}
-source numbers : i32
-fn twice(i32) -> i32[16] on host
-each step {{
-    raw = load numbers batch 12 visit exactly_once seed 5 {{ on_failure = {failure}, cores = 1 }}
-    values = map twice(raw)
-    values = share values over member via {design}
-    output values
-}}
-"""
+HAND, LAUNCHED = ("feed", "group", "group clocks"), ("mpirun", "mpirun clocks", "jax", "jax clocks")
+KINDS = (*HAND, *LAUNCHED)
+WEIGHTS = (10, 4, 4, 2, 2, 2, 2)  # a start of a launcher takes seconds
 DESIGNS = ("all_shared", "single_broadcast(readers = 1)", "multi_broadcast(readers = 2)")
-RECORDS = 120
-PATIENCE_S = 4.0  # of a group for a process that does not come, where some are killed
-DEADLINE_S = 60.0  # nothing that waits so long will ever end
-FINE, REFUSED, BROKEN = 0, 3, 4
 TOKEN = uuid.uuid4().hex[:8]  # another campaign may go on at the same time
-PLACES = ("made", "met", "filled", "taken", "leaving")
+BATCH = 4
+ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
+DIED = {"CP0920", "CP0921"}  # of processes that were told to stop with a dead one
+Place = tuple[int, int]  # epoch and step
 
 
-@functools.cache
-def schedule(members: int, design: str, failure: str) -> Schedule:
-    plan, problems = load(PLAN.format(members=members, design=design, failure=failure), "lifecycle.plan")
-    if plan is None:
-        raise SystemExit("\n".join(map(str, problems)))
-    return compiler.compile_plan(plan, {}, {}, pipeline="")
+@dataclass(frozen=True)
+class Event:
+    """kind: kill, stop or close. line: the line of its log after which it is due, in `delay` seconds. length:
+    seconds for which it is stopped."""
+
+    kind: str
+    line: int
+    delay: float = 0.0
+    length: float = 0.0
+
+
+@dataclass
+class Life:
+    """One process of a start. orders: its own."""
+
+    orders: dict[str, Any]
+    event: Event | None = None
+    starts_at: float = 0.0  # seconds after the first
+    process: subprocess.Popen[bytes] | None = None  # of a launcher: that of the whole job
+    due: float = 0.0  # when the event is due, or its end if it has happened
+    happened: bool = False
+
+    @property
+    def log(self) -> Path:
+        return Path(self.orders["log"])
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        try:
+            text = self.log.read_bytes()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
+
+    def word(self, name: str) -> Any:
+        """The first value of that name in its log."""
+        return next((line[name] for line in self.lines if name in line), None)
+
+    @property
+    def batches(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if "records" in line]
+
+    def signal(self, number: int) -> None:
+        pid = self.word("pid")
+        with contextlib.suppress(ProcessLookupError):
+            if pid and _is_alive(pid):
+                os.kill(pid, number)
 
 
 @dataclass
 class Start:
-    """One group. victims: process -> seconds after which it is killed, or the place where it kills itself."""
+    number: int
+    kind: str
+    folder: Path
+    orders: dict[str, Any]  # of all its processes
+    lives: list[Life]
+    again: bool = False  # who was killed comes back; of a launched job, all do
+    problems: list[str] = field(default_factory=list[str])
 
-    run: str
-    made: Schedule
-    count: int
-    base: int  # what tells its records from those of other runs
-    victims: dict[int, float | str]
-    children: dict[int, int] = field(default_factory=dict[int, int])  # process id -> index
+    @property
+    def count(self) -> int:
+        return self.orders["count"]
 
+    @property
+    def killed(self) -> bool:
+        return any(life.event is not None and life.event.kind == "kill" for life in self.lives)
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_at(place: str, rng: random.Random) -> None:
-    """Arrange for this process to die at `place`, the first time or a later one."""
-    times = rng.randint(0, 4)
-
-    def then(function: Callable[..., object], after: bool, owner: object, name: str, left: int) -> None:
-        def wrapped(*args: object, **more: object) -> object:
-            nonlocal left
-            left -= 1
-            if left < 0 and not after:
-                die()
-            result = function(*args, **more)
-            if left < 0:
-                die()
-            return result
-
-        setattr(owner, name, wrapped)
-
-    match place:
-        case "made":
-            then(meeting.created, True, meeting, "created", 0)
-        case "met":  # all have come, and one may not have seen it
-            meet: Callable[..., object] = getattr(forming, "_meet")  # noqa: B009
-            then(meet, True, forming, "_meet", 0)
-        case "filled":
-            then(Ring.done, False, Ring, "done", times)
-        case "taken":
-            then(GroupExchange.handed, True, GroupExchange, "handed", times)
-        case _:
-            close: Callable[..., object] = getattr(Prefetcher, "close")  # noqa: B009  of any items
-            then(close, False, Prefetcher, "close", 0)
+    def __str__(self) -> str:
+        events = {life.orders["index"]: life.event for life in self.lives if life.event}
+        return f"start {self.number} ({self.kind}, {self.count} processes, {events})"
 
 
-def member(start: Start, index: int, seed: int) -> int:
-    """What one process does; its exit code."""
-    victim = start.victims.get(index)
-    if isinstance(victim, str):
-        die_at(victim, random.Random(seed))
-    source = np.arange(start.base, start.base + RECORDS, dtype=np.int32)
-
-    def twice(record: np.int32) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        return np.full(16, 2 * record, np.int32)
-
-    patience = PATIENCE_S if start.victims else DEADLINE_S
-    team = group(start.run, index, start.count, timeout=patience)
-    try:
-        with PhaseBatches(
-            start.made, "step", {"numbers": source}, {"twice": twice}, local={"member": (index,)}, group=team
-        ) as feed:
-            for _ in range(2):
-                seen = [batch.values["values.1"] for batch in feed]
-                rows = np.sort(np.concatenate([rows[:, 0] for rows in seen]))
-                if not np.array_equal(rows, 2 * source):
-                    sys.stderr.write(f"process {index} of {start.run} was given {rows.tolist()}\n")
-                    return BROKEN
-    except CommplanError as error:
-        expected = {"CP0920", "CP0921"}
-        if start.victims and error.diagnostics[0].code in expected:
-            return REFUSED
-        sys.stderr.write(f"{error}\n")
-        return BROKEN
-    return FINE
-
-
-def forked(start: Start, seed: int) -> None:
-    """Start the processes of a group: copies of this one, which has no threads, with everything loaded."""
-    for index in range(start.count):
-        child = os.fork()
-        if child:
-            start.children[child] = index
-            continue
-        code = BROKEN
-        try:
-            code = member(start, index, seed + index)
-        except BaseException:  # noqa: BLE001  a child must not go on as its parent
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+def drawn(seed: int, number: int, kinds: Sequence[str], folder: Path, limit: float) -> Start:
+    """Start `number` of a campaign."""
+    rng = random.Random(f"{seed} {number}")
+    kind = rng.choices(kinds, [WEIGHTS[KINDS.index(kind)] for kind in kinds])[0]
+    count = rng.choice((2, 2, 3, 4) if kind in HAND else (2, 2, 3))
+    clocks, feed = kind.endswith("clocks"), kind == "feed"
+    records, epochs = rng.choice((26, 40, 61)), rng.choice((1, 2, 3))
+    sizes = [rng.choice((1, 1, 2)) * BATCH for _ in range(count)]
+    orders: dict[str, Any] = {
+        "kind": kind, "count": count, "name": f"{TOKEN}-{number}", "base": 1000 * number,
+        "members": "?" if feed else count, "seed": rng.randrange(100), "records": records, "epochs": epochs,
+        "design": "" if feed or clocks else rng.choice(DESIGNS), "failure": rng.choice(("stop", "continue")),
+        "batch": f"{sizes} over member" if clocks else BATCH, "timeout": limit / 2, "state": None,
+        "goal": 0, "close": None, "port": ports.free_port() if kind.startswith("jax") else 0,
+    }  # fmt: skip
+    if feed or clocks:
+        orders["failure"] = "continue"
+    lives: list[Life] = []
+    for index in range(count):
+        own = {"index": index, "log": str(folder / f"{index}.0.log"), "pace": rng.choice((0, 0, 0.002, 0.01))}
+        own["own_batch"] = sizes[index] if feed and rng.random() < 0.5 else 0
+        lives.append(Life({**orders, **own}))
+        if rng.random() < 0.3 and kind in HAND:
+            lives[-1].starts_at = rng.random()
+    lines = 2 + epochs * records // BATCH
+    for life in rng.sample(lives, rng.choice((0, 1, 1, 1, 2))):
+        happens = rng.choices(("kill", "stop", "close"), (6, 3, 0 if kind.startswith("jax") else 1))[0]
+        line = rng.choice((1, 2, rng.randint(2, lines)))
+        length = rng.choice((0.05, 0.3, 1.0, 6.5) if feed else (0.05, 0.3, 1.0))
+        if happens == "close":
+            life.orders["close"] = rng.randint(1, max(1, lines - 3))
+        life.event = Event(happens, line, rng.random() * rng.choice((0.002, 0.02, 0.3)), length)
+    return Start(number, kind, folder, orders, lives, rng.random() < 0.5)
 
 
-def watched(starts: Sequence[Start]) -> list[str]:
-    """Wait until all have ended, killing the victims meanwhile; what was wrong."""
-    problems: list[str] = []
+# --- running ---
+
+
+def command(start: Start, life: Life) -> list[str]:
+    return ["-m", "bench.input.lifecycle_member", json.dumps(life.orders)]
+
+
+def launched(start: Start, lives: Sequence[Life]) -> None:
+    """Start processes; those of mpirun by one command."""
+    environment = {**mpirun.environment(), "PYTHONPATH": str(ROOT)}
+    if start.kind.startswith("group"):
+        environment["JAX_NUM_CPU_DEVICES"] = str(start.count)
+    python = interpreter.words(environment, jax=start.kind != "feed")
+    words = [[*python, *command(start, life)] for life in lives]
+    if start.kind.startswith("mpirun"):
+        options = ULFM if start.orders["failure"] == "continue" else ()
+        words = [_job(options, words)]
+    with (start.folder / "errors.txt").open("ab") as errors:
+        processes = [
+            subprocess.Popen(
+                each, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, env=environment, cwd=ROOT
+            )
+            for each in words
+        ]
+    for place, life in enumerate(lives):
+        life.process = processes[min(place, len(processes) - 1)]
+
+
+def _job(options: Sequence[str], ranks: Sequence[Sequence[str]]) -> list[str]:
+    """An mpirun whose ranks have a command each."""
+    path = str(Path(sys.executable).parent / "mpirun")
+    command = [path, *options, "--oversubscribe", "--bind-to", "none"]
+    for number, words in enumerate(ranks):
+        command += [*([":"] if number else []), "-n", "1", *words]
+    return command
+
+
+def tended(start: Start, lives: Sequence[Life], limit: float) -> None:
+    """Run `lives` to their end, and do to them what is to be done."""
     begin = time.monotonic()
-    living = {child: start for start in starts for child in start.children}
-    while living:
-        now = time.monotonic() - begin
-        for child, start in list(living.items()):
-            victim = start.victims.get(start.children[child])
-            if (isinstance(victim, float) and now > victim) or now > DEADLINE_S:
-                os.kill(child, signal.SIGKILL)
-            done, status = os.waitpid(child, os.WNOHANG)
-            if not done:
+    waiting = sorted(lives, key=lambda life: life.starts_at)
+    if start.kind not in HAND:
+        launched(start, waiting)
+        waiting = []
+    while True:
+        now = time.monotonic()
+        while waiting and now - begin >= waiting[0].starts_at:
+            launched(start, [waiting.pop(0)])
+        running = [life for life in lives if life.process is None or life.process.poll() is None]
+        for life in running:
+            _let_happen(life, now)
+        if not running:
+            return
+        if now - begin > limit:
+            _end(start, running)
+            return
+        time.sleep(0.003)
+
+
+def _let_happen(life: Life, now: float) -> None:
+    event = life.event
+    if event is None or event.kind == "close":
+        return
+    if life.happened:
+        if life.due and now >= life.due:
+            life.signal(signal.SIGCONT)
+            life.due = 0.0
+        return
+    if not life.due:
+        with contextlib.suppress(FileNotFoundError):
+            if life.log.read_bytes().count(b"\n") >= event.line:
+                life.due = now + event.delay
+        return
+    if now >= life.due:
+        life.signal(signal.SIGKILL if event.kind == "kill" else signal.SIGSTOP)
+        life.happened, life.due = True, now + event.length if event.kind == "stop" else 0.0
+
+
+def _end(start: Start, running: Sequence[Life]) -> None:
+    """End processes that have run for too long, once they have written their stacks."""
+    for life in running:
+        life.signal(signal.SIGCONT)
+        life.signal(signal.SIGUSR1)
+    time.sleep(1.0)
+    for life in running:
+        start.problems.append(f"process {life.orders['index']} hung after {life.lines[-1:]}")
+        life.signal(signal.SIGKILL)
+    for process in {id(life.process): life.process for life in running if life.process}.values():
+        process.kill()
+        process.wait()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def second_lives(start: Start) -> list[Life]:
+    """Those who come back: killed members of a feed, or a whole job from the place that all had come to."""
+    dead = [life for life in start.lives if life.happened and life.word("pid") and not _ended(life)]
+    if not start.again or not dead or start.problems:
+        return []
+    if start.kind == "feed":
+        states = [_state(life) for life in dead]
+    elif start.kind.endswith("clocks") or not all(life.word("joined") for life in start.lives):
+        return []
+    else:  # all go on from the place of the one that is furthest behind
+        dead = start.lives
+        least = min(filter(None, map(_state, dead)), key=lambda state: (state["epoch"], state["step"]))
+        states = [least for _ in dead]
+    port = ports.free_port() if start.kind == "jax" else 0
+    again: list[Life] = []
+    for life, state in zip(dead, states, strict=True):
+        log = life.orders["log"].replace(".0.log", ".1.log")
+        own = {"state": state, "goal": life.word("goal") or 0, "log": log, "close": None, "port": port}
+        again.append(Life({**life.orders, **own}))
+    return again
+
+
+def _state(life: Life) -> dict[str, int] | None:
+    """The state that it wrote last, if it wrote one."""
+    return life.batches[-1]["state"] if life.batches else life.word("joined")
+
+
+def _ended(life: Life) -> bool:
+    return any("ended" in line for line in life.lines)
+
+
+def run(start: Start, limit: float) -> Counter[str]:
+    """Run a start, look at what its processes wrote, and count what happened."""
+    tended(start, start.lives, limit)
+    _judge_ends(start, start.lives)
+    again = second_lives(start)
+    if again:
+        tended(start, again, limit)
+        _judge_ends(start, again)
+    start.problems += problems_of_records(start, again)
+    living = [life for life in (*start.lives, *again) if (pid := life.word("pid")) and _is_alive(pid)]
+    start.problems += [f"process {life.orders['index']} is still there" for life in living]
+    left = [path for path in Path("/dev/shm").iterdir() if start.orders["name"] in path.name]
+    start.problems += [f"{path} is left" for path in left]
+    events = Counter(life.event.kind for life in start.lives if life.event and _happened(life))
+    return Counter(
+        {
+            start.kind: 1, "processes": len(start.lives) + len(again), **events, "come back": len(again),
+            "late": sum(life.starts_at > 0 for life in start.lives),
+            "batches": sum(len(life.batches) for life in (*start.lives, *again)),
+        }
+    )  # fmt: skip
+
+
+def _happened(life: Life) -> bool:
+    return life.happened or (life.event is not None and life.event.kind == "close")
+
+
+# --- looking ---
+
+
+def _judge_ends(start: Start, lives: Sequence[Life]) -> None:
+    """Processes end well, or because one of them was killed."""
+    dead = [life for life in lives if life.event is not None and life.event.kind == "kill" and life.happened]
+    # A group that has not formed is ended by a death; so is a job of JAX, or of MPI that does not survive.
+    goes_on = all(life.word("joined") for life in dead) and start.orders["failure"] == "continue"
+    closed = [life for life in lives if life.orders["close"] is not None]
+    may_fail = dead and not (start.kind == "feed" or (goes_on and not start.kind.startswith("jax")))
+    may_fail = may_fail or (closed and start.orders["failure"] == "stop")
+    for life in lives:
+        error, name = life.word("error"), f"process {life.orders['index']}"
+        start.problems += [f"{name}: {line['wrong']}" for line in life.lines if "wrong" in line]
+        if life in dead or _ended(life):
+            continue
+        if not may_fail:
+            start.problems.append(f"{name} did not end well: {life.lines[-1:]}")
+        elif error is not None and error not in DIED:
+            start.problems.append(f"{name} ended with {life.lines[-1]}")
+
+
+def problems_of_records(start: Start, again: Sequence[Life]) -> Iterator[str]:
+    """Records that a member lacks, has twice, or has elsewhere than the others."""
+    order: dict[tuple[int, int, int], list[int]] = {}
+    for first in start.lives:
+        index = first.orders["index"]
+        lives = [first, *(life for life in again if life.orders["index"] == index)]
+        taken: dict[Place, list[int]] = {}
+        begun: Place | None = None
+        for life in lives:
+            joined = life.word("joined")
+            if joined is None:
                 continue
-            del living[child]
-            code = os.waitstatus_to_exitcode(status)
-            name = f"process {start.children[child]} of {start.count} of run {start.run}"
-            if now > DEADLINE_S:
-                problems.append(f"{name} hung")
-            elif code == -signal.SIGKILL and start.children[child] in start.victims:
-                continue
-            elif code not in ((FINE, REFUSED) if start.victims else (FINE,)):
-                problems.append(f"{name} ended with {code}; victims: {start.victims}")
-        time.sleep(0.002)
-    return problems
+            at = (joined["epoch"], joined["step"])
+            if life.orders["state"] is None:
+                taken = {}  # it began anew
+            begun = at if not taken else begun
+            taken = {place: records for place, records in taken.items() if place < at}
+            for line in life.batches:
+                place = (line["epoch"], line["step"])
+                if place in taken:
+                    yield f"process {index} was given batch {place} twice"
+                taken[place] = line["records"]
+                size = _size(first)
+                if order.setdefault((size, *place), line["records"]) != line["records"]:
+                    yield f"process {index} has other records at {place} than others"
+        if begun is not None:
+            yield from (f"process {index}: {text}" for text in _wrong_epochs(start, taken, begun, lives[-1]))
 
 
-def variants() -> list[tuple[int, str, str]]:
-    return [(n, design, failure) for n in (2, 3, 4) for design in DESIGNS for failure in ("stop", "continue")]
+def _size(life: Life) -> int:
+    """The records of its batches."""
+    batch = life.orders["batch"]
+    if isinstance(batch, str):
+        return json.loads(batch.removesuffix(" over member"))[life.orders["index"]]
+    return life.orders["own_batch"] or batch
 
 
-def left_behind() -> list[str]:
-    """Memory of this campaign's runs."""
-    memories = meeting.found(None, forming.KIND)
-    return [memory.name for memory in memories if memory.name.startswith(TOKEN)]
+def _wrong_epochs(start: Start, taken: dict[Place, list[int]], begun: Place, last: Life) -> Iterator[str]:
+    epochs: dict[int, list[int]] = {}
+    for (epoch, _), records in sorted(taken.items()):
+        epochs.setdefault(epoch, []).extend(records)
+    goal, is_complete = last.word("goal"), _ended(last) and last.orders["close"] is None
+    expected = range(begun[0], goal) if is_complete else range(begun[0], max(epochs, default=begun[0]))
+    for epoch, records in epochs.items():
+        twice = [record for record, times in Counter(records).items() if times > 1]
+        if twice:
+            yield f"epoch {epoch} has records {twice} twice"
+    for epoch in expected:
+        missing = set(range(start.orders["records"])) - set(epochs.get(epoch, ()))
+        if missing and (epoch, 0) >= begun:
+            yield f"epoch {epoch} lacks records {sorted(missing)}"
 
 
-def run_id() -> str:
-    return f"{TOKEN}-{uuid.uuid4().hex[:12]}"
-
-
-def drawn(rng: random.Random, killed: bool) -> Start:
-    """One start, with victims or without."""
-    count, design, failure = rng.choice(variants())
-    victims: dict[int, float | str] = {}
-    for index in rng.sample(range(count), rng.choice((1, 1, 2)) if killed else 0):
-        victims[index] = rng.choice(PLACES) if rng.random() < 0.5 else rng.random() * 0.12
-    return Start(run_id(), schedule(count, design, failure), count, 1000 * rng.randint(1, 10**5), victims)
-
-
-def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Counts of events, and problems."""
-    rng = random.Random(seed)
-    counts: Counter[str] = Counter()
-    problems: list[str] = []
-    while counts["starts"] < count and not problems:
-        starts = [drawn(rng, rng.random() < 1 / 3) for _ in range(4)]
-        for start in starts:
-            forked(start, rng.randint(0, 1 << 30))
-            counts["starts"] += 1
-            counts["processes"] += start.count
-            counts["starts with a kill"] += bool(start.victims)
-            counts["kills"] += len(start.victims)
-        problems += watched(starts)
-    return counts, problems + [f"the memory of {name} is left" for name in left_behind()]
+# --- the campaign ---
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-    begin = time.perf_counter()
-    counts, problems = campaign(options.count, options.seed)
-    summary = {**counts, "seconds": round(time.perf_counter() - begin, 1), "problems": problems}
+    options = _options(arguments)
+    begin, counts, problems = time.perf_counter(), Counter[str](), list[str]()
+    numbers = range(options.count) if options.case is None else [options.case]
+    for number in numbers:
+        with tempfile.TemporaryDirectory(prefix="commplan-lifecycle-") as folder:
+            start = drawn(options.seed, number, options.kinds, Path(folder), options.limit)
+            counts += run(start, options.limit) + Counter({"starts": 1})
+            if start.problems or options.case is not None:
+                text = "\n  ".join([str(start), *start.problems, _tail(start.folder / "errors.txt")])
+                print(f"{text}\n  again: --seed {options.seed} --case {number}", flush=True)
+            problems += [f"{start}: {problem}" for problem in start.problems]
+        if len(problems) > options.most:
+            break
+    seconds = round(time.perf_counter() - begin, 1)
+    print(", ".join(f"{count} {event}" for event, count in counts.items()), f"in {seconds} s")
+    print(f"{len(problems)} problems" if problems else "each record once, no process hung, nothing is left")
     if options.json:
-        print(json.dumps(summary, indent=2))
-    else:
-        print(
-            ", ".join(f"{number} {event}" for event, number in counts.items()), f"in {summary['seconds']} s"
-        )
-        print("\n".join(problems) or "nobody hung, nothing is left behind")
+        summary = {**counts, "seed": options.seed, "seconds": seconds, "problems": problems}
+        options.json.write_text(json.dumps(summary, indent=2) + "\n")
     return 1 if problems else 0
+
+
+def _tail(errors: Path) -> str:
+    return "\n  ".join(errors.read_text(errors="replace").splitlines()[-60:]) if errors.exists() else ""
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", type=int, help="this start alone, with what its processes wrote to stderr")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for a start to end")
+    parser.add_argument("--most", type=int, default=10, help="problems after which the campaign ends")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.kinds) - set(KINDS):
+        parser.error(f"there is no kind {', '.join(unknown)}: {', '.join(KINDS)}")
+    return options
 
 
 if __name__ == "__main__":

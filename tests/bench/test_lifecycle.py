@@ -1,4 +1,4 @@
-"""Starts and stops of sharing processes, many of them killed: a slice of `bench.lifecycle`."""
+"""A slice of `bench.lifecycle`, and that it finds faults."""
 
 from __future__ import annotations
 
@@ -6,18 +6,65 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+from support import mpirun
+from support.campaign import parameters
+
+from bench import lifecycle
+
+SLICE = [("feed,group,group clocks", 10), ("jax,jax clocks", 2), ("mpirun,mpirun clocks", 2)]
 
 
-def test_starts_and_stops_leave_nothing_behind() -> None:
+@pytest.mark.parametrize(
+    ("kinds", "count"), parameters(SLICE, [(kinds, 20 * count) for kinds, count in SLICE])
+)
+def test_each_record_is_taken_once_whatever_happens(kinds: str, count: int, tmp_path: Path) -> None:
+    if "mpirun" in kinds:
+        mpirun.needs_mpi()
+    summary = tmp_path / "summary.json"
     done = subprocess.run(
-        [sys.executable, "-m", "bench.lifecycle", "--count", "16", "--seed", "7", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+        [
+            sys.executable, "-m", "bench.lifecycle", "--kinds", kinds, "--count", str(count), "--seed", "7",
+            "--json", summary,
+        ],
+        capture_output=True, text=True, timeout=100 * count, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert found["problems"] == [] and found["starts"] == 16
-    assert found["kills"] >= found["starts with a kill"] > 0
+    found = json.loads(summary.read_text())
+    assert found["problems"] == [] and found["starts"] == count and found["batches"] > 0
+
+
+def written(tmp_path: Path, *lives: list[tuple[int, int, list[int]]], **orders: Any) -> list[str]:
+    """What is wrong with the batches (epoch, step, records) of a member that has ended."""
+    parts: list[lifecycle.Life] = []
+    for number, batches in enumerate(lives):
+        first = {"epoch": batches[0][0], "step": batches[0][1]}
+        lines: list[dict[str, Any]] = [{"joined": first, "goal": 2}]
+        lines += [{"epoch": epoch, "step": step, "records": records} for epoch, step, records in batches]
+        lines += [{"ended": True}] if number + 1 == len(lives) else []
+        log = tmp_path / f"0.{number}.log"
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        state = first if number else None
+        own = {"index": 0, "batch": 2, "own_batch": 0, "close": None, "log": str(log), "state": state}
+        parts.append(lifecycle.Life({**own, **orders}))
+    start = lifecycle.Start(0, "feed", tmp_path, {"count": 1, "records": 4}, parts[:1])
+    return list(lifecycle.problems_of_records(start, parts[1:]))
+
+
+FIRST, SECOND = [(0, 0, [3, 1]), (0, 1, [0, 2])], [(1, 0, [2, 1]), (1, 1, [3, 0])]
+
+
+def test_what_is_written_down_is_judged(tmp_path: Path) -> None:
+    assert written(tmp_path, FIRST + SECOND) == []
+    assert written(tmp_path, FIRST, SECOND) == []
+    assert written(tmp_path, [*FIRST, SECOND[0]], SECOND) == []  # from a saved state, a batch again
+    assert written(tmp_path, FIRST) == ["process 0: epoch 1 lacks records [0, 1, 2, 3]"]
+    assert written(tmp_path, [*FIRST, SECOND[0], (1, 1, [3, 2])]) == [
+        "process 0: epoch 1 has records [2] twice", "process 0: epoch 1 lacks records [0]",
+    ]  # fmt: skip
+    assert written(tmp_path, [*FIRST, FIRST[0], *SECOND]) == ["process 0 was given batch (0, 0) twice"]
+    assert written(tmp_path, [*FIRST, SECOND[0]], [(1, 0, [1, 2]), SECOND[1]]) == [
+        "process 0 has other records at (1, 0) than others"
+    ]
