@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import commplan
+from commplan.runtime.input import group
 
 FINE, REFUSED, WRONG = 0, 3, 4
 COLUMNS = 32
@@ -80,21 +81,24 @@ def opened(orders: Mapping[str, Any]) -> Generator[Any]:
     options = {"member": index} if kind.endswith("clocks") else {}
     machine: Any
     if kind.startswith("mpirun"):
-        from mpi4py import MPI  # noqa: PLC0415  it starts when it is imported
-
-        machine = MPI.COMM_WORLD
+        machine = importlib.import_module("mpi4py.MPI").COMM_WORLD
     else:
-        jax: Any = importlib.import_module("jax")  # members of feeds have none
-        if kind.startswith("jax"):
-            jax.distributed.initialize(f"localhost:{orders['port']}", count, index)
-        else:
-            from commplan.runtime.input import group  # noqa: PLC0415
-
+        if kind.startswith("group"):
             options["group"] = group(orders["name"], index, count, timeout=timeout)
+        jax: Any = importlib.import_module("jax")
         machine = jax.sharding.Mesh(np.array(jax.devices()), ("member",))
     run = plan.compile(machine).bind(machine, **given)
     with run.batches(state=state, timeout=timeout, **options) as batches:
         yield batches
+
+
+def initialize(orders: Mapping[str, Any]) -> None:
+    """Meet the other processes of a launcher, which wait for one that dies meanwhile."""
+    if orders["kind"].startswith("mpirun"):
+        importlib.import_module("mpi4py.MPI")
+    elif orders["kind"].startswith("jax"):
+        address = f"localhost:{orders['port']}"
+        importlib.import_module("jax").distributed.initialize(address, orders["count"], orders["index"])
 
 
 def local(array: Any) -> Any:
@@ -105,6 +109,7 @@ def local(array: Any) -> Any:
 
 def main(orders: dict[str, Any]) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    initialize(orders)
     log = Log(orders["log"])
     log.say(pid=os.getpid(), index=orders["index"])
     code = FINE

@@ -37,6 +37,7 @@ _HEAD = struct.Struct("<8sIQ")  # magic, checksum and length of the facts behind
 _PAGE = 4096
 _WORD = struct.Struct("<II")  # the generation in which a row was written or checked, and its checksum
 _FIRST = 1  # generation
+_GENERATIONS = range(_FIRST, 2**32 - 1)  # a word of 0 is of none
 _MEET_S = 60.0  # seconds for another process to prepare a file, which takes milliseconds
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -293,7 +294,8 @@ def _prepare(descriptor: int, shape: Shape, refuse: Any) -> None:
         refuse("is a file of something else", "give the path of a file that does not exist")
     facts = _facts(descriptor)
     generation = facts["generation"] if facts is not None else 0
-    if facts is None or {**facts, "boot": _boot()} != shape.facts(generation) or generation >= 2**32 - 2:
+    is_same = facts is not None and {**facts, "boot": _boot()} == shape.facts(generation)
+    if not is_same or generation + 1 not in _GENERATIONS:
         os.ftruncate(descriptor, 0)
         generation = 0
     _lay_out(descriptor, shape, generation + 1)
@@ -331,7 +333,8 @@ def _facts(descriptor: int) -> dict[str, Any] | None:
         return None
     with contextlib.suppress(ValueError):
         facts = io.decode_json(text, dict[str, Any])
-        return facts if isinstance(facts.get("generation"), int) else None
+        generation = facts.get("generation")
+        return facts if isinstance(generation, int) and generation in _GENERATIONS else None
     return None
 
 

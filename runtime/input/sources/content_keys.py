@@ -36,7 +36,11 @@ def source_key(name: str, source: object) -> str:
 
 def source_digest(function: object) -> str:
     """A digest of the source text of `function`, else of its code, and of the arguments that a partial
-    fixes."""
+    fixes.
+
+    It is equal under other versions of Python and of packages, which members of a feed may have. The digests
+    of `cache` depend on these, and on all that the code reads.
+    """
     if isinstance(function, functools.partial):
         fixed = repr((function.args, sorted(function.keywords.items())))
         return _digest(source_digest(function.func), fixed)

@@ -196,7 +196,7 @@ def test_a_member_of_a_feed_keeps_it_from_the_time_that_it_joins() -> None:
     other = Program(wait=True, cache="cache = 1 MiB")
     other.until("waits")
     functions, plan = program.functions(), commplan.loads(program.text())
-    with commplan.join("cached", plan, sources={"numbers": NUMBERS}, functions=functions) as feed:
+    with commplan.join("kept", plan, sources={"numbers": NUMBERS}, functions=functions) as feed:
         assert other.end() == 0  # the member has made no unit
         assert sum(len(batch["labels"]) for batch in feed) == RECORDS
     assert functions["decode"].calls == 0

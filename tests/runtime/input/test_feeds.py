@@ -120,7 +120,7 @@ def test_trials_with_own_epochs_have_the_same_batches_whenever_they_begin(feed_n
     with joined(feed_name, epochs="own") as first:
         taken = list(first)
         for _ in range(3):
-            taken.append(next(first))
+            taken.append(next(iter(first)))
         late = joined(feed_name, member=1, epochs="own")
         assert late.state()["epoch"] == late.state()["step"] == 0
         trial = [next(late) for _ in range(4)]
