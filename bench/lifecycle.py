@@ -135,7 +135,7 @@ def drawn(seed: int, number: int, kinds: Sequence[str], folder: Path, limit: flo
         "kind": kind, "count": count, "name": f"{TOKEN}-{number}", "base": 1000 * number,
         "members": "?" if feed else count, "seed": rng.randrange(100), "records": records, "epochs": epochs,
         "design": "" if feed or clocks else rng.choice(DESIGNS), "failure": rng.choice(("stop", "continue")),
-        "batch": f"{sizes} over member" if clocks else BATCH, "timeout": limit / 2, "state": None,
+        "batch": f"{sizes} over member" if clocks else BATCH, "timeout": limit / 4, "state": None,
         "goal": 0, "close": None, "port": ports.free_port() if kind.startswith("jax") else 0,
     }  # fmt: skip
     if feed or clocks:
@@ -322,7 +322,7 @@ def _judge_ends(start: Start, lives: Sequence[Life]) -> None:
     """Processes end well, or because one of them was killed."""
     dead = [life for life in lives if life.event is not None and life.event.kind == "kill" and life.happened]
     # A group that has not formed is ended by a death; so is a job of JAX, or of MPI that does not survive.
-    goes_on = all(life.word("joined") for life in dead) and start.orders["failure"] == "continue"
+    goes_on = all(life.batches for life in dead) and start.orders["failure"] == "continue"
     closed = [life for life in lives if life.orders["close"] is not None]
     may_fail = dead and not (start.kind == "feed" or (goes_on and not start.kind.startswith("jax")))
     may_fail = may_fail or (closed and start.orders["failure"] == "stop")
