@@ -70,9 +70,9 @@ def join(
     Raises:
         CommplanError: CP0900 and CP0908 for sources and functions that are not mappings; CP0922 if the plan,
             sources or functions differ from those of the feed; CP0928 for an invalid name or `epochs`; CP0929
-            for a member that has joined already; CP0930 if the plan shares nothing; CP0931 for an invalid batch;
-            CP0932 for functions on devices; CP09xx as for other batches. `next` raises CP0947 on a timeout,
-            and may be called again.
+            for a member that has joined already; CP0930 if the plan shares nothing; CP0931 for an invalid
+            batch; CP0932 for functions on devices; CP09xx as for other batches. `next` raises CP0947 on a
+            timeout, and may be called again.
     """
     check_name(name)
     by_name: list[tuple[str, str, object]] = [
