@@ -150,7 +150,8 @@ def drawn(seed: int, number: int, kinds: Sequence[str], folder: Path, limit: flo
     lines = 2 + epochs * records // BATCH
     for life in rng.sample(lives, rng.choice((0, 1, 1, 1, 2))):
         happens = rng.choices(("kill", "stop", "close"), (6, 3, 0 if kind.startswith("jax") else 1))[0]
-        line = rng.choice((1, 2, rng.randint(2, lines)))
+        # Processes of a job wait in `bind` for one that dies there, for longer than a start has.
+        line = rng.choice((1 if kind in HAND else 2, 2, rng.randint(2, lines)))
         length = rng.choice((0.05, 0.3, 1.0, 6.5) if feed else (0.05, 0.3, 1.0))
         if happens == "close":
             life.orders["close"] = rng.randint(1, max(1, lines - 3))
