@@ -42,10 +42,10 @@ from commplan.runtime.input.sources import files as _sources
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
 from commplan.runtime.input.stages.functions import called_functions
 from commplan.runtime.input.stages.records import stages
-from commplan.runtime.input.stages.worker_pool import Workers
 
 if TYPE_CHECKING:
     from commplan.runtime.input.device.pinned import Pinning
+    from commplan.runtime.input.stages.worker_pool import Workers
 
 
 @dataclass
@@ -304,6 +304,8 @@ def _crew(
     meter.workers(f"1 {singular}" if cores == 1 else f"{cores} {workers}")
     if workers == "threads":
         return None
+    from commplan.runtime.input.stages.worker_pool import Workers  # noqa: PLC0415  memory that few need
+
     return Workers(program, sources, functions, block, cores, meter, pinning)
 
 

@@ -339,7 +339,9 @@ class Ring:
     def _callable(self, least: int, free: Iterable[Claim], makers: list[int]) -> Iterator[int]:
         """The places of processes that may claim one of `free`, or a part of a unit that can be opened."""
         unit = self._openable(least)
-        following = range(0) if unit is None else range(unit, least + self.slots)
+        following = range(0)
+        if unit is not None:
+            following = range(unit, min(least + self.slots, unit + self.most_making()))
         if self._is_group and makers:
             claims = [*free, *(Claim(unit, part) for unit in following for part in range(self.parts))]
             yield from dict.fromkeys(self._maker_of(claim, makers) for claim in claims)

@@ -1,1 +1,1 @@
-"""Shared memory between the processes of one host: the segment, its slots, and who is alive."""
+"""Shared memory between the processes of one host: slots and their layout, locks, wake-ups."""

@@ -1,4 +1,4 @@
-"""The slots of a segment as this process maps them, and the arrays that lie in them.
+"""The slots of a ring as one process maps them, and the arrays that show them.
 
 Arrays that are handed over show the slot itself. Whoever keeps one (an `np.ndarray`, a JAX array, a
 computation that is still to run) keeps its root alive, the owner of the memory that all views of it lead to,
