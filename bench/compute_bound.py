@@ -136,7 +136,7 @@ def chosen(members: int, cores: int, decode: float, step: float) -> tuple[list[C
         fn=(FnCost("decode", decode, nbytes_out=nbytes),),
         consumer=(ConsumerCost("compute_bound", "step", step),),
     )
-    schedule = compiler.compile_plan(plan, {}, {}, calibration=only_input("today", costs))
+    schedule = compiler.compile_plan(plan, {}, calibration=only_input("today", costs))
     shares = [op.design for phase in schedule.phases for op in phase.ops if isinstance(op, Share)]
     return [choice for choice in schedule.choices if choice.by == "share"], list(shares)
 

@@ -201,7 +201,7 @@ def chosen(where: Surroundings, orders: hosts.Orders, decode: float) -> str:
         fn=(FnCost("decode", decode, nbytes_out=ROW),),
     )  # fmt: skip
     compiled = compile_plan(
-        plan, {}, {}, topology=parse_topology(where.topology), backend="mpi",
+        plan, {}, topology=parse_topology(where.topology), backend="mpi",
         calibration=only_input(where.date[:10], costs),
     )  # fmt: skip
     shares = [op.design for phase in compiled.phases for op in phase.ops if isinstance(op, Share)]

@@ -140,7 +140,7 @@ def step(
             {f"w{i:02}": {"shape": [n], "dtype": "f32"} for i, n in enumerate(scaling.counts(nbytes))}
         )
     }
-    compiled = compile_plan(plan, {}, shapes, topology=topology, calibration=links, backend="mpi")
+    compiled = compile_plan(plan, shapes, topology=topology, calibration=links, backend="mpi")
     predictor = Predictor(topology, compiled.axes, calibration=links, backend="mpi")
     phase = next(p for p in predict(compiled, predictor).phases if p.name == scaling.PHASE[way])
     largest = max((op for op in phase.ops if op.algorithm), key=lambda op: op.alone)

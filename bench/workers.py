@@ -74,7 +74,7 @@ def measured(function: str, workers: str, cores: int, records: int, rounds: int)
     plan, problems = dsl.load(PLAN.format(batch=BATCH, cores=cores, function=function), "workers.plan")
     if plan is None:
         sys.exit(f"the plan does not load: {problems}")
-    compiled = compiler.compile_plan(plan, {}, {})
+    compiled = compiler.compile_plan(plan, {})
     source = [number.to_bytes(PREFIX, "little") + jpeg for number, jpeg in enumerate(jpegs(records))]
     cell = Cell(function, workers, cores, [], [], 0)
     total = 0

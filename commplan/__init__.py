@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from commplan.api import Program as Program
     from commplan.api import load as load
     from commplan.api import loads as loads
+    from commplan.compile_options import CompileOptions as CompileOptions
     from commplan.diagnostics import CommplanError as CommplanError
     from commplan.diagnostics import Diagnostic as Diagnostic
     from commplan.feeds import join as join
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "CommplanError", "Diagnostic", "Plan", "Program", "Topology", "column", "folder", "join", "load",
+    "CommplanError", "CompileOptions", "Diagnostic", "Plan", "Program", "Topology", "column", "folder", "join", "load",
     "load_topology", "loads", "paths", "serial",
 ]  # fmt: skip
 # The modules of public names. `Run` and `optax` require jax, so `import *` does not include them.
 _NAMES = {
     "commplan.api": ("Plan", "Program", "load", "loads"),
+    "commplan.compile_options": ("CompileOptions",),
     "commplan.diagnostics": ("CommplanError", "Diagnostic"),
     "commplan.feeds": ("join",),
     "commplan.runtime.input.sources.adapters": ("column", "serial"),

@@ -6,18 +6,18 @@ import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, Unpack, cast
 
 import msgspec
 
 from commplan import compiler, io, pytree
+from commplan.compile_options import DEFAULTS, IN_ORDER, CompileKeywords, CompileOptions, RankPlaces
 from commplan.diagnostics import CommplanError, fail
 from commplan.frontend.bind_axes import check_mesh
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest, schedule_digest
 from commplan.mesh_kind import check_binding, check_sizes_agree, is_communicator, mesh_sizes, shares_memory
-from commplan.passes.pipeline.manager import Observer
 from commplan.passes.pipeline.registry import default
 from commplan.topology import (
     Topology,
@@ -35,8 +35,6 @@ from commplan.wait import TIMEOUT_S, check_seconds
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from commplan.cost.calibration import Calibration
-    from commplan.cost.schedule.step import StepComputation
     from commplan.lowering.audit import Audit, Machine
     from commplan.runtime.run import Run, TypedRun
 
@@ -70,17 +68,8 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         mesh: Any = None,
         shapes: Mapping[str, Any] | None = None,
         topology: Topology | str | Path | None = None,
-        axes: Mapping[str, int] | None = None,
-        order: Mapping[str, Sequence[str]] | None = None,
-        passes: str | None = None,
-        *,
-        mapping: Mapping[str, str] | None = None,
-        oversubscribe: bool = False,
-        backend: Backend | None = None,
-        calibration: Calibration | str | Path | None = None,
-        step: StepComputation | str | Path | None = None,
-        observer: Observer | None = None,
-        timeout: float = TIMEOUT_S,
+        options: CompileOptions = DEFAULTS,
+        **keywords: Unpack[CompileKeywords],
     ) -> Program[RunT]:
         """Compile this plan for a mesh and shapes.
 
@@ -95,24 +84,9 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
                 with `topology "FILE"`. Without either, for a mesh of GPUs or of several processes, a topology
                 is assumed with the links in the data sheets of the devices, and the first process logs this
                 assumption.
-            axes: sizes of axes declared `?`, without a mesh. With a communicator, one may be omitted and is
-                inferred from the number of ranks.
-            order: for each name, leaf paths in the order in which the backward pass computes them.
-            passes: a pipeline such as `"share,bucket{max=4MiB},decompose,wire,overlap"`, by default all
-                passes. The default pipeline packs only stages with `{ bucket = .. }` if the mesh has more
-                axes than the plan (tensor parallelism), or if it has CPU devices of one process only and no
-                topology is specified.
-            mapping: the topology level of axes, if names and order do not determine it. With a communicator,
-                it follows from the hosts of the ranks, and all ranks compile together: hosts are assigned to
-                places in the order that the topology lists, or else in natural order of their names, which
-                rank 0 logs.
-            oversubscribe: whether there may be more ranks than places.
-            backend: `jax` or `mpi`, if there is no mesh to infer it from.
-            calibration: measurements by `commplan calibrate` for the topology, or their file.
-            step: the computation that phases overlap with, or a profile written by `commplan calibrate
-                --step`. Gradients are sent in the order in which it computes them.
-            observer: receives a record after each pass.
-            timeout: seconds to wait for the other ranks of a communicator.
+            options: all other options.
+            keywords: fields of `options`, such as `axes`, `order`, `passes`, `mapping`, `oversubscribe`,
+                `backend`, `calibration`, `step`, `observer` and `timeout`.
 
         Returns:
             The compiled program.
@@ -120,10 +94,14 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         Raises:
             CommplanError: CP07xx; CP084x for a communicator that does not fit, or if a rank does not join.
         """
-        _check_argument_types(axes, order, passes, timeout)
-        kind = _backend(mesh, backend)
+        if not isinstance(options, CompileOptions):  # pyright: ignore[reportUnnecessaryIsInstance]  untyped callers
+            message = f"options is of type {type(options).__name__}: CompileOptions were expected"
+            fail("CP0722", message, 'sizes of axes are a keyword: axes={"data": 8}')
+        options = msgspec.structs.replace(options, **keywords)
+        _check_argument_types(options)
+        backend = _backend(mesh, options.backend)
         undescribed = topology is None and self.graph.topology is None
-        sizes = dict(axes or {})
+        sizes, passes = dict(options.axes or {}), options.passes
         if is_communicator(mesh):
             from commplan.runtime.machines.ranks import sizes_of  # noqa: PLC0415  MPI is loaded already
 
@@ -138,47 +116,32 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             if passes is None:
                 passes = default(pinned=has_others, in_process=undescribed and shares_memory(mesh))
         if shapes is not None and not hasattr(shapes, "items"):
-            kind = type(shapes).__name__
-            message = f"shapes is a {kind}: names and their trees were expected"
+            message = f"shapes is a {type(shapes).__name__}: names and their trees were expected"
             fail("CP0720", message, 'shapes={"grads": tree}')
         structures = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in structures.items()}
         machine = topology_of(self.graph, topology)
-        places, assumed = None, ()
+        ranks = IN_ORDER
         if undescribed and hasattr(mesh, "devices") and not shares_memory(mesh):
             from commplan.lowering.device_topology import is_first_process, topology_of_mesh  # noqa: PLC0415  only if devices are far apart
 
             ranked = [axis.name for axis in self.graph.axes if axis.kind is not graph.AxisKind.SERVER]
             if (derived := topology_of_mesh(mesh, ranked)) is not None:
-                topology, assumed = derived.topology, (derived.assumed,)
-                places = derived.places if mapping is None else None
+                topology = derived.topology
+                ranks = RankPlaces(derived.places if options.mapping is None else None, (derived.assumed,))
                 if is_first_process(mesh):
-                    announce(self.name, assumed)
-        if machine is not None and mapping is None and mesh is not None and is_communicator(mesh):
+                    announce(self.name, ranks.assumed)
+        if machine is not None and options.mapping is None and mesh is not None and is_communicator(mesh):
             from commplan.runtime.machines.ranks import deaths, host_names  # noqa: PLC0415  as above
 
             with deaths(mesh, self.graph.file):
-                hosts = host_names(mesh, self.name, timeout)
+                hosts = host_names(mesh, self.name, options.timeout)
             with declared_in(self.graph) if topology is None else contextlib.nullcontext():
-                places, assumed = places_of_hosts(machine, hosts), assumed_hosts(machine, hosts)
+                ranks = RankPlaces(places_of_hosts(machine, hosts), assumed_hosts(machine, hosts))
             if mesh.Get_rank() == 0:
-                announce(self.name, assumed)
-        schedule = compiler.compile_plan(
-            self.graph,
-            sizes,
-            leaves,
-            topology=topology,
-            mapping=mapping,
-            order=order,
-            step=_step(step),
-            pipeline=passes,
-            observer=observer,
-            oversubscribe=oversubscribe,
-            backend=kind,
-            calibration=calibration,
-            places=places,
-            assumed=assumed,
-        )
+                announce(self.name, ranks.assumed)
+        options = msgspec.structs.replace(options, axes=sizes, passes=passes, backend=backend)
+        schedule = compiler.compile_plan(self.graph, leaves, topology, options, ranks)
         return Program(schedule, structures)
 
 
@@ -431,27 +394,24 @@ def loads(text: str, file: str = "<plan>") -> Plan[RunT]:  # pyright: ignore[rep
     return Plan(plan)
 
 
-def _check_argument_types(axes: object, order: object, passes: object, timeout: object) -> None:
-    """Check the types of the arguments of `compile` (CP0722, CP0711, CP0717, CP0803)."""
-    wrong = "{} is of type {}: {} expected"
-    if axes is not None and not isinstance(axes, Mapping):
-        fail("CP0722", wrong.format("axes", type(axes).__name__, "sizes by name were"), 'axes={"data": 8}')
-    if order is not None and not isinstance(order, Mapping):
-        expected = "lists of paths by name were"
-        fail("CP0711", wrong.format("order", type(order).__name__, expected), 'order={"grads": ["b", "w"]}')
-    if passes is not None and not isinstance(passes, str):
-        expected = "a pipeline as text was"
-        fail(
-            "CP0717", wrong.format("passes", type(passes).__name__, expected), 'passes="share,bucket,overlap"'
-        )
-    check_seconds("CP0803", "timeout", timeout, "timeout=600")
-
-
-def _step(step: StepComputation | str | Path | None) -> StepComputation | None:
-    """Load the profile of a step if necessary. Raises CP0772."""
-    from commplan.cost.step_profile import load_step  # noqa: PLC0415  only where one is given
-
-    return load_step(step) if isinstance(step, str | Path) else step
+def _check_argument_types(options: CompileOptions) -> None:
+    """Check the types of the options of `compile` (CP0722, CP0711, CP0717, CP0803)."""
+    rules: tuple[tuple[str, str, object, type, str, str], ...] = (
+        ("CP0722", "axes", options.axes, Mapping, "sizes by name were", 'axes={"data": 8}'),
+        (
+            "CP0711",
+            "order",
+            options.order,
+            Mapping,
+            "lists of paths by name were",
+            'order={"grads": ["b", "w"]}',
+        ),
+        ("CP0717", "passes", options.passes, str, "a pipeline as text was", 'passes="share,bucket,overlap"'),
+    )
+    for code, name, value, kind, expected, fix in rules:
+        if value is not None and not isinstance(value, kind):
+            fail(code, f"{name} is of type {type(value).__name__}: {expected} expected", fix)
+    check_seconds("CP0803", "timeout", options.timeout, "timeout=600")
 
 
 def _backend(mesh: object, requested: Backend | None) -> Backend:

@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from msgspec.structs import replace
 
+from commplan.compile_options import DEFAULTS, IN_ORDER, CompileKeywords, CompileOptions, RankPlaces
 from commplan.cost.network.rank_placement import spread_as
 from commplan.cost.predictor import predictor_for
-from commplan.cost.schedule.step import StepComputation
-from commplan.cost.step_profile import check_step
+from commplan.cost.step_profile import check_step, load_step
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail, fail_if
 from commplan.frontend.bind_axes import bind_axes
 from commplan.frontend.infer_shapes import infer
@@ -24,7 +24,7 @@ from commplan.ir.plan import Plan
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.text import print_schedule
 from commplan.passes.pipeline.base import PassContext
-from commplan.passes.pipeline.manager import Observer, PassRecord, Pipeline
+from commplan.passes.pipeline.manager import PassRecord, Pipeline
 from commplan.protocol.build_sites import sites
 from commplan.topology import Topology, declared_in, place, topology_of
 from commplan.verify.equivalence import Reference
@@ -36,43 +36,22 @@ if TYPE_CHECKING:
 
 def compile_plan(
     plan: Plan,
-    sizes: Mapping[str, int],
     shapes: Mapping[str, tuple[Leaf, ...]],
-    *,
     topology: Topology | str | Path | None = None,
-    mapping: Mapping[str, str] | None = None,
-    calibration: Calibration | str | Path | None = None,
-    backend: Backend = "jax",
-    places: tuple[int, ...] | None = None,
-    assumed: tuple[str, ...] = (),
-    order: Mapping[str, Sequence[str]] | None = None,
-    step: StepComputation | None = None,
-    pipeline: str | Pipeline | None = None,
-    observer: Observer | None = None,
-    oversubscribe: bool = False,
-    reproducers: Path | None = None,
+    options: CompileOptions = DEFAULTS,
+    ranks: RankPlaces = IN_ORDER,
+    **keywords: Unpack[CompileKeywords],
 ) -> Schedule:
-    """Compile `plan` for axes of `sizes`.
+    """Compile `plan` for axes of the sizes `options.axes`.
 
     Args:
         plan: the plan.
-        sizes: sizes of axes, required for those declared `?`, and consistent with the others.
         shapes: leaves by name, for inputs, states and map results of type tree; without `per` dimensions,
             unsplit, and for records without their batch.
         topology: the machine. Without one, here or in the plan, axes have no location.
-        mapping: the topology level of axes.
-        calibration: measurements of the machine, or their file; requires a topology.
-        backend: `jax` or `mpi`, which determines the native collectives and costs.
-        places: the location of each rank on the topology, row-major over the axes, if it differs from the
-            order of axes (MPI ranks on hosts).
-        assumed: assumptions about the topology, one sentence each, which the schedule records.
-        order: for each name, leaf paths in the order in which the backward pass computes them; by default
-            that of `step`, or else last leaf first.
-        step: the computation that phases overlap with.
-        pipeline: passes as text, by default all; empty for none. `wire` always runs.
-        observer: receives a `PassRecord` after `lower` and after each pass.
-        oversubscribe: whether there may be more ranks than places.
-        reproducers: folder for reproducer files of failing passes.
+        options: the options. Without a backend, `jax`.
+        ranks: the location of ranks, if it differs from the order of axes.
+        keywords: replace fields of `options`.
 
     Returns:
         The verified schedule.
@@ -81,12 +60,15 @@ def compile_plan(
         CommplanError: CP07xx, including CP0772 for a step with other gradients; CP0606 if leaves are wider
             than the dtype in which `native` adds.
     """
-    passes = (pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)).completed
-    axes = bind_axes(plan, sizes)
+    options = replace(options, **keywords)
+    backend, mapping, places = options.backend or "jax", options.mapping, ranks.places
+    step = load_step(options.step) if isinstance(options.step, str | Path) else options.step
+    pipeline = options.passes if isinstance(options.passes, Pipeline) else Pipeline.parse(options.passes)
+    axes = bind_axes(plan, options.axes or {})
     machine = topology_of(plan, topology)
     if machine is not None:
         with declared_in(plan) if topology is None else nullcontext():
-            axes = place(axes, machine, mapping or {}, oversubscribe=oversubscribe)
+            axes = place(axes, machine, mapping or {}, oversubscribe=options.oversubscribe)
         actual = spread_as(axes, machine, places) if places is not None else None
         axes, places = (axes, places) if actual is None else (actual, None)
     elif mapping:
@@ -95,19 +77,19 @@ def compile_plan(
             "axes are mapped to levels, but no topology is given",
             'give --topology FILE, or write `topology "FILE"` in the plan',
         )
-    measured = _measured(calibration, machine, backend)
+    measured = _measured(options.calibration, machine, backend)
     start = time.perf_counter()
     values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
     fail_if(check_sizes(plan, values, math.prod(axis.size for axis in axes)))
     fail_if(check_leaves(plan, values, {axis.name: axis.size for axis in axes}))
-    _check_order(plan, order or {})
-    order = order or (step.order if step is not None else {})
+    _check_order(plan, options.order or {})
+    order = options.order or (step.order if step is not None else {})
     hosts = machine.hosts if machine is not None else ()
     schedule = lower(plan, axes, values, backend, hosts)
     if step is not None:
         check_step(step, schedule)
     if machine is not None:
-        schedule = replace(schedule, topology=machine.compiled(assumed))
+        schedule = replace(schedule, topology=machine.compiled(ranks.assumed))
     seconds = time.perf_counter() - start
     sites(schedule)  # raises errors of the plan, which must not be reported as errors of lowering
     assert schedule.origin is not None
@@ -118,12 +100,12 @@ def compile_plan(
         notes.append(Note(f"after `lower`:\n{print_schedule(schedule)}"))
         message = f"lowering broke the schedule: {problems[0].message}"
         raise CommplanError(Diagnostic("CP0718", message, problems[0].span, tuple(notes), file=plan.file))
-    if observer is not None:
-        observer(PassRecord("lower", "lower", seconds, None, schedule))
+    if options.observer is not None:
+        options.observer(PassRecord("lower", "lower", seconds, None, schedule))
     leaf_order = {name: tuple(paths) for name, paths in order.items()}
     costs = predictor_for(axes, machine, measured, backend, places)
     context = PassContext(leaf_order, machine, measured, places, costs, step=step)
-    return passes.run(schedule, context, observer, reproducers, reference)
+    return pipeline.completed.run(schedule, context, options.observer, reference=reference)
 
 
 def _measured(

@@ -105,7 +105,7 @@ def _lowered(plan: graph.Plan) -> ir.Schedule:
     leaf = ir.Leaf("x", (math.prod(sizes.values()),), DType.F32)  # divisible by all axes
     leaves = {value.name: (leaf,) for value in plan.values if isinstance(value.type, TreeType)}
     has_servers = any(axis.kind is graph.AxisKind.SERVER for axis in plan.axes)
-    return compile_plan(plan, sizes, leaves, pipeline="", backend="mpi" if has_servers else "jax")
+    return compile_plan(plan, leaves, axes=sizes, passes="", backend="mpi" if has_servers else "jax")
 
 
 def _phase(schedule: ir.Schedule, phase: ir.Phase) -> _Phase:

@@ -62,7 +62,7 @@ def member(fault: Fault, run: str, index: int) -> None:
     batch = 15 if culprit and fault.kind == "plan" else 12
     plan, problems = load(PLAN.format(elements=fault.elements, via=fault.via, batch=batch), "shared.plan")
     assert plan is not None, problems
-    schedule = compiler.compile_plan(plan, {}, {}, pipeline="")
+    schedule = compiler.compile_plan(plan, {}, passes="")
     source, functions = {"numbers": np.arange(RECORDS, dtype=np.int32)}, {"decode": decode}
     state = None
     if culprit and fault.kind == "order":

@@ -48,7 +48,7 @@ def program(work: Work, comm: Any, **more: Any) -> commplan.Program:
 def schedule(work: Work, ranks: int, **more: Any) -> Schedule:
     """The same where nothing runs; `more` goes to `compiler.compile_plan`."""
     shapes = {"x": shapes_of(_leaves(work))}
-    compiled = compile_plan(plan_of(work, ranks).graph, {"data": ranks}, shapes, backend="mpi", **more)
+    compiled = compile_plan(plan_of(work, ranks).graph, shapes, axes={"data": ranks}, backend="mpi", **more)
     return in_form(compiled, work)
 
 

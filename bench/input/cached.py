@@ -92,7 +92,7 @@ def _batches(options: Any, count: int, members: Any) -> Epoch:
     if plan is None:
         raise SystemExit("\n".join(map(str, problems)))
     batches = PhaseBatches(
-        compiler.compile_plan(plan, {}, {}, pipeline=""), "step", {"images": Packed(options.records)},
+        compiler.compile_plan(plan, {}, passes=""), "step", {"images": Packed(options.records)},
         {"decode": decode}, local={"member": (options.place,)}, group=members,
     )  # fmt: skip
 

@@ -58,7 +58,7 @@ def commplan(options: Any, records: Packed) -> None:
     plan, problems = load(written, "ensemble_input.plan")
     if plan is None:
         raise SystemExit("\n".join(map(str, problems)))
-    schedule = compiler.compile_plan(plan, {}, {}, pipeline="")
+    schedule = compiler.compile_plan(plan, {}, passes="")
     local = None if alone else {"member": (options.place,)}
     team = None if alone else group(options.run_id, options.place, options.members, timeout=120.0)
     consumers = [Consumer(options.consumer, BATCH) for _ in range(options.members if alone else 1)]

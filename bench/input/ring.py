@@ -143,7 +143,7 @@ def group_batches(options: Any, records: Packed) -> Callable[[], Iterator[Batch]
     plan, problems = load(options.plan.read_text(), str(options.plan))
     if plan is None:
         raise SystemExit("\n".join(map(str, problems)))
-    schedule = compiler.compile_plan(plan, {}, {}, pipeline="")
+    schedule = compiler.compile_plan(plan, {}, passes="")
     batches = PhaseBatches(
         schedule, "step", {"images": records, "numbers": Numbers(len(records))},
         {"decode": decode, "augment": augment}, local={"member": (options.place,)},

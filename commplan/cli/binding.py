@@ -73,7 +73,7 @@ def compiled(
     names = ("topology", "oversubscribe", "backend", "calibration")
     flags = {name: getattr(args, name) for name in names}
     schedule = compile_plan(
-        plan, sizes, leaves, mapping=mapping, pipeline=args.passes, observer=observer,
+        plan, leaves, axes=sizes, mapping=mapping, passes=args.passes, observer=observer,
         step=args.computation if getattr(args, "step_profile", None) else None, **flags,
     )  # fmt: skip
     note_levels(schedule, console)

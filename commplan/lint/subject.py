@@ -71,9 +71,9 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         inputs = self.inputs
         return compile_plan(
             plan or self.plan,
-            inputs.sizes,
             inputs.shapes or {},
-            topology=inputs.topology,
+            inputs.topology,
+            axes=inputs.sizes,
             calibration=inputs.calibration,
             **inputs.options,
         )

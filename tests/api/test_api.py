@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import commplan
+from commplan.compile_options import CompileKeywords
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Pack
 
@@ -317,3 +318,22 @@ def test_an_axis_of_a_mesh_has_a_size() -> None:
 
 def test_a_name_that_no_file_can_have() -> None:
     assert refusal(commplan.load, "a\0").code == "CP1009"
+
+
+def test_each_option_of_a_compilation_is_a_keyword() -> None:
+    assert set(CompileKeywords.__annotations__) == set(commplan.CompileOptions.__struct_fields__)
+    plan, options = commplan.loads(TEXT), commplan.CompileOptions(axes={"data": 4}, passes="bucket{max=4}")
+    compiled = plan.compile(shapes={"grads": TREE}, options=options)
+    assert compiled == plan.compile(shapes={"grads": TREE}, axes={"data": 4}, passes="bucket{max=4}")
+    assert plan.compile(shapes={"grads": TREE}, options=options, axes={"data": 2}).schedule.mesh_sizes == {
+        "data": 2
+    }
+
+
+def test_options_that_are_none_are_refused() -> None:
+    given: Any = {"data": 4}
+    problem = refusal(commplan.loads(TEXT).compile, None, {"grads": TREE}, None, given)
+    assert (problem.code, problem.message) == (
+        "CP0722",
+        "options is of type dict: CompileOptions were expected",
+    )

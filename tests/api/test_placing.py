@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.byhand import reduce_plan, tree
 
+from commplan.compile_options import RankPlaces
 from commplan.compiler import compile_plan
 from commplan.cost.network.rank_placement import spread_as
 from commplan.ir.plan import AxisKind
@@ -65,7 +66,7 @@ def test_ranks_that_are_dealt_out_to_racks_go_level_by_level() -> None:
     hosts = ("a0", "b0", "a1", "b1", "a2", "b2", "a3", "b3")
     given = {"grads": tree(w=(1024**2,))}
     places = places_of_hosts(RACKS, hosts)
-    schedule = compile_plan(plan, {}, given, topology=RACKS, backend="mpi", places=places)
+    schedule = compile_plan(plan, given, topology=RACKS, backend="mpi", ranks=RankPlaces(places))
     assert [spread.level for spread in schedule.axes[0].levels] == ["rack", "host"]
     (op,) = (op for op in schedule.phases[0].ops if isinstance(op, Collective))
     assert [key for key, _ in op.algorithm.levels] == ["host", "rack"]
@@ -78,5 +79,5 @@ def test_ranks_that_are_dealt_out_to_racks_go_level_by_level() -> None:
 def test_places_that_no_levels_describe_are_priced_as_they_are() -> None:
     plan = reduce_plan("sum", data=4)
     given = {"grads": tree(w=(1024,))}
-    schedule = compile_plan(plan, {}, given, topology=RACKS, backend="mpi", places=(0, 1, 2, 4))
+    schedule = compile_plan(plan, given, topology=RACKS, backend="mpi", ranks=RankPlaces((0, 1, 2, 4)))
     assert [choice for choice in schedule.choices if choice.by == "select" and choice.seconds]

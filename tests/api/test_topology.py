@@ -192,15 +192,15 @@ def test_several_ranks_in_one_place(sizes: dict[str, int]) -> None:
 
 def test_a_schedule_knows_its_levels() -> None:
     plan = reduce_plan("sum", node=2, gpu=4)
-    schedule = compile_plan(plan, {}, {"grads": tree(w=(3,))}, topology=SMALL)
+    schedule = compile_plan(plan, {"grads": tree(w=(3,))}, topology=SMALL)
     assert levels(schedule.axes) == {"node": "node", "gpu": "gpu"}
     made = [op for op in schedule.phase("step").ops if isinstance(op, Collective)]
     assert [op.lane for op in made] == ["network:node+gpu"]
     path = next(p for p in FILES if p.stem == "h100_64")
-    assert compile_plan(plan, {}, {"grads": tree(w=(3,))}, topology=path).axes == schedule.axes
+    assert compile_plan(plan, {"grads": tree(w=(3,))}, topology=path).axes == schedule.axes
 
 
 def test_a_mapping_needs_a_topology() -> None:
     with pytest.raises(CommplanError) as caught:
-        compile_plan(reduce_plan(), {}, {"grads": tree(w=(3,))}, mapping={"data": "gpu"})
+        compile_plan(reduce_plan(), {"grads": tree(w=(3,))}, mapping={"data": "gpu"})
     assert caught.value.diagnostics[0].code == "CP0714"

@@ -22,7 +22,7 @@ def taken(
     topology: Topology, via: Algorithm | None, compute: dict[str, float] | None = None
 ) -> dict[str, float]:
     """Seconds of each op alone, of 8 records a step and 4 members."""
-    schedule = compile_plan(ensemble_plan(via=via), {}, {}, topology=topology)
+    schedule = compile_plan(ensemble_plan(via=via), {}, topology=topology)
     found = predict(schedule, Predictor(topology, schedule.axes), compute=compute, measured=COSTS)
     assert "function `augment`" in found.unknown
     assert not any("decode" in what or "images" in what for what in found.unknown)

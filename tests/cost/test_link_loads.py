@@ -26,7 +26,7 @@ def compiled(text: str, topology: Topology, backend: str = "mpi") -> Schedule:
     plan, problems = dsl.load(text, "test.plan")
     assert plan is not None, problems
     shapes = {v.name: tree(w=(64, 64), b=(64,)) for v in plan.values if type(v.type).__name__ == "TreeType"}
-    return compile_plan(plan, {}, shapes, topology=topology, oversubscribe=True, backend=backend)
+    return compile_plan(plan, shapes, topology=topology, oversubscribe=True, backend=backend)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_phase_tells_its_bytes_its_bound_and_its_path() -> None:
 
 def test_costs_that_nobody_knows_are_named_and_given_ones_are_charged() -> None:
     schedule = compile_plan(
-        sharded_plan(), {}, {name: tree(w=(8, 8)) for name in ("params", "grads", "adam")}, topology=FLAT
+        sharded_plan(), {name: tree(w=(8, 8)) for name in ("params", "grads", "adam")}, topology=FLAT
     )
     unknown = timed(schedule).unknown
     assert unknown == ("function `adam_init`", "function `adam_update`")
@@ -129,7 +129,7 @@ def test_costs_that_nobody_knows_are_named_and_given_ones_are_charged() -> None:
 
 @pytest.mark.parametrize("via", ["duplicate", "all_shared", "single_broadcast"])
 def test_sharing_is_charged_as_what_it_sends(via: str) -> None:
-    schedule = compile_plan(ensemble_plan(via=Algorithm(via)), {}, {}, topology=FLAT)
+    schedule = compile_plan(ensemble_plan(via=Algorithm(via)), {}, topology=FLAT)
     found = timed(schedule, images=0.0, decode=0.0, augment=0.0)
     moved = sum(op.alone for phase in found.phases for op in phase.ops if op.op == "share")
     assert (moved > 0) is (via != "duplicate")
@@ -143,7 +143,7 @@ def test_every_example_is_simulated(path: Path) -> None:
     shapes = {v.name: tree(w=(64, 64), b=(64,)) for v in plan.values if type(v.type).__name__ == "TreeType"}
     sizes = {axis.name: 4 for axis in plan.axes if axis.size is None}
     try:
-        schedule = compile_plan(plan, sizes, shapes, topology=CLUSTER)
+        schedule = compile_plan(plan, shapes, axes=sizes, topology=CLUSTER)
     except commplan.CommplanError as error:
         pytest.skip(f"needs other shapes: {error.diagnostics[0].code}")
     simulation = timed(schedule, CLUSTER)
@@ -154,7 +154,7 @@ def test_every_example_is_simulated(path: Path) -> None:
 
 def test_three_levels_of_65536_ranks() -> None:
     maker = reduce_plan(op="mean", hints=Hints(), pod=256, node=32, gpu=8)
-    schedule = compile_plan(maker, {}, {"grads": tree(w=(25_000_000,))}, topology=CLUSTER)
+    schedule = compile_plan(maker, {"grads": tree(w=(25_000_000,))}, topology=CLUSTER)
     found = predict(schedule, Predictor(CLUSTER, schedule.axes))
     assert found.ranks == 65536
     assert found.phases[0].seconds > found.phases[0].bound > 0
@@ -186,7 +186,7 @@ def traced(data: bytes) -> list[dict[str, Any]]:
 
 def test_a_trace_has_a_track_for_each_lane_and_a_colour_for_each_line() -> None:
     schedule = compile_plan(
-        sharded_plan(), {}, {name: tree(w=(8, 8)) for name in ("params", "grads", "adam")}, topology=FLAT
+        sharded_plan(), {name: tree(w=(8, 8)) for name in ("params", "grads", "adam")}, topology=FLAT
     )
     events = traced(trace(timed(schedule, adam_init=1.0, adam_update=2.0)))
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}

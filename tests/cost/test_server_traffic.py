@@ -38,7 +38,7 @@ def compiled(name: str, topology: Topology = FLAT, mapping: Any = None, **sizes:
     plan = msgspec.structs.replace(plan, axes=axes)
     inputs = ("params", "grads")
     shapes = {v.name: tree(w=(SIZE,)) for v in plan.values if str(v.type) == "tree" and v.name in inputs}
-    return compile_plan(plan, {}, shapes, topology=topology, mapping=mapping, backend="mpi")
+    return compile_plan(plan, shapes, topology=topology, mapping=mapping, backend="mpi")
 
 
 def told(name: str, topology: Topology = FLAT, mapping: Any = None, **sizes: int) -> Any:

@@ -27,7 +27,7 @@ def reduced(
 ) -> PhaseTime:
     plan = reduce_plan("sum", hints=hints, data=4)
     schedule = compile_plan(
-        plan, {}, {"grads": LEAVES}, topology=FLAT, pipeline=f"{bucket},select,overlap",
+        plan, {"grads": LEAVES}, topology=FLAT, passes=f"{bucket},select,overlap",
         order={"grads": order} if order else None,
     )  # fmt: skip
     given = {"grads": order} if order else None
@@ -75,7 +75,7 @@ def test_leaves_are_ready_in_the_order_that_is_given() -> None:
 def test_under_mpi_nothing_runs_beside_a_reduction_that_does_not_ask_for_it() -> None:
     for hints, computes in ((graph.NO_HINTS, False), (graph.Hints(overlap="backward"), True)):
         plan = reduce_plan("sum", hints=hints, data=4)
-        schedule = compile_plan(plan, {}, {"grads": LEAVES}, topology=FLAT, backend="mpi")
+        schedule = compile_plan(plan, {"grads": LEAVES}, topology=FLAT, backend="mpi")
         prediction = predict(schedule, Predictor(FLAT, schedule.axes, backend="mpi"))
         assert (prediction.phases[0].computation > 0) is computes
         assert ("assumed" in prediction.step) is computes

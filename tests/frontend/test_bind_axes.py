@@ -196,7 +196,7 @@ each step {
 
 def test_compile_binds_before_it_looks_at_shapes() -> None:
     with pytest.raises(CommplanError) as caught:
-        compile_plan(with_size(reduce_plan(), None), {}, {"grads": tree(w=(3,))})
+        compile_plan(with_size(reduce_plan(), None), {"grads": tree(w=(3,))})
     assert caught.value.diagnostics[0].code == "CP0706"
 
 

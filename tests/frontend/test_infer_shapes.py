@@ -14,7 +14,7 @@ from commplan.ir.types import ArrayType, BytesType, DType, RecordsType
 
 def refusals(plan: graph.Plan, **shapes: tuple[Leaf, ...]) -> tuple[Diagnostic, ...]:
     with pytest.raises(CommplanError) as caught:
-        compile_plan(plan, {}, shapes, pipeline="")
+        compile_plan(plan, shapes, passes="")
     return caught.value.diagnostics
 
 
@@ -102,7 +102,7 @@ def test_records_of_trees_need_the_shapes_of_one_record() -> None:
         outputs=("row.0", "n.0"),
     )
     for name in ("rows", "row"):
-        schedule = compile_plan(maker.plan(), {}, {name: tree(x=(4,), y=())}, pipeline="")
+        schedule = compile_plan(maker.plan(), {name: tree(x=(4,), y=())}, passes="")
         assert leaves(schedule, "row.0") == {"x": (3, 4), "y": (3,)}
         assert leaves(schedule, "n.0") == {"": ()}
     problem = refusals(maker.plan())[0]
@@ -157,7 +157,7 @@ def test_a_state_that_nothing_implies() -> None:
     assert [(p.code, p.message) for p in problems] == [
         ("CP0701", "no shapes are given for `acc`, a state of type tree")
     ]
-    schedule = compile_plan(maker.plan(), {}, {"acc": tree(w=(2,))}, pipeline="")
+    schedule = compile_plan(maker.plan(), {"acc": tree(w=(2,))}, passes="")
     assert leaves(schedule, "acc.1") == {"w": (2,)}
 
 
@@ -169,7 +169,7 @@ def test_a_result_that_is_not_elementwise_needs_shapes() -> None:
     maker.phase("step", graph.Map(("head.0",), "pick", (params,), HERE), outputs=("head.0",))
     problem = refusals(maker.plan(), params=tree(w=(2,)))[0]
     assert "a result of `pick`, which is not elementwise, of type tree" in problem.message
-    schedule = compile_plan(maker.plan(), {}, {"params": tree(w=(2,)), "head": tree(v=(9,))}, pipeline="")
+    schedule = compile_plan(maker.plan(), {"params": tree(w=(2,)), "head": tree(v=(9,))}, passes="")
     assert leaves(schedule, "head.0") == {"v": (9,)}
 
 
@@ -200,7 +200,7 @@ def test_given_and_declared_shapes_disagree() -> None:
     x = maker.input("x", ArrayType(DType.F32, (3,)), partial="data")
     maker.value("x.1", ArrayType(DType.F32, (3,)))
     maker.phase("step", graph.Reduce("x.1", x, ("data",), graph.Reduction("sum"), HERE), outputs=("x.1",))
-    compile_plan(maker.plan(), {}, {"x": (Leaf("", (3,), DType.F32),)})
+    compile_plan(maker.plan(), {"x": (Leaf("", (3,), DType.F32),)})
     problem = refusals(maker.plan(), x=(Leaf("", (4,), DType.F32),))[0]
     assert problem.code == "CP0705"
     assert problem.notes[0].text == "expected f32[3], found f32[4]"

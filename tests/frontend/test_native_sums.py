@@ -26,7 +26,7 @@ def refused(how: str, *dtypes: DType, text: str = TEXT) -> tuple[Diagnostic, ...
     assert plan is not None, problems
     leaves = tuple(Leaf(f"w{i}", (3,), dtype) for i, dtype in enumerate(dtypes))
     try:
-        compile_plan(plan, {}, {"g": leaves} if "tree" in text else {})
+        compile_plan(plan, {"g": leaves} if "tree" in text else {})
     except CommplanError as error:
         return error.diagnostics
     return ()
@@ -146,4 +146,4 @@ each step {{
     plan, problems = dsl.load(text.format(how="mean"), "p.plan")
     assert plan is not None, problems
     leaves = (Leaf("x", (3,), DType.F16), Leaf("y", (3,), DType.F64))
-    compile_plan(plan, {}, {"g": leaves, "w": leaves, "c": leaves})
+    compile_plan(plan, {"g": leaves, "w": leaves, "c": leaves})

@@ -38,7 +38,7 @@ def test_the_last_leaf_is_ready_first() -> None:
 
 def test_an_order_is_followed() -> None:
     order = {"grads": ("b", "d", "a", "c")}
-    schedule = compile_plan(reduce_plan("sum"), {}, {"grads": LEAVES}, order=order, pipeline="bucket{max=32}")
+    schedule = compile_plan(reduce_plan("sum"), {"grads": LEAVES}, order=order, passes="bucket{max=32}")
     assert packed(schedule) == [[("b", 0, 3), ("d", 0, 5)], [("a", 0, 2), ("c", 0, 4)]]
     assert "in the order given" in schedule.choices[0].why
 
@@ -46,13 +46,13 @@ def test_an_order_is_followed() -> None:
 @pytest.mark.parametrize("paths", [("a", "b"), ("a", "b", "c", "d", "e"), ("a", "a", "b", "c", "d")])
 def test_an_order_names_every_leaf_once(paths: tuple[str, ...]) -> None:
     with pytest.raises(CommplanError) as caught:
-        compile_plan(reduce_plan(), {}, {"grads": LEAVES}, order={"grads": paths})
+        compile_plan(reduce_plan(), {"grads": LEAVES}, order={"grads": paths})
     assert caught.value.diagnostics[0].code == "CP0711"
 
 
 def test_an_order_for_a_name_that_is_not_there() -> None:
     with pytest.raises(CommplanError) as caught:
-        compile_plan(reduce_plan(), {}, {"grads": LEAVES}, order={"gards": ("a",)})
+        compile_plan(reduce_plan(), {"grads": LEAVES}, order={"gards": ("a",)})
     assert caught.value.diagnostics[0].code == "CP0711"
 
 
@@ -141,7 +141,7 @@ def neighbours(second: dict[str, Any] | None = None, between: bool = False) -> S
     stages.append(replaced(other, **(second or {})))
     maker.phase("step", *stages, outputs=("a.1", "b.1"))
     shapes = {"a": tree(w=(3,))} | ({"c": tree(w=(3,))} if between else {})
-    return compile_plan(maker.plan(), {}, shapes, pipeline="bucket")
+    return compile_plan(maker.plan(), shapes, passes="bucket")
 
 
 def test_neighbours_share_a_bucket() -> None:

@@ -181,7 +181,7 @@ def test_levels_are_weighed_by_what_travels(wire: str, add: str) -> None:
     times: list[float] = []
     for via in (None, TWO):
         plan = reduce_plan("sum", via, hinted(wire, add), node=8, gpu=8)
-        schedule = compile_plan(plan, {}, {"grads": tree(w=(1024, 1024))}, topology=machine)
+        schedule = compile_plan(plan, {"grads": tree(w=(1024, 1024))}, topology=machine)
         times.append(predict(schedule, Predictor(machine, schedule.axes)).phases[0].seconds)
     assert times[0] <= times[1] * 1.01
 
@@ -209,7 +209,7 @@ def test_a_pipeline_without_wire_writes_out_sums_all_the_same() -> None:
 def test_sums_that_ignore_the_wire_type_are_refused(accumulate: str | None) -> None:
     records: list[PassRecord] = []
     plan = reduce_plan("sum", hints=hinted("bf16", accumulate), data=4)
-    after = compile_plan(plan, {}, {"grads": GIVEN}, pipeline="", observer=records.append)
+    after = compile_plan(plan, {"grads": GIVEN}, passes="", observer=records.append)
     assert [record.name for record in records] == ["lower", "wire"]
     assert {problem.code for problem in verify(records[0].after)} == {"CP0766"}
     assert not verify(after)

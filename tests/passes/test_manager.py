@@ -140,9 +140,7 @@ def test_every_pipeline_writes_out_the_types_of_sums(text: str, expected: str) -
 
 def test_records_of_every_pass() -> None:
     records: list[PassRecord] = []
-    schedule = compile_plan(
-        reduce_plan(), {}, GIVEN, pipeline="bucket{max=8},overlap", observer=records.append
-    )
+    schedule = compile_plan(reduce_plan(), GIVEN, passes="bucket{max=8},overlap", observer=records.append)
     assert [(r.name, r.text) for r in records] == [
         ("lower", "lower"), ("bucket", "bucket{max=8}"), ("wire", "wire"), ("overlap", "overlap"),
     ]  # fmt: skip
@@ -156,7 +154,7 @@ def test_records_of_every_pass() -> None:
 def test_dumps_parse_back(tmp_path: Path) -> None:
     records: list[PassRecord] = []
     observer = both(records.append, None, dump_to(tmp_path / "dump"))
-    compile_plan(reduce_plan(), {}, GIVEN, pipeline="bucket,overlap", observer=observer)
+    compile_plan(reduce_plan(), GIVEN, passes="bucket,overlap", observer=observer)
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
     assert names == ["00-lower.txt", "01-bucket.txt", "02-wire.txt", "03-overlap.txt"]
     text = (tmp_path / "dump" / "01-bucket.txt").read_text()
@@ -277,7 +275,7 @@ def test_a_reproducer_knows_the_machine(tmp_path: Path) -> None:
     topology = Topology("racks", (Level("host", 2, 6e-5, 25e6), Level("rack", 2, 1.2e-4, 25e6)))
     levels = (MeasuredLevel("host", 7e-5, 24e6),)
     measured = Calibration("2026-11-21", "mpi", ("a", "b"), 1e-6, 1e-10, 1e-5, 1e-5, levels=levels)
-    schedule = compile_plan(reduce_plan(), {}, GIVEN, topology=topology, backend="mpi", pipeline="")
+    schedule = compile_plan(reduce_plan(), GIVEN, topology=topology, backend="mpi", passes="")
     context = PassContext({}, topology, measured, (0, 2, 1, 3))
     path = write_reproducer(schedule, "bucket,select", context, "said so", tmp_path)
     found, pipeline, again = reproducer.read_reproducer(path)

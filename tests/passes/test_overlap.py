@@ -129,7 +129,7 @@ def test_an_op_that_needs_no_sum_in_flight_runs_before_those_that_do() -> None:
     )
     leaves = tree(a=(4,))
     shapes = {"first": leaves, "second": leaves, "other": leaves}
-    schedule = compile_plan(maker.plan(), {}, shapes, backend="mpi")
+    schedule = compile_plan(maker.plan(), shapes, backend="mpi")
     order = [results(op)[0].split("/")[0] for op in step(schedule) if isinstance(op, Collective | Map)]
     assert all(op.is_split for op in collectives(step(schedule)))
     assert order == ["first.1", "other.1", "first.2"]

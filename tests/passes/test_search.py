@@ -42,9 +42,7 @@ def compiled(
     pipeline: str | None = None, **axes: int,
 ) -> Schedule:  # fmt: skip
     plan = reduce_plan("sum", via, hints=hints, **axes or {"data": 4})
-    return compile_plan(
-        plan, {}, {"grads": tree(**leaves)}, topology=topology, backend=backend, pipeline=pipeline
-    )
+    return compile_plan(plan, {"grads": tree(**leaves)}, topology=topology, backend=backend, passes=pipeline)
 
 
 def exposed(schedule: Schedule, topology: Topology) -> float:
@@ -141,6 +139,6 @@ def test_stages_that_are_written_at_one_place_are_chosen_apart() -> None:
         stages.append(graph.Reduce(f"{name}.1", ref, ("data",), reduction, HERE))
     maker.phase("step", *stages, outputs=("first.1", "second.1"))
     leaves = tree(w=(64,))
-    schedule = compile_plan(maker.plan(), {}, {"first": leaves, "second": leaves}, topology=machine())
+    schedule = compile_plan(maker.plan(), {"first": leaves, "second": leaves}, topology=machine())
     assert [choice.by for choice in schedule.choices].count("search") == 2
     assert [op.stages for op in collectives(schedule)] == [("first.1",), ("second.1",)]

@@ -35,7 +35,7 @@ def with_step(seconds: float, cpu: float = 0.0) -> InputCosts:
 
 def built(plan: graph.Plan, costs: InputCosts | None, pipeline: str = "share", **more: Any) -> Schedule:
     calibration = only_input("2026-11-21", costs) if costs else None
-    return compile_plan(plan, {}, {}, calibration=calibration, pipeline=pipeline, **more)
+    return compile_plan(plan, {}, calibration=calibration, passes=pipeline, **more)
 
 
 def shares(schedule: Schedule) -> list[Share]:
@@ -173,12 +173,12 @@ def test_between_hosts_links_decide() -> None:
         (MeasuredLevel("host", 6e-5, 2.4e7),), input=COSTS,
     )  # fmt: skip
     small = compile_plan(
-        ensemble_plan(), {}, {}, topology=HOSTS, calibration=calibration, backend="mpi", pipeline="share"
+        ensemble_plan(), {}, topology=HOSTS, calibration=calibration, backend="mpi", passes="share"
     )
     assert shares(small)[0].design == "all_shared"
     assert next(row for row in priced(small).sharing if row.taken).nbytes == 8 * 108 * 3
     large = compile_plan(
-        chain(shape=(1000, 1000)), {}, {}, topology=HOSTS, backend="mpi", pipeline="share",
+        chain(shape=(1000, 1000)), {}, topology=HOSTS, backend="mpi", passes="share",
         calibration=msgspec.structs.replace(calibration, input=quick()),
     )  # fmt: skip
     assert shares(large) == []
@@ -283,7 +283,7 @@ def test_choices_with_costs_are_saved_and_explained() -> None:
 def test_costs_of_the_input_need_no_topology() -> None:
     links = Calibration("2026-11-21", "mpi", ("a", "b"), 1e-6, 1e-10, 5e-5, 1e-5)
     with pytest.raises(CommplanError) as caught:
-        compile_plan(ensemble_plan(), {}, {}, calibration=links)
+        compile_plan(ensemble_plan(), {}, calibration=links)
     assert caught.value.diagnostics[0].code == "CP0727"
     both = msgspec.structs.replace(links, input=COSTS)
-    assert priced(compile_plan(ensemble_plan(), {}, {}, calibration=both))
+    assert priced(compile_plan(ensemble_plan(), {}, calibration=both))

@@ -69,7 +69,7 @@ def chosen(
     passes: str = CHOOSING,
 ) -> Schedule:
     given = {name.rpartition(".")[0]: tree(w=(size,)) for name in plan.inputs}
-    bare = compile_plan(plan, {}, given, topology=topology, backend=backend, pipeline="bucket{max=1GiB}")
+    bare = compile_plan(plan, given, topology=topology, backend=backend, passes="bucket{max=1GiB}")
     return Pipeline.parse(passes).run(bare, context(topology, costs))
 
 
@@ -198,7 +198,7 @@ def test_under_jax_a_program_is_taken_if_it_is_faster(ring: float, expected: str
 def by_the_model(topology: Topology, size: int) -> Choice:
     """What `select` says of an all-reduce of f32[size] over 64 GPUs, by the model of `topology`."""
     plan = reduce_plan("sum", data=64)
-    schedule = compile_plan(plan, {}, {"grads": tree(w=(size,))}, topology=topology, backend="jax")
+    schedule = compile_plan(plan, {"grads": tree(w=(size,))}, topology=topology, backend="jax")
     return next(choice for choice in schedule.choices if choice.by == "select")
 
 
@@ -283,7 +283,7 @@ def test_collectives_that_overlap_are_started_and_finished_apart() -> None:
 def test_collectives_decided_alike_make_one_choice() -> None:
     plan = reduce_plan("sum", data=4)
     given = {"grads": tree(a=(1000,), b=(1000,), c=(500,))}
-    bare = compile_plan(plan, {}, given, topology=RACKS, backend="mpi", pipeline="bucket{max=4000}")
+    bare = compile_plan(plan, given, topology=RACKS, backend="mpi", passes="bucket{max=4000}")
     schedule = Pipeline.parse(CHOOSING).run(bare, context(RACKS, by_name(ring=1.0)))
     told = [choice for choice in schedule.choices if choice.by == "select"]
     assert [choice.what for choice in told] == ["ring for 3 x all_reduce of up to 3.91 KiB over data"]
@@ -308,7 +308,7 @@ def test_one_rank_needs_no_algorithm() -> None:
 def test_a_calibration_needs_a_topology() -> None:
     with pytest.raises(CommplanError) as caught:
         links = Calibration("2026-11-21", "jax", ("a", "b"), 1e-6, 1e-10, 5e-5, 1e-5)
-        compile_plan(reduce_plan(), {}, {"grads": tree(w=(4,))}, calibration=links)
+        compile_plan(reduce_plan(), {"grads": tree(w=(4,))}, calibration=links)
     assert caught.value.diagnostics[0].code == "CP0727"
 
 

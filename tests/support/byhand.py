@@ -78,7 +78,7 @@ class Maker:
 
 
 def compiled(plan: graph.Plan, pipeline: str | None = None, **shapes: tuple[Leaf, ...]) -> Schedule:
-    return compile_plan(plan, {}, shapes, pipeline=pipeline)
+    return compile_plan(plan, shapes, passes=pipeline)
 
 
 def reduce_plan(

@@ -44,7 +44,7 @@ def compiled(name: str, pipeline: str | None) -> Schedule:
     path = PLANS / f"{name}.plan"
     plan, problems = dsl.load(path.read_text(), path.name)
     assert plan is not None, problems
-    return compiler.compile_plan(plan, {}, {}, pipeline=pipeline)
+    return compiler.compile_plan(plan, {}, passes=pipeline)
 
 
 def main(design: str, run_id: str, place: int) -> None:

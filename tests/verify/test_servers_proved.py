@@ -40,7 +40,7 @@ def compiled(name: str, more: str = "", **changes: str) -> Schedule:
     plan, found = dsl.load(text, name)
     assert plan is not None, found
     shapes = {v.name: GIVEN for v in plan.values if str(v.type) == "tree" and v.name in ("params", "grads")}
-    return compile_plan(plan, {}, shapes, backend="mpi")
+    return compile_plan(plan, shapes, backend="mpi")
 
 
 def edited(schedule: Schedule, kind: type[Any], **changes: Any) -> list[str]:
@@ -264,6 +264,6 @@ def test_beside_weights_there_may_be_nothing_or_a_scalar() -> None:
     plan, found = dsl.load(text, "plain")
     assert plan is not None, found
     for beside in (tree(), tree(count=())):
-        schedule = compile_plan(plan, {}, {"params": GIVEN, "grads": GIVEN, "rest": beside}, backend="mpi")
+        schedule = compile_plan(plan, {"params": GIVEN, "grads": GIVEN, "rest": beside}, backend="mpi")
         assert not verify(schedule)
         assert all(ownership_error(layout) == "" for site in sites(schedule).all for layout in site.layouts)

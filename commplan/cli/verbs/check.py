@@ -165,7 +165,7 @@ def _lint_inputs(args: Namespace, console: Console) -> LintInputs:
     from commplan.topology import load_topology
 
     shapes = read_shapes(args.shapes, console) if args.shapes else None
-    options = {"mapping": once(args.map, "--map") or None, "pipeline": args.passes}
+    options = {"mapping": once(args.map, "--map") or None, "passes": args.passes}
     return replace(
         inputs,
         sizes=once(args.axis, "--axis"),

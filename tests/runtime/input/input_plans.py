@@ -40,7 +40,7 @@ def schedule(
     assert not problems, problems
     plan, problems = check(tree)
     assert plan is not None and not problems, problems
-    return compile_plan(plan, {}, shapes or {}, pipeline=pipeline)
+    return compile_plan(plan, shapes or {}, passes=pipeline)
 
 
 def ensemble(
