@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "CommplanError", "CompileOptions", "Diagnostic", "Plan", "Program", "Topology", "column", "folder", "join",
-    "load", "load_topology", "loads", "paths", "serial",
+    "CommplanError", "CompileOptions", "Diagnostic", "Plan", "Program", "Topology", "column", "folder",
+    "join", "load", "load_topology", "loads", "paths", "serial",
 ]  # fmt: skip
 # The modules of public names. `Run` and `optax` require jax, so `import *` does not include them.
 _NAMES = {
