@@ -310,7 +310,7 @@ class Workers:
     # --- processes ---
 
     def _mine(self, *, again: bool) -> _Process | None:
-        """The worker of the calling thread, started if it has none. The thread must outlive it: on Linux the
+        """The worker of the calling thread, started if it has none. The thread must outlive it: the
         kernel ends a worker with the thread that started it. None where a signal ended it before it was
         ready, and another one may be started."""
         worker: _Process | None = getattr(self._local, "worker", None)
@@ -463,8 +463,6 @@ def _unpicklable(
 
 
 def _refuse_nesting() -> None:
-    if os.name != "posix":
-        fail("CP0955", "worker processes need a POSIX system", "leave `workers` out: threads run everywhere")
     if _worker.inside:
         fail(
             "CP0954",

@@ -1,7 +1,7 @@
 """A worker process: makes blocks of records for the process that started it, in memory that both map.
 
 It is a fresh interpreter that gets the sources and functions by `pickle` and runs the same code on a block as
-a thread would. It ends when its socket does, and on Linux the kernel ends it with the thread that started it.
+a thread would. It ends when its socket does, and the kernel ends it with the thread that started it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import runpy
 import signal
 import struct
 import sys
-import threading
 import time
 import traceback
 import types
@@ -208,19 +207,10 @@ def _import_program(kind: str, which: str, argv: list[str]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Let nothing outlive the process that started this one, whatever a record's function is busy with."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    """Have the kernel end this process with the thread that started it, whatever a function is busy with."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 def main(descriptor: int, parent: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from commplan.runtime.input import PhaseBatches
 from commplan.runtime.input.stages import worker_pool
 
 BOUND_S = 1.0
-POSIX = pytest.mark.skipif(os.name != "posix", reason="worker processes need a POSIX system")
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +88,6 @@ def test_calls_that_return_may_take_longer_together() -> None:
         assert len(list(batches)) == 1
 
 
-@POSIX
 @pytest.mark.parametrize("how", ["stop", "sleep"])
 def test_a_worker_process_is_told_apart(how: str, capfd: pytest.CaptureFixture[str]) -> None:
     decode = functools.partial(fns.holding, bad=9, how=how)

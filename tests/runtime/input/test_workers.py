@@ -29,10 +29,7 @@ from commplan.runtime.input.shm import arena
 from commplan.runtime.input.stages import worker_pool as workers
 
 HERE = Path(__file__).parent
-pytestmark = [
-    pytest.mark.usefixtures(no_thread_is_left_behind.__name__),
-    pytest.mark.skipif(os.name != "posix", reason="worker processes need a POSIX system"),
-]
+pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
 
 def children() -> set[int]:

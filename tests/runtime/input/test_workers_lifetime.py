@@ -25,10 +25,7 @@ from commplan.runtime.input.stages import worker_pool
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "worker_program.py"
-pytestmark = [
-    pytest.mark.usefixtures(no_thread_is_left_behind.__name__),
-    pytest.mark.skipif(os.name != "posix", reason="worker processes need a POSIX system"),
-]
+pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
 
 @pytest.fixture(autouse=True)
