@@ -1,3 +1,5 @@
-"""From a schedule to what runs: `jax` and `mpi` lower it, `audit` reads what XLA made of it. `programs` says
-which chunk program a collective is, for all of them.
+"""Lower schedules to programs: `jax` for meshes, `mpi` for ranks, `numpy` for one process.
+
+`programs` defines the chunk program of a collective for all backends. `audit` compares a compiled step with
+its schedule.
 """

@@ -1,0 +1,206 @@
+"""Run phases on NumPy arrays: each value is one tree for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from commplan.diagnostics import fail
+from commplan.ir import schedule as ir
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.plan import Ref, name_of
+from commplan.lowering.numpy import ops
+from commplan.pytree import Rebuild, flatten, nest
+
+Leaves = tuple[ops.Array, ...]
+Env = dict[Ref, list[Leaves]]  # the leaves of each value on each rank
+Trees = Sequence[Any]  # one tree for each rank, in row-major order over the axes of the plan
+
+
+@dataclass(frozen=True)
+class NumpyRun:
+    """Runs the phases of a schedule in this process.
+
+    >>> import commplan
+    >>> plan = commplan.loads('''plan sums
+    ... axis data = 2
+    ... input grads : f32[3] partial data
+    ... each step {
+    ...     grads = reduce grads over data by mean
+    ...     output grads
+    ... }''')
+    >>> run = NumpyRun(plan.compile().schedule)
+    >>> terms = [np.array([1, 2, 3], np.float32), np.array([3, 4, 5], np.float32)]
+    >>> run.phase("step", {"grads": terms})[0]["grads"][0]
+    array([2., 3., 4.], dtype=float32)
+
+    Attributes:
+        schedule: the schedule.
+        functions: device functions of the plan by name, on trees of NumPy arrays. One that the plan applies
+            to records gets one record.
+    """
+
+    schedule: ir.Schedule
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Any])
+    _structures: dict[tuple[str, ...], Rebuild] = field(
+        default_factory=dict[Any, Any], init=False, repr=False
+    )
+
+    @property
+    def ranks(self) -> int:
+        return self.schedule.size(tuple(self.schedule.mesh_sizes))
+
+    def phase(
+        self, name: str, inputs: Mapping[str, Trees], states: Mapping[str, Trees] | None = None
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Run a phase.
+
+        Args:
+            name: the phase.
+            inputs: the inputs that it reads, and the values from sources that it takes, by name.
+            states: the states that it reads, by name; zeros by default.
+
+        Returns:
+            The outputs, except those from sources alone, and the new states, by name: a tree for each rank.
+
+        Raises:
+            CommplanError: CP0817 for an unknown phase, CP0803 if a function is missing, CP0808 for an op that
+                this backend does not run.
+        """
+        phase, entry = self.schedule.phase(name), {value.id: value for value in self.schedule.entry}
+        values = entry | {value.id: value for value in phase.values}
+        arguments = {name_of(ref): ref for ref in phase.inputs} | {b.name: b.value for b in phase.takes}
+        env: Env = {ref: [self._leaves(tree) for tree in inputs[name]] for name, ref in arguments.items()}
+        for ref in phase.states:
+            zeros = tuple(np.zeros(leaf.shape, ops.numpy_dtype(leaf.dtype)) for leaf in entry[ref].leaves)
+            trees = (states or {}).get(name_of(ref))
+            env[ref] = [zeros] * self.ranks if trees is None else [self._leaves(tree) for tree in trees]
+        outputs = [binding for binding in phase.outputs if not binding.source_only]
+        results = [binding.value for binding in (*outputs, *phase.updates)]
+        for op in DefUse(phase.ops).ancestors(results, frozenset(env)):
+            env |= self._run(op, values, env)
+        returned, updated = (
+            {b.name: [self._tree(values[b.value], leaves) for leaves in env[b.value]] for b in bindings}
+            for bindings in (outputs, phase.updates)
+        )
+        return returned, updated
+
+    def _run(self, op: ir.Op, values: Mapping[Ref, ir.Value], env: Env) -> Env:
+        if isinstance(op, ir.Collective):
+            return {op.result: self._collective(op, values, env)}
+        if isinstance(op, ir.Map):
+            return self._map(op, values, env)
+        return {ir.results(op)[0]: [self._local(op, values, env, rank) for rank in range(self.ranks)]}
+
+    def _collective(self, op: ir.Collective, values: Mapping[Ref, ir.Value], env: Env) -> list[Leaves]:
+        is_array = values[op.operand].kind == "array"
+        results: list[list[ops.Array]] = [[] for _ in range(self.ranks)]
+        for group in self._groups(op.axes):
+            for number, target in enumerate(values[op.result].leaves):
+                xs = [env[op.operand][rank][number] for rank in group]
+                for rank, x in zip(group, ops.collective(op, xs, target, is_array=is_array), strict=True):
+                    results[rank].append(x)
+        return [tuple(leaves) for leaves in results]
+
+    def _groups(self, axes: Sequence[str]) -> list[list[int]]:
+        """The ranks that communicate along `axes`, in order."""
+        names, sizes = list(self.schedule.mesh_sizes), tuple(self.schedule.mesh_sizes.values())
+        grid = np.arange(self.ranks).reshape(sizes)
+        order = [name for name in names if name not in axes] + list(axes)
+        grid = grid.transpose([names.index(name) for name in order])
+        return grid.reshape(-1, self.schedule.size(tuple(axes))).tolist()
+
+    def _local(self, op: ir.Op, values: Mapping[Ref, ir.Value], env: Env, rank: int) -> Leaves:
+        def number(by: Ref | float | None) -> Any:
+            return env[by][rank][0] if isinstance(by, str) else by
+
+        match op:
+            case ir.Pack():
+                sources = (
+                    (part, env[part.value][rank][part.leaf], values[part.value].kind) for part in op.parts
+                )
+                parts = [(part, x, kind in ("array", "records")) for part, x, kind in sources]
+                return (ops.pack(op, values[op.result].leaves[0], parts),)
+            case ir.Unpack():
+                leaves = enumerate(values[op.result].leaves)
+                buffers = [(part, env[part.value][rank][0]) for part in op.parts]
+                return tuple(
+                    ops.unpack(op.ways, leaf, [pair for pair in buffers if pair[0].leaf == place])
+                    for place, leaf in leaves
+                )
+            case ir.Cast():
+                pairs = zip(env[op.operand][rank], values[op.result].leaves, strict=True)
+                return tuple(x.astype(ops.numpy_dtype(leaf.dtype)) for x, leaf in pairs)
+            case ir.LocalSum():
+                (x,) = env[op.operand][rank]
+                return (np.add.reduce(x.reshape(op.ways, -1), dtype=x.dtype),)
+            case ir.Scale():
+                by, over = number(op.by), number(op.over)
+                return tuple(ops.scale(x, op.how, by, over) for x in env[op.operand][rank])
+            case ir.Slice():
+                ways = len(op.owners) or self.schedule.size(op.axes)
+                place = next(group.index(rank) for group in self._groups(op.axes) if rank in group)
+                if op.owners:
+                    place = op.owners.index(place) if place in op.owners else 0
+                is_array = values[op.operand].kind == "array"
+                return tuple(ops.shard(x, place, ways, is_array=is_array) for x in env[op.operand][rank])
+            case ir.Elastic() if op.mode == "sync":
+                pairs = zip(env[op.operand][rank], env[op.center][rank], strict=True)
+                return tuple(ops.pull(x, center, number(op.eta), number(op.rho)) for x, center in pairs)
+            case ir.Update():
+                pairs = zip(env[op.operand][rank], env[op.delta][rank], strict=True)
+                return tuple((x + delta).astype(x.dtype) for x, delta in pairs)
+            case ir.Share():
+                return env[op.operand][rank]
+            case _:
+                message = f"the NumPy backend does not run `{op.title}`"
+                note = "it runs synchronous phases; sources and servers have other runtimes"
+                return fail("CP0808", message, note, span=op.span, file=self.schedule.file)
+
+    def _map(self, op: ir.Map, values: Mapping[Ref, ir.Value], env: Env) -> Env:
+        function = self.functions.get(op.fn)
+        if function is None:
+            fail("CP0803", f"no function is bound to `{op.fn}`", span=op.span, file=self.schedule.file)
+        if op.random:
+            message = f"the NumPy backend does not run random functions such as `{op.fn}`"
+            fail("CP0808", message, span=op.span, file=self.schedule.file)
+        results: Env = {ref: [] for ref in op.results}
+        for rank in range(self.ranks):
+            leaves = [env[ref][rank] for ref in op.operands]
+            is_record = [op.per_record and values[ref].kind == "records" for ref in op.operands]
+            count = len(leaves[is_record.index(True)][0]) if op.per_record else 1
+            answers: list[list[Leaves]] = [[] for _ in op.results]
+            for record in range(count):
+                trees = [
+                    self._tree(values[ref], tuple(x[record] for x in own) if picks else own)
+                    for ref, own, picks in zip(op.operands, leaves, is_record, strict=True)
+                ]
+                answer = function(*trees)
+                for place, tree in enumerate(answer if len(op.results) > 1 else (answer,)):
+                    answers[place].append(self._leaves(tree))
+            for ref, records in zip(op.results, answers, strict=True):
+                stacked = tuple(map(np.stack, zip(*records, strict=True))) if op.per_record else records[0]
+                results[ref].append(self._as_declared(op, values[ref], stacked))
+        return results
+
+    def _as_declared(self, op: ir.Map, value: ir.Value, leaves: Leaves) -> Leaves:
+        shapes = [leaf.shape for leaf in value.leaves]
+        if [x.shape for x in leaves] != shapes:
+            message = f"`{op.fn}` returned the shapes {[x.shape for x in leaves]} for `{name_of(value.id)}`"
+            fail("CP0809", f"{message}, expected {shapes}", span=op.span, file=self.schedule.file)
+        return tuple(
+            x.astype(ops.numpy_dtype(leaf.dtype)) for x, leaf in zip(leaves, value.leaves, strict=True)
+        )
+
+    def _leaves(self, tree: Any) -> Leaves:
+        pairs, rebuild = flatten(tree)
+        self._structures[tuple(path for path, _ in pairs)] = rebuild
+        return tuple(np.asarray(x) for _, x in pairs)
+
+    def _tree(self, value: ir.Value, leaves: Leaves) -> Any:
+        paths = tuple(leaf.path for leaf in value.leaves)
+        rebuild = self._structures.get(paths)
+        return rebuild(leaves) if rebuild is not None else nest(paths, leaves)
