@@ -1,7 +1,7 @@
-"""The ranks of a communicator as a backend: one device per rank, collectives over MPI.
+"""The MPI backend: one device per rank, and collectives over the ranks of a communicator.
 
-A rank's place is known when a program is bound, so indices are plain numbers, and JAX types nothing: what is
-the same and what differs was proved when the plan was compiled.
+A rank's position in the mesh is known when a program is bound, so indices are plain integers. JAX does not
+type varying and replicated values here; the compiler has verified replication.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ Array = Any
 
 
 class Order:
-    """The token of what was issued last, in the function that is being traced.
+    """The token of the last operation in the function that is being traced.
 
-    All operations of a program hang on one another by it, those of one phase on those of the phases before,
-    so every rank issues them alike. Programs that are called one after the other run so anyway. The body of
-    a loop is a function of its own, ordered with what is around it by what it takes and gives.
+    Each operation depends on the previous one through its token, across phases too. Every rank therefore runs
+    the operations of a program in the same order. Programs that are called one after the other run in the
+    order of the calls. A loop body is a function of its own; its operands and results order it with the
+    operations around it.
     """
 
     def __init__(self) -> None:
@@ -48,21 +49,27 @@ class Order:
         return Channel.token()
 
     def put(self, token: Array) -> None:
-        """Traces are not kept alive: what is referred to weakly here stays as long as its own trace."""
+        """Set the token of the last operation. Weak references keep the trace from being kept alive."""
         trace = _compat.recording()
         self._last = None
         if trace is not None and isinstance(token, jax.core.Tracer):
-            lax.neg(token)  # an operation that nothing needs holds its operand, and is left out in the end
+            lax.neg(token)  # keeps `token` alive during the trace; removed as dead code
             self._last = weakref.ref(trace), weakref.ref(token)
 
 
 @dataclass(frozen=True, eq=False)
 class MpiBackend:
-    """One rank of a communicator: see `lowering.jax.backend.Backend`.
+    """Implements `lowering.jax.backend.Backend` for one rank of a communicator.
 
-    sizes: the plan's axes, in its order; ranks lie on their grid row-major. spread: how each axis lies on the
-    topology that the plan was compiled for. service: the plan's servers. opening: the first collective of
-    each phase, and the phase.
+    Attributes:
+        sizes: The axes of the plan in order. Ranks are assigned to the grid row-major.
+        channel: Runs the collectives.
+        spread: How each axis maps to the topology of the plan.
+        file: The plan's file, for errors.
+        typed: Whether JAX types varying values: never.
+        order: The token of the last operation.
+        service: The servers of the plan, if it has any.
+        opening: For each phase, its first collective and its name.
     """
 
     sizes: Mapping[str, int]
@@ -76,16 +83,16 @@ class MpiBackend:
 
     @property
     def variadic(self) -> bool:
-        """The engine takes lists where that pays, and packs nothing."""
+        """False: the engine accepts several arrays per collective without packing (`start_packed`)."""
         return False
 
     @property
     def asynchronous(self) -> bool:
-        """One collective after the other, in the order that all ranks share."""
+        """False: collectives run one after the other, in the same order on all ranks."""
         return False
 
     def apart(self, key: str) -> contextlib.AbstractContextManager[None]:
-        """The engine combines nothing."""
+        """No effect: the engine does not combine collectives."""
         del key
         return contextlib.nullcontext()
 
@@ -107,16 +114,16 @@ class MpiBackend:
         return x
 
     def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
-        """All operations are ordered, one after another, whatever their operands."""
+        """No effect: tokens already order all operations."""
         return x
 
     def start_packed(
-        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
+        self, xs: Sequence[Array], op: Collective, operand_layout: BufferLayout, result_layout: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
         spec = self._spec(op)
-        if not self.channel.takes_lists(spec, taken.size):
+        if not self.channel.can_start_packed(spec, operand_layout.size):
             return None
-        return self._issued(self.channel.begin(xs, spec, taken, given, self.order.take()))
+        return self._issued(self.channel.begin(xs, spec, operand_layout, result_layout, self.order.take()))
 
     def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:
         if op.form != "split":
@@ -167,7 +174,7 @@ class MpiBackend:
 
 
 def _communicator(op: Collective, channel: Channel) -> None:
-    """Create the communicator of `op` now: it takes all ranks, which later compile at their own pace."""
+    """Create the communicator of `op` now, which is collective: ranks compile at different times."""
     if channel.engine is None or op.form == "rounds":
         channel.groups.blocking(op.axes)
     elif op.algorithm == NATIVE:
@@ -183,32 +190,43 @@ def backend_of(
     watchdog_s: float | None = None,
     meet: Rendezvous | None = None,
 ) -> MpiBackend:
-    """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
+    """Create the backend of a worker. All ranks of `comm` must call this together: it creates communicators.
 
-    sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
-    if the plan has servers; requests: of it. watchdog_s, meet: see `Channel`. Raises CP0830 where there are
-    servers and no engine, CP0849 where a rank does not come.
+    Args:
+        schedule: The compiled plan.
+        comm: The communicator of the workers.
+        sites: The calls to servers in the schedule.
+        whole: A communicator of workers and servers for the servers' own messages, if the plan has servers.
+        requests: The engine's channel on a communicator of workers and servers.
+        watchdog_s: See `Channel`.
+        meet: See `Channel`.
+
+    Raises:
+        CommplanError: CP0830 if the plan has servers and the engine is not available, CP0849 if a rank does
+            not join.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
     job, service = requests.job if requests is not None else "", None
     channel = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan, job=job, meet=meet)
     opening: list[tuple[Collective, str]] = []
     for phase in schedule.phases:
-        moving = [op for op in phase.ops if isinstance(op, Collective) and channel.groups.ways(op.axes) > 1]
-        opening += [(op, phase.name) for op in moving[:1]]
-        for op in moving:
+        collectives = [
+            op for op in phase.ops if isinstance(op, Collective) and channel.groups.ways(op.axes) > 1
+        ]
+        opening += [(op, phase.name) for op in collectives[:1]]
+        for op in collectives:
             _communicator(op, channel)
     if sites.servers:
         if channel.engine is None or requests is None:
             send_leave(whole, sites)
-            fail("CP0830", "servers are asked by the MPI engine, which cannot be had", file=file)
+            fail("CP0830", "plans with servers need the MPI engine, which is not available here", file=file)
         service = Service(requests, whole, sites, server_names(schedule), order, file)
     spread = spreads(schedule)
     return MpiBackend(sizes, channel, spread, file, order=order, service=service, opening=tuple(opening))
 
 
 def server_names(schedule: Schedule) -> tuple[str, ...]:
-    """Every server of the plan, as errors name it."""
+    """The servers of the plan as errors name them."""
     labels: list[str] = []
     for axis in schedule.axes:
         if axis.kind is AxisKind.SERVER:

@@ -1,8 +1,9 @@
-"""The engine's library: the package's own where that serves here, else compiled on first use and kept.
+"""Finds or compiles the engine's shared library.
 
-MPI libraries share no binary interface, and reductions are as fast as the processor allows. What is compiled
-lies in a per-user cache under a name that says all that it depends on. Of the ranks that start together one
-compiles, on a file system of their own one for each; the others wait for it.
+A library that came with the package is used if it fits this process. Otherwise the engine is compiled on
+first use and stored in a per-user cache. MPI libraries have no common binary interface, and reductions use
+the instructions of the local processor, so the file name is a digest of everything that the binary depends
+on. Of the ranks that start together on one file system, one compiles and the others wait for its lock.
 """
 
 from __future__ import annotations
@@ -32,25 +33,29 @@ from commplan.lowering.mpi.typing_shim import MPI
 SOURCES = Path(__file__).parent / "engine"
 _OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread")
 _FIX = "install a C++17 compiler (Debian: g++) and the headers of the MPI in use, or write `via` without it"
-_SECONDS = 300  # more than any compiler needs
+_COMPILE_TIMEOUT_S = 300  # far more than any compiler needs
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The engine, loaded into this process. Raises CP0830 where it cannot be compiled or loaded."""
+    """Load the engine into this process, compiling it if necessary.
+
+    Raises:
+        CommplanError: CP0830 if the engine cannot be compiled or loaded.
+    """
     shipped = prebuilt.engine(mpi_version(), jax.ffi.include_dir())
     if shipped is not None:
-        with contextlib.suppress(CommplanError):  # such as one for a newer C library
+        with contextlib.suppress(CommplanError):  # for example built for a newer C library
             return _loaded(shipped)
     try:
         path = _cached(compiler(), mpi_library())
-    except OSError as error:  # a compiler that cannot be started, a full disk
+    except OSError as error:  # the compiler cannot be started, or the disk is full
         fail("CP0830", f"the MPI engine cannot be compiled: {error}", _FIX)
     return _loaded(path)
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
-    """The engine in the file `path`, its functions declared and registered. Raises CP0830."""
+    """Load the engine from `path`, declare its functions and register its handlers. Raises CP0830."""
     try:
         loaded = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
@@ -58,15 +63,15 @@ def _loaded(path: Path) -> ctypes.CDLL:
     loaded.commplan_library.restype = _TEXT
     used, ours = Path(os.fsdecode(loaded.commplan_library())), mpi_library()
     if used.resolve() != ours.resolve():
-        message = f"the compiler wrapper on the path belongs to another MPI: {used}"
-        note = "put the `mpicxx` of that MPI first in PATH, or name it in MPICXX"
+        message = f"the MPI compiler wrapper on the path belongs to another MPI library: {used}"
+        note = "put the `mpicxx` of the MPI library that mpi4py uses first in PATH, or name it in MPICXX"
         fail("CP0830", message, f"mpi4py uses {ours}", note)
     _declare(loaded)
     return loaded
 
 
 _NUMBER, _POINTER, _TEXT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
-# What the engine gives back, and what it takes.
+# The result type and argument types of each function of the engine.
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "channel_open": (_POINTER, [ctypes.c_int, ctypes.c_int]),
     "channel_busy": (ctypes.c_int, [_POINTER]),
@@ -113,50 +118,50 @@ def mpi_library() -> Path:
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line)
     names = [Path(path) for path in paths if Path(path).name.startswith(("libmpi.", "libmpich."))]
     if len({path.resolve() for path in names}) != 1:
-        known = ", ".join(map(str, names)) or "none"
-        fail("CP0830", f"the MPI library of this process is not to be found: {known}", _FIX)
+        listed = ", ".join(map(str, names)) or "none"
+        fail("CP0830", f"found {len(names)} MPI libraries in this process, expected one: {listed}", _FIX)
     return names[0]
 
 
 def mpi_version() -> str:
-    """What the MPI library of this process says of itself."""
+    """The version string of this process's MPI library."""
     return MPI.Get_library_version().rstrip("\0")
 
 
 def compiler() -> tuple[str, ...]:
-    """The command that compiles C++ against the MPI in use: its own wrapper."""
-    named = os.environ.get("MPICXX")
+    """The command that compiles C++ against the MPI in use, normally its compiler wrapper."""
+    variable = os.environ.get("MPICXX")
     prefixes = [mpi_library().parent.parent / "bin", Path(sys.prefix) / "bin"]
     places = os.pathsep.join([*map(str, prefixes), os.environ.get("PATH", os.defpath)])
-    for name in [named] if named else ["mpicxx", "mpic++", "mpiCC"]:
+    for name in [variable] if variable else ["mpicxx", "mpic++", "mpiCC"]:
         if wrapper := shutil.which(name, path=places):
             return (wrapper,)
-    if not named and (wrapper := shutil.which("mpicc", path=places)):
+    if not variable and (wrapper := shutil.which("mpicc", path=places)):
         shown = subprocess.run([wrapper, "--showme"], capture_output=True, text=True, check=False)
         cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
         if cxx and shown.returncode == 0:
             return (cxx, *shown.stdout.split()[1:])
-    problem = f"`{named}` (from MPICXX) is not there" if named else "there is no mpicxx"
+    problem = f"`{variable}` (from MPICXX) was not found" if variable else "no mpicxx was found"
     return fail("CP0830", f"the MPI engine cannot be compiled: {problem}", _FIX)
 
 
 def cache() -> Path:
-    """Where compiled engines lie: below $XDG_CACHE_HOME or ~/.cache, else among temporary files."""
-    named = os.environ.get("XDG_CACHE_HOME")
+    """The folder of compiled engines: below $XDG_CACHE_HOME or ~/.cache, or else a temporary directory."""
+    variable = os.environ.get("XDG_CACHE_HOME")
     try:
-        place = (Path(named) if named else Path.home() / ".cache") / "commplan"
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=place):
-            return place
-    except (OSError, RuntimeError):  # no home, or one that cannot be written
-        place = Path(tempfile.gettempdir()) / f"commplan-{os.getuid()}"
-        place.mkdir(exist_ok=True, mode=0o700)
+        folder = (Path(variable) if variable else Path.home() / ".cache") / "commplan"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # no home directory, or one that is read-only
+        folder = Path(tempfile.gettempdir()) / f"commplan-{os.getuid()}"
+        folder.mkdir(exist_ok=True, mode=0o700)
         try:
-            os.close(io.open_folder(place))
+            os.close(io.open_folder(folder))
         except OSError as error:
             note = "set XDG_CACHE_HOME to a directory of your own"
-            fail("CP0830", f"{place} cannot be used: {error.strerror}", note)
-        return place
+            fail("CP0830", f"{folder} cannot be used: {error.strerror}", note)
+        return folder
 
 
 def _cached(compiler: Sequence[str], mpi: Path) -> Path:
@@ -172,7 +177,7 @@ def _cached(compiler: Sequence[str], mpi: Path) -> Path:
         return path
     lock_flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     with os.fdopen(io.open_file(path.with_name(f"{path.name}.lock"), lock_flags), "r+b") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # given up when the process ends, however it ends
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel if the process dies
         if not path.exists():
             _compile(compiler, path)
     return path
@@ -184,31 +189,31 @@ def _version(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """What `-march=native` means here."""
+    """A description of this processor, for the digest: `-march=native` depends on it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.machine()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
+    fields = ("model name", "flags", "Features", "CPU part")
+    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(fields)}))
 
 
 def _tuning(compiler: Sequence[str]) -> list[str]:
-    """What makes the engine as fast as this processor allows; not every compiler knows its processor."""
+    """The compiler option for this processor; empty if the compiler does not support it."""
     command = [compiler[0], "-march=native", "-fsyntax-only", "-x", "c++", os.devnull]
-    known = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    return ["-march=native"] if known else []
+    is_supported = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return ["-march=native"] if is_supported else []
 
 
 def _compile(compiler: Sequence[str], path: Path) -> None:
-    """Compile to `path`, which appears atomically and complete, on other hosts and after a crash too."""
+    """Compile to `path`, which is replaced atomically once the library is complete."""
     with io.replacing(path) as temp, tempfile.TemporaryDirectory() as folder:
         objects = compile_objects(compiler, _tuning(compiler), Path(folder))
         link([*compiler[:1], *objects, *compiler[1:]], temp)
 
 
 def compile_objects(compiler: Sequence[str], options: Sequence[str], folder: Path) -> list[str]:
-    """The object files of the engine, as many at a time as there are processors for. Raises CP0830."""
+    """Compile the engine's sources in parallel and return the object files. Raises CP0830."""
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = [str(folder / f"{source.stem}.o") for source in sources]
     common = [compiler[0], *_OPTIONS, *options, f"-I{jax.ffi.include_dir()}", *compiler[1:], "-c"]
@@ -219,16 +224,18 @@ def compile_objects(compiler: Sequence[str], options: Sequence[str], folder: Pat
 
 
 def link(command: Sequence[str], path: Path) -> None:
-    """The library `path` from what stands in `command`. Raises CP0830."""
+    """Run the linker `command` to produce the library `path`. Raises CP0830."""
     _run([*command, "-shared", "-pthread", "-ldl", "-o", str(path)])
 
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_COMPILE_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired:
-        fail("CP0830", f"compiling the MPI engine took more than {_SECONDS} s", _FIX)
+        fail("CP0830", f"the compiler of the MPI engine did not finish in {_COMPILE_TIMEOUT_S} s", _FIX)
     if done.returncode != 0:
-        output = done.stderr[-500:] or f"{command[0]} ends with exit code {done.returncode}"
+        output = done.stderr[-500:] or f"{command[0]} ended with exit code {done.returncode}"
         errors = [line for line in done.stderr.splitlines() if "error" in line] or [output]
         fail("CP0830", f"the MPI engine does not compile: {errors[0].strip()}", _FIX)

@@ -1,7 +1,7 @@
-"""Collectives under jit, over an mpi4py communicator, one device for each rank.
+"""Collectives under jit, over an mpi4py communicator, with one device per rank.
 
-A `Channel` is what a communicator is to this engine: messages of its own, in the order in which operations
-are tied together by their tokens.
+A `Channel` runs the collectives of one communicator. Their order is the order of their tokens: each
+collective takes the token of the previous one and returns its own.
 
     channel = Channel(MPI.COMM_WORLD)
     token = channel.token()
@@ -42,12 +42,12 @@ Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
 _LINE = re.compile(r"line \d+")
-LABELS = 1024  # as many as the engine's tags tell apart
+LABELS = 1024  # the number of labels that fit in the engine's tags
 _issued: dict[int, Issued] = {}
 
 
 class Issued(NamedTuple):
-    """A collective as the engine's number for it stands for it: of a buffer of `size` elements."""
+    """A collective with a number in the engine; its buffer has `size` elements."""
 
     spec: Spec
     size: int
@@ -56,7 +56,7 @@ class Issued(NamedTuple):
 
 
 def _forget(numbers: Mapping[Any, int], recording: Recording | None) -> None:
-    """What is kept of a channel that all ranks have left."""
+    """Remove the bookkeeping of a channel that all ranks have left."""
     for number in numbers.values():
         _issued.pop(number, None)
     if recording is not None:
@@ -64,7 +64,7 @@ def _forget(numbers: Mapping[Any, int], recording: Recording | None) -> None:
 
 
 def issued(number: int) -> Issued | None:
-    """The collective that is `number` of the engine; None for a request to servers."""
+    """The collective with this number in the engine; None if the number belongs to a request to servers."""
     return _issued.get(number)
 
 
@@ -73,20 +73,29 @@ class Pending(NamedTuple):
 
     xs: Sequence[Array]
     results: list[Array]
-    handle: Array | None  # None: there was nothing to do, or it is done
+    handle: Array | None  # None if the collective is complete
     number: int
 
 
 class Channel:
-    """A communicator for collectives under jit.
+    """A communicator for collectives under jit. All ranks of `comm` must create it together.
 
-    comm: an mpi4py communicator, which is duplicated. sizes: the plan's axes (see `Groups`). watchdog_s: the
-    seconds without progress after which a wait ends with an error that says who holds it, or five times
-    what usually passes between two runs of the collective, whichever is longer; None waits for ever. plan,
-    job: their names, for the record; rank 0's job counts, or one that is made where it is empty. meet: see
-    `Groups`. Every rank makes it alike. Raises CP0831 for sizes that do not fit, CP0849 where a rank does not
-    come. Where a rank cannot have the engine (CP0830) there is a
-    warning with the reason, and every collective takes the form `rounds`.
+    If the engine is not available on some rank (CP0830), rank 0 warns, and every collective uses the form
+    `rounds`.
+
+    Args:
+        comm: An mpi4py communicator, which is duplicated.
+        sizes: The axes of the plan and their sizes (see `Groups`).
+        watchdog_s: Seconds without progress after which a wait ends with an error that names the blocking
+            rank. If five times the median interval between two runs of the collective is longer, this applies
+            instead. None disables the watchdog.
+        plan: The name of the plan, for the flight record.
+        job: The name of the job, for the flight record. The name on rank 0 counts; if it is empty, one is
+            generated.
+        meet: Runs blocking calls with a timeout (see `Groups`).
+
+    Raises:
+        CommplanError: CP0831 if the sizes do not match the communicator, CP0849 if a rank does not join.
     """
 
     def __init__(
@@ -105,8 +114,8 @@ class Channel:
         self._numbers: dict[Any, int] = {}
         self.resources: Resources | None = None
         if self._library is not None:
-            channel: int = self._library.commplan_channel_open(self.groups.own.py2f(), 1)
-            ranks, recording = self.groups.own.Get_size(), None
+            channel: int = self._library.commplan_channel_open(self.groups.comm.py2f(), 1)
+            ranks, recording = self.groups.comm.Get_size(), None
             if watched is not None and self.groups.concurrent and ranks > 1:
                 recording = self.groups.meet(
                     watchdog.start, self._library, channel, watched, self.groups.rank, self.groups.sizes
@@ -116,40 +125,48 @@ class Channel:
             self.resources = Resources(self._library, channel, self.groups, forget)
             weakref.finalize(self, self.resources.drop).atexit = False
         free_dropped()
-        self._ends: dict[int, tuple[Any, Any]] = {}  # of lists: `Instructions.last` and `late`
+        # By number of a list: `Instructions.last` and `Instructions.late`.
+        self._completion: dict[int, tuple[Any, Any]] = {}
         at_exit(self._library)
 
     def is_busy(self) -> bool:
-        """Whether the engine carries out an operation."""
+        """Whether an operation of this channel is running."""
         return self._channel is not None and bool(self._library.commplan_channel_busy(self._channel))
 
     @property
     def engine(self) -> Any:
-        """The engine, or None where some rank has none."""
+        """The engine, or None if it is not available on every rank."""
         return self._library
 
     def _engine(self, watchdog_s: float | None, plan: str, job: str) -> tuple[Any, watchdog.Watched | None]:
-        """The engine if all ranks have it: forms do not mix; watched with the longest of all `watchdog_s`."""
-        library, why = None, ""
+        """The engine and the watchdog settings, if all ranks have the engine: forms cannot be mixed.
+
+        The longest `watchdog_s` of all ranks applies; there is no watchdog if it is None on some rank.
+        """
+        library, problem = None, ""
         try:
             library = build.library()
-            interruption.let_in(library)
+            interruption.install(library)
         except CommplanError as error:
-            why = str(error)
-        own = (why, watchdog_s, job or watchdog.job())
-        answers: list[tuple[str, float | None, str]] = self.groups.meet(self.groups.own.allgather, own)
+            problem = str(error)
+        report = (problem, watchdog_s, job or watchdog.job())
+        answers: list[tuple[str, float | None, str]] = self.groups.meet(self.groups.comm.allgather, report)
         reasons = [reason for reason, _, _ in answers if reason]
         if not reasons:
             bounds = [bound for _, bound, _ in answers if bound is not None]
-            every = len(bounds) == len(answers)
-            return library, watchdog.Watched(max(bounds), answers[0][2], plan) if every else None
+            all_bounded = len(bounds) == len(answers)
+            return library, watchdog.Watched(max(bounds), answers[0][2], plan) if all_bounded else None
         if self.groups.rank == 0:
-            warnings.warn(f"collectives run message by message, slower: {reasons[0]}", RuntimeWarning, 3)
+            message = f"the MPI engine is not available; mpi4jax runs collectives, slower: {reasons[0]}"
+            warnings.warn(message, RuntimeWarning, 3)
         return None, None
 
     def close(self) -> None:
-        """Wait for what has been dispatched. What was compiled for this channel fails from now on, and what
-        other ranks have begun on it and this one has not fails there."""
+        """Wait for dispatched operations, then close the channel.
+
+        Programs that were compiled for this channel fail from now on. So do collectives that other ranks have
+        begun on it and this rank has not.
+        """
         if self._channel is not None:
             drain(own=True)
             self._library.commplan_channel_close(self._channel)
@@ -157,20 +174,33 @@ class Channel:
 
     @staticmethod
     def token() -> Array:
-        """What the first operation of a chain takes."""
+        """The token for the first collective of a chain."""
         return jnp.zeros((1,), jnp.int32)
 
     def run(self, x: Array, spec: Spec, token: Array) -> tuple[Array, Array]:
-        """The collective of `x`, and the token for what follows.
+        """Run the collective of `x`.
 
-        all_reduce, broadcast, reduce: the shape of `x`. reduce_scatter, scatter, all_gather, gather: the
-        leading dimension is divided, or multiplied, by the number of ranks, a scalar gathered as [ranks].
-        all_to_all, swap: the leading dimension is cut into a row for each rank. Away from the root `reduce`
-        and `gather` give what their rounds left behind. Raises CP0831 for what cannot be: axis, shape or
-        dtype.
+        Args:
+            x: This rank's operand.
+            spec: The collective.
+            token: The token of the previous operation.
+
+        Returns:
+            The result, and the token for the next operation. The shape of the result depends on `spec.kind`:
+
+            - all_reduce, broadcast, reduce: the shape of `x`.
+            - reduce_scatter, scatter: the leading dimension is divided by the number of ranks.
+            - all_gather, gather: the leading dimension is multiplied by the number of ranks; a scalar becomes
+              [ranks].
+            - all_to_all, swap: the shape of `x`; the leading dimension is cut into one block per rank.
+
+            Except on the root, the values of `reduce` and `gather` are unspecified.
+
+        Raises:
+            CommplanError: CP0831 if the axes, the shape or the dtype do not fit.
         """
         shape = self._result(x, spec)
-        if self._nothing(x, spec):
+        if self._is_trivial(x, spec):
             return x.reshape(shape), token
         if spec.form == "split" and self._library is not None:
             pending, token = self.start(x, spec, token)
@@ -182,42 +212,55 @@ class Channel:
         (y,), after = primitives.call((x,), token, (result,), self._number(x, spec))
         return y, after
 
-    def takes_lists(self, spec: Spec, size: int) -> bool:
-        """Whether a collective of a buffer of `size` elements may be begun without the buffer (`begin`)."""
-        moves = size > 0 and self.groups.ways(self._axes(spec)) > 1
-        threads = spec.form == "call" or self.groups.concurrent
-        return self._library is not None and spec.form != "rounds" and moves and threads
+    def can_start_packed(self, spec: Spec, size: int) -> bool:
+        """Whether `begin` supports this collective of `size` elements without a packed buffer."""
+        has_work = size > 0 and self.groups.ways(self._axes(spec)) > 1
+        is_allowed = spec.form == "call" or self.groups.concurrent
+        return self._library is not None and spec.form != "rounds" and has_work and is_allowed
 
     def begin(
-        self, xs: Sequence[Array], spec: Spec, taken: BufferLayout, given: BufferLayout, token: Array
+        self,
+        xs: Sequence[Array],
+        spec: Spec,
+        operand_layout: BufferLayout,
+        result_layout: BufferLayout,
+        token: Array,
     ) -> tuple[Pending, Array]:
-        """The collective of a buffer in which `xs`, of one dtype, lie as `taken` says; what comes is cut as
-        `given` says. Of form `split` it is only begun; of form `call` it is done, and has no handle."""
+        """Begin the collective of a buffer without creating the buffer.
+
+        Args:
+            xs: The arrays that make up the operand buffer, of one dtype.
+            spec: The collective. With form `call` it is also completed, and the result has no handle.
+            operand_layout: The positions of `xs` in the operand buffer.
+            result_layout: The positions of the results in the result buffer.
+            token: The token of the previous operation.
+        """
         dtype = xs[0].dtype
-        results = [jax.ShapeDtypeStruct(shape, dtype) for shape in given.shapes]
-        whole = self._number(jax.ShapeDtypeStruct((taken.size,), dtype), spec)
-        number = self._packed(whole, taken, given, np.dtype(dtype).itemsize)
+        results = [jax.ShapeDtypeStruct(shape, dtype) for shape in result_layout.shapes]
+        whole = self._number(jax.ShapeDtypeStruct((operand_layout.size,), dtype), spec)
+        number = self._packed(whole, operand_layout, result_layout, np.dtype(dtype).itemsize)
         if spec.form == "split":
             return _started(xs, results, number, token)
         done, after = primitives.call(xs, token, results, number)
         return Pending(xs, done, None, number), after
 
     def start(self, x: Array, spec: Spec, token: Array) -> tuple[Pending, Array]:
-        """Begin the collective of `x`; a thread of this process moves it on meanwhile."""
-        if self._nothing(x, spec) or self._library is None:
+        """Begin the collective of `x`. The engine's progress thread advances it in the background."""
+        if self._is_trivial(x, spec) or self._library is None:
             y, token = self.run(x, replace(spec, form="call"), token)
             return Pending((x,), [y], None, -1), token
         if not self.groups.concurrent:
-            fail("CP0833", "this MPI may be called by one thread at a time, and form `split` needs two")
+            note = "initialize MPI with MPI_THREAD_MULTIPLE, or use another form than `split`"
+            fail("CP0833", "form `split` needs two threads in MPI, and this MPI allows one", note)
         shaped = jax.ShapeDtypeStruct(self._result(x, spec), x.dtype)
         return _started((x,), [shaped], self._number(x, spec), token)
 
     def end(self, pending: Pending, token: Array) -> tuple[Sequence[Array], Array]:
-        """Wait for what was begun: its results, and the token for what follows."""
+        """Wait for a pending collective. Returns its results and the token for the next operation."""
         return primitives.finish(pending.xs, pending.results, pending.handle, token, pending.number)
 
     def finish(self, pending: Pending, token: Array) -> tuple[Array, Array]:
-        """Wait for what `start` began: its result, and the token for what follows."""
+        """Wait for a collective with one result. Returns the result and the token for the next operation."""
         (y,), after = self.end(pending, token)
         return y, after
 
@@ -226,26 +269,26 @@ class Channel:
             ordered = self._rounds(to_ordered(x, is_maximum=spec.op == "max"), spec)
             return from_ordered(ordered, dtype=x.dtype)
         axes = self._axes(spec)
-        own = replace(spec, axes=axes)
+        resolved = replace(spec, axes=axes)
         rank, comm = self.groups.index(axes), self.groups.blocking(axes)
-        choose = choice(own, self.groups, self._whole(x.size, own), x.dtype.itemsize)
-        if choose is None:
-            return rounds.native(x, own, rank, comm)
-        return rounds.run(choose.program, x.reshape(-1), rank, spec.op, comm)
+        chosen = choice(resolved, self.groups, self._whole(x.size, resolved), x.dtype.itemsize)
+        if chosen is None:
+            return rounds.native(x, resolved, rank, comm)
+        return rounds.run(chosen.program, x.reshape(-1), rank, spec.op, comm)
 
     def _whole(self, size: int, spec: Spec) -> int:
-        """Elements of the whole buffer, where each rank has `size`."""
+        """The number of elements of the whole buffer if each rank has `size`."""
         return size * self.groups.ways(self._axes(spec)) if spec.kind in ("all_gather", "gather") else size
 
     def _axes(self, spec: Spec) -> tuple[str, ...]:
         return tuple(self.groups.sizes) if spec.axes is None else spec.axes
 
-    def _nothing(self, x: Array, spec: Spec) -> bool:
+    def _is_trivial(self, x: Array, spec: Spec) -> bool:
         return x.size == 0 or self.groups.ways(self._axes(spec)) == 1
 
     def _result(self, x: Array, spec: Spec) -> tuple[int, ...]:
         if spec.kind not in KINDS:
-            fail("CP0831", f"there is no collective `{spec.kind}`", f"there are {', '.join(KINDS)}")
+            fail("CP0831", f"there is no collective `{spec.kind}`", f"expected one of: {', '.join(KINDS)}")
         ranks, shape = len(self.groups.along(self._axes(spec))), tuple(x.shape)
         if spec.kind in ("all_gather", "gather"):
             return (ranks * shape[0], *shape[1:]) if shape else (ranks,)
@@ -253,11 +296,12 @@ class Channel:
             return shape
         if not shape or shape[0] % ranks:
             described = f"a leading dimension of {shape[0]}" if shape else "a scalar"
-            fail("CP0831", f"{spec.kind} over {ranks} ranks cannot cut {described}", "pad it to a multiple")
+            message = f"{spec.kind} over {ranks} ranks cannot divide {described}"
+            fail("CP0831", message, f"pad the leading dimension to a multiple of {ranks}")
         return shape if spec.kind in ("all_to_all", "swap") else (shape[0] // ranks, *shape[1:])
 
     def _number(self, x: Array, spec: Spec) -> int:
-        """The engine's number for this collective of an array like `x`, made where there is none yet."""
+        """The engine's number for this collective of an array like `x`; created on first use."""
         if self._channel is None:
             fail("CP0832", "this channel is closed")
         key = (replace(spec, axes=self._axes(spec), form="call"), x.size, str(x.dtype))
@@ -268,15 +312,17 @@ class Channel:
             _issued[number] = Issued(*key, self.groups)
         return self._numbers[key]
 
-    def _packed(self, number: int, taken: BufferLayout, given: BufferLayout, itemsize: int) -> int:
-        """The engine's number for `number` on arrays that lie so in its buffers."""
-        key = (number, taken, given)
+    def _packed(
+        self, number: int, operand_layout: BufferLayout, result_layout: BufferLayout, itemsize: int
+    ) -> int:
+        """The engine's number for collective `number` with these buffer layouts; created on first use."""
+        key = (number, operand_layout, result_layout)
         if key not in self._numbers:
-            tables = [_layout(lay, itemsize) for lay in (taken, given)]
-            last, late = (_numbers(each, np.int64) for each in self._ends.get(number, ((), ())))
+            tables = [_layout(each, itemsize) for each in (operand_layout, result_layout)]
+            last, late = (_numbers(each, np.int64) for each in self._completion.get(number, ((), ())))
             self._numbers[key] = self._library.commplan_packed(
-                number, tables[0].ctypes.data, len(taken.runs), tables[1].ctypes.data, len(given.runs),
-                last.ctypes.data, len(last), late.ctypes.data, len(late),
+                number, tables[0].ctypes.data, len(operand_layout.runs), tables[1].ctypes.data,
+                len(result_layout.runs), last.ctypes.data, len(last), late.ctypes.data, len(late),
             )  # fmt: skip
             primitives.owners[self._numbers[key]] = self
             if number in _issued:
@@ -285,23 +331,26 @@ class Channel:
 
     def _make(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         if spec.kind in REDUCING and dtype.name not in _DTYPES:
-            fail("CP0831", f"arrays of {dtype.name} cannot be reduced", f"what can: {', '.join(_DTYPES)}")
+            supported = ", ".join(_DTYPES)
+            fail("CP0831", f"arrays of {dtype.name} cannot be reduced", f"supported dtypes: {supported}")
         whole, axes = self._whole(size, spec), spec.axes or ()
-        choose = choice(spec, self.groups, whole, dtype.itemsize)
-        if choose is None:
+        chosen = choice(spec, self.groups, whole, dtype.itemsize)
+        if chosen is None:
             return self._described(self._make_native(spec, size, dtype), spec, whole, dtype)
-        program = instructions(choose.program, self.groups.index(axes), whole, dtype.itemsize, choose.piece)
+        program = instructions(chosen.program, self.groups.index(axes), whole, dtype.itemsize, chosen.piece)
         label = _label(spec, whole, dtype)
         number = self._make_list(program, self.groups.along(axes), spec, dtype, label)
         self._described(number, spec, whole, dtype)
         if spec.kind != "swap":
             return number
-        orders = choose.program.targets, choose.program.sources
-        taken, given = (_in_slots(order[self.groups.index(axes)].tolist(), size) for order in orders)
-        return self._packed(number, taken, given, dtype.itemsize)
+        orders = chosen.program.targets, chosen.program.sources
+        operand_layout, result_layout = (
+            _in_slots(order[self.groups.index(axes)].tolist(), size) for order in orders
+        )
+        return self._packed(number, operand_layout, result_layout, dtype.itemsize)
 
     def _described(self, number: int, spec: Spec, whole: int, dtype: np.dtype[Any]) -> int:
-        """`number`, a list or MPI's own, with what the record says of it. whole: see `_label`."""
+        """Attach the details for flight records to `number`, and return it. `whole`: see `_label`."""
         nbytes, axes = whole * dtype.itemsize, spec.axes or ()
         algorithm = spec.algorithm.name
         details = Details(spec.kind, algorithm, nbytes, dtype.name, spec.root, spec.opens, axes)
@@ -328,16 +377,19 @@ class Channel:
         settings = Settings(WINDOW, label, messages > WINDOW, code, op)
         peers = [ranks[peer] for peer in program.peers]
         number = make_list(self._library, self._channel or 0, program, peers, settings, spec.where)
-        self._ends[number] = program.last, program.late
+        self._completion[number] = program.last, program.late
         return number
 
 
 def _label(spec: Spec, whole: int, dtype: np.dtype[Any]) -> int:
-    """What tells the messages of this collective from those of most others: the same on all ranks, whose
-    plans may lie under other paths. whole: elements of the whole buffer."""
+    """The label in the tags of this collective, which separates its messages from those of most others.
+
+    All ranks must compute the same label, but their plan files may have different paths: only the line number
+    counts. `whole` is the number of elements of the whole buffer.
+    """
     line = _LINE.search(spec.where)
-    own = replace(spec, where=line[0] if line else "")
-    return zlib.crc32(f"{own} {whole} {dtype}".encode()) % LABELS
+    portable = replace(spec, where=line[0] if line else "")
+    return zlib.crc32(f"{portable} {whole} {dtype}".encode()) % LABELS
 
 
 def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Array) -> tuple[Pending, Array]:
@@ -346,14 +398,14 @@ def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Ar
 
 
 def _in_slots(blocks: Sequence[int], size: int) -> BufferLayout:
-    """Slots that hold these equal blocks of one array of `size` elements."""
-    own = size // len(blocks)
-    runs = tuple(Run(slot * own, 0, block * own, own) for slot, block in enumerate(blocks))
+    """The layout of a buffer whose slots hold these equal blocks of one array of `size` elements."""
+    length = size // len(blocks)
+    runs = tuple(Run(slot * length, 0, block * length, length) for slot, block in enumerate(blocks))
     return BufferLayout(size, runs, ((size,),))
 
 
 def _layout(lay: BufferLayout, itemsize: int) -> Any:
-    """The bytes of the buffer, and its runs as the engine's rows."""
+    """The layout as integers for the engine: the size of the buffer in bytes, then four numbers per run."""
     rows = np.array(lay.runs, np.int64).reshape(-1, 4) * (itemsize, 1, itemsize, itemsize)
     return _numbers(np.concatenate(([lay.size * itemsize], rows.reshape(-1))), np.int64)
 

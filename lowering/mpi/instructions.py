@@ -1,12 +1,12 @@
-"""What one rank does in a chunk program: a list of instructions with what each waits for.
+"""Translates a chunk program into the instruction list of one rank.
 
-A program says what all ranks do, round by round. Here it is read for one rank, a buffer and a message size:
-transfers become sends and receives of pieces of chunks, and each waits only for the instructions that make
-what it reads, or still read what it overwrites. Nothing waits for a round to end: pieces follow each other
-through the rounds as fast as they arrive.
+A program describes the transfers of all ranks, round by round. For one rank, a buffer and a message size,
+transfers become sends and receives of pieces of chunks. An instruction waits only for those that produce its
+source, and for those that still read its destination. There is no barrier between rounds: pieces proceed as
+soon as they arrive.
 
-The engine (engine/list.cpp) runs such a list. Slots are not filled before the first round: what has not
-changed yet is read from the operand, and what arrives to be kept goes to its final place at once.
+The engine (engine/list.cpp) runs such a list. The operand is not copied into the slots first: unchanged
+elements are read from the operand, and received elements are written directly to the result where possible.
 """
 
 from __future__ import annotations
@@ -23,19 +23,24 @@ from commplan.collectives.program import BLOCKED, ChunkProgram, Family, Ints
 SEND, RECEIVE, RECEIVE_REDUCE, COPY, ZERO = range(5)
 INPUT, OUTPUT, SCRATCH = range(3)
 
-# More instructions than about this many for one buffer and pieces grow instead.
+# Beyond about this many instructions for one buffer, larger pieces are used.
 MOST_PIECES = 16_384
-_LOCAL_PIECE = 256 * 1024  # bytes of one local copy: messages are looked after between two
+_LOCAL_PIECE = 256 * 1024  # bytes per local copy; the engine polls for messages in between
 
 
 class Instruction(NamedTuple):
-    """One row of the engine's table; offsets and lengths are bytes.
+    """A row of the engine's table. Offsets and lengths are in bytes.
 
-    send: `src` to `peer`. receive: into `dst`. receive_reduce: `dst` = `src` op what arrives. copy: `src` to
-    `dst`. zero: `dst`. `peer` counts `Instructions.peers`, `message` the messages between two ranks.
+    - send: `src` to `peer`.
+    - receive: from `peer` into `dst`.
+    - receive_reduce: `dst` = `src` op received.
+    - copy: `src` to `dst`.
+    - zero: `dst`.
+
+    `peer` is an index into `Instructions.peers`. `message` numbers the messages from one rank to another.
     """
 
-    what: int
+    kind: int
     peer: int
     message: int
     src: int
@@ -47,11 +52,16 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True)
 class Instructions:
-    """The list of one rank. waits[i]: instructions that must be done before i; always earlier ones.
+    """The instruction list of one rank.
 
-    peers: ranks of the program. scratch: bytes beside operand and result. last: instructions after which what
-    they wrote to the result stays as it is. late: offset and bytes of what else there is of the result.
-    rounds: the first instruction of each round of the program.
+    Attributes:
+        code: The instructions.
+        waits: For each instruction, the earlier instructions that must complete before it.
+        peers: The ranks that this rank communicates with.
+        scratch: Bytes of scratch memory.
+        last: Instructions whose output is part of the result and final.
+        late: Offset and bytes of the remaining parts of the result, final only when the list is complete.
+        rounds: The first instruction of each round of the program.
     """
 
     code: tuple[Instruction, ...]
@@ -75,28 +85,28 @@ class Transfer(NamedTuple):
 
 
 def transfers(program: ChunkProgram, rank: int, bounds: Ints, piece: int) -> Iterator[list[Transfer]]:
-    """What `rank` sends and receives in each round, cut into pieces of at most `piece` elements.
+    """The transfers of `rank` in each round, in pieces of at most `piece` elements.
 
-    Both ends of a transfer cut it alike and number their messages alike, so that a number names a message.
+    Both ends of a transfer cut and number its messages in the same way: a number identifies a message.
     """
     counts: dict[tuple[bool, int], int] = {}
-    for each in program.rounds:
-        now: list[Transfer] = []
-        for send in each:
+    for sends in program.rounds:
+        transfers_of_round: list[Transfer] = []
+        for send in sends:
             for outgoing, peer, lo, hi in of_rank(send, rank, bounds):
                 pieces = -(-(hi - lo) // piece)
                 first = counts.get((outgoing, peer), 0)
                 counts[outgoing, peer] = first + pieces
                 cuts = [lo + (hi - lo) * i // pieces for i in range(pieces)] + [hi]
-                now += (
+                transfers_of_round += (
                     Transfer(outgoing, send.reduce, peer, first + i, cuts[i], cuts[i + 1])
                     for i in range(pieces)
                 )
-        yield now
+        yield transfers_of_round
 
 
 def of_rank(send: Family, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, int, int]]:
-    """What `rank` sends (True) or receives: with whom, and the elements `lo` to `hi` - 1 of the slots."""
+    """Sends (True) and receives (False) of `rank`: the peer, and elements `lo` to `hi` - 1 of the slots."""
     mine = np.flatnonzero((send.src == rank) | (send.dst == rank))
     for i in mine.tolist():
         src, dst, chunk = int(send.src[i]), int(send.dst[i]), int(send.chunk[i])
@@ -106,10 +116,15 @@ def of_rank(send: Family, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, 
 
 
 def instructions(program: ChunkProgram, rank: int, size: int, itemsize: int, piece: int) -> Instructions:
-    """The list of `rank` for slots of `size` elements of `itemsize` bytes.
+    """The instruction list of `rank`.
 
-    size: of the whole; where every rank has a block, `ranks` blocks. piece: bytes of a message, at most;
-    rounded down to elements, and more where there would be too many messages.
+    Args:
+        program: The chunk program.
+        rank: The rank, 0 to `program.ranks` - 1.
+        size: Elements of the whole buffer. If every rank has a block, this is `ranks` blocks.
+        itemsize: Bytes per element.
+        piece: The maximum number of bytes per message. It is rounded down to whole elements, and exceeded if
+            there would be too many messages.
     """
     bounds = layout.bounds(program.kind, program.ranks, program.chunks, size)
     elements = max(1, max(piece, 2 * size * itemsize // MOST_PIECES) // itemsize)
@@ -118,38 +133,37 @@ def instructions(program: ChunkProgram, rank: int, size: int, itemsize: int, pie
 
 
 class _Builder:
-    """The state of the slots while the rounds are read: where each unit lies, who wrote it, who reads it.
+    """The state of the slots during translation: for each unit its buffer, its last writer and its readers.
 
-    A unit is a run of elements that no transfer of this rank cuts.
+    A unit is a run of elements that no transfer of this rank splits.
     """
 
     def __init__(
         self, program: ChunkProgram, rank: int, bounds: Ints, itemsize: int, rounds: list[list[Transfer]]
     ) -> None:
         self.kind, self.itemsize, self.rounds = program.kind, itemsize, rounds
-        block = program.chunks // program.ranks if program.kind in BLOCKED else 0
-        own = (int(bounds[rank * block]), int(bounds[(rank + 1) * block])) if block else (0, int(bounds[-1]))
-        self.own = own
+        chunks = program.chunks // program.ranks if program.kind in BLOCKED else 0
+        first, end = (rank * chunks, (rank + 1) * chunks) if chunks else (0, -1)
+        lo, hi = self.block = int(bounds[first]), int(bounds[end])  # elements of this rank's block, or all
         ends = {edge for now in rounds for t in now for edge in (t.lo, t.hi)}
-        self.edges = sorted({0, int(bounds[-1]), *own} | ends)
+        self.edges = sorted({0, int(bounds[-1]), lo, hi} | ends)
         self.unit = {edge: i for i, edge in enumerate(self.edges)}
         units = len(self.edges) - 1
-        # Slots that are no part of the result lie in scratch memory, if there are such slots.
+        # The slots of a scattered result include elements of other ranks, which are kept in scratch memory.
         self.home = SCRATCH if program.kind in ("reduce_scatter", "scatter") else OUTPUT
         self.place: list[int | None] = [None] * units
         self.shift = {INPUT: 0, SCRATCH: 0, self.home: 0}
-        first, last = self.unit[own[0]], self.unit[own[1]]
+        first, last = self.unit[lo], self.unit[hi]
         if program.kind in ("all_gather", "gather"):
             self.place[first:last] = [INPUT] * (last - first)
-            self.shift[INPUT] = own[0]
+            self.shift[INPUT] = lo
         elif rank == program.root or program.kind in ("all_reduce", "reduce", "reduce_scatter", "swap"):
             self.place = [INPUT] * units
         if self.home == SCRATCH:
-            self.shift[OUTPUT] = own[0]
+            self.shift[OUTPUT] = lo
         self.writer = [-1] * units
-        self.readers: list[list[tuple[int, int]]] = [
-            [] for _ in range(units)
-        ]  # instruction, and where it reads
+        # By unit: the instructions that read it, and the buffer from which they read.
+        self.readers: list[list[tuple[int, int]]] = [[] for _ in range(units)]
         self.code: list[Instruction] = []
         self.waits: list[tuple[int, ...]] = []
         self.peers: dict[int, int] = {}
@@ -172,31 +186,30 @@ class _Builder:
         return Instructions(code, waits, peers, self.scratch, last, late, tuple(starts))
 
     def _last(self) -> tuple[int, ...]:
-        """Of a result that is the whole: what no later instruction writes any part of again."""
+        """Instructions whose output no later instruction overwrites; none if the result is one block."""
         if self.home == SCRATCH:
             return ()
-        left = [row.nbytes for row in self.code]
+        outstanding = [row.nbytes for row in self.code]
         for u, i in enumerate(self.writer):
             if i >= 0:
-                left[i] -= (self.edges[u + 1] - self.edges[u]) * self.itemsize
-        return tuple(i for i, nbytes in enumerate(left) if nbytes == 0)
+                outstanding[i] -= (self.edges[u + 1] - self.edges[u]) * self.itemsize
+        return tuple(i for i, nbytes in enumerate(outstanding) if nbytes == 0)
 
     def _late(self, last: set[int]) -> Iterator[tuple[int, int]]:
-        """Offset and bytes of units whose last instruction has written others that are written again, and of
-        a result that is a part of the whole."""
+        """Offset and bytes of the parts of the result that `_last` does not cover."""
         if self.home == SCRATCH:
-            yield 0, (self.own[1] - self.own[0]) * self.itemsize
+            yield 0, (self.block[1] - self.block[0]) * self.itemsize
         for u, i in enumerate(self.writer):
             if self.home == OUTPUT and i not in last:
                 yield self.edges[u] * self.itemsize, (self.edges[u + 1] - self.edges[u]) * self.itemsize
 
     def _last_arrivals(self) -> dict[int, Transfer]:
-        """Of each unit of this rank's own block the transfer that brings it last."""
+        """For each unit of this rank's block, the transfer that brings its last value."""
         last: dict[int, Transfer] = {}
         if self.home == SCRATCH:
             for now in self.rounds:
                 for t in now:
-                    if not t.outgoing and self.own[0] <= t.lo and t.hi <= self.own[1]:
+                    if not t.outgoing and self.block[0] <= t.lo and t.hi <= self.block[1]:
                         last.update((u, t) for u in self._units(t.lo, t.hi))
         return last
 
@@ -204,7 +217,7 @@ class _Builder:
         return range(self.unit[lo], self.unit[hi])
 
     def _send(self, t: Transfer) -> None:
-        place = self._together(t.lo, t.hi)
+        place = self._gathered(t.lo, t.hi)
         i = self._add(SEND, t.lo, t.hi, t, src=place)
         if place != INPUT:
             for u in self._units(t.lo, t.hi):
@@ -214,14 +227,14 @@ class _Builder:
         units = self._units(t.lo, t.hi)
         to = OUTPUT if all(final.get(u) is t for u in units) else self.home
         if self.kind == "swap" and OUTPUT in {self.place[u] for u in units}:
-            to = SCRATCH  # what the slots held is sent in this round: to wait for that could be for ever
+            to = SCRATCH  # waiting for sends of this round into the same slots could deadlock
         if t.reduce:
-            self._add(RECEIVE_REDUCE, t.lo, t.hi, t, src=self._together(t.lo, t.hi), dst=to)
+            self._add(RECEIVE_REDUCE, t.lo, t.hi, t, src=self._gathered(t.lo, t.hi), dst=to)
         else:
             self._add(RECEIVE, t.lo, t.hi, t, dst=to)
 
-    def _together(self, lo: int, hi: int) -> int:
-        """The buffer that holds lo to hi; where parts lie in several, they are copied home first."""
+    def _gathered(self, lo: int, hi: int) -> int:
+        """The buffer that holds elements lo to hi. If they are in several buffers, copy them to one first."""
         units = self._units(lo, hi)
         places = {self.place[u] for u in units}
         if len(places) > 1:
@@ -235,7 +248,7 @@ class _Builder:
         return place
 
     def _runs(self, units: Iterable[int], place: int | None) -> list[tuple[int, int]]:
-        """The runs of units that lie in `place`, as elements, cut to what is copied at a time."""
+        """Runs of units in buffer `place`, as element ranges of at most one local copy."""
         most = max(1, _LOCAL_PIECE // self.itemsize)
         runs: list[tuple[int, int]] = []
         for u in units:
@@ -251,7 +264,7 @@ class _Builder:
     def _add(
         self, kind: int, lo: int, hi: int, t: Transfer | None = None, *, src: int | None = None, dst: int = -1
     ) -> int:
-        """One more instruction on elements lo to hi; it waits for what its operands were made by."""
+        """Append an instruction on elements lo to hi that waits for the producers of its operands."""
         i, units = len(self.code), self._units(lo, hi)
         before: set[int] = set()
         if src is not None and src != INPUT:
@@ -260,7 +273,7 @@ class _Builder:
             for u in units:
                 before.add(self.writer[u])
                 before.update(reader for reader, place in self.readers[u] if place == dst)
-                self.readers[u] = [each for each in self.readers[u] if each[1] != dst]
+                self.readers[u] = [access for access in self.readers[u] if access[1] != dst]
                 self.writer[u], self.place[u] = i, dst
         before.discard(-1)
         peer = self.peers.setdefault(t.peer, len(self.peers)) if t else 0
@@ -275,8 +288,8 @@ class _Builder:
         return i
 
     def _finish(self) -> None:
-        """What of the result has not been written yet."""
-        units = self._units(*self.own) if self.home == SCRATCH else range(len(self.place))
+        """Copy the rest of the result to its place; zero the elements that this rank does not receive."""
+        units = self._units(*self.block) if self.home == SCRATCH else range(len(self.place))
         for place in (INPUT, SCRATCH):
             for lo, hi in self._runs(units, place):
                 self._add(COPY, lo, hi, src=place, dst=OUTPUT)

@@ -1,4 +1,4 @@
-"""The collectives that a traced function issues over MPI, in its order: the engine's and mpi4jax's."""
+"""Lists the collectives that a traced function issues over MPI: those of the engine and those of mpi4jax."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from commplan.lowering.mpi.collectives import Channel, issued
 from commplan.lowering.mpi.typing_shim import MPI
 
 _BETWEEN_TWO = ("send_mpi", "recv_mpi", "sendrecv_mpi")
-_ISSUING = ("commplan_call", "commplan_start")  # what `commplan_finish` ends was issued before
+_ISSUING = (
+    "commplan_call",
+    "commplan_start",
+)  # `commplan_finish` belongs to a collective that is already listed
 _OPS = ((MPI.SUM, "sum"), (MPI.MAX, "max"), (MPI.MIN, "min"), (MPI.PROD, "prod"))
 
 
 class Listed(NamedTuple):
-    """A collective of a trace.
+    """A collective of a traced function.
 
-    text: kind, operation, type and size of its array. scope: where JAX says that it comes from. ranks: who
-    takes part, by their numbers in `comm`. planned: a channel's own, which all of its ranks call alike.
+    Attributes:
+        text: The kind, the reduction, and the dtype and size of the array.
+        scope: The JAX name scope.
+        comm: The communicator.
+        ranks: The participating ranks, as ranks of `comm`.
+        planned: Whether it belongs to the plan's channel, so that all ranks issue it alike.
     """
 
     text: str
@@ -30,10 +37,10 @@ class Listed(NamedTuple):
 
 
 def collectives_of(jaxpr: Any, channel: Channel) -> Iterator[Listed]:
-    """The collectives of `jaxpr` and of all that it calls; those of a loop's body once, all branches'.
-    Planned are those of `channel`.
+    """The collectives of `jaxpr` and of the functions that it calls, in order.
 
-    Messages between two ranks (`send`, `recv`, `sendrecv`) and requests to servers are left out.
+    A collective in a loop body is listed once; all branches of a conditional are listed. Messages between two
+    ranks (`send`, `recv`, `sendrecv`) and requests to servers are not listed.
     """
     for equation, scope, loops in equations(jaxpr):
         name = equation.primitive.name
@@ -45,16 +52,16 @@ def collectives_of(jaxpr: Any, channel: Channel) -> Iterator[Listed]:
                 reduction = f"({spec.op})" if spec.kind in REDUCING else ""
                 text = f"{spec.kind}{reduction} {array} over {', '.join(axes)}"
                 text += (f" from {spec.root}" if spec.root else "") + f" by {spec.algorithm}{loops}"
-                yield Listed(text, scope, groups.own, groups.along(axes), groups is channel.groups)
+                yield Listed(text, scope, groups.comm, groups.along(axes), groups is channel.groups)
         elif name.endswith("_mpi") and name not in _BETWEEN_TWO:
             yield _of_mpi4jax(equation, scope, loops)
 
 
 def _of_mpi4jax(equation: Any, scope: str, around: str) -> Listed:
-    how = {key: getattr(value, "wrapped", value) for key, value in equation.params.items()}
-    op = next((name for op, name in _OPS if op == how.get("op")), "op" if "op" in how else "")
-    given = ", ".join(filter(None, (op, f"root {how['root']}" if "root" in how else "")))
+    params = {key: getattr(value, "wrapped", value) for key, value in equation.params.items()}
+    op = next((name for op, name in _OPS if op == params.get("op")), "op" if "op" in params else "")
+    options = ", ".join(filter(None, (op, f"root {params['root']}" if "root" in params else "")))
     arrays = " ".join(typed(str(x.aval.dtype), x.aval.shape) for x in equation.invars)
-    text = f"mpi4jax.{equation.primitive.name.removesuffix('_mpi')}({given}) {arrays}".rstrip()
-    comm = how["comm"]
+    text = f"mpi4jax.{equation.primitive.name.removesuffix('_mpi')}({options}) {arrays}".rstrip()
+    comm = params["comm"]
     return Listed(f"{text}{around}", scope, comm, tuple(range(comm.Get_size())))

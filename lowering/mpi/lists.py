@@ -1,4 +1,4 @@
-"""Instruction lists in the engine: made there, and run by a thread that waits for them."""
+"""Creates instruction lists in the engine, and runs them outside of compiled programs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ import numpy as np
 from commplan.lowering.mpi import build
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions
 
-_ERROR = 1000  # bytes of one, at most
+_ERROR = 1000  # maximum number of bytes of an error
 _LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Settings(NamedTuple):
-    """How a list runs. window: messages in flight to one rank. label: part of its tags. synchronous: whether
-    a send ends when its receiver has begun to take it. dtype, op: of what it reduces, as the engine's
-    numbers."""
+    """How a list runs.
+
+    Attributes:
+        window: Messages in flight to one rank.
+        label: The label in the tags of its messages.
+        synchronous: Whether a send completes only when its receive has started.
+        dtype: The dtype of reductions, as the engine's number.
+        op: The reduction, as the engine's number.
+    """
 
     window: int
     label: int
@@ -37,15 +43,24 @@ def make_list(
     settings: Settings,
     where: str = "",
 ) -> int:
-    """The engine's number for a list. ranks: of its peers. where: the line that waits for it, for errors."""
-    awaited: list[list[int]] = [[] for _ in program.code]
+    """Create a list in the engine and return its number.
+
+    Args:
+        library: The engine.
+        channel: The engine's handle of the channel.
+        program: The instructions.
+        ranks: The ranks of `program.peers` in the channel.
+        settings: How the list runs.
+        where: The line of the plan that waits for it, for errors.
+    """
+    dependents: list[list[int]] = [[] for _ in program.code]
     for i, before in enumerate(program.waits):
         for j in before:
-            awaited[j].append(i)
+            dependents[j].append(i)
     table = np.array(program.code, np.int64).reshape(len(program.code), -1)
     waits = np.array([len(before) for before in program.waits], np.int32)
-    begins = np.cumsum([0, *map(len, awaited)], dtype=np.int64)
-    after = np.array([i for each in awaited for i in each], np.int32)
+    begins = np.cumsum([0, *map(len, dependents)], dtype=np.int64)
+    after = np.array([i for each in dependents for i in each], np.int32)
     peers = np.array(ranks, np.int32)
     window, label, synchronous, dtype, op = settings
     rounds = program.rounds
@@ -64,12 +79,15 @@ def make_list(
 
 
 def reduces(program: Instructions) -> bool:
-    return any(row.what == RECEIVE_REDUCE for row in program.code)
+    return any(row.kind == RECEIVE_REDUCE for row in program.code)
 
 
 class Pace(NamedTuple):
-    """How often a thread looks whether messages have come: nanoseconds. It gives way to others for `spin`,
-    then it sleeps, from `shortest` to `longest`; for `bulk` where many messages are under way."""
+    """The polling intervals of a waiting thread, in nanoseconds.
+
+    The thread yields for `spin`, then sleeps, from `shortest` up to `longest`. If many messages are in
+    flight, it sleeps for `bulk`.
+    """
 
     spin: int
     shortest: int
@@ -78,20 +96,27 @@ class Pace(NamedTuple):
 
 
 class BrokenOffError(Exception):
-    """The engine ended a list: what MPI, or another rank, said."""
+    """The engine ended a list early. The text is the error of MPI or of another rank."""
 
 
 @functools.cache
 def _end_looks_at_exit(library: Any) -> None:
-    """A thread that nobody has joined must not wait for the interpreter's lock once that has ended, nor MPI
-    at its end for that thread."""
+    """Stop callbacks before the interpreter shuts down.
+
+    Otherwise a running thread would wait for the interpreter's lock, and MPI_Finalize for the thread.
+    """
     atexit.register(library.commplan_end_looks)
 
 
 class Runner:
-    """Runs lists in the calling thread, which lets others run meanwhile, Python's too.
+    """Runs lists in the calling thread, without holding the interpreter's lock.
 
-    comm: an mpi4py communicator that nobody frees before `close`. Raises CP0830 where there is no engine.
+    Args:
+        comm: An mpi4py communicator, which must not be freed before `close`.
+        pace: How often to poll.
+
+    Raises:
+        CommplanError: CP0830 if the engine is not available.
     """
 
     def __init__(self, comm: Any, pace: Pace) -> None:
@@ -102,24 +127,32 @@ class Runner:
         self._numbers: list[int] = []
 
     def add(self, program: Instructions, ranks: Sequence[int], settings: Settings) -> int:
-        """The number of a list. ranks: of its peers in `comm`."""
+        """Create a list and return its number. `ranks` are its peers in `comm`."""
         number = make_list(self._library, self._channel, program, ranks, settings)
         self._numbers.append(number)
         return number
 
     def drop(self, number: int) -> None:
-        """Forget a list that is not under way."""
+        """Delete a list that is not running."""
         self._numbers.remove(number)
         self._library.commplan_list_free(number)
 
     def run(
         self, number: int, address: int, look: Callable[[float, int], object], memory: object = None
     ) -> None:
-        """Run a list where its messages lie, from `address` on, which is in `memory`.
+        """Run a list whose messages are in `memory`, from `address` on.
 
-        look: called now and then with the seconds since anything has moved, and the rank that is waited for,
-        -1 where that cannot be said; what it raises ends the run. Raises that, or `BrokenOffError`; then
-        nothing can be run again, and the memory is kept: messages may still touch it.
+        Args:
+            number: The list.
+            address: The address of the messages.
+            look: Called periodically with the seconds since the last progress, and the rank that blocks the
+                list, or -1 if it is unknown. An exception ends the run.
+            memory: The object that owns the messages. After an error it is never freed, since pending
+                messages may still access it.
+
+        Raises:
+            BrokenOffError: If MPI or another rank reports an error. The channel cannot be used again.
+            Exception: What `look` raised. The channel cannot be used again.
         """
         errors: list[BaseException] = []
 
@@ -133,11 +166,13 @@ class Runner:
 
         text = ctypes.create_string_buffer(_ERROR + 1)
         if self._library.commplan_run(number, address, self._pace, looked, text, _ERROR):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # while MPI lives, which ends after Python
+            ctypes.pythonapi.Py_IncRef(
+                ctypes.py_object(memory)
+            )  # MPI may access it until after Python has shut down
             raise errors[0] if errors else BrokenOffError(text.value.decode(errors="replace"))
 
     def close(self) -> None:
-        """Forget all lists; nothing is run any more. May be called twice."""
+        """Delete all lists and close the channel. May be called twice."""
         for number in tuple(self._numbers):
             self.drop(number)
         self._library.commplan_channel_close(self._channel)

@@ -1,8 +1,9 @@
 """The engine's entry points as JAX primitives.
 
-XLA is told that the calls have side effects and drops none. JAX is not: it calls a function with effects from
-Python each time, which takes 30 us longer than its fast way. A rule of their own makes it keep them all the
-same, so that a rank that ignores a result, or does not compile, issues what the others do.
+The custom calls are marked as having side effects for XLA, so XLA removes none. The primitives have no JAX
+effect, because JAX dispatches functions with effects from Python, which takes 30 us longer than the fast
+path. Instead a dead-code rule keeps all of them: a rank that ignores a result issues the same collectives as
+the other ranks.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax
 
 Array = Any
-owners: WeakValueDictionary[int, Any] = WeakValueDictionary()  # the channel of each program of the engine
+owners: WeakValueDictionary[int, Any] = WeakValueDictionary()  # channels, by program number in the engine
 
 
 def _declare(name: str, aliases: dict[int, int]) -> Any:
-    """The primitive of FFI target `commplan_mpi_NAME`; `aliases`: operand -> the result in its place."""
+    """The primitive of FFI target `commplan_mpi_NAME`. `aliases` maps operands to results in their place."""
     primitive: Any = Primitive(f"commplan_{name}")
     primitive.multiple_results = True
     target = f"commplan_mpi_{name}"
@@ -42,34 +43,34 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
 
     compiled = jax.jit(primitive.bind, static_argnames=("results", "program"))
 
-    def alone(*operands: Any, **how: Any) -> Any:
-        with jax.disable_jit(False):  # else it would come back here
+    def evaluate(*operands: Any, **how: Any) -> Any:
+        with jax.disable_jit(False):  # with disabled jit, `compiled` would call this function again
             return compiled(*operands, **how)
 
     primitive.def_abstract_eval(abstract)
     _compat.keep_unused(primitive)
     cast("Any", ad).primitive_jvps[primitive] = _no_derivative
     cast("Any", batching).primitive_batchers[primitive] = _no_batches
-    primitive.def_impl(alone)
+    primitive.def_impl(evaluate)
     cast("Any", mlir).register_lowering(primitive, lowering, platform="cpu")
     return primitive
 
 
 def _no_batches(*_: object, **__: object) -> NoReturn:
-    message = "a collective over MPI is batched by jax.vmap"
-    note = "one call moves one value: give the phase the whole batch, declared with its leading dimension"
-    fail("CP0848", message, note, "or take `jax.vmap` of what stands around the phase")
+    message = "jax.vmap cannot batch a collective over MPI"
+    note = "one call moves one value: pass the whole batch to the phase, with a leading dimension in the plan"
+    fail("CP0848", message, note, "or apply `jax.vmap` to the code around the phase")
 
 
 def _no_derivative(*_: object, **__: object) -> NoReturn:
-    message = "a collective over MPI is differentiated"
-    note = "phases have no derivative under MPI: take the gradient first, and call the phase on it"
-    fail("CP0847", message, note, "run.tap(params) reduces inside the backward pass")
+    message = "a collective over MPI cannot be differentiated"
+    note = "phases have no derivative under MPI: take the gradient first, then call the phase with it"
+    fail("CP0847", message, note, "run.tap(params) reduces gradients inside the backward pass")
 
 
 @cache
 def _primitive(name: str, inputs: int, outputs: int) -> Any:
-    """`call`, `start` or `finish` of what has so many operands and results, the token not counted."""
+    """The primitive `call`, `start` or `finish` with this many operands and results, without the token."""
     if name == "call":
         return _declare(name, {inputs: outputs})
     if name == "start":
@@ -85,7 +86,7 @@ def _bind(primitive: Any, operands: Sequence[Array], results: Sequence[Any], pro
 def call(
     xs: Sequence[Array], token: Array, results: Sequence[Any], program: int
 ) -> tuple[list[Array], Array]:
-    """xs, token -> ys of the shapes and dtypes of `results`, token."""
+    """Run a program: xs, token -> ys with the shapes and dtypes of `results`, token."""
     *ys, after = _bind(_primitive("call", len(xs), len(results)), (*xs, token), (*results, token), program)
     return ys, after
 
@@ -93,17 +94,17 @@ def call(
 def start(
     xs: Sequence[Array], token: Array, results: Sequence[Any], program: int
 ) -> tuple[list[Array], Array | None, Array]:
-    """xs, token -> the results to be, their handle, token.
+    """Start a program: xs, token -> pending results, handle, token.
 
-    Without a trace a result does not stay where it was begun: then it is finished here, and has no handle.
+    Outside of a trace, results do not stay in their buffers: the program is also finished, without a handle.
     """
     if _compat.recording() is None:
 
-        def both(xs: Sequence[Array], token: Array) -> tuple[list[Array], Array]:
+        def start_and_finish(xs: Sequence[Array], token: Array) -> tuple[list[Array], Array]:
             return finish(xs, *start(xs, token, results, program), program)
 
         with jax.disable_jit(False):
-            ys, after = jax.jit(both)(xs, token)
+            ys, after = jax.jit(start_and_finish)(xs, token)
         return ys, None, after
     handle = jax.ShapeDtypeStruct((2,), np.int32)
     primitive = _primitive("start", len(xs), len(results))
@@ -114,7 +115,7 @@ def start(
 def finish(
     xs: Sequence[Array], pending: list[Array], handle: Array | None, token: Array, program: int
 ) -> tuple[list[Array], Array]:
-    """xs, the results to be, handle, token -> ys, token."""
+    """Finish a program: xs, pending results, handle, token -> ys, token."""
     if handle is None:
         return pending, token
     primitive = _primitive("finish", len(xs), len(pending))

@@ -1,8 +1,7 @@
-"""Form `rounds`: a blocking call of mpi4jax for each message of a round, its own collectives for `native`.
+"""Form `rounds`: one blocking mpi4jax call per message; mpi4jax's collectives for `native`.
 
-Nothing has to be compiled for it, and what every call does can be read in the program. It waits for each
-message before the next, so it is slower; its results are those of the engine, bit by bit, but for subnormal
-sums: XLA takes them for zero.
+It needs no compiler, and each call is visible in the jaxpr. It is slower, because each message waits for the
+one before. Results are bitwise those of the engine, except for subnormal sums, which XLA flushes to zero.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ Array = Any
 
 
 def tied(x: Array, token: Array) -> Array:
-    """`x`, but not before `token` exists. mpi4jax orders its own calls only, and XLA:CPU drops barriers."""
+    """`x`, ordered after `token`. mpi4jax orders only its own calls, and XLA:CPU removes barriers."""
     return jnp.where(token[0] == -1, jnp.zeros_like(x), x)  # tokens are never negative
 
 
 def after(token: Array, y: Array) -> Array:
-    """`token`, but not before `y` exists."""
+    """`token`, ordered after `y`."""
     first = y.reshape(-1)[0]
     return jnp.where(token == -1, first.astype(token.dtype), token)
 
 
 def run(program: ChunkProgram, x: Array, rank: int, op: str, comm: Any) -> Array:
-    """What `rank` holds after `program`; one-dimensional, as in `lowering.jax.collectives.programs.run`.
+    """This rank's slots after `program`; one-dimensional, as in `lowering.jax.collectives.programs.run`.
 
-    comm: the communicator of the program's ranks, for mpi4jax alone.
+    `comm` is the communicator of the program's ranks, used only by mpi4jax.
     """
     if x.dtype == jnp.bool_:
         return run(program, x.astype(jnp.uint8), rank, "min" if op == "min" else "max", comm) != 0
@@ -49,35 +48,35 @@ def run(program: ChunkProgram, x: Array, rank: int, op: str, comm: Any) -> Array
     if program.kind == "swap":
         return blocks(x, program.arrivals, rank)
     if program.kind in ("reduce_scatter", "scatter"):
-        own = block // program.ranks
-        return x[rank * own : (rank + 1) * own]
+        length = block // program.ranks
+        return x[rank * length : (rank + 1) * length]
     return x
 
 
 def _exchange(
     x: Array, before: Array, group: dict[tuple[int, int], list[Transfer]], rank: int, op: str, comm: Any
 ) -> Array:
-    """At most one message from this rank and one to it."""
-    given = next(((pair[1], own) for pair, own in group.items() if pair[0] == rank), None)
-    taken = next(((pair[0], own) for pair, own in group.items() if pair[1] == rank), None)
-    message = to_bits(_windows(before, given[1])) if given else None
-    if taken is None:
-        if given:
-            mpi4jax.send(message, given[0], comm=comm)
+    """Exchange at most one message in each direction."""
+    outgoing = next(((pair[1], parts) for pair, parts in group.items() if pair[0] == rank), None)
+    incoming = next(((pair[0], parts) for pair, parts in group.items() if pair[1] == rank), None)
+    message = to_bits(_windows(before, outgoing[1])) if outgoing else None
+    if incoming is None:
+        if outgoing:
+            mpi4jax.send(message, outgoing[0], comm=comm)
         return x
-    template = to_bits(jnp.zeros_like(x, shape=(sum(each.length for each in taken[1]),)))
-    if given:
-        arrived = mpi4jax.sendrecv(message, template, taken[0], given[0], comm=comm)
+    template = to_bits(jnp.zeros_like(x, shape=(sum(part.length for part in incoming[1]),)))
+    if outgoing:
+        arrived = mpi4jax.sendrecv(message, template, incoming[0], outgoing[0], comm=comm)
     else:
-        arrived = mpi4jax.recv(template, taken[0], comm=comm)
+        arrived = mpi4jax.recv(template, incoming[0], comm=comm)
     arrived = from_bits(arrived, x.dtype)
-    at = 0
-    for each in taken[1]:
-        part = arrived[at : at + each.length]
-        at += each.length
-        if each.adds:
-            part = _combined(x[each.low : each.high], part, op)
-        x = x.at[each.low : each.high].set(part)
+    offset = 0
+    for transfer in incoming[1]:
+        part = arrived[offset : offset + transfer.length]
+        offset += transfer.length
+        if transfer.adds:
+            part = _combined(x[transfer.low : transfer.high], part, op)
+        x = x.at[transfer.low : transfer.high].set(part)
     return x
 
 
@@ -86,23 +85,23 @@ def _windows(x: Array, parts: Sequence[Transfer]) -> Array:
     return windows[0] if len(windows) == 1 else jnp.concatenate(windows)
 
 
-def _combined(held: Array, arrived: Array, op: str) -> Array:
-    how = {"max": jnp.maximum, "min": jnp.minimum}.get(op, jnp.add)
-    return how(held, arrived)
+def _combined(local: Array, arrived: Array, op: str) -> Array:
+    combine = {"max": jnp.maximum, "min": jnp.minimum}.get(op, jnp.add)
+    return combine(local, arrived)
 
 
 def native(x: Array, spec: Spec, rank: int, comm: Any) -> Array:
-    """mpi4jax's own collective of `x`; flat. Of `reduce` and `gather` every rank gets the result.
+    """mpi4jax's collective of the flattened `x`. For `reduce` and `gather` every rank gets the result.
 
-    What it cannot reduce (16-bit floats), or would reduce otherwise than we promise (the maximum of a number
-    and a NaN; Open MPI's sums of bytes saturate), is gathered and reduced here, in the order of the ranks.
+    mpi4jax cannot reduce 16-bit floats. Its maximum of a number and a NaN is unspecified, and Open MPI's sums
+    of bytes saturate. Such operands are gathered and reduced here, in rank order.
     """
     flat, ranks = x.reshape(-1), comm.Get_size()
     match spec.kind:
         case "all_reduce" | "reduce":
             if x.dtype.itemsize >= 4 and (spec.op == "sum" or not jnp.issubdtype(x.dtype, jnp.floating)):
-                how = {"max": MPI.MAX, "min": MPI.MIN}.get(spec.op, MPI.SUM)
-                return mpi4jax.allreduce(flat, op=how, comm=comm)
+                mpi_op = {"max": MPI.MAX, "min": MPI.MIN}.get(spec.op, MPI.SUM)
+                return mpi4jax.allreduce(flat, op=mpi_op, comm=comm)
             return _fold(_carried(mpi4jax.allgather, flat, comm=comm), spec.op)
         case "reduce_scatter":
             rows = _carried(mpi4jax.alltoall, flat.reshape(ranks, -1), comm=comm)
@@ -115,10 +114,10 @@ def native(x: Array, spec: Spec, rank: int, comm: Any) -> Array:
             return _carried(mpi4jax.bcast, flat, root=spec.root, comm=comm)
         case "scatter":
             whole = _carried(mpi4jax.bcast, flat, root=spec.root, comm=comm)
-            own = whole.shape[0] // ranks
-            return whole[rank * own : (rank + 1) * own]
+            length = whole.shape[0] // ranks
+            return whole[rank * length : (rank + 1) * length]
         case "shift":
-            raise AssertionError("a shift is a program of its own")
+            raise AssertionError("a shift has a program and no native form")
 
 
 def _carried(move: Any, x: Array, **how: Any) -> Array:

@@ -1,8 +1,8 @@
 """A worker's requests to servers, over a communicator of workers and servers.
 
-Workers are its first ranks, servers the others, in the order of the plan. What is asked where, in which
-messages, with which tags, is known from the schedule (`commplan.protocol.sites`); here it becomes requests
-of the engine.
+The workers are the first ranks of the communicator, the servers the last, in the order of the plan. The
+schedule determines the messages of each request and their tags (`commplan.protocol.sites`). This module
+creates the engine's requests from them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,26 @@ from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, nbytes_of, recei
 from commplan.recorder.file import Details
 
 Array = Any
-# Of one worker to one server in flight. A server answers a unit when the last worker's term of it is there:
-# the more units are under way at once, the later is the first of them whole, and the way back stands empty.
+# Per worker and server. A server answers a unit once it has the terms of all workers. With more units in
+# flight, the first one is complete later, and the return path stays idle until then.
 IN_FLIGHT = 512 * 1024  # bytes
 LEAST, MOST = 2, 8  # messages
-_GOODBYE_S = 5.0  # seconds that a last message may take to leave
-_REASON = 1000  # bytes
-_LAST_S = 30.0  # seconds that what is under way may take when a run is closed
-_kept: list[Any] = []
-_departing: list[list[bool]] = []  # a mark in each when it is done
+_LEAVE_S = 5.0  # seconds for sending the last message
+_REASON = 1000  # bytes of a reason that is sent to a server
+_LAST_S = 30.0  # seconds that running operations may take when a run is closed
+_unsent: list[Any] = []  # keeps the buffers of messages that are still being sent
+_departing: list[list[bool]] = []  # one list per departing thread; non-empty once it is done
 
 
 class Requests(NamedTuple):
-    """What carries requests on a communicator of workers and servers. library: the engine; channel: its own;
-    watch: who says what holds them, None where nobody does. job: see `Watched`."""
+    """The engine's channel for requests, on a communicator of workers and servers.
+
+    Attributes:
+        library: The engine.
+        channel: The engine's handle of the channel.
+        watch: Determines which rank blocks a request; None without a watchdog.
+        job: See `Watched`.
+    """
 
     library: Any
     channel: int
@@ -56,17 +62,27 @@ class Requests(NamedTuple):
 def requests_of(
     comm: Any, bound_s: float | None, meet: Rendezvous, plan: str, workers: int
 ) -> Requests | None:
-    """Of `comm`, all of whose ranks call this alike, first so many workers; None where this rank cannot have
-    the engine.
+    """Open the channel for requests. All ranks of `comm` must call this together.
 
-    bound_s: see `Channel`; the longest of all counts, and where a rank gives None, or has no engine, nothing
-    is watched. plan: its name. Raises CP0849 where a rank does not come.
+    Args:
+        comm: A communicator whose first `workers` ranks are workers, and the others servers.
+        bound_s: See `Channel`. The longest bound of all ranks applies. There is no watchdog if it is None on
+            some rank, or if some rank has no engine.
+        meet: Runs the collective calls with a timeout.
+        plan: The name of the plan.
+        workers: The number of workers.
+
+    Returns:
+        The channel, or None if the engine is not available on this rank.
+
+    Raises:
+        CommplanError: CP0849 if a rank does not join.
     """
     library = None
     with contextlib.suppress(CommplanError):
         library = build.library()
-    own = (library is not None, bound_s, job())
-    answers: list[tuple[bool, float | None, str]] = meet(comm.allgather, own)
+    report = (library is not None, bound_s, job())
+    answers: list[tuple[bool, float | None, str]] = meet(comm.allgather, report)
     bounds = [bound for has, bound, _ in answers if has and bound is not None]
     if library is None:
         return None
@@ -78,11 +94,18 @@ def requests_of(
 
 
 class Service:
-    """See `lowering.jax.servers.Service`.
+    """Implements `lowering.jax.servers.Service` over MPI.
 
-    requests: what carries them on `comm`. comm: for this alone; the workers' ranks are those of `sites`.
-    names: what errors call each server. order: gives and takes the token that orders a program's operations.
-    Raises CP0831 where there are more messages than tags.
+    Args:
+        requests: The channel for requests on `comm`.
+        comm: A communicator for the servers' own messages; the workers' ranks are those of `sites`.
+        sites: The calls to servers in the plan.
+        names: The name of each server in errors.
+        order: Provides the token that orders the operations of a program.
+        file: The plan's file, for errors.
+
+    Raises:
+        CommplanError: CP0831 if MPI has fewer tags than the plan has messages.
     """
 
     def __init__(
@@ -94,15 +117,15 @@ class Service:
         self._library, self._process = requests.library, os.getpid()
         self._channel: int | None = requests.channel
         self._numbers: dict[int, int] = {}
-        self._told: dict[tuple[str, ...], Any] = {}
+        self._put_counters: dict[tuple[str, ...], Any] = {}
         self._regions: dict[int, dict[str, Region]] | None = None
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         _open.add(self)
         buffers = [buffer for site in sites.all for buffer in (*site.up, *site.down, *site.token)]
         tags = max((chunk.tag for buffer in buffers for chunk in buffer.chunks), default=0)
-        most = int(comm.Get_attr(MPI.TAG_UB) or 32767)
-        if tags > most:
-            problem = f"{tags} messages, and this MPI tells {most} apart"
+        largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767)
+        if tags > largest_tag:
+            problem = f"the plan has {tags} messages to servers, and this MPI has {largest_tag} tags"
             fail("CP0831", problem, "give the stage larger chunks: { chunk = 1 MiB }", file=file)
 
     # --- requests ---
@@ -111,10 +134,10 @@ class Service:
         return self.sites.at(phase, result)
 
     def up(self, site: Site) -> tuple[Buffer, ...]:
-        """Of what is put all workers of a group have the same: the first one sends it."""
-        return sent(site, first=self._first(site))
+        """The buffers that this worker sends. Equal values of a group are sent by its first worker only."""
+        return sent(site, first=self._is_first(site))
 
-    def _first(self, site: Site) -> bool:
+    def _is_first(self, site: Site) -> bool:
         return self.sites.members(site)[self.sites.group(site, self.rank)][0] == self.rank
 
     def begin(self, site: Site, xs: Sequence[Array]) -> Callable[[], list[Array]]:
@@ -132,16 +155,17 @@ class Service:
 
     def _number(self, site: Site) -> int:
         if self._channel is None:
-            fail("CP0832", "this run is closed: servers were told that nothing more comes", file=self.file)
+            fail("CP0832", "this run is closed: its servers expect no further requests", file=self.file)
         if site.number not in self._numbers:
             self._numbers[site.number] = self._make(site)
         return self._numbers[site.number]
 
     def _make(self, site: Site) -> int:
         mapped = self._shared(site)
-        both = ((0, self.up(site), sends(site, first=self._first(site))), (1, site.down, receives(site)))
+        outgoing = 0, self.up(site), sends(site, first=self._is_first(site))
+        directions = (outgoing, (1, site.down, receives(site)))
         rows: list[tuple[int, ...]] = []
-        for answer, buffers, moves in both:
+        for answer, buffers, moves in directions:
             for m in moves:
                 width = buffers[m.buffer].dtype.nbytes
                 if m.server not in mapped:
@@ -166,15 +190,15 @@ class Service:
         return number
 
     def _counter(self, states: tuple[str, ...]) -> Any:
-        """How often this worker has put a state: one number, which the engine counts up."""
-        return self._told.setdefault(states, np.zeros(1, np.int64))
+        """The number of times that this worker has put a state: one element, which the engine increments."""
+        return self._put_counters.setdefault(states, np.zeros(1, np.int64))
 
     def _shared(self, site: Site) -> dict[int, Region]:
-        """By server, where it keeps the state in memory that this worker sees too."""
+        """By server: the state's memory, if the server shares it with this worker."""
         if site.mode != "hogwild" or site.staleness is not None:
             return {}
         if [b.dtype for b in site.down] != [part.dtype for part in site.layout.parts]:
-            return {}  # what travels is narrower than what is kept
+            return {}  # the state is stored in a wider dtype than it is sent
         if self._regions is None:
             ranks = range(self.sites.workers, self.sites.workers + self.sites.servers)
             self._regions = {rank: regions(self.comm, rank, self.names[i]) for i, rank in enumerate(ranks)}
@@ -185,9 +209,10 @@ class Service:
     # --- the end ---
 
     def close(self, why: str = "") -> None:
-        """Tell the servers that nothing more comes, and why if that is a failure; stop the progress thread.
+        """Wait for dispatched requests, stop the progress thread and send a last message to the servers.
 
-        What has been dispatched is waited for; what was compiled for them fails from now on.
+        Compiled programs with requests fail from now on. `why` is the error that ends the run, if there is
+        one.
         """
         if self._channel is None:
             return
@@ -196,64 +221,67 @@ class Service:
         _end(self._library, channel, self.comm, self.sites, why)
 
     def __del__(self) -> None:
-        """Nothing can ask any more. What has begun may be under way still: a thread waits for that."""
+        """Close the channel in a thread, since requests may still be running."""
         channel: int | None = getattr(self, "_channel", None)
         if channel is None or self._process != os.getpid():
             return
         mark: list[bool] = []
         _departing.append(mark)
-        kept = (self._regions, self._told)
-        _thread.start_new_thread(_depart, (mark, self._library, channel, self.comm, self.sites, kept))
+        buffers = (self._regions, self._put_counters)
+        _thread.start_new_thread(_depart, (mark, self._library, channel, self.comm, self.sites, buffers))
 
 
 def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
-    until = time.monotonic() + _LAST_S
-    while library.commplan_channel_busy(channel) and time.monotonic() < until:
+    deadline = time.monotonic() + _LAST_S
+    while library.commplan_channel_busy(channel) and time.monotonic() < deadline:
         time.sleep(1e-3)
     send_leave(comm, sites, why)
     library.commplan_channel_close(channel)
 
 
-def _depart(mark: list[bool], library: Any, channel: int, comm: Any, sites: Sites, kept: object) -> None:
-    """kept: what the engine still points to."""
+def _depart(mark: list[bool], library: Any, channel: int, comm: Any, sites: Sites, buffers: object) -> None:
+    """Close the channel once its requests have ended. `buffers` keeps memory of the engine alive."""
     try:
         drain(own=False)
         _end(library, channel, comm, sites, "")
     finally:
-        del kept
+        del buffers
         mark.append(True)
 
 
 def send_leave(comm: Any, sites: Sites, why: str = "") -> None:
-    """Tell every server that nothing more comes from this worker, and why if that is a failure."""
+    """Send the last message of this worker to every server; `why` is the error that ends it, if any."""
     if MPI.Is_finalized():
         return
-    word = np.frombuffer(why.encode(errors="replace")[:_REASON], np.uint8)
-    waiting: list[Any] = []
+    payload = np.frombuffer(why.encode(errors="replace")[:_REASON], np.uint8)
+    pending: list[Any] = []
     for server in range(sites.servers):
-        with contextlib.suppress(MPI.Exception):  # it has died, and needs no word
-            waiting.append(comm.Isend([word, MPI.BYTE], sites.workers + server, LEAVE))
-    until = time.monotonic() + _GOODBYE_S
-    while waiting and time.monotonic() < until:
-        waiting = [request for request in waiting if not _ended(request)]
-        time.sleep(1e-3 if waiting else 0)
-    _kept.extend((word, request) for request in waiting)  # a message that is under way keeps its bytes
+        with contextlib.suppress(MPI.Exception):  # the server has died
+            pending.append(comm.Isend([payload, MPI.BYTE], sites.workers + server, LEAVE))
+    deadline = time.monotonic() + _LEAVE_S
+    while pending and time.monotonic() < deadline:
+        pending = [request for request in pending if not _ended(request)]
+        time.sleep(1e-3 if pending else 0)
+    _unsent.extend((payload, request) for request in pending)  # the buffer of a pending send must stay alive
 
 
 def _details(site: Site) -> bytes:
-    """What a record says of its requests."""
+    """The details of a request for the flight record."""
     nbytes = nbytes_of((*site.up, *site.down, *site.token))
     return Details("request", site.kind, nbytes, "-", 0, "", ()).text().encode()
 
 
 def _window(rows: Sequence[tuple[int, ...]]) -> int:
-    """How many messages to one server may be in flight. rows: answer?, server, tag, buffer, offset, bytes."""
+    """The number of messages that may be in flight to one server.
+
+    A row is (is_answer, server, tag, buffer, offset, nbytes).
+    """
     largest = max((row[-1] for row in rows if not row[0]), default=1)
     return max(LEAST, min(MOST, IN_FLIGHT // max(1, largest)))
 
 
 def waiting_line(span: Span, file: str) -> str:
-    """Where what waits stands in the plan, for errors."""
+    """The line of the plan that waits, for errors."""
     return f"line {span.line} of {file or 'the plan'} waits for it"
 
 
@@ -265,7 +293,7 @@ def _ended(request: Any) -> bool:
 
 
 def why_ending() -> str:
-    """The uncaught exception that ends this process, or an empty text."""
+    """The uncaught exception that ends this process as text; empty if there is none."""
     error = getattr(sys, "last_value", None)
     return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else ""
 
@@ -277,10 +305,10 @@ os.register_at_fork(after_in_child=_departing.clear)
 
 @atexit.register
 def _close_all() -> None:
-    """Before mpi4py finalizes MPI: servers learn that this worker ends, and why."""
+    """Close all services before mpi4py finalizes MPI."""
     for service in list(_open):
         with contextlib.suppress(MPI.Exception):
             service.close(why_ending())
-    until = time.monotonic() + _LAST_S
-    while not all(_departing) and time.monotonic() < until:
+    deadline = time.monotonic() + _LAST_S
+    while not all(_departing) and time.monotonic() < deadline:
         time.sleep(1e-3)

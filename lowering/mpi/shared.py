@@ -1,10 +1,14 @@
-"""States of servers of this host in memory that a worker sees too: no messages, and no lock.
+"""States of a server in memory that workers on its host can access: no messages, and no lock.
 
-A server that offers it says so once, under the tag `HELLO`: {"host": its host, "shared": {state: {"path": a
-file, "token": a number that stands in it}}}. The file has `HEADER` bytes of counters and then, for each
-group, the flat parts of the state, each aligned to `ALIGNED` bytes. Counters are i64: the token, whether
-the state was set before the server began, nothing, requests that workers served themselves, whether the
-server has ended; from the ninth on how often each group's state was set.
+A server sends one message with the tag `HELLO`: {"host": its host, "shared": {state: {"path": a file,
+"token": the random number at the beginning of the file}}}. The file has `HEADER` bytes of counters and then,
+for each group, the flat parts of the state, each aligned to `ALIGNED` bytes. The counters are i64:
+
+    0   the token
+    1   whether the state had a value when the server began
+    3   the number of requests that workers served themselves
+    4   whether the server has ended
+    8.. for each group, how often its state was set
 """
 
 from __future__ import annotations
@@ -30,17 +34,18 @@ from commplan.wait import TIMEOUT_S, Wait, until
 
 HELLO = 2
 HEADER, ALIGNED = 4096, 64
-READY, REQUESTS, CLOSED, PUTS = 1, 3, 4, 8  # counters
+READY, REQUESTS, CLOSED, PUTS = 1, 3, 4, 8  # indices of the counters
 GROUPS = HEADER // 8 - PUTS
 _LOOK_S = 1e-3
-_DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")  # the engine's
+# In the order of the engine's enum.
+_DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 
 
 class Region(NamedTuple):
-    """Mapped memory of a server's state. bytes: all of it; held: what keeps it mapped."""
+    """A server's state, mapped into this process. `mapping` keeps `bytes` valid."""
 
     bytes: Any
-    held: Any
+    mapping: Any
 
     @property
     def address(self) -> int:
@@ -48,7 +53,7 @@ class Region(NamedTuple):
 
 
 def offsets(layout: Layout) -> tuple[int, ...]:
-    """Where each part of a group's block begins, and where the block ends."""
+    """The offset of each part in a group's block, and the size of the block."""
     ends = [0]
     for part in layout.parts:
         nbytes = part.size * part.dtype.nbytes
@@ -57,11 +62,12 @@ def offsets(layout: Layout) -> tuple[int, ...]:
 
 
 def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
-    """The memory that server `rank` of `comm` shares with this process, by state. Waits until it serves.
+    """The memory that server `rank` of `comm` shares with this process, by state. Waits for the server.
 
-    Raises CP0852 where it has died, or does not serve within ten minutes.
+    Raises:
+        CommplanError: CP0852 if the server has died, or has not called `run.serve()` within ten minutes.
     """
-    offer = json.loads(_hear(comm, rank, name))
+    offer = json.loads(_receive_offer(comm, rank, name))
     if offer["host"] != socket.gethostname():
         return {}
     mapped: dict[str, Region] = {}
@@ -72,48 +78,48 @@ def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
     return mapped
 
 
-def _hear(comm: Any, rank: int, name: str) -> bytes:
+def _receive_offer(comm: Any, rank: int, name: str) -> bytes:
     def refuse(why: object) -> NoReturn:
         fail("CP0852", f"{name} (rank {rank}) does not serve: {why}", "did it call run.serve()?")
 
-    def heard(seconds: float) -> bytes:
+    def receive(seconds: float) -> bytes:
         message = comm.Improbe(source=rank, tag=HELLO, status=(status := MPI.Status()))
         if message is None:
             time.sleep(seconds)
             return b""
-        word = np.zeros(status.Get_count(MPI.BYTE), np.uint8)
-        message.Recv([word, MPI.BYTE])
-        return word.tobytes()
+        payload = np.zeros(status.Get_count(MPI.BYTE), np.uint8)
+        message.Recv([payload, MPI.BYTE])
+        return payload.tobytes()
 
-    def refuse_late(waited: float) -> NoReturn:
-        refuse(f"it has not begun to within {waited:.0f} s")
+    def refuse_timeout(waited: float) -> NoReturn:
+        refuse(f"nothing was received from it within {waited:.0f} s")
 
     try:
-        return until(heard, Wait(TIMEOUT_S, refuse_late, slice_s=_LOOK_S))
+        return until(receive, Wait(TIMEOUT_S, refuse_timeout, slice_s=_LOOK_S))
     except MPI.Exception as error:
         refuse(error)
 
 
 def _mapped(path: Path, token: int) -> Region | None:
-    """The file, if it is the one that is meant: hosts that call themselves alike are not always one."""
+    """Map the file if it begins with `token`. Different hosts may have the same name, and other files."""
     try:
         with os.fdopen(io.open_file(path, os.O_RDWR), "r+b") as file:
-            held = mmap.mmap(file.fileno(), 0)
+            mapping = mmap.mmap(file.fileno(), 0)
     except (OSError, ValueError):
         return None
-    whole = np.frombuffer(held, np.uint8)
+    whole = np.frombuffer(mapping, np.uint8)
     if whole.size < HEADER or int(whole[:8].view(np.int64)[0]) != token:
         return None
-    return Region(whole, held)
+    return Region(whole, mapping)
 
 
 def shares(
     library: Any, number: int, site: Site, mapped: Mapping[int, Region], group: int, counter: Any
 ) -> None:
-    """Let request `number` of the engine meet the units of the servers in `found` where they lie."""
+    """Tell the engine where request `number` finds the units of the servers in `mapped`."""
     begins = offsets(site.layout)
     headers: list[tuple[int, ...]] = []
-    meetings: list[tuple[int, ...]] = []
+    updates: list[tuple[int, ...]] = []
     ups = {b.part: place for place, b in enumerate(site.up) if b.what == "data"}
     downs = {b.part: place for place, b in enumerate(site.down) if b.what == "data"}
     for state, (server, region) in enumerate(sorted(mapped.items())):
@@ -123,18 +129,18 @@ def shares(
         for unit in site.layout.owned(server):
             dtype = _DTYPES.index(site.layout.parts[unit.part].dtype.numpy_name)
             center = block + begins[unit.part]
-            meetings.append((state, ups[unit.part], downs[unit.part], unit.start, unit.size, dtype, center))
+            updates.append((state, ups[unit.part], downs[unit.part], unit.start, unit.size, dtype, center))
     factors, literals = _factors(site)
-    tables = [np.array(each, np.int64) for each in (headers, meetings, factors)]
+    tables = [np.array(each, np.int64) for each in (headers, updates, factors)]
     numbers = np.array(literals, np.float64)
     library.commplan_request_shares(
-        number, tables[0].ctypes.data, len(headers), tables[1].ctypes.data, len(meetings),
+        number, tables[0].ctypes.data, len(headers), tables[1].ctypes.data, len(updates),
         tables[2].ctypes.data, numbers.ctypes.data,
     )  # fmt: skip
 
 
 def _factors(site: Site) -> tuple[list[int], list[float]]:
-    """Of eta and rho each the input that holds it and its dtype, or -1 and the number."""
+    """For eta and rho: the index of the input with the value and its dtype, or -1 and the literal value."""
     table: list[int] = []
     literals: list[float] = []
     for factor in (site.eta, site.rho):

@@ -1,4 +1,4 @@
-"""What a collective over MPI is, and how it is cut for the engine: program, slices, size of messages."""
+"""The parameters of a collective over MPI, and its program and message size for the engine."""
 
 from __future__ import annotations
 
@@ -19,21 +19,27 @@ Kind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "scatter", "gather",
     "shift", "swap",
 ]  # fmt: skip
-KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of the engine's enum; it has none of the last two
+KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of the engine's enum, which lacks the last two
 NATIVE = Algorithm("native")
-WINDOW = 4  # messages between two ranks that are in flight one way
-COUNTED = 2**31 - 1  # MPI counts what goes to each rank in 32 bits
+WINDOW = 4  # messages in flight from one rank to another
+COUNTED = 2**31 - 1  # MPI counts are 32-bit integers
 
 
 @dataclass(frozen=True)
 class Spec:
     """One collective.
 
-    kind: one of `collectives.program.KINDS`, or `all_to_all` (MPI's own only). axes: over which; None: all.
-    root: counted row-major over `axes`. algorithm: `native` is MPI's own. chunk: bytes of a message; None:
-    what suits the size. levels: how a single axis is spread over the topology, innermost first, where the
-    levels of `hierarchical` are those. form: see `commplan.ir.schedule.Form`; of `start` and `finish` it is
-    `split` always. where: the plan's line, for errors. opens: the phase that begins with it, for the record.
+    Attributes:
+        kind: A kind of `collectives.program.KINDS`, or `all_to_all` (only as MPI's own).
+        axes: The axes; None for all.
+        op: The reduction.
+        root: The root's index along `axes`, row-major.
+        algorithm: The algorithm; `native` is MPI's own.
+        chunk: Bytes of a message; None for a default that depends on the size.
+        levels: How a single axis maps to the topology, innermost first, for `hierarchical`.
+        form: See `commplan.ir.schedule.Form`. Ignored by `start` and `finish`, which are always `split`.
+        where: The line of the plan, for errors.
+        opens: The phase that begins with this collective, for flight records.
     """
 
     kind: Kind
@@ -50,49 +56,55 @@ class Spec:
 
 @dataclass(frozen=True)
 class Choice:
-    """program: for the ranks along the axes. piece: bytes of a message."""
+    """A program for the ranks along the axes, and the bytes per message (`piece`)."""
 
     program: ChunkProgram
     piece: int
 
 
 def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | None:
-    """How `spec` is carried out for slots of `size` elements; None: MPI's own collective.
+    """The program of `spec` for slots of `size` elements; None for MPI's own collective.
 
-    Blocks of 2 GiB and more take a ring (of a swap pairwise exchange) in place of MPI's own. Raises what
-    `lowering.programs.program_of` raises, and CP0831 for such blocks in an all-to-all.
+    MPI's own collectives cannot count blocks of 2 GiB or more. They are replaced by a ring, and a swap by a
+    pairwise exchange.
+
+    Raises:
+        CommplanError: CP0831 for such blocks in an all-to-all; and the errors of `program_of`.
     """
     nbytes, kind = size * itemsize, spec.kind
     if kind == "shift":
         return Choice(_shift(groups.ways(spec.axes or ()), spec.root), message(nbytes, spec.chunk))
     if spec.algorithm.name == NATIVE.name or kind == "all_to_all":
-        in_blocks = kind in IN_BLOCKS or kind == "all_to_all"  # all others are handed to MPI in parts
+        in_blocks = kind in IN_BLOCKS or kind == "all_to_all"  # others are passed to MPI in parts
         if not in_blocks or nbytes // groups.ways(spec.axes or ()) <= COUNTED:
             return None
         if kind == "all_to_all":
-            fail("CP0831", f"all_to_all of {nbytes} bytes", f"at most {COUNTED} bytes may go to each rank")
+            problem = f"all_to_all of {nbytes} bytes is too large"
+            fail("CP0831", problem, f"at most {COUNTED} bytes can be sent to each rank")
         spec = replace(spec, algorithm=Algorithm("pairwise" if kind == "swap" else "ring"))
     axes = spec.axes or ()
-    own = programs.levels(spec.algorithm, axes, groups.sizes, dict.fromkeys(axes, spec.levels))
-    own = tuple(_without_native(level, kind) for level in own)
+    levels = programs.levels(spec.algorithm, axes, groups.sizes, dict.fromkeys(axes, spec.levels))
+    levels = tuple(_without_native(level, kind) for level in levels)
     program = programs.program_named(
-        spec.algorithm.name, kind, groups.ways(axes), spec.root, nbytes, spec.chunk, own
+        spec.algorithm.name, kind, groups.ways(axes), spec.root, nbytes, spec.chunk, levels
     )
     return Choice(program, message(nbytes / program.chunks, spec.chunk))
 
 
 def _without_native(level: programs.Level, kind: Kind) -> programs.Level:
-    """A level with a program where it is left to the backend: only so do the phases of a hierarchy overlap.
+    """Replace a native level by a program: only then do the phases of a hierarchy overlap.
 
     hierarchical(gpu, node = chain)  -->  hierarchical(gpu = ring, node = chain)
     """
-    usual = "binomial_tree" if kind in ("broadcast", "reduce") else "ring"
-    return level._replace(algorithm=usual) if level.algorithm == NATIVE.name else level
+    default = "binomial_tree" if kind in ("broadcast", "reduce") else "ring"
+    return level._replace(algorithm=default) if level.algorithm == NATIVE.name else level
 
 
 def _shift(ranks: int, distance: int) -> ChunkProgram:
-    """One round in which each rank sends all it has to the one `distance` further, and takes what comes. Of
-    its slots it is an all-reduce: every rank begins and ends with all of them."""
+    """One round in which each rank sends its slots to the rank `distance` further.
+
+    For the layout it is an all-reduce: every rank begins and ends with all of its slots.
+    """
     src = np.arange(ranks, dtype=np.int64)
     ones, rounds = np.ones_like(src), ()
     if distance % ranks:

@@ -6,8 +6,7 @@ import warnings
 from typing import Any, cast
 
 with warnings.catch_warnings():
-    # mpi4jax warns on import about every JAX newer than its own release. The versions of JAX that commplan
-    # supports are tested with it.
+    # mpi4jax warns about every JAX release newer than itself. Supported versions of JAX are tested with it.
     warnings.filterwarnings("ignore", message=r"\s*The latest supported JAX version", category=UserWarning)
     import mpi4jax as _mpi4jax  # pyright: ignore[reportMissingTypeStubs]
 from mpi4py import MPI as _MPI

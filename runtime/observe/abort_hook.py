@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from commplan.diagnostics import CommplanError
 from commplan.ir import schedule as ir
-from commplan.lowering.mpi.job.engine_errors import TOLD, once
+from commplan.lowering.mpi.job.engine_errors import IS_REPORTED, once
 from commplan.lowering.mpi.job.interruption import interruption
 from commplan.sidecar import leave
 from commplan.tracebacks import from_users_code
@@ -110,7 +110,7 @@ def _awaits(phase: ir.Phase) -> bool:
 
 def told(error: BaseException) -> None:
     """Whoever waits for this rank has been told of `error`, and can say so itself."""
-    setattr(error, TOLD, True)
+    setattr(error, IS_REPORTED, True)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -159,7 +159,7 @@ def _exiting(error: SystemExit, code: object) -> None:
 
 
 def _end(error: BaseException, status: int) -> None:
-    if not (status and _ends) or getattr(error, TOLD, False):
+    if not (status and _ends) or getattr(error, IS_REPORTED, False):
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # pyright: ignore[reportUnnecessaryComparison]

@@ -396,7 +396,7 @@ class Serving:
         gone = [*machine.gone, *servers]
         self._watch.serve(
             waits=bool(waiting), patient=machine.awaited() is not None, moved=self._moved, awaited=others,
-            gone=gone,
+            finished=gone,
         )  # fmt: skip
         self._moved = False
 

@@ -78,7 +78,7 @@ def lose_thread(name: str) -> None:
 
 
 def no_engine() -> NoReturn:
-    fail("CP0830", "the MPI engine cannot be compiled: there is no mpicxx")
+    fail("CP0830", "the MPI engine cannot be compiled: no mpicxx was found")
 
 
 def speak(

@@ -59,11 +59,11 @@ def test_every_rank_is_told_what_is_wrong():
         what, _, answer = line.partition(": ")
         said.setdefault(what, []).append(answer)
     expected = {
-        "sizes": "CP0831 data = 3 makes 3 ranks, and the communicator has 2",
+        "sizes": "CP0831 data = 3 is 3 ranks, but the communicator has 2",
         "axis": "CP0831 there is no axis `rack`",
         "kind": "CP0831 there is no collective `scan`",
-        "cut": "CP0831 reduce_scatter over 2 ranks cannot cut a leading dimension of 3",
-        "scalar": "CP0831 all_to_all over 2 ranks cannot cut a scalar",
+        "cut": "CP0831 reduce_scatter over 2 ranks cannot divide a leading dimension of 3",
+        "scalar": "CP0831 all_to_all over 2 ranks cannot divide a scalar",
         "type": "CP0831 arrays of complex64 cannot be reduced",
         "algorithm": "CP0601",
         "closed": "CP0832 this channel is closed",
@@ -108,7 +108,7 @@ def test_without_a_compiler_messages_go_one_by_one(monkeypatch: pytest.MonkeyPat
     said = mpirun.run(2, FALLBACK)
     assert "message by message" in said
     assert "CP0830" in said
-    assert "`/nowhere/mpicxx` (from MPICXX) is not there" in said
+    assert "`/nowhere/mpicxx` (from MPICXX) was not found" in said
 
 
 def test_a_compiler_that_cannot_be_started_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

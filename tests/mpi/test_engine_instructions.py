@@ -36,7 +36,7 @@ class Rank:
         row = self.made.code[i]
         if i in self.done or not self.done.issuperset(self.made.waits[i]):
             return False
-        receives = row.what in (lists.RECEIVE, lists.RECEIVE_REDUCE)
+        receives = row.kind in (lists.RECEIVE, lists.RECEIVE_REDUCE)
         return not receives or (self.made.peers[row.peer], own, row.message) in arrived
 
     def do(self, i: int, arrived: dict[tuple[int, int, int], Floats], own: int) -> None:
@@ -44,7 +44,7 @@ class Rank:
         count = row.nbytes // ITEM
         src = self.buffers[row.src][row.src_offset // ITEM :][:count]
         dst = self.buffers[row.dst][row.dst_offset // ITEM :][:count]
-        match row.what:
+        match row.kind:
             case lists.SEND:
                 key = (own, self.made.peers[row.peer], row.message)
                 assert key not in arrived
@@ -134,16 +134,16 @@ def test_a_swap_ends_where_sends_wait_for_their_receives(name: str):
                 for of, own in zip(done, made, strict=True)
             ]
             posted = {
-                (own.peers[own.code[i].peer], rank, own.code[i].message, own.code[i].what == lists.SEND)
+                (own.peers[own.code[i].peer], rank, own.code[i].message, own.code[i].kind == lists.SEND)
                 for rank, own in enumerate(made)
                 for i in ready[rank]
-                if own.code[i].what in (lists.SEND, lists.RECEIVE)
+                if own.code[i].kind in (lists.SEND, lists.RECEIVE)
             }
             before = sum(map(len, done))
             for rank, own in enumerate(made):
                 for i in ready[rank]:
                     row = own.code[i]
-                    sends, local = row.what == lists.SEND, row.what in (lists.COPY, lists.ZERO)
+                    sends, local = row.kind == lists.SEND, row.kind in (lists.COPY, lists.ZERO)
                     if local or (rank, own.peers[row.peer], row.message, not sends) in posted:
                         done[rank].add(i)
             assert sum(map(len, done)) > before, f"{n} ranks, {slices} slices: all wait"
@@ -151,17 +151,17 @@ def test_a_swap_ends_where_sends_wait_for_their_receives(name: str):
 
 def test_what_has_not_changed_is_sent_from_the_operand():
     made = instructions(registry.program("ring", "all_reduce", 4), 0, 400, ITEM, 1 << 16)
-    assert lists.COPY not in {row.what for row in made.code}
+    assert lists.COPY not in {row.kind for row in made.code}
     assert made.scratch == 0
-    assert next(row.src for row in made.code if row.what == lists.SEND) == lists.INPUT
+    assert next(row.src for row in made.code if row.kind == lists.SEND) == lists.INPUT
 
 
 def test_pieces_are_no_longer_than_asked_and_both_ends_number_them_alike():
     program = registry.program("ring", "all_reduce", 3)
     here, there = (instructions(program, rank, 3000, ITEM, 256) for rank in (0, 1))
-    sent = sorted((row.message, row.nbytes) for row in here.code if row.what == lists.SEND)
+    sent = sorted((row.message, row.nbytes) for row in here.code if row.kind == lists.SEND)
     taken = sorted(
-        (row.message, row.nbytes) for row in there.code if row.what in (lists.RECEIVE, lists.RECEIVE_REDUCE)
+        (row.message, row.nbytes) for row in there.code if row.kind in (lists.RECEIVE, lists.RECEIVE_REDUCE)
     )
     assert sent == taken
     assert max(nbytes for _, nbytes in sent) <= 256
@@ -171,5 +171,5 @@ def test_large_buffers_have_larger_pieces_and_no_more_of_them():
     program = registry.program("ring", "all_gather", 2)
     made = instructions(program, 0, 2**32, ITEM, 65_536)
     assert len(made.code) <= 2 * lists.MOST_PIECES
-    assert sum(row.nbytes for row in made.code if row.what == lists.SEND) == 2**31 * ITEM
-    assert max(row.dst_offset + row.nbytes for row in made.code if row.what == lists.RECEIVE) == 2**32 * ITEM
+    assert sum(row.nbytes for row in made.code if row.kind == lists.SEND) == 2**31 * ITEM
+    assert max(row.dst_offset + row.nbytes for row in made.code if row.kind == lists.RECEIVE) == 2**32 * ITEM

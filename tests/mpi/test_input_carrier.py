@@ -57,7 +57,7 @@ def test_every_host_has_every_row(tmp_path: Path, design: str, readers: int | No
 
 def test_a_host_without_the_engine_is_named_on_all(tmp_path: Path):
     said, _ = played(tmp_path, {"design": "all_shared", "hosts": (0, 1, 2), "without_engine": [1]})
-    failure = "CP0830: the MPI engine cannot be compiled: there is no mpicxx"
+    failure = "CP0830: the MPI engine cannot be compiled: no mpicxx was found"
     assert said[1]["error"] == failure
     for process in (0, 2):
         assert said[process]["error"].startswith(failure.replace("the", "host 1 failed: the", 1) + "; line 7")

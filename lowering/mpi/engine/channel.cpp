@@ -1,6 +1,6 @@
-// What drives operations: the calling thread, or one thread that works while others compute. Both poll,
-// since MPI moves bytes only while it is called, and both soon sleep between polls: a rank that waits for its
-// peers leaves its core to them.
+// Drives operations, either in the calling thread or in a progress thread, in parallel with computation. Both poll,
+// because MPI moves bytes only inside calls. Both soon sleep between polls, to leave the core to the ranks that they
+// wait for.
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -17,21 +17,20 @@
 namespace commplan {
 namespace {
 
-// Who has called waits for nothing else and may look often; the thread beside a computation may not.
-constexpr Pace kBeside{20'000};
-// Of the operations that take the same way (to a rank, or from one) the first that have so much to move go on
-// abreast, the others wait for their turn: every look costs a system call, and what is under way at once ends at
-// once, late. The first operation of all is among them on every rank.
-constexpr int64_t kAbreast = 4 << 20;
+// A calling thread may poll often. The progress thread runs next to a computation and may not.
+constexpr Pace kBackground{20'000};
+// Of the operations that use the same link, only the first ones, up to this many bytes, are in progress. The others are
+// deferred: each poll costs a system call, and operations that share a link all complete late. Every rank advances the
+// first operation of all, so ranks cannot block each other.
+constexpr int64_t kLinkBytes = 4 << 20;
 constexpr uint64_t kSlice = 100'000;  // nanoseconds
 constexpr int kAbove = 5;            // levels of niceness
 
-
-// Gives way to others at first, then sleeps, longer and longer. Where many messages are under way there is
-// always one that can wait: then it sleeps at once.
-class Patience {
+// Yields at first, then sleeps for increasing times. If many messages are in flight, it sleeps at once, since one
+// more or less can wait.
+class Backoff {
  public:
-  explicit Patience(const Pace& pace) : pace_(pace), pause_(pace.shortest) {}
+  explicit Backoff(const Pace& pace) : pace_(pace), pause_(pace.shortest) {}
   void moved(bool bulk) {
     since_ = 0;
     bulk_ = bulk;
@@ -79,9 +78,9 @@ class Patience {
   Exact exact_;
 };
 
-// The progress thread sleeps nearly always and works for microseconds, under computation that has every core. What
-// it asks for is to be let in soon when it wakes: short slices (Linux 6.12), and priority where that is allowed.
-void be_let_in_soon() {
+// The progress thread mostly sleeps and works for microseconds, while computation occupies every core. Short slices
+// (Linux 6.12), and a higher priority if allowed, let it run soon after it wakes up.
+void raise_priority() {
 #if defined(SYS_sched_setattr)
   struct {
     uint32_t size, policy;
@@ -89,52 +88,52 @@ void be_let_in_soon() {
     int32_t nice;
     uint32_t priority;
     uint64_t runtime, deadline, period;
-  } wanted{};
-  wanted.size = sizeof wanted;
-  wanted.nice = getpriority(PRIO_PROCESS, 0);
-  wanted.runtime = kSlice;
-  syscall(SYS_sched_setattr, 0, &wanted, 0);
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), wanted.nice - kAbove);
+  } attributes{};
+  attributes.size = sizeof attributes;
+  attributes.nice = getpriority(PRIO_PROCESS, 0);
+  attributes.runtime = kSlice;
+  syscall(SYS_sched_setattr, 0, &attributes, 0);
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), attributes.nice - kAbove);
 #endif
 }
 
 }  // namespace
 
 struct Channel::Flight {
-  int64_t handle, number;  // number: of the watch
-  std::unique_ptr<Operation> operation;  // the progress thread's
+  int64_t handle, number;  // number: of the watchdog
+  std::unique_ptr<Operation> operation;  // used by the progress thread
   bool ended;
   std::string error;
   const void* output;
 };
 
-Channel::Channel(MPI_Comm comm, bool together) : comm(comm), together_(together) {
+Channel::Channel(MPI_Comm comm, bool collective) : comm(comm), collective_(collective) {
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   int* bound = nullptr;
   int found = 0, size = 0;
   MPI_Comm_get_attr(comm, MPI_TAG_UB, &bound, &found);
-  if (found) tags_ = *bound;  // the last one says that a rank leaves
+  if (found) tags_ = *bound;  // the highest tag is for leave messages
   constexpr int64_t kEnough = 1 << 24;
   if (tags_ >= kEnough) span_ = tags_ / kLabels;
   MPI_Comm_size(comm, &size);
-  MPI_Comm_rank(comm, &own_);
+  MPI_Comm_rank(comm, &rank_);
   for (auto* each : {&sent_, &received_, &begun_}) each->resize(size);
-  ends_.resize(size, kHere);
-  lasts_.resize(size, kHere);
+  ends_.resize(size, kRunning);
+  lasts_.resize(size, kRunning);
   causes_.resize(size);
 }
 
 Channel::~Channel() = default;
 
 void Channel::watch(int64_t bound, int64_t first, char* record) {
-  watch_ = std::make_unique<Watch>(comm, bound, first, record, !together_);
+  watch_ = std::make_unique<Watch>(comm, bound, first, record, !collective_);
 }
 
 std::string Channel::verdict() { return watch_ ? watch_->verdict() : std::string(); }
 std::string Channel::summary() { return watch_ ? watch_->summary() : std::string(); }
 
-void Channel::serve(const Served& served) {
-  if (watch_) watch_->serve(served);
+void Channel::serve(const ServerStatus& status) {
+  if (watch_) watch_->serve(status);
 }
 
 void Channel::stop_watching() {
@@ -166,8 +165,8 @@ std::unique_ptr<char[]> Channel::take(int64_t nbytes, int64_t* capacity) {
     kept_ -= *capacity;
   }
   used_ += *capacity;
-  most_ = std::max(most_, used_);
-  for (; kept_ + used_ > most_; buffers_.erase(buffers_.begin())) kept_ -= buffers_.front().first;
+  peak_ = std::max(peak_, used_);
+  for (; kept_ + used_ > peak_; buffers_.erase(buffers_.begin())) kept_ -= buffers_.front().first;
   if (!buffer) buffer.reset(new char[nbytes]);
   return buffer;
 }
@@ -202,7 +201,7 @@ std::string Channel::explain(int code, const char* call, const std::string& wher
   std::string with = name.empty() ? "" : " with " + name;
   int kind = code;
   MPI_Error_class(code, &kind);
-  std::string note = kind == MPI_ERR_TRUNCATE ? "\nnote: another rank has begun another collective there" : "";
+  std::string note = kind == MPI_ERR_TRUNCATE ? "\nnote: the other rank has begun a different collective" : "";
   return std::string(call) + with + " failed: " + std::string(text, length) + note + line;
 }
 
@@ -234,23 +233,23 @@ std::string Channel::drive(std::unique_ptr<Operation> operation, const Pace& pac
   if (blocks) {
     std::lock_guard<std::mutex> lock(mutex_);
     blocking_.push_back(operation.get());
-    run_beside();
+    start_thread();
   }
-  Patience patience(pace);
+  Backoff backoff(pace);
   int64_t looked = 0, asked = now(), moved = asked;
   while (!operation->done()) {
     if (operation->step()) {
-      patience.moved(operation->bulk());
+      backoff.moved(operation->bulk());
       if (watch_) watch_->moved();
       if (look) moved = now();
     } else {
-      patience.wait();
+      backoff.wait();
       if (now() - asked >= kLook) {
         asked = now();
         if (interrupted()) interrupt(*operation);
         if (look && !look(operation->progress(), asked - moved)) operation->break_off("broken off");
       }
-      if (!together_ || (!fails() && now() - looked < kLook)) continue;
+      if (!collective_ || (!fails() && now() - looked < kLook)) continue;
       looked = now();
       break_off(*operation);
     }
@@ -274,7 +273,7 @@ int64_t Channel::start(std::unique_ptr<Operation> operation) {
   std::lock_guard<std::mutex> lock(mutex_);
   flights_.push_back(std::make_unique<Flight>(Flight{++handles_, number, std::move(operation), false, {}, nullptr}));
   --inside_;
-  run_beside();
+  start_thread();
   work_.notify_one();
   return handles_;
 }
@@ -283,25 +282,25 @@ std::string Channel::finish(int64_t handle, const void* output) {
   std::unique_lock<std::mutex> lock(mutex_);
   auto mine = [=](auto& f) { return f->handle == handle; };
   auto it = std::find_if(flights_.begin(), flights_.end(), mine);
-  if (it == flights_.end()) return "an operation is finished that was never started, or for the second time";
+  if (it == flights_.end()) return "finish: this operation was not started, or it was finished before";
   Flight& flight = **it;
   int64_t since = now();
   while (!news_.wait_for(lock, std::chrono::nanoseconds(kLook), [&] { return flight.ended; })) {
     lock.unlock();
-    if (interrupted()) interrupted_ = true;  // the progress thread breaks it off
+    if (interrupted()) interrupted_ = true;  // the progress thread cancels it
     lock.lock();
   }
   if (watch_) watch_->waited(flight.number, now() - since);
   std::string error = flight.error;
   if (error.empty() && flight.output != output) {
-    error = "the result has moved in memory since its operation was started: start and finish must be in one jit";
+    error = "the result buffer moved between start and finish: both must be in the same jit";
   }
   flights_.erase(std::find_if(flights_.begin(), flights_.end(), mine));
   return error;
 }
 
-// Under `mutex_`.
-void Channel::run_beside() {
+// Requires `mutex_`.
+void Channel::start_thread() {
   if (thread_.joinable()) return;
   int threads = MPI_THREAD_SINGLE;
   MPI_Query_thread(&threads);
@@ -309,11 +308,11 @@ void Channel::run_beside() {
 }
 
 void Channel::progress() {
-  be_let_in_soon();
-  Rounding rounding;  // a thread begins with that of the thread that made it, which is XLA's
-  Patience patience(kBeside);
+  raise_priority();
+  Rounding rounding;  // a thread inherits the environment of its creator, which is a thread of XLA
+  Backoff backoff(kBackground);
   std::vector<Flight*> active, over;
-  std::map<int32_t, int64_t> ahead;  // by way, the bytes of the operations before
+  std::map<int32_t, int64_t> queued;  // by link, the bytes of earlier operations
   int64_t looked = 0;
   for (;;) {
     for (Flight* flight : over) {
@@ -328,7 +327,7 @@ void Channel::progress() {
       for (Flight* flight : over) flight->ended = true;
       if (!over.empty()) news_.notify_all();
       auto awake = [&] { return stopping_ || !resting(); };
-      // MPI's own collectives wait in other threads, which cannot look.
+      // MPI's own collectives block in other threads, which cannot check for failures.
       while (!awake() && (blocking_.empty() || now() - looked < kLook)) {
         work_.wait_for(lock, std::chrono::nanoseconds(kLook));
       }
@@ -340,13 +339,13 @@ void Channel::progress() {
       }
     }
     bool moved = false, bulk = true;
-    ahead.clear();
+    queued.clear();
     for (Flight* flight : active) {
-      int64_t own = flight->operation->nbytes();
-      const std::vector<int32_t>& ways = flight->operation->ways();
-      auto full = [&](int32_t way) { return ahead[way] > kAbreast; };
-      if (own > 0 && std::any_of(ways.begin(), ways.end(), full)) continue;
-      for (int32_t way : ways) ahead[way] += own;
+      int64_t nbytes = flight->operation->nbytes();
+      const std::vector<int32_t>& links = flight->operation->links();
+      auto full = [&](int32_t link) { return queued[link] > kLinkBytes; };
+      if (nbytes > 0 && std::any_of(links.begin(), links.end(), full)) continue;
+      for (int32_t link : links) queued[link] += nbytes;
       moved |= flight->operation->step();
       bulk &= flight->operation->bulk();
     }
@@ -355,7 +354,7 @@ void Channel::progress() {
         if (!flight->operation->done()) interrupt(*flight->operation);
       }
     }
-    if (together_ && (fails() || now() - looked >= kLook)) {
+    if (collective_ && (fails() || now() - looked >= kLook)) {
       looked = now();
       for (Flight* flight : active) {
         if (!flight->operation->done()) break_off(*flight->operation);
@@ -367,10 +366,10 @@ void Channel::progress() {
       if (flight->operation->done()) over.push_back(flight);
     }
     if (moved || !over.empty()) {
-      patience.moved(bulk);
+      backoff.moved(bulk);
       if (watch_) watch_->moved();
     } else if (!active.empty()) {
-      patience.wait();
+      backoff.wait();
     }
   }
 }

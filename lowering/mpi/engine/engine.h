@@ -1,5 +1,5 @@
-// The engine runs instruction lists over non-blocking MPI. It decides nothing: which instructions there
-// are, what each waits for and in which order they are tried is settled in Python (instructions.py).
+// The engine runs instruction lists over non-blocking MPI. Python decides everything (instructions.py): the
+// instructions, their dependencies, and the order in which they are tried.
 #pragma once
 
 #include <mpi.h>
@@ -17,7 +17,7 @@
 
 namespace commplan {
 
-enum What : int64_t { kSend = 0, kReceive = 1, kReceiveReduce = 2, kCopy = 3, kZero = 4 };
+enum InstructionKind : int64_t { kSend = 0, kReceive = 1, kReceiveReduce = 2, kCopy = 3, kZero = 4 };
 enum Buffer : int64_t { kInput = 0, kOutput = 1, kScratch = 2, kBuffers = 3 };
 enum DType : int64_t { kBool, kU8, kI32, kI64, kF16, kBF16, kF32, kF64, kDTypes };
 enum Reduction : int64_t { kSum, kMax, kMin, kReductions };
@@ -28,7 +28,7 @@ using Kernel = void (*)(void* out, const void* a, const void* b, int64_t count);
 Kernel kernel(DType dtype, Reduction op);
 int64_t size_of(DType dtype);
 
-// The default floating-point environment while in scope: XLA runs its programs with subnormals flushed to zero.
+// The default floating-point environment while in scope. XLA's threads flush subnormals to zero.
 class Rounding {
  public:
   Rounding();
@@ -38,13 +38,13 @@ class Rounding {
   alignas(16) char saved_[64];
 };
 
-// A row of the table that Python makes. Offsets and lengths are bytes, `peer` counts the list's peers,
-// `message` counts the messages of one list from one rank to another.
+// A row of the table that Python creates. Offsets and lengths are bytes, `peer` is an index into the list's peers,
+// `message` numbers the messages of one list from one rank to another.
 struct Instruction {
-  int64_t what, peer, message, src, src_offset, dst, dst_offset, nbytes;
+  int64_t kind, peer, message, src, src_offset, dst, dst_offset, nbytes;
 };
 
-// line: the plan's, as errors say it. details: what the record says of the operation beside it.
+// line: the line of the plan, for errors. details: of the operation, for flight records.
 struct Where {
   std::string line, details;
 };
@@ -52,19 +52,20 @@ struct Where {
 struct List {
   Where where;
   std::vector<Instruction> code;
-  std::vector<int32_t> waits;   // how many instructions each waits for
-  std::vector<int64_t> begins;  // instruction i is awaited by next[begins[i] .. begins[i + 1])
+  std::vector<int32_t> waits;   // by instruction, the number of instructions before it
+  std::vector<int64_t> begins;  // instruction i precedes next[begins[i] .. begins[i + 1])
   std::vector<int32_t> next;
   std::vector<int32_t> peers;  // ranks
-  std::vector<std::vector<int32_t>> receives;  // of each peer, in order
-  std::vector<int64_t> sends;                  // how many to each peer
-  std::vector<int32_t> ways;                   // 2 rank where some go to it, 2 rank + 1 where some come from it
+  std::vector<std::vector<int32_t>> receives;  // by peer, in order
+  std::vector<int64_t> sends;                  // by peer, the number of sends
+  std::vector<int32_t> links;                   // 2 rank for messages to a rank, 2 rank + 1 for messages from it
   std::vector<int64_t> rounds;                 // the first instruction of each round
   int64_t scratch = 0, largest = 0;            // bytes
   int64_t window = 0;                          // messages in flight to one peer
-  int64_t label = 0;           // part of its tags: messages of lists that differ never meet
-  bool synchronous = false;                    // a send ends when its receiver has begun to take it
-  bool kept = false;                           // its memory stays after a failure: sends need not end
+  int64_t label = 0;           // part of its tags: messages of different lists do not match
+  bool synchronous = false;                    // a send completes only when its receive has started
+  // The memory is not freed after a failure, so pending sends may be abandoned.
+  bool kept = false;
   bool reduces = false;
   DType dtype = kF32;
   Reduction op = kSum;
@@ -76,54 +77,58 @@ struct Native {
   Collective kind;
   MPI_Comm comm;
   std::vector<int32_t> ranks;  // the others of `comm`, as ranks of the channel
-  int64_t count;  // elements of what every rank gives; of one block where there is one for each rank
+  int64_t count;  // elements of every rank's operand; of one block if there is a block per rank
   int root;
   DType dtype;
   Reduction op;
 };
 
-// Where `nbytes` of a buffer, from `offset`, lie in array number `array`, from its byte `at`.
+// `nbytes` at `offset` of a buffer are in array number `array`, from byte `at` on.
 struct Run {
   int64_t offset, array, at, nbytes;
 };
 
-// Arrays that make up a buffer of `nbytes`, or that a buffer falls into.
+// The arrays that a buffer of `nbytes` is packed from, or unpacked to.
 struct Layout {
-  std::vector<Run> runs;  // by offset; what no run covers is zero, or dropped
+  std::vector<Run> runs;  // by offset; gaps between runs are zero, or dropped
   int64_t nbytes = 0;
-  bool direct() const { return runs.size() == 1 && runs[0].nbytes == nbytes && runs[0].at == 0; }  // it is an array
-  size_t first(int64_t offset) const;  // the first run that ends behind `offset`
+  // The buffer is one array.
+  bool direct() const { return runs.size() == 1 && runs[0].nbytes == nbytes && runs[0].at == 0; }
+  size_t first(int64_t offset) const;  // the first run that ends after `offset`
 };
 
-// A list, or MPI's own, for several arrays as for one buffer in which they lie.
+// A list, or MPI's own collective, whose buffers are packed from and unpacked to several arrays.
 struct Packed {
   const List* list;
   const Native* native;
   Layout from, to;
-  std::vector<char> last;  // of the list's instructions: whether what they write stays so
-  std::vector<std::pair<int64_t, int64_t>> late;  // offset and bytes of what is ready with the whole list alone
+  std::vector<char> last;  // by instruction of the list: whether its output is final
+  // Offset and bytes of outputs that are final only when the list is complete.
+  std::vector<std::pair<int64_t, int64_t>> late;
 };
 
-// A message to a server, or its answer: `buffer` counts inputs or outputs, `offset` and `nbytes` are bytes.
+// A message to a server, or a part of its answer. `buffer` counts inputs or outputs, `offset` and `nbytes`
+// are bytes.
 struct Message {
   int64_t answer, peer, tag, buffer, offset, nbytes;
 };
 
-// A state of a server of this host, in memory that both see. `puts`: how often the server has set it since it began;
-// `ready`: whether it had a value then; `requests` counts ours; `closed`: whether the server has ended.
+// A server's state in memory that is shared with this process. puts: how often the server has set it since it began.
+// ready: whether it had a value then. requests: how many requests workers served themselves. closed: whether the
+// server has ended. put_counter: how many puts of the state this process has begun.
 struct Shared {
   int64_t peer;
   std::atomic<int64_t>*ready, *puts, *requests, *closed;
-  const int64_t* told;  // how often this process has told it to set the state
+  const int64_t* put_counter;
 };
 
-// Elements of such a state that are met in place (shared.cpp).
+// Elements of a shared state that a request updates in place (shared.cpp).
 struct SharedUpdate {
   int64_t state, input, output, offset, count, dtype;
   char* center;
 };
 
-// What a worker asks of servers: messages with tags of their own go out, what they answer comes in.
+// A worker's request to servers: it sends messages and receives the answers, all with fixed tags.
 struct Request {
   Where where;
   std::vector<int32_t> peers;          // ranks
@@ -131,17 +136,18 @@ struct Request {
   std::vector<std::vector<Message>> sends;  // to each peer, in the order in which they are posted
   std::vector<Message> receives;
   int64_t window = 0;  // messages in flight to one peer
-  int64_t* told = nullptr;  // counted up when the request begins
+  int64_t* put_counter = nullptr;  // incremented when the request begins
   std::vector<Shared> shared;
-  std::vector<SharedUpdate> meetings;
-  int64_t factors[2] = {-1, -1}, types[2] = {};  // inputs with eta and rho, and their dtypes; -1: a literal
+  std::vector<SharedUpdate> updates;
+  // Inputs that contain eta and rho, and their dtypes; -1 for a literal.
+  int64_t factors[2] = {-1, -1}, types[2] = {};
   double literals[2] = {};
 };
 
-// What a server says of itself, again and again. waits: whether a worker waits for others; patient: the server has a
-// bound of its own for that; awaited: those that have nothing there that is not answered; gone: ranks that ask nothing
-// more. moved: whether anything has come since.
-struct Served {
+// The state that a server reports periodically. waits: whether a worker waits for others. patient: the server has its
+// own timeout for that. moved: whether anything has arrived since the last report. awaited: ranks without an
+// unanswered request. gone: ranks that will send no more requests.
+struct ServerStatus {
   bool waits, patient, moved;
   std::vector<int32_t> awaited, gone;
 };
@@ -149,14 +155,15 @@ struct Served {
 class Channel;
 class Watch;
 
-// A rank that an operation exchanges messages with. `number`: of the operations that the two have in common.
+// A rank that an operation exchanges messages with. `number` counts the operations of the two ranks.
 struct Partner {
   int32_t rank;
   int64_t number;
 };
 
-// How far an operation is: in `round` of `rounds`, counted from 1, it waits for `rank`, to take a message where `sends`.
-// absent: a rank that has not taken what it needs nothing else for, so that it has not come; -1 where none is known.
+// The progress of an operation: in `round` of `rounds`, counted from 1, it waits for a message from `rank`, or if
+// `sends` for `rank` to receive one. absent: a rank that has not received a message without dependencies, so it has
+// not begun the operation; -1 if unknown.
 struct Progress {
   int64_t round = 0, rounds = 0;
   int32_t rank = -1, absent = -1;
@@ -166,35 +173,37 @@ struct Progress {
   }
 };
 
-// What a rank says when it leaves, or before that when its program ends: the last operation that it has begun with who
-// hears it, or see `Channel`; and where one has failed what the first failure was, as far as it knows.
-struct Parting {
+// The message of a rank that leaves the channel, or whose program ends. last: the last operation that it has begun
+// with the receiver, or a constant of `Channel`. cause: the first failure that it knows of, if there was one.
+struct LeaveMessage {
   int64_t last = 0;
   bool leaves = false;
   char cause[120] = {};
 };
 
-// How often a thread looks that waits for other ranks: for `spin` nanoseconds it only gives way to others, then it sleeps,
-// from `shortest` to `longest`; where many messages are under way it sleeps at once, for `bulk`.
+// The polling intervals of a thread that waits for other ranks. It yields for `spin` nanoseconds, then sleeps, from
+// `shortest` up to `longest`. If many messages are in flight, it sleeps for `bulk` at once.
 struct Pace {
   int64_t spin = 1'000'000, shortest = 10'000, longest = 250'000, bulk = 50'000;
 };
 
-// Called now and then while an operation waits: where it is, and nanoseconds since anything has moved.
+// Called periodically while an operation waits, with its progress and the nanoseconds since anything moved.
 using Look = std::function<bool(const Progress& progress, int64_t idle)>;
 
-// One thing to be driven until it is done. Once destroyed, nothing writes to its buffers any more.
+// An operation is driven by `step` until it is done. After its destruction nothing writes to its buffers.
 class Operation {
  public:
   Operation(Channel& channel, const Where& where) : channel_(channel), where_(where.line), details_(where.details) {}
   virtual ~Operation() = default;
-  virtual bool step() = 0;  // true where something happened
+  virtual bool step() = 0;  // returns whether anything happened
   virtual bool blocks() const { return false; }  // whether `step` waits for other ranks
-  virtual void break_off(const std::string& why) { error_ = why, done_ = true; }  // where it blocks, by another thread
-  virtual bool bulk() const { return false; }  // many messages: one more or less matters little
-  virtual int64_t nbytes() const { return 0; }  // that are still on their way, of what may wait for its turn
-  virtual Progress progress() const { return {}; }  // no rank where it does not tell; another thread may ask
-  virtual const std::vector<int32_t>& ways() const { return none_; }  // those that it takes: 2 rank to it, + 1 from it
+  // Called by another thread if `step` blocks.
+  virtual void break_off(const std::string& why) { error_ = why, done_ = true; }
+  virtual bool bulk() const { return false; }  // whether many messages are in flight, so that polling may be coarse
+  virtual int64_t nbytes() const { return 0; }  // remaining bytes to move; 0 for operations that are never deferred
+  virtual Progress progress() const { return {}; }  // without rank if unknown; may be called by another thread
+  // Links in use: 2 rank to a rank, 2 rank + 1 from it.
+  virtual const std::vector<int32_t>& links() const { return no_links_; }
   bool done() const { return done_; }
   bool failed() const { return !error_.empty(); }
   const std::string& error() const { return error_; }
@@ -215,7 +224,7 @@ class Operation {
   std::vector<Partner> partners_;
 
  private:
-  static inline const std::vector<int32_t> none_;
+  static inline const std::vector<int32_t> no_links_;
 };
 
 // The buffers of a packed operation, and the copies into and out of them (packing.cpp).
@@ -227,24 +236,24 @@ class Packing {
   char* output() const { return packed_.to.direct() ? static_cast<char*>(to_[0]) : output_.get(); }
   void* first() const { return to_.front(); }
   bool last(size_t instruction) const { return packed_.last[instruction] != 0; }
-  void need(int64_t offset, int64_t nbytes);     // this part of the input is going to be read
-  void deliver(int64_t offset, int64_t nbytes);  // this part of the output has its values
-  void finish();                                 // all of it has
-  void abandon();                                // messages may still arrive: the buffers are never used again
+  void need(int64_t offset, int64_t nbytes);     // before this part of the input is read
+  void deliver(int64_t offset, int64_t nbytes);  // after this part of the output is final
+  void finish();                                 // after all of the output is final
+  void abandon();                                // messages may still arrive: the buffers are never reused
 
  private:
   Channel& channel_;
   const Packed& packed_;
   std::vector<const void*> from_;
   std::vector<void*> to_;
-  std::vector<char> have_;  // blocks of the input that are filled
+  std::vector<char> have_;  // by block of the input, whether it is filled
   std::unique_ptr<char[]> input_, output_;
   int64_t input_capacity_ = 0, output_capacity_ = 0;
 };
 
 std::unique_ptr<Operation> run_list(Channel& channel, const List& list, const void* input, void* output,
                                     Packing* packing = nullptr);
-// blocks: whether MPI's own collective is one call, rather than begun and tested.
+// blocks: whether MPI's own collective is one blocking call.
 std::unique_ptr<Operation> run_packed(Channel& channel, const Packed& packed, std::vector<const void*> from,
                                       std::vector<void*> to, bool blocks);
 std::unique_ptr<Operation> run_native(Channel& channel, const Native& native, const void* input, void* output,
@@ -254,27 +263,29 @@ std::unique_ptr<Operation> run_request(Channel& channel, const Request& request,
 void apply(const SharedUpdate& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]);
 double number(const void* scalar, DType dtype);
 
-// Deaths (faults.cpp), where MPI lives on after them.
-bool lost(int code);                          // whether an error says that a process died, or that others found so
-std::vector<int> dead(MPI_Comm comm);         // those known to have died
-void acknowledge(MPI_Comm comm);              // of who has died: others can be heard again
-void revoke(MPI_Comm comm);                   // whoever waits on it, anywhere, gets an error
-bool can_revoke();                            // else `revoke` does nothing
-bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks);  // whether one of them has died, or `comm` is revoked
-// MPI_Testsome, which frees no send that is under way. lanes: of each request the peer that it goes to, -1 for a receive;
-// sends to one peer mostly end in the order in which they were posted, so that where one has not, others are asked only
-// if nothing else is over.
+// Failures of processes (faults.cpp), for MPI libraries that survive them.
+bool lost(int code);                          // whether an error says that a process has failed
+std::vector<int> dead(MPI_Comm comm);         // the ranks that are known to have failed
+void acknowledge(MPI_Comm comm);              // receives from any source work again
+void revoke(MPI_Comm comm);                   // all pending operations on it end with an error, on all ranks
+bool can_revoke();                            // otherwise `revoke` has no effect
+// Whether one of them has failed, or `comm` is revoked.
+bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks);
+// MPI_Testsome that never frees a pending send. lanes: for each request, the peer of a send, or -1 for a receive.
+// Sends to one peer usually complete in order. After the first incomplete one, the others are tested only if nothing
+// else is complete.
 int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& lanes, int* some, std::vector<int>& indices,
               std::vector<MPI_Status>& statuses);
-constexpr int64_t kDrained = 2'000'000'000;  // nanoseconds that most of what is cancelled needs to end
-bool drain(std::vector<MPI_Request>& requests, int64_t longest = kDrained);  // until nothing arrives; false: later
-// The same for messages with `peers`, which lanes count; `gone` take nothing more. kept: see `List`.
+constexpr int64_t kDrained = 2'000'000'000;  // nanoseconds in which most cancelled requests complete
+// Waits until nothing arrives any more; false after `longest`.
+bool drain(std::vector<MPI_Request>& requests, int64_t longest = kDrained);
+// The same for messages with `peers`, which lanes index; `gone` receive nothing more. kept: see `List`.
 bool drain(const std::vector<int>& gone, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests,
            std::vector<int32_t> lanes, bool kept = false, int64_t longest = kDrained);
-int64_t now();                                // nanoseconds
-constexpr int64_t kLook = 100'000'000;        // between two looks at who has left
+int64_t now();                                // monotonic, nanoseconds
+constexpr int64_t kLook = 100'000'000;        // between two checks for ranks that have left
 
-// Of Python's interface in C: see signals.cpp.
+// Functions of Python's C API (signals.cpp).
 struct PythonSignals {
   int (*ensure)() = nullptr;
   void (*release)(int) = nullptr;
@@ -283,25 +294,28 @@ struct PythonSignals {
   void (*normalize)(void**, void**, void**) = nullptr;
 };
 void set_signals(const PythonSignals& functions);
-bool interrupted();    // whether the handler of a signal has raised something, in Python's main thread alone
-void* interruption();  // what it raised, once
+// Whether a signal handler has raised an exception; always false outside of Python's main thread.
+bool interrupted();
+void* interruption();  // the exception; returned once
 void sleep_ns(int64_t nanoseconds);
 
-// What all operations of one communicator share. Operations must begin in the same order on every rank, but for
-// requests. `together`: what fails on one rank ends on all of them, and a rank that leaves tells the others how many
-// operations it has begun with each, so that nobody waits for more.
+// The state that all operations of one communicator share. Operations must begin in the same order on every rank,
+// except requests. If `collective`, a failure on one rank ends the operations of all ranks, and a rank that leaves
+// reports the number of operations that it has begun with each rank, so that no rank waits for a later one.
 //
-// A channel is never freed: XLA may call a program of it at any time, and is told that it is closed.
+// A channel is never freed: XLA may call a program of it at any time, which then fails with a message.
 class Channel {
  public:
   static constexpr int64_t kLabels = 1024;
-  // Instead of the last operation of a rank; kJudged: it failed by the verdict of a watch, which all get.
-  static constexpr int64_t kHere = INT64_MAX, kFailed = -1, kJudged = -2;
+  // In place of the last operation of a rank. kJudged: it failed because of a watchdog's verdict, which all
+  // ranks receive.
+  static constexpr int64_t kRunning = INT64_MAX, kFailed = -1, kJudged = -2;
 
-  Channel(MPI_Comm comm, bool together);
+  Channel(MPI_Comm comm, bool collective);
   ~Channel();
 
-  // The tags of the next messages to and from a rank: no two in flight between two ranks are alike.
+  // The numbers of the next messages to and from a rank, for their tags: messages in flight have different
+  // tags.
   int64_t reserve_sends(int rank, int64_t count);
   int64_t reserve_receives(int rank, int64_t count);
   int tag(int64_t number, int64_t label) const {
@@ -311,90 +325,96 @@ class Channel {
   std::unique_ptr<char[]> take(int64_t nbytes, int64_t* capacity);  // a used buffer, or a new one
   void give(std::unique_ptr<char[]> buffer, int64_t capacity);
 
-  // An operation begins with `enter`, under `order`: why it may not, or nothing. Then comes `start` or `drive`.
+  // `enter` begins an operation, with `order` locked. It returns the reason if that is impossible. `start` or
+  // `drive` follow.
   std::string enter();
-  int64_t next(int rank) { return ++begun_[rank]; }     // of the operations in common with a rank
-  int64_t start(std::unique_ptr<Operation> operation);  // hands it to the progress thread
+  int64_t next(int rank) { return ++begun_[rank]; }     // the number of the next operation with a rank
+  int64_t start(std::unique_ptr<Operation> operation);  // passes it to the progress thread
   std::string finish(int64_t handle, const void* output);
-  // By the calling thread, until done. pace: nanoseconds; look: false breaks it off, see `Look`.
+  // Runs it in the calling thread until it is done. If `look` returns false, it is cancelled.
   std::string drive(std::unique_ptr<Operation> operation, const Pace& pace = {}, const Look& look = {});
-  void rest();                                              // waits until nothing that was started is under way
-  bool busy();                                              // whether something is under way
-  void end(const std::string& why);    // begins nothing more, and says so to the others
-  void close(const std::string& why);  // the same, and waits for what is under way
-  void await_others();                 // until every other rank has left, too
-  bool release();                      // of a closed one that all have left: nothing of it is under way any more
-  void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; all ranks call it alike, once
-  void serve(const Served& served);
+  void rest();                                              // waits until no started operation is running
+  bool busy();                                              // whether any operation is running
+  void end(const std::string& why);    // rejects further operations, and reports this to the other ranks
+  void close(const std::string& why);  // the same, and waits for running operations
+  void await_others();                 // waits until all other ranks have left
+  // Frees a closed channel that all ranks have left; false if messages are pending.
+  bool release();
+  void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; collective, called once
+  void serve(const ServerStatus& status);
   void stop_watching();
-  std::string verdict();  // of the watch, or empty
-  std::string summary();  // of the verdict, with the plan's line
+  std::string verdict();  // of the watchdog; empty if there is none
+  std::string summary();  // of the verdict, with the line of the plan
 
   // Requests send one after another, in the order in which they began.
   int64_t take_turn() { return turns_++; }
   bool has_turn(int64_t turn) const { return turn_.load() == turn; }
   void pass_turn(int64_t turn) { turn_.store(turn + 1); }
 
-  void uses(MPI_Comm other);  // a communicator that goes down with this one
-  std::string missing(const Operation& operation);   // which rank has left without it, or empty
-  std::vector<int> gone(const Operation& operation);  // ranks that have died, or have ended without it
-  std::vector<int32_t> others(MPI_Comm comm) const;  // the ranks there, but for this one
+  void uses(MPI_Comm other);  // a communicator that is revoked with this one
+  // The rank that has left without this operation, as text; empty if there is none.
+  std::string missing(const Operation& operation);
+  std::vector<int> gone(const Operation& operation);  // ranks that have failed, or have ended without the operation
+  std::vector<int32_t> others(MPI_Comm comm) const;  // the ranks of `comm` except this one, as ranks of the channel
   std::string explain(int code, const char* call, const std::string& where, const std::string& name);
-  std::string loss(const Operation& operation, int rank);  // why MPI has ended it: who died, or who broke it off
+  // Why MPI has ended it: which process has failed, or which rank has cancelled it.
+  std::string loss(const Operation& operation, int rank);
 
   const MPI_Comm comm;
   std::mutex order;  // held while an operation begins
   bool fails() const { return fails_.load(); }
-  bool together() const { return together_; }
+  bool collective() const { return collective_; }
 
  private:
   struct Flight;
   void progress();
-  void run_beside();  // the progress thread, where there is none yet
+  void start_thread();  // starts the progress thread on first use
   void fail(const std::string& error);
-  void part(bool leaves);  // tells the other ranks that this one leaves, or only that its program ends
-  int64_t last_of(int rank) const { return ends_[rank] != kHere ? ends_[rank] : lasts_[rank]; }
+  void part(bool leaves);  // reports to the other ranks that this rank leaves, or only that its program ends
+  int64_t last_of(int rank) const { return ends_[rank] != kRunning ? ends_[rank] : lasts_[rank]; }
   void note_cause(const std::string& why);
   void revoke_all();
-  bool parted();
-  bool listen();       // takes in which of them have left; false where MPI fails
-  void break_off(Operation& operation);  // where it would never end
+  bool all_left();
+  bool listen();       // receives the leave messages of other ranks; false if MPI fails
+  void break_off(Operation& operation);  // if it cannot complete
   void interrupt(Operation& operation);
   bool resting() const;
 
-  const bool together_;
+  const bool collective_;
   std::vector<MPI_Comm> others_;
   int64_t turns_ = 0;
   std::atomic<int64_t> turn_{0};
-  int64_t tags_ = 32768, span_ = 0;  // span_: of tags for each label, where there are enough
+  int64_t tags_ = 32768, span_ = 0;  // number of tags per label; 0 if there are too few
   std::unique_ptr<Watch> watch_;
   std::vector<int64_t> sent_, received_;
   std::mutex mutex_;
   std::condition_variable work_, news_;
   std::vector<std::unique_ptr<Flight>> flights_;
-  std::vector<Operation*> blocking_;  // that other threads have called
-  std::vector<int64_t> begun_;        // by rank
-  std::vector<std::pair<int64_t, std::unique_ptr<char[]>>> buffers_;  // that are kept for the next operations
-  int64_t used_ = 0, kept_ = 0, most_ = 0;  // bytes of buffers; no more are kept than were in use at once
+  std::vector<Operation*> blocking_;  // running in other threads
+  std::vector<int64_t> begun_;        // by rank, the number of operations
+  std::vector<std::pair<int64_t, std::unique_ptr<char[]>>> buffers_;  // for reuse
+  int64_t used_ = 0, kept_ = 0, peak_ = 0;  // bytes of buffers; at most as many are kept as were in use at once
   std::thread thread_;
-  std::string broken_, closed_;  // why nothing more can begin
+  std::string broken_, closed_;  // why no operation can begin
   std::atomic<bool> fails_{false}, interrupted_{false};
-  int inside_ = 0;  // calls that have entered
+  int inside_ = 0;  // operations that have entered and not finished
   int64_t handles_ = 0;
   bool stopping_ = false, ended_ = false, left_ = false;
-  int own_ = 0;  // this rank
+  int rank_ = 0;  // this rank
   std::mutex leaving_;
-  std::vector<int64_t> ends_, lasts_;  // by rank that has ended, or left: the last operation that it began with this one
-  std::vector<std::string> causes_;  // and the first failure, where it knows of one
-  std::vector<Parting> end_words_, left_words_;  // what this rank has said to it
-  std::string cause_;                // the first failure that this rank knows of, without the line that waits here
-  std::vector<MPI_Request> saying_;
+  // By rank that has ended, or left: the last operation that it began with this rank.
+  std::vector<int64_t> ends_, lasts_;
+  std::vector<std::string> causes_;  // by rank that has left: the first failure that it knows of
+  // By rank, the messages to it, which must stay valid until they are received.
+  std::vector<LeaveMessage> end_messages_, leave_messages_;
+  std::string cause_;                // the first failure that this rank knows of, without the line that waits
+  std::vector<MPI_Request> leave_requests_;
 };
 
-Channel* open_channel(MPI_Comm comm, bool together);
-void end_channels();                     // of this process: see `Channel::end`
-bool release_channel(Channel* channel);  // whether its communicators may be freed
-void end_job(const std::string& why);  // where it would never end by itself
-constexpr char kSays[] = "commplan: error[CP0834]: ";  // how a failure begins that is said in C++ (engine_errors.py)
+Channel* open_channel(MPI_Comm comm, bool collective);
+void end_channels();                     // of all channels of this process: see `Channel::end`
+bool release_channel(Channel* channel);  // returns whether its communicators may be freed
+void end_job(const std::string& why);  // if it cannot end by itself
+constexpr char kErrorPrefix[] = "commplan: error[CP0834]: ";  // prefix of an error of the engine (engine_errors.py)
 
 }  // namespace commplan

@@ -1,4 +1,5 @@
-// What MPI says of the dead, where it lives on after them (ULFM, MPI 5). Elsewhere `mpirun` ends everyone.
+// Failures of processes, for MPI libraries that survive them (ULFM, MPI 5). With others, `mpirun` ends the
+// job.
 #include <time.h>
 
 #include <algorithm>
@@ -44,7 +45,8 @@ bool lost(int code) {
 
 std::vector<int> dead(MPI_Comm comm) {
   int flag = 0, many = 0;
-  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);  // news come while MPI is called
+  // MPI learns of failures only inside calls.
+  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
   MPI_Group gone, all;
   if (MPIX_Comm_get_failed(comm, &gone) != MPI_SUCCESS) return {};
   MPI_Group_size(gone, &many);
@@ -84,10 +86,10 @@ bool cut_off(MPI_Comm, const std::vector<int32_t>&) { return false; }
 
 #endif
 
-// Open MPI frees a request in the call that says that it has failed. Of a send it says so as soon as its receiver has died
-// or the communicator is revoked, while bytes of it are on their way; where they fail, too, after that, it ends the job
-// ("Send error after request freed"). To ask for the status alone does not look at that: so a send is tested when it is
-// over, or never. A receive that has failed is over.
+// Open MPI frees a request in the call that reports its failure. It reports a failed send as soon as the receiver has
+// died or the communicator is revoked, even if bytes of it are still in transit. If these fail later, Open MPI ends
+// the job ("Send error after request freed"). MPI_Request_get_status does not free the request, so a send is tested
+// only once it is complete. A failed receive is complete.
 int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& lanes, int* some, std::vector<int>& indices,
               std::vector<MPI_Status>& statuses) {
   int many = static_cast<int>(requests.size());
@@ -112,7 +114,7 @@ int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& la
     int flag = 0;
     MPI_Request_get_status(requests[k], &flag, &status);
     if (!flag) return false;
-    status.MPI_ERROR = MPI_Test(&requests[k], &flag, MPI_STATUS_IGNORE);  // what is over may be freed
+    status.MPI_ERROR = MPI_Test(&requests[k], &flag, MPI_STATUS_IGNORE);  // a complete send may be freed
     if (status.MPI_ERROR != MPI_SUCCESS) code = MPI_ERR_IN_STATUS;
     indices[(*some)++] = k;
     return true;
@@ -127,7 +129,7 @@ int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& la
       busy.push_back(lanes[k]);
     }
   }
-  // Where nothing else is over: the first may wait for what waits here for a later one.
+  // If nothing else is complete, the first send may depend on a later one.
   for (size_t i = 0; i < later.size() && *some == 0; ++i) is_over(later[i]);
   return code;
 }

@@ -1,5 +1,5 @@
-// The doors: functions that Python calls through ctypes to make channels and lists, and the three XLA FFI
-// handlers. XLA's C interface is used as it is; its C++ one takes far longer to compile.
+// The entry points: functions that Python calls through ctypes, and the XLA FFI handlers. They use XLA's C API,
+// because its C++ API takes far longer to compile.
 #include <dlfcn.h>
 
 #include <cstring>
@@ -12,7 +12,8 @@
 namespace commplan {
 namespace {
 
-// Something that a compiled program calls by its number. Never freed: XLA may hold a program for ever.
+// A program that compiled code calls by its number. Never freed, since XLA may keep compiled code
+// indefinitely.
 struct Callable {
   Channel* channel;
   std::unique_ptr<List> list;
@@ -43,7 +44,7 @@ Callable* find(int64_t number) {
   return &registry()[number];
 }
 
-// Calls of Python by threads that run a list; `ended` once there is no Python any more.
+// Guards callbacks to Python from threads that run a list; `ended` once Python is shutting down.
 struct Looks {
   std::shared_mutex mutex;
   bool ended = false;
@@ -62,7 +63,7 @@ XLA_FFI_Error* failure(XLA_FFI_CallFrame* frame, const std::string& message) {
   return frame->api->XLA_FFI_Error_Create(&args);
 }
 
-// XLA asks every handler once which version of the interface it was made for.
+// XLA queries the API version of every handler once.
 bool answers_metadata(XLA_FFI_CallFrame* frame) {
   auto* extension = frame->extension_start;
   if (extension == nullptr || extension->type != XLA_FFI_Extension_Metadata) return false;
@@ -76,7 +77,7 @@ bool answers_metadata(XLA_FFI_CallFrame* frame) {
 void* argument(XLA_FFI_CallFrame* frame, int i) { return static_cast<XLA_FFI_Buffer*>(frame->args.args[i])->data; }
 void* result(XLA_FFI_CallFrame* frame, int i) { return static_cast<XLA_FFI_Buffer*>(frame->rets.rets[i])->data; }
 
-// The only attribute of our calls.
+// The number of the program, which is the only attribute of our calls.
 int64_t number_of(XLA_FFI_CallFrame* frame) {
   if (frame->attrs.size != 1 || frame->attrs.types[0] != XLA_FFI_AttrType_SCALAR) return -1;
   auto* scalar = static_cast<XLA_FFI_Scalar*>(frame->attrs.attrs[0]);
@@ -96,7 +97,7 @@ Buffers buffers(XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outputs) {
   return found;
 }
 
-// An operation, or why there is none.
+// An operation, or the reason that there is none.
 struct Begun {
   std::unique_ptr<Operation> operation;
   std::string error;
@@ -115,10 +116,10 @@ Begun begin(Callable* x, XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outpu
   return {run_request(channel, *x->request, std::move(from), std::move(to)), {}};
 }
 
-// What else the program has begun writes to its memory, which XLA takes back after an error.
+// Returns an error. Waits first for started operations, since XLA frees their buffers after an error.
 XLA_FFI_Error* refusal(Callable* x, XLA_FFI_CallFrame* frame, const std::string& error) {
   if (x != nullptr) x->channel->rest();
-  return failure(frame, (error.rfind("interrupted", 0) == 0 ? "commplan: " : kSays) + error);
+  return failure(frame, (error.rfind("interrupted", 0) == 0 ? "commplan: " : kErrorPrefix) + error);
 }
 
 }  // namespace
@@ -163,30 +164,30 @@ COMMPLAN_API XLA_FFI_Error* commplan_finish(XLA_FFI_CallFrame* frame) {
   return error.empty() ? nullptr : refusal(x, frame, error);
 }
 
-// A handler that does nothing: what a call costs.
+// A handler that does nothing, to measure the cost of a call.
 COMMPLAN_API XLA_FFI_Error* commplan_empty(XLA_FFI_CallFrame* frame) {
   answers_metadata(frame);
   return nullptr;
 }
 
-// together: what fails on one rank ends on all of them.
-COMMPLAN_API void* commplan_channel_open(int comm, int together) {
-  return open_channel(MPI_Comm_f2c(comm), together != 0);
+// collective: a failure on one rank ends the operations of all ranks.
+COMMPLAN_API void* commplan_channel_open(int comm, int collective) {
+  return open_channel(MPI_Comm_f2c(comm), collective != 0);
 }
 
-// bound, first: nanoseconds; record: the memory of a record, or null. See `Watch`.
+// bound, first: nanoseconds. record: the memory of a flight record, or null. See `Watch`.
 COMMPLAN_API void commplan_channel_watch(void* channel, int64_t bound, int64_t first, void* record) {
   static_cast<Channel*>(channel)->watch(bound, first, static_cast<char*>(record));
 }
 
-// Of a server: see `Served`. ranks: those awaited, then those gone.
+// Called by a server, see `ServerStatus`. ranks: first those that are awaited, then those that are gone.
 COMMPLAN_API void commplan_channel_serve(void* channel, int waits, int patient, int moved, const int32_t* ranks,
                                          int64_t awaited, int64_t gone) {
   const int32_t* middle = ranks + awaited;
   static_cast<Channel*>(channel)->serve({waits != 0, patient != 0, moved != 0, {ranks, middle}, {middle, middle + gone}});
 }
 
-// The verdict of the watch, cut to `most` bytes and a zero; its length, 0 where there is none.
+// Copies the watchdog's verdict, at most `most` bytes and a zero. Returns its length, 0 if there is none.
 COMMPLAN_API int64_t commplan_channel_verdict(void* channel, char* text, int64_t most) {
   std::string verdict = static_cast<Channel*>(channel)->verdict().substr(0, most);
   std::memcpy(text, verdict.c_str(), verdict.size() + 1);
@@ -204,22 +205,22 @@ COMMPLAN_API void commplan_add_busy(int change) { add_busy(change); }
 
 COMMPLAN_API int commplan_channel_busy(void* channel) { return static_cast<Channel*>(channel)->busy() ? 1 : 0; }
 
-// Waits for what is under way. Programs of a closed channel fail with a message.
+// Waits for running operations. Programs of a closed channel fail with a message.
 COMMPLAN_API void commplan_channel_close(void* channel) {
   static_cast<Channel*>(channel)->close("the channel of this program is closed");
 }
 
-// This process ends: programs begin nothing more, and those that wait for them on other ranks are told.
+// Rejects further operations of this process, and reports its end to the other ranks.
 COMMPLAN_API void commplan_end_channels() { end_channels(); }
 
-// Of a closed channel: whether all ranks have left it, so that its communicators may be freed, and its record. What was
-// once said may not be asked again.
+// Returns whether all ranks have left a closed channel, so that its communicators and its record may be freed. Must
+// not be called again after it has returned 1.
 COMMPLAN_API int commplan_channel_release(void* channel) {
   return release_channel(static_cast<Channel*>(channel)) ? 1 : 0;
 }
 
-// table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op, label, how many rounds, and the
-// first instruction of each.
+// table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op, label, the number of rounds,
+// and the first instruction of each round.
 COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t count, const int32_t* waits,
                                    const int64_t* begins, const int32_t* next, const int32_t* peers, int64_t many,
                                    const int64_t* settings, const char* where) {
@@ -242,27 +243,27 @@ COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t 
   list->rounds.assign(settings + 7, settings + 7 + settings[6]);
   for (int64_t i = 0; i < count; ++i) {
     const Instruction& x = rows[i];
-    if (x.what == kSend) ++list->sends[x.peer];
-    if (x.what == kReceive || x.what == kReceiveReduce) list->receives[x.peer].push_back(static_cast<int32_t>(i));
-    if (x.what == kReceiveReduce) {
+    if (x.kind == kSend) ++list->sends[x.peer];
+    if (x.kind == kReceive || x.kind == kReceiveReduce) list->receives[x.peer].push_back(static_cast<int32_t>(i));
+    if (x.kind == kReceiveReduce) {
       list->reduces = true;
       list->largest = std::max(list->largest, (x.nbytes + 63) / 64 * 64);
     }
   }
   for (int64_t p = 0; p < many; ++p) {
-    if (list->sends[p] > 0) list->ways.push_back(2 * peers[p]);
-    if (!list->receives[p].empty()) list->ways.push_back(2 * peers[p] + 1);
+    if (list->sends[p] > 0) list->links.push_back(2 * peers[p]);
+    if (!list->receives[p].empty()) list->links.push_back(2 * peers[p] + 1);
   }
   return add({static_cast<Channel*>(channel), std::move(list), nullptr, nullptr, nullptr});
 }
 
-// Forgets a list that no compiled program calls.
+// Frees a list that no compiled program calls.
 COMMPLAN_API void commplan_list_free(int64_t number) { find(number)->list.reset(); }
 
-// Runs a list where its messages lie, in `memory`, its output; it has no input. pace: nanoseconds, see `Pace`. look: told
-// now and then for how many nanoseconds nothing has moved, and which rank has not come, or is waited for, or -1; other
-// than 0 breaks it off. The error, cut to `most` bytes and a zero; its length, 0 where there is none. After one the channel cannot be used
-// again, and messages that are under way may still read the memory, and write to it.
+// Runs a list without input whose messages are in `memory`. pace: nanoseconds, see `Pace`. look: called periodically
+// with the nanoseconds since anything moved, and the rank that is absent or waited for, or -1; any result except 0
+// cancels the list. Copies the error, at most `most` bytes and a zero, and returns its length, 0 if there is none.
+// After an error the channel cannot be used again, and pending messages may still access the memory.
 COMMPLAN_API int64_t commplan_run(int64_t number, void* memory, const int64_t* pace, int (*look)(int64_t, int64_t),
                                   char* text, int64_t most) {
   Callable& x = *find(number);
@@ -273,19 +274,19 @@ COMMPLAN_API int64_t commplan_run(int64_t number, void* memory, const int64_t* p
     begun.error = x.channel->enter();
     if (begun.error.empty()) begun.operation = run_list(*x.channel, *x.list, nullptr, memory);
   }
-  auto told = [look](const Progress& progress, int64_t idle) {
+  auto callback = [look](const Progress& progress, int64_t idle) {
     std::shared_lock<std::shared_mutex> lock(looks().mutex);
     return !looks().ended && look(idle, progress.absent >= 0 ? progress.absent : progress.rank) == 0;
   };
   if (begun.operation) {
-    begun.error = x.channel->drive(std::move(begun.operation), {pace[0], pace[1], pace[2], pace[3]}, told);
+    begun.error = x.channel->drive(std::move(begun.operation), {pace[0], pace[1], pace[2], pace[3]}, callback);
   }
   std::string error = begun.error.substr(0, most);
   std::memcpy(text, error.c_str(), error.size() + 1);
   return static_cast<int64_t>(error.size());
 }
 
-// The interpreter is about to end: no `look` is called any more, and what threads run is broken off.
+// The interpreter is about to shut down: `look` is called no more, and running lists are cancelled.
 COMMPLAN_API void commplan_end_looks() {
   std::unique_lock<std::shared_mutex> lock(looks().mutex);
   looks().ended = true;
@@ -308,16 +309,16 @@ COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, con
   return add({opened, nullptr, std::move(native), nullptr, nullptr});
 }
 
-// What the record says of `number`, a list, MPI's own or a request, before it first runs.
+// Sets the details of a program for flight records. Must be called before it first runs.
 COMMPLAN_API void commplan_describe(int64_t number, const char* details) {
   const Callable& callable = *find(number);
   Where& where = callable.list ? callable.list->where : callable.native ? callable.native->where : callable.request->where;
   where.details = details;
 }
 
-// A list or MPI's own, `number`, for arrays of which its buffers consist: from, to: so many rows of Run, after the
-// bytes of the buffer. last: of the list's instructions those that write something for the last time; late: offset
-// and bytes of what else there is.
+// A list, or MPI's own collective, on several arrays. from, to: the bytes of the buffer, then `inputs` and `outputs`
+// rows of Run. last: the instructions of the list whose output is final. late: offset and bytes of the rest of the
+// output.
 COMMPLAN_API int64_t commplan_packed(int64_t number, const int64_t* from, int64_t inputs, const int64_t* to,
                                      int64_t outputs, const int64_t* last, int64_t many, const int64_t* late,
                                      int64_t rest) {
@@ -337,17 +338,17 @@ COMMPLAN_API int64_t commplan_packed(int64_t number, const int64_t* from, int64_
   return add({whole.channel, nullptr, nullptr, nullptr, std::move(packed)});
 }
 
-// peers, names: `many` of them. table: `count` rows of Message, in the order in which they are posted.
-// window: messages in flight to one peer. told: a number that counts its requests, or null.
+// peers, names: `many` of them. table: `count` rows of Message, in the order in which they are posted. window:
+// messages in flight to one peer. put_counter: incremented whenever the request begins, or null.
 COMMPLAN_API int64_t commplan_request(void* channel, const char* where, const int32_t* peers, const char** names,
-                                      int64_t many, const int64_t* table, int64_t count, int64_t window, void* told) {
+                                      int64_t many, const int64_t* table, int64_t count, int64_t window, void* put_counter) {
   auto request = std::make_unique<Request>();
   request->where.line = where;
   request->peers.assign(peers, peers + many);
   request->names.assign(names, names + many);
   request->sends.resize(many);
   request->window = window;
-  request->told = static_cast<int64_t*>(told);
+  request->put_counter = static_cast<int64_t*>(put_counter);
   auto* rows = reinterpret_cast<const Message*>(table);
   for (int64_t i = 0; i < count; ++i) {
     auto& list = rows[i].answer ? request->receives : request->sends[rows[i].peer];
@@ -356,11 +357,11 @@ COMMPLAN_API int64_t commplan_request(void* channel, const char* where, const in
   return add({static_cast<Channel*>(channel), nullptr, nullptr, std::move(request), nullptr});
 }
 
-// To a request that was just made: states in shared memory. header: of each the addresses of ready, puts, requests,
-// closed and told, after its peer. meetings: rows of state, input, output, offset, count, dtype, address of the
-// centre there. factors: of eta and rho each the input, or -1, and its dtype.
+// Adds states in shared memory to a new request. headers: for each state its peer, and the addresses of ready, puts,
+// requests, closed and put_counter. updates: rows of state, input, output, offset, count, dtype and the address of
+// the state. factors: for eta and rho the input, or -1 for a literal, and its dtype.
 COMMPLAN_API void commplan_request_shares(int64_t number, const int64_t* headers, int64_t states,
-                                          const int64_t* meetings, int64_t count, const int64_t* factors,
+                                          const int64_t* updates, int64_t count, const int64_t* factors,
                                           const double* literals) {
   Request& request = *find(number)->request;
   auto counter = [](int64_t address) { return reinterpret_cast<std::atomic<int64_t>*>(address); };
@@ -368,8 +369,8 @@ COMMPLAN_API void commplan_request_shares(int64_t number, const int64_t* headers
     request.shared.push_back({h[0], counter(h[1]), counter(h[2]), counter(h[3]), counter(h[4]),
                               reinterpret_cast<const int64_t*>(h[5])});
   }
-  for (const int64_t* m = meetings; m < meetings + 7 * count; m += 7) {
-    request.meetings.push_back({m[0], m[1], m[2], m[3], m[4], m[5], reinterpret_cast<char*>(m[6])});
+  for (const int64_t* m = updates; m < updates + 7 * count; m += 7) {
+    request.updates.push_back({m[0], m[1], m[2], m[3], m[4], m[5], reinterpret_cast<char*>(m[6])});
   }
   for (int i = 0; i < 2; ++i) {
     request.factors[i] = factors[2 * i];
@@ -378,7 +379,7 @@ COMMPLAN_API void commplan_request_shares(int64_t number, const int64_t* headers
   }
 }
 
-// The file of the MPI library that the engine calls.
+// The file of the MPI library that the engine is linked to.
 COMMPLAN_API const char* commplan_library() {
   Dl_info info{};
   return dladdr(reinterpret_cast<void*>(&MPI_Init), &info) ? info.dli_fname : "";

@@ -1,6 +1,7 @@
-// How ranks part: a rank whose program ends, and one that closes its channel or cannot go on, says so to all others, with
-// the number of the last operation that it has begun with each. Who waits for a later one is told, rather than waiting for
-// ever. Before MPI ends, all ranks have left, which is more than to have ended, and nothing of ours calls it any more.
+// How ranks leave a channel. A rank whose program ends, or that closes its channel or has failed, sends a message to
+// all other ranks with the number of the last operation that it has begun with each. A rank that waits for a later
+// one gets an error. MPI is finalized only after all ranks have left: a rank that has ended may still have running
+// operations.
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,27 +26,29 @@ std::vector<int32_t> Channel::others(MPI_Comm part) const {
   MPI_Group_translate_ranks(theirs, many, places.data(), all, ranks.data());
   MPI_Group_free(&theirs);
   MPI_Group_free(&all);
-  ranks.erase(std::find(ranks.begin(), ranks.end(), own_));
+  ranks.erase(std::find(ranks.begin(), ranks.end(), rank_));
   return ranks;
 }
 
 void Channel::part(bool leaves) {
   std::lock_guard<std::mutex> lock(leaving_);
-  if (!together_ || left_ || (ended_ && !leaves)) return;
+  if (!collective_ || left_ || (ended_ && !leaves)) return;
   ended_ = true;
   left_ = leaves;
-  if (cause_.empty()) cause_ = "an operation failed on rank " + std::to_string(own_);
-  std::vector<Parting>& words = leaves ? left_words_ : end_words_;  // they stay until they have arrived
-  words.resize(lasts_.size());
-  for (int rank = 0; rank < static_cast<int>(words.size()); ++rank) {
-    if (rank == own_) continue;
-    Parting& said = words[rank];
-    said.leaves = leaves;
-    said.last = !fails() ? begun_[rank] : !verdict().empty() ? kJudged : kFailed;
-    if (fails()) std::snprintf(said.cause, sizeof said.cause, "%s", cause_.c_str());
+  if (cause_.empty()) cause_ = "an operation failed on rank " + std::to_string(rank_);
+  // Must stay valid until they are received.
+  std::vector<LeaveMessage>& messages = leaves ? leave_messages_ : end_messages_;
+  messages.resize(lasts_.size());
+  for (int rank = 0; rank < static_cast<int>(messages.size()); ++rank) {
+    if (rank == rank_) continue;
+    LeaveMessage& message = messages[rank];
+    message.leaves = leaves;
+    message.last = !fails() ? begun_[rank] : !verdict().empty() ? kJudged : kFailed;
+    if (fails()) std::snprintf(message.cause, sizeof message.cause, "%s", cause_.c_str());
     MPI_Request request;
-    int code = MPI_Isend(&said, sizeof said, MPI_BYTE, rank, static_cast<int>(tags_), comm, &request);
-    if (code == MPI_SUCCESS) saying_.push_back(request);  // else it has died, or is told by the revocation
+    int code = MPI_Isend(&message, sizeof message, MPI_BYTE, rank, static_cast<int>(tags_), comm, &request);
+    // Otherwise the rank has failed, or `comm` is revoked.
+    if (code == MPI_SUCCESS) leave_requests_.push_back(request);
   }
 }
 
@@ -58,7 +61,7 @@ bool Channel::listen() {
     int code = MPI_Improbe(MPI_ANY_SOURCE, static_cast<int>(tags_), comm, &flag, &message, &status);
     if (code != MPI_SUCCESS) return false;
     if (!flag) return true;
-    Parting heard{kFailed, true, {}};  // should its sender die before this has come
+    LeaveMessage heard{kFailed, true, {}};  // if the sender fails before the message has arrived
     MPI_Mrecv(&heard, sizeof heard, MPI_BYTE, &message, MPI_STATUS_IGNORE);
     if (watch_) watch_->has_ended(status.MPI_SOURCE, heard.last, heard.leaves);
     if (!heard.leaves) {
@@ -82,7 +85,7 @@ void Channel::interrupt(Operation& operation) {
   operation.break_off("interrupted" + line);
 }
 
-// A rank whose program has ended is named before those that have failed, which may be for that reason.
+// A rank whose program has ended is reported before failed ranks, since it may be the cause of their failure.
 std::string Channel::missing(const Operation& operation) {
   listen();
   std::string why;
@@ -91,7 +94,7 @@ std::string Channel::missing(const Operation& operation) {
     for (const Partner& partner : operation.partners()) {
       int64_t last = last_of(partner.rank);
       if (partner.number <= last) continue;
-      if (last == kJudged && watch_) continue;  // the verdict itself is on its way
+      if (last == kJudged && watch_) continue;  // the verdict itself will arrive
       if (last >= 0) {
         why = "the program has ended on rank " + std::to_string(partner.rank);
         break;
@@ -121,27 +124,28 @@ void Channel::note_cause(const std::string& why) {
 }
 
 void Channel::revoke_all() {
-  if (!together_) return;
+  if (!collective_) return;
   std::lock_guard<std::mutex> lock(mutex_);
   revoke(comm);
   for (MPI_Comm other : others_) revoke(other);
 }
 
-// Who has waited for the living learns from them, a moment later, who died, or why they have broken it off.
+// Why an operation has failed. If this rank waited for a living one, the cause may arrive a moment later: the rank
+// that died, or the reason for which another rank cancelled the operation.
 std::string Channel::loss(const Operation& operation, int rank) {
   std::string line = operation.where().empty() ? "" : "; " + operation.where();
   constexpr int64_t kNews = 3'000'000'000, kPause = 10'000'000;
   std::vector<int> ranks = dead(comm);
   for (int64_t until = now() + kNews; ranks.empty() && now() < until; ranks = dead(comm)) {
-    std::string told = missing(operation);
-    if (!told.empty()) return told;
-    std::string judged = verdict();  // nobody has died: a watch has revoked it
-    if (!judged.empty()) return judged + line;
+    std::string cause = missing(operation);
+    if (!cause.empty()) return cause;
+    std::string reason = verdict();  // no rank has failed: the watchdog has revoked it
+    if (!reason.empty()) return reason + line;
     sleep_ns(kPause);
   }
   revoke_all();
   if (ranks.empty() && rank >= 0) ranks.push_back(rank);
-  if (ranks.empty()) return "another rank found that one has died" + line;
+  if (ranks.empty()) return "another rank reported that a process has died" + line;
   std::string named = ranks.size() > 1 ? "ranks " : "rank ";
   for (size_t i = 0; i < ranks.size(); ++i) named += (i ? ", " : "") + std::to_string(ranks[i]);
   named += ranks.size() > 1 ? " have died" : " has died";
@@ -174,7 +178,7 @@ void Channel::close(const std::string& why) {
 }
 
 void Channel::await_others() {
-  if (!together_) return;
+  if (!collective_) return;
   if (watch_) watch_->part();
   constexpr int64_t kShortest = 100'000, kLongest = 10'000'000;
   for (int64_t pause = kShortest, looked = now(); listen(); pause = std::min(pause * 5 / 4, kLongest)) {
@@ -184,48 +188,49 @@ void Channel::await_others() {
       std::lock_guard<std::mutex> lock(leaving_);
       for (int rank : gone) lasts_[rank] = kFailed;
     }
-    if (parted()) return;
+    if (all_left()) return;
     if (watch_ && watch_->abandoned() && !verdict().empty()) end_job(verdict());
     sleep_ns(pause);
   }
 }
 
-// Whether every other rank has left, and knows that this one has.
-bool Channel::parted() {
+// Whether every other rank has left, and has received the message that this one has.
+bool Channel::all_left() {
   std::lock_guard<std::mutex> lock(leaving_);
-  int said = 0;
-  MPI_Testall(static_cast<int>(saying_.size()), saying_.data(), &said, MPI_STATUSES_IGNORE);
-  lasts_[own_] = 0;
-  return said && std::count(lasts_.begin(), lasts_.end(), kHere) == 0;
+  int all_sent = 0;
+  MPI_Testall(static_cast<int>(leave_requests_.size()), leave_requests_.data(), &all_sent, MPI_STATUSES_IGNORE);
+  lasts_[rank_] = 0;
+  return all_sent && std::count(lasts_.begin(), lasts_.end(), kRunning) == 0;
 }
 
 bool Channel::release() {
   auto clean = [](int64_t last) { return last >= 0; };
-  auto left = [&] { return listen() && parted() && std::all_of(lasts_.begin(), lasts_.end(), clean); };
-  if (together_ && (fails() || !left())) return false;
+  auto left = [&] { return listen() && all_left() && std::all_of(lasts_.begin(), lasts_.end(), clean); };
+  if (collective_ && (fails() || !left())) return false;
   if (watch_) watch_->stop();
   return !watch_ || watch_->release();
 }
 
 void Watch::part() { parting_ = now(); }
 
-// A server to which nothing comes looks at those that are left, as a rank does at its end: all may be stopped.
-void Watch::serve(const Served& served) {
+// A server without requests checks the remaining ranks, as a rank does at its end: all of them may be
+// stopped.
+void Watch::serve(const ServerStatus& status) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (served.moved || served_ == 0) parting_ = moved_ = now();
-  served_ = now();
-  holds_ = served.waits;
-  patient_ = served.patient;
+  if (status.moved || reported_ == 0) parting_ = moved_ = now();
+  reported_ = now();
+  worker_waits_ = status.waits;
+  patient_ = status.patient;
   awaited_.clear();
-  for (int32_t rank : served.awaited) awaited_.push_back({rank, INT64_MAX});
-  for (int32_t rank : served.gone) left_[rank] = 0;
-  announced_ = true;  // those that are alive ask when they like
+  for (int32_t rank : status.awaited) awaited_.push_back({rank, INT64_MAX});
+  for (int32_t rank : status.gone) left_[rank] = 0;
+  announced_ = true;  // workers may take any time between requests
 }
 
 void end_job(const std::string& why) {
   size_t line = why.find('\n');
   std::string notes = line == std::string::npos ? std::string() : why.substr(line);
-  std::fprintf(stderr, "%s%s: the job ends%s\n", kSays, why.substr(0, line).c_str(), notes.c_str());
+  std::fprintf(stderr, "%s%s: the job ends%s\n", kErrorPrefix, why.substr(0, line).c_str(), notes.c_str());
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
@@ -243,7 +248,7 @@ Open& open() {
   return *all;
 }
 
-// MPI calls it first of all when it is finalized, however that comes.
+// An attribute callback of MPI_COMM_SELF, which MPI_Finalize calls first.
 int leave_all(MPI_Comm, int, void*, void*) {
   if (open().process != getpid()) return MPI_SUCCESS;
   std::vector<Channel*> channels;
@@ -253,7 +258,8 @@ int leave_all(MPI_Comm, int, void*, void*) {
   }
   for (Channel* channel : channels) channel->close("MPI has been finalized");
   for (Channel* channel : channels) {
-    // Who holds the others does not come to part with them, either; it may itself be the one, and too late.
+    // A rank that blocks the others does not leave, either. This rank may be the one, and receive the verdict
+    // late.
     if (!channel->verdict().empty()) end_job(channel->summary());
     channel->await_others();
   }
@@ -266,7 +272,7 @@ int leave_all(MPI_Comm, int, void*, void*) {
 void end_channels() {
   std::lock_guard<std::mutex> lock(open().mutex);
   for (Channel* channel : open().channels) {
-    if (channel->together()) channel->end("this process is ending");
+    if (channel->collective()) channel->end("this process is ending");
   }
 }
 
@@ -278,7 +284,7 @@ bool release_channel(Channel* channel) {
   return true;
 }
 
-Channel* open_channel(MPI_Comm comm, bool together) {
+Channel* open_channel(MPI_Comm comm, bool collective) {
   std::lock_guard<std::mutex> lock(open().mutex);
   if (open().process == 0) {
     int key = MPI_KEYVAL_INVALID;
@@ -286,7 +292,7 @@ Channel* open_channel(MPI_Comm comm, bool together) {
     MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
     open().process = getpid();
   }
-  open().channels.push_back(new Channel(comm, together));
+  open().channels.push_back(new Channel(comm, collective));
   return open().channels.back();
 }
 

@@ -1,9 +1,9 @@
-// Runs an instruction list: whatever has nothing left to wait for is issued, earlier instructions first.
+// Runs an instruction list: an instruction is issued once its dependencies are complete, earlier instructions first.
 //
-// For each peer a bounded number of messages is in flight each way, so that early parts of a list cannot
-// crowd out later ones on the wire. Receives are posted in the order of the list, and its earliest unsent
-// message may always be sent: with both, lists made from one program cannot block each other, whatever the
-// window and however MPI sends.
+// For each peer a bounded number of messages is in flight in each direction, so that early parts of a list do not
+// crowd out later ones. Receives are posted in the order of the list, and the earliest send that is not issued may
+// exceed the bound. Lists from one program therefore cannot block each other, for any bound and any send protocol of
+// MPI.
 #include <algorithm>
 #include <cstring>
 
@@ -36,9 +36,9 @@ class ListRun final : public Operation {
       temporary_ = channel.take(temporaries * list.largest, &temporary_capacity_);
       for (int64_t t = temporaries; t-- > 0;) free_.push_back(temporary_.get() + t * list.largest);
     }
-    left_ = list.code.size();
-    for (const Instruction& x : list.code) left_bytes_ += x.nbytes;
-    done_ = left_ == 0;
+    remaining_ = list.code.size();
+    for (const Instruction& x : list.code) remaining_bytes_ += x.nbytes;
+    done_ = remaining_ == 0;
     for (size_t i = 0; i < list.code.size(); ++i) {
       if (waits_[i] == 0) ready(static_cast<int32_t>(i));
     }
@@ -70,12 +70,12 @@ class ListRun final : public Operation {
     return moved;
   }
 
-  bool bulk() const override { return list_.synchronous && left_ > kFew; }
-  int64_t nbytes() const override { return left_bytes_; }
-  const std::vector<int32_t>& ways() const override { return list_.ways; }
+  bool bulk() const override { return list_.synchronous && remaining_ > kFew; }
+  int64_t nbytes() const override { return remaining_bytes_; }
+  const std::vector<int32_t>& links() const override { return list_.links; }
 
-  // Of each peer the first message that has not come, then the first that has not been taken, counted in the order of
-  // the list; of them all the earliest.
+  // The earliest of these messages in the list: for each peer, the first one that has not arrived, and the first one
+  // that the peer has not received.
   Progress progress() const override {
     Progress found;
     int64_t first = static_cast<int64_t>(list_.code.size());
@@ -92,7 +92,7 @@ class ListRun final : public Operation {
       if (found.rank >= 0 && !found.sends) continue;
       for (int64_t i = 0; i < first; ++i) {
         const Instruction& x = list_.code[i];
-        if (x.what != kSend || static_cast<size_t>(x.peer) != p || given-- > 0) continue;
+        if (x.kind != kSend || static_cast<size_t>(x.peer) != p || given-- > 0) continue;
         first = i;
         found.rank = list_.peers[p];
         found.sends = true;
@@ -111,12 +111,12 @@ class ListRun final : public Operation {
     std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> ready;  // sends
     int64_t first_send = 0, first_receive = 0;                                       // message numbers
     int64_t sending = 0, receiving = 0;                                              // in flight
-    size_t posted = 0;                                                               // receives so far
+    size_t posted = 0;                                                               // receives posted
   };
 
   char* at(int64_t buffer, int64_t offset) const { return buffers_[buffer] + offset; }
 
-  // Where an instruction reads.
+  // The memory that an instruction reads.
   char* source(const Instruction& x) const {
     if (packing_ && x.src == kInput) packing_->need(x.src_offset, x.nbytes);
     return at(x.src, x.src_offset);
@@ -124,21 +124,21 @@ class ListRun final : public Operation {
 
   void run_local(const Instruction& x) {
     char* to = at(x.dst, x.dst_offset);
-    if (x.what == kZero) {
+    if (x.kind == kZero) {
       std::memset(to, 0, x.nbytes);
     } else if (to != at(x.src, x.src_offset)) {
       std::memcpy(to, source(x), x.nbytes);
     }
   }
 
-  // Nothing is left to wait for. A receive looks for itself when its turn comes.
+  // All dependencies of i are complete. Receives without reduction check this when they are posted.
   void ready(int32_t i) {
     const Instruction& x = list_.code[i];
-    if (x.what == kSend) {
+    if (x.kind == kSend) {
       peers_[x.peer].ready.push(i);
-    } else if (x.what == kCopy || x.what == kZero) {
+    } else if (x.kind == kCopy || x.kind == kZero) {
       local_.push(i);
-    } else if (x.what == kReceiveReduce && landed_[i]) {
+    } else if (x.kind == kReceiveReduce && landed_[i]) {
       finished_.push_back(i);
     }
   }
@@ -149,17 +149,17 @@ class ListRun final : public Operation {
       int32_t i = finished_.back();
       finished_.pop_back();
       const Instruction& x = list_.code[i];
-      if (x.what == kReceiveReduce) {
+      if (x.kind == kReceiveReduce) {
         kernel_(at(x.dst, x.dst_offset), source(x), landed_[i], x.nbytes / size_of(list_.dtype));
         free_.push_back(landed_[i]);
       }
-      if (x.what == kReceiveReduce || x.what == kReceive) --peers_[x.peer].receiving;
+      if (x.kind == kReceiveReduce || x.kind == kReceive) --peers_[x.peer].receiving;
       if (packing_ && packing_->last(i)) packing_->deliver(x.dst_offset, x.nbytes);
       for (int64_t k = list_.begins[i]; k < list_.begins[i + 1]; ++k) {
         if (--waits_[list_.next[k]] == 0) ready(list_.next[k]);
       }
-      left_bytes_ -= x.nbytes;
-      if (--left_ == 0) done_ = true;
+      remaining_bytes_ -= x.nbytes;
+      if (--remaining_ == 0) done_ = true;
     }
   }
 
@@ -170,7 +170,7 @@ class ListRun final : public Operation {
       const std::vector<int32_t>& receives = list_.receives[p];
       while (peer.posted < receives.size() && peer.receiving < list_.window) {
         int32_t i = receives[peer.posted];
-        if (list_.code[i].what == kReceive && waits_[i] > 0) break;
+        if (list_.code[i].kind == kReceive && waits_[i] > 0) break;
         if (!post(peer, i)) return true;
         issued = true;
       }
@@ -187,7 +187,7 @@ class ListRun final : public Operation {
   // The earliest send that has not been issued.
   int32_t earliest() {
     while (earliest_ < static_cast<int32_t>(sent_.size()) &&
-           (sent_[earliest_] || list_.code[earliest_].what != kSend)) {
+           (sent_[earliest_] || list_.code[earliest_].kind != kSend)) {
       ++earliest_;
     }
     return earliest_;
@@ -196,7 +196,7 @@ class ListRun final : public Operation {
   bool post(Peer& peer, int32_t i) {
     const Instruction& x = list_.code[i];
     char* to = nullptr;
-    if (x.what == kReceive) {
+    if (x.kind == kReceive) {
       to = at(x.dst, x.dst_offset);
     } else {
       to = free_.back();
@@ -230,10 +230,10 @@ class ListRun final : public Operation {
   void keep(MPI_Request request, int32_t i) {
     requests_.push_back(request);
     owners_.push_back(i);
-    lanes_.push_back(list_.code[i].what == kSend ? static_cast<int32_t>(list_.code[i].peer) : -1);
+    lanes_.push_back(list_.code[i].kind == kSend ? static_cast<int32_t>(list_.code[i].peer) : -1);
   }
 
-  // Sends do not say that their receiver has died.
+  // A send does not report that its receiver has failed.
   void look() {
     looked_ = now();
     if (!cut_off(channel_.comm, list_.peers)) return;
@@ -272,10 +272,10 @@ class ListRun final : public Operation {
 
   void arrive(int32_t i) {
     const Instruction& x = list_.code[i];
-    std::atomic<int64_t>& completed = completed_[2 * x.peer + (x.what != kSend)];  // one thread alone writes it
+    std::atomic<int64_t>& completed = completed_[2 * x.peer + (x.kind != kSend)];  // written by one thread only
     completed.store(completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    if (x.what == kSend) --peers_[x.peer].sending;
-    if (x.what == kReceiveReduce) {
+    if (x.kind == kSend) --peers_[x.peer].sending;
+    if (x.kind == kReceiveReduce) {
       auto found = std::find_if(temporary_of_.begin(), temporary_of_.end(), [i](auto& e) { return e.first == i; });
       landed_[i] = found->second;
       *found = temporary_of_.back();
@@ -285,12 +285,12 @@ class ListRun final : public Operation {
     complete(i);
   }
 
-  // After a failure a message may still arrive: its buffers are never used for anything else.
+  // After a failure a message may still arrive: its buffers are never reused.
   void abandon() {
     scratch_.release();
     temporary_.release();
     for (size_t k = 0; k < requests_.size(); ++k) {
-      if (requests_[k] != MPI_REQUEST_NULL && list_.code[owners_[k]].what != kSend) MPI_Cancel(&requests_[k]);
+      if (requests_[k] != MPI_REQUEST_NULL && list_.code[owners_[k]].kind != kSend) MPI_Cancel(&requests_[k]);
     }
     drain(channel_.gone(*this), list_.peers, requests_, lanes_, list_.kept);
   }
@@ -299,8 +299,8 @@ class ListRun final : public Operation {
   Packing* const packing_;
   std::vector<int32_t> waits_;
   std::vector<char> sent_;
-  std::vector<char*> landed_;  // where a receive that waits for its reduction has put its bytes
-  std::vector<std::atomic<int64_t>> completed_, issued_;  // messages to each peer and from it; sends to each, begun
+  std::vector<char*> landed_;  // received bytes of a receive_reduce whose destination is not ready
+  std::vector<std::atomic<int64_t>> completed_, issued_;  // messages to and from each peer; begun sends to each peer
   std::vector<Peer> peers_;
   std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> local_;
   std::vector<int32_t> finished_, arrived_, owners_, lanes_;
@@ -313,8 +313,8 @@ class ListRun final : public Operation {
   int64_t scratch_capacity_ = 0, temporary_capacity_ = 0;
   char* buffers_[kBuffers] = {};
   Kernel kernel_ = nullptr;
-  size_t left_ = 0;
-  int64_t left_bytes_ = 0, looked_ = 0;
+  size_t remaining_ = 0;
+  int64_t remaining_bytes_ = 0, looked_ = 0;
   int32_t earliest_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Floats of 16 bits: they are computed with as f32, and rounded to nearest, ties to even.
+// 16-bit floats. Arithmetic is done in f32 and rounded to nearest, ties to even.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Half {
   static Half narrow(float value) { return {static_cast<_Float16>(value)}; }
 };
 #else
-// Scaling by powers of two moves exponents; what is below the normal numbers is rounded by a float addition.
+// Scaling by powers of two shifts exponents. Subnormal results are rounded by a float addition.
 struct Half {
   uint16_t bits;
   float wide() const {
@@ -50,7 +50,7 @@ struct Half {
     uint32_t bits = float_to_bits(value), sign = (bits >> 16) & 0x8000, rest = bits & 0x7fffffff, half;
     if (rest > 0x7f800000) {
       half = 0x7e00;
-    } else if (rest >= 0x477ff000) {  // rounds beyond the largest
+    } else if (rest >= 0x477ff000) {  // rounds to infinity
       half = 0x7c00;
     } else if (rest < 0x38800000) {
       half = float_to_bits(bits_to_float(rest) + 0.5f) - 0x3f000000;

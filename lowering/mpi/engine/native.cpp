@@ -7,10 +7,11 @@
 namespace commplan {
 namespace {
 
-constexpr char kStays[] = "; MPI's own collectives cannot be broken off";
-constexpr int64_t kMost = int64_t{1} << 30;  // elements in one call: counts are 32-bit
-constexpr int64_t kAlone = 500'000'000;       // that is left to one to end by itself, where nothing else ends it
-constexpr int64_t kRevoked = 10'000'000'000;  // the same where it will, on a busy machine late
+constexpr char kCannotCancel[] = "; MPI's own collectives cannot be broken off";
+constexpr int64_t kMaxCount = int64_t{1} << 30;  // elements per call: counts are 32-bit
+// Nanoseconds that a collective has to end by itself if it cannot be revoked.
+constexpr int64_t kAlone = 500'000'000;
+constexpr int64_t kRevoked = 10'000'000'000;  // the same if it is revoked, which may take long on a busy machine
 
 template <DType kType, Reduction kOp>
 void user_function(void* in, void* inout, int* count, MPI_Datatype*) {
@@ -45,8 +46,8 @@ MPI_Datatype type_of(DType dtype) {
   }
 }
 
-// MPI knows no 16-bit floats, and leaves open what the maximum of a number and a NaN is. Open MPI adds bytes
-// with saturation on some processors.
+// MPI has no 16-bit floats and does not specify the maximum of a number and a NaN. Open MPI adds bytes with
+// saturation on some processors.
 MPI_Op op_of(DType dtype, Reduction op) {
   if (dtype == kF16) return user_op<kF16>(op);
   if (dtype == kBF16) return user_op<kBF16>(op);
@@ -57,7 +58,7 @@ MPI_Op op_of(DType dtype, Reduction op) {
   return op == kMax ? MPI_MAX : MPI_MIN;
 }
 
-// Calls MPI once, or for long buffers several times; `request` null: blocks.
+// Calls MPI once, or several times for a long buffer. Without a `request` the calls block.
 class Call {
  public:
   Call(const Native& native, const void* input, void* output)
@@ -71,7 +72,7 @@ class Call {
   bool more() const { return whole_ ? begun_ < x_.count : !called_; }
 
   int next(MPI_Request* request) {
-    int64_t most = whole_ ? std::min(kMost, x_.count - begun_) : x_.count;
+    int64_t most = whole_ ? std::min(kMaxCount, x_.count - begun_) : x_.count;
     int count = static_cast<int>(most);
     int64_t offset = begun_ * size_of(x_.dtype);
     const void* in = in_ == out_ && whole_ ? MPI_IN_PLACE : in_ + offset;
@@ -114,7 +115,7 @@ class Call {
   }
 
  private:
-  // Away from the root a gathered buffer holds this rank's block and zeros.
+  // Except on the root, a gathered buffer contains this rank's block and zeros.
   void fill_gathered(int64_t count) {
     int64_t block = count * size_of(x_.dtype);
     int size = 0;
@@ -133,7 +134,7 @@ class Call {
   bool whole_ = false, called_ = false;
 };
 
-// All calls of a long buffer begin at once: between two of them another rank might begin something else.
+// All calls of a long buffer begin at once, so that the calls of no other operation come in between.
 class NativeRun final : public Operation {
  public:
   NativeRun(Channel& channel, const Native& native, const void* input, void* output)
@@ -147,12 +148,12 @@ class NativeRun final : public Operation {
     }
   }
 
-  // MPI takes back no collective that has begun: it must end, and if only with an error.
+  // MPI cannot cancel a collective: it must complete, or fail.
   ~NativeRun() override {
     auto ended = [](MPI_Request request) { return request == MPI_REQUEST_NULL; };
     if (std::all_of(requests_.begin(), requests_.end(), ended)) return;
     revoke(comm_);
-    if (!drain(requests_, can_revoke() ? kRevoked : kAlone)) end_job(error_ + kStays);
+    if (!drain(requests_, can_revoke() ? kRevoked : kAlone)) end_job(error_ + kCannotCancel);
   }
 
   bool step() override {
@@ -176,7 +177,7 @@ class NativeRun final : public Operation {
   std::vector<MPI_Status> statuses_;
 };
 
-// The calling thread waits in MPI.
+// The calling thread blocks in MPI.
 class NativeCall final : public Operation {
  public:
   NativeCall(Channel& channel, const Native& native, const void* input, void* output)
@@ -212,7 +213,7 @@ class NativeCall final : public Operation {
       since_ = now();
       revoke(comm_);
     } else if (now() - since_ > (can_revoke() ? kRevoked : kAlone)) {
-      end_job(why + kStays);
+      end_job(why + kCannotCancel);
     }
   }
 

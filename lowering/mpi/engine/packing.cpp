@@ -1,6 +1,6 @@
-// A collective of several arrays as of one buffer. Arrays are copied into the buffer when a part of it is first
-// read, and out of it as parts get their last value, so that most of the copying happens while messages are under
-// way. Both buffers are kept for the next time: fresh memory would cost more than the copies.
+// Runs a collective on several arrays as on one buffer. Arrays are copied into the buffer when a part of it is first
+// read, and out of it as soon as a part is final, so most copies overlap with messages. Both buffers are reused,
+// because touching fresh memory would take longer than the copies.
 #include <algorithm>
 #include <cstring>
 
@@ -46,7 +46,7 @@ class PackedRun final : public Operation {
   bool bulk() const override { return inner_->bulk(); }
   const std::vector<Partner>& partners() const override { return inner_->partners(); }
   int64_t nbytes() const override { return inner_->nbytes(); }
-  const std::vector<int32_t>& ways() const override { return inner_->ways(); }
+  const std::vector<int32_t>& links() const override { return inner_->links(); }
 
  private:
   void look() {

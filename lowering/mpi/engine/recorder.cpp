@@ -1,4 +1,4 @@
-// Writes what begins and ends into memory that is a file, as `commplan/recorder/file.py` reads it.
+// Writes events into a mapped file, in the format of `commplan/recorder/file.py`.
 #include <algorithm>
 #include <cstring>
 
@@ -24,10 +24,10 @@ Header& header(char* base) { return *reinterpret_cast<Header*>(base); }
 
 }  // namespace
 
-// The names that do not fit share the last one.
+// Names that do not fit share the last entry.
 int64_t Recorder::name(const std::string& text) {
-  auto known = names_.find(text);
-  if (known != names_.end()) return known->second;
+  auto existing = names_.find(text);
+  if (existing != names_.end()) return existing->second;
   int64_t& count = header(base_).names;
   int64_t index = std::min(count, kNames - 1);
   if (count < kNames) {

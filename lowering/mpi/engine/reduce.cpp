@@ -1,7 +1,7 @@
-// The arithmetic of reductions, element by element, in the declared type.
+// The arithmetic of reductions, elementwise in the declared type.
 //
-// bf16 and f16 are added as f32 and rounded to nearest, ties to even. A maximum or minimum with a NaN is a
-// NaN, and -0 is less than 0. Sums of integers wrap around; a sum of booleans is their disjunction.
+// bf16 and f16 are added as f32 and rounded to nearest, ties to even. A maximum or minimum with a NaN is NaN, and -0
+// is less than 0. Sums of integers wrap around. A sum of booleans is a logical or.
 #include <cfenv>
 #include <cmath>
 #include <cstring>
@@ -30,7 +30,7 @@ inline T add(T a, T b) {
   }
 }
 
-// Of two equal numbers: they differ at most in the sign of a zero, and 0 is the larger one on every rank.
+// For equal numbers, which differ at most in the sign of zero: the maximum of 0 and -0 is 0 on every rank.
 template <typename Bits, bool kMaximum, typename T>
 inline T either(T a, T b) {
   static_assert(sizeof(Bits) == sizeof(T), "the bits of a number");

@@ -1,8 +1,8 @@
-// Runs a worker's request to servers: messages with fixed tags go out, and what is answered comes in.
+// Runs a worker's request to servers.
 //
-// Everything that is to be received is posted at once: servers answer in an order of their own, and a bound here as
-// well as there could make each side wait for the other. What is sent is bounded for each server. Requests of a
-// process send one after another; their answers may overlap.
+// All receives are posted at once: servers answer in any order, and a bound on both sides could deadlock. The number
+// of sends in flight is bounded for each server. The requests of a process send one after another; their answers may
+// overlap.
 #include <algorithm>
 
 #include "engine.h"
@@ -16,8 +16,8 @@ class RequestRun final : public Operation {
       : Operation(channel, request.where), x_(request), inputs_(std::move(inputs)), outputs_(std::move(outputs)),
         peers_(request.peers.size()), turn_(channel.take_turn()) {
     output_ = outputs_.empty() ? nullptr : outputs_[0];
-    if (x_.told != nullptr) ++*x_.told;
-    for (const Shared& state : x_.shared) told_.push_back(*state.told);
+    if (x_.put_counter != nullptr) ++*x_.put_counter;
+    for (const Shared& state : x_.shared) expected_puts_.push_back(*state.put_counter);
     for (int i = 0; i < 2; ++i) factors_[i] = factor(i);
     join(request.peers);
   }
@@ -51,9 +51,9 @@ class RequestRun final : public Operation {
  private:
   static constexpr size_t kFew = 16;
   static constexpr int32_t kAnswer = -1;
-  static constexpr int kSorry = 3;  // a tag
-  static constexpr int64_t kSlice = 64 * 1024;  // elements that are met at a time
-  static constexpr int64_t kLook = 100'000'000;  // nanoseconds between two looks at who lives
+  static constexpr int kAbort = 3;  // the tag of a server's abort message
+  static constexpr int64_t kSlice = 64 * 1024;  // elements per in-place update
+  static constexpr int64_t kLook = 100'000'000;  // nanoseconds between two checks for failures
 
   struct Peer {
     size_t sent = 0;
@@ -77,7 +77,7 @@ class RequestRun final : public Operation {
     return !x_.receives.empty();
   }
 
-  // It is this request's turn.
+  // Sends and updates, once it is this request's turn.
   bool work() {
     bool moved = false, all = true;
     for (size_t p = 0; p < peers_.size() && !failed(); ++p) {
@@ -88,9 +88,9 @@ class RequestRun final : public Operation {
       }
       all &= peers_[p].sent == sends.size();
     }
-    if (meeting_ < x_.meetings.size()) {
-      moved |= meet_some();
-      all &= meeting_ == x_.meetings.size();
+    if (update_ < x_.updates.size()) {
+      moved |= update_some();
+      all &= update_ == x_.updates.size();
     }
     if (all && !failed()) {
       for (const Shared& state : x_.shared) state.requests->fetch_add(1);
@@ -112,26 +112,26 @@ class RequestRun final : public Operation {
     return true;
   }
 
-  bool meet_some() {
-    const SharedUpdate& m = x_.meetings[meeting_];
-    if (met_ == 0 && !ready(x_.shared[m.state])) return false;
-    int64_t end = std::min(m.count, met_ + kSlice);
-    apply(m, met_, end, inputs_[m.input], outputs_[m.output], factors_);
-    met_ = end;
-    if (met_ == m.count) {
-      ++meeting_;
-      met_ = 0;
+  bool update_some() {
+    const SharedUpdate& m = x_.updates[update_];
+    if (updated_ == 0 && !ready(x_.shared[m.state])) return false;
+    int64_t end = std::min(m.count, updated_ + kSlice);
+    apply(m, updated_, end, inputs_[m.input], outputs_[m.output], factors_);
+    updated_ = end;
+    if (updated_ == m.count) {
+      ++update_;
+      updated_ = 0;
     }
     return true;
   }
 
-  // Whether the server has set the state as often as it was told to.
+  // Whether the server has completed the puts that this process began before the request.
   bool ready(const Shared& state) const {
     int64_t puts = state.puts->load(std::memory_order_acquire);
-    return puts >= told_[&state - x_.shared.data()] && (puts > 0 || state.ready->load() != 0);
+    return puts >= expected_puts_[&state - x_.shared.data()] && (puts > 0 || state.ready->load() != 0);
   }
 
-  // A server that gives up says why; what holds a server, or this request, a watch says.
+  // Checks for aborted and ended servers, and for a verdict of the watchdog.
   void look() {
     looked_ = now();
     awaited_.store(awaited(), std::memory_order_relaxed);
@@ -139,7 +139,7 @@ class RequestRun final : public Operation {
       int flag = 0, length = 0;
       MPI_Message message;
       MPI_Status status;
-      int code = MPI_Improbe(x_.peers[p], kSorry, channel_.comm, &flag, &message, &status);
+      int code = MPI_Improbe(x_.peers[p], kAbort, channel_.comm, &flag, &message, &status);
       if (!checked(code, "MPI_Improbe", static_cast<int64_t>(p))) return;
       if (!flag) continue;
       MPI_Get_count(&status, MPI_BYTE, &length);
@@ -150,17 +150,18 @@ class RequestRun final : public Operation {
     for (const Shared& state : x_.shared) {
       if (!done_ && state.closed->load() != 0) end(x_.names[state.peer] + " has ended");
     }
-    std::string judged = done_ ? std::string() : channel_.verdict();
-    if (!judged.empty()) end(judged);
+    std::string verdict = done_ ? std::string() : channel_.verdict();
+    if (!verdict.empty()) end(verdict);
   }
 
-  // A server that has not answered; else one that has not taken what is sent, or set the state that it shares.
+  // The server that blocks this request: one whose answer is missing, or that has not received a message or
+  // set its state.
   int32_t awaited() const {
     for (size_t k = 0; k < requests_.size(); ++k) {
-      if (owners_[k] == kAnswer) return x_.peers[whose_[k]];
+      if (owners_[k] == kAnswer) return x_.peers[peer_of_[k]];
     }
-    if (!requests_.empty()) return x_.peers[whose_.front()];
-    return meeting_ < x_.meetings.size() ? x_.peers[x_.shared[x_.meetings[meeting_].state].peer] : -1;
+    if (!requests_.empty()) return x_.peers[peer_of_.front()];
+    return update_ < x_.updates.size() ? x_.peers[x_.shared[x_.updates[update_].state].peer] : -1;
   }
 
   void end(const std::string& why) {
@@ -174,7 +175,7 @@ class RequestRun final : public Operation {
     int code = test_some(requests_, owners_, &some, indices_, statuses_);
     if (code == MPI_ERR_IN_STATUS) {
       for (int k = 0; k < some; ++k) {
-        if (!checked(statuses_[k].MPI_ERROR, "a message", whose_[indices_[k]])) return true;
+        if (!checked(statuses_[k].MPI_ERROR, "a message", peer_of_[indices_[k]])) return true;
       }
     }
     if (!check(code, "MPI_Testsome")) return true;
@@ -185,10 +186,10 @@ class RequestRun final : public Operation {
       if (owners_[at] != kAnswer) --peers_[owners_[at]].sending;
       requests_[at] = requests_.back();
       owners_[at] = owners_.back();
-      whose_[at] = whose_.back();
+      peer_of_[at] = peer_of_.back();
       requests_.pop_back();
       owners_.pop_back();
-      whose_.pop_back();
+      peer_of_.pop_back();
     }
     return true;
   }
@@ -198,7 +199,7 @@ class RequestRun final : public Operation {
   void keep(MPI_Request request, int32_t owner, int32_t peer) {
     requests_.push_back(request);
     owners_.push_back(owner);
-    whose_.push_back(peer);
+    peer_of_.push_back(peer);
   }
 
   const Request& x_;
@@ -206,15 +207,15 @@ class RequestRun final : public Operation {
   std::vector<void*> outputs_;
   std::vector<Peer> peers_;
   std::vector<MPI_Request> requests_;
-  std::vector<int32_t> owners_, whose_;  // of each request: the peer that it goes to, or kAnswer; its peer
+  std::vector<int32_t> owners_, peer_of_;  // by request: the peer of a send, or kAnswer; the peer
   std::vector<MPI_Status> statuses_;
   std::vector<int> indices_;
-  std::vector<int64_t> told_;
+  std::vector<int64_t> expected_puts_;
   double factors_[2] = {};
-  size_t meeting_ = 0;
-  int64_t met_ = 0, looked_ = 0;
+  size_t update_ = 0;
+  int64_t updated_ = 0, looked_ = 0;
   const int64_t turn_;
-  std::atomic<int32_t> awaited_{-1};  // its rank, as `look` has seen last; another thread may ask
+  std::atomic<int32_t> awaited_{-1};  // a rank, updated by `look`; may be read by another thread
   bool posted_ = false, passed_ = false;
 };
 

@@ -1,7 +1,7 @@
-// Elastic averaging without a lock, in memory that the server and the workers of its host share (Hogwild, Niu et al.
-// 2011): d = eta rho (w - c), then c + d is written back, whatever others wrote in between.
+// Elastic averaging without a lock, in memory that the server shares with the workers on its host (Hogwild, Niu et
+// al. 2011): d = eta rho (w - c), then c + d is written back, even if c has changed in between.
 //
-// Every operation rounds to the declared type, as it would between messages: nothing may be contracted.
+// Every operation rounds to the declared type, as it would with messages: operations must not be contracted.
 #include "engine.h"
 #include "narrow.h"
 
@@ -28,16 +28,16 @@ void run(const SharedUpdate& x, int64_t begin, int64_t end, const void* input, v
   for (int64_t i = begin; i < end; ++i) {
     if constexpr (kNarrow<T>) {
       float factor = T::narrow(as<T>(factors[0]).wide() * as<T>(factors[1]).wide()).wide();
-      float held = c[i].wide();
-      T pull = T::narrow(T::narrow(w[i].wide() - held).wide() * factor);
+      float center = c[i].wide();
+      T pull = T::narrow(T::narrow(w[i].wide() - center).wide() * factor);
       d[i] = pull;
-      c[i] = T::narrow(held + pull.wide());
+      c[i] = T::narrow(center + pull.wide());
     } else {
       T factor = as<T>(factors[0]) * as<T>(factors[1]);
-      T held = c[i];
-      T pull = (w[i] - held) * factor;
+      T center = c[i];
+      T pull = (w[i] - center) * factor;
       d[i] = pull;
-      c[i] = held + pull;
+      c[i] = center + pull;
     }
   }
 }

@@ -1,5 +1,5 @@
-// Ctrl-C while Python's main thread waits in an operation: Python notes a signal at once and handles it when it next
-// runs, which it would not before the wait ends. So whoever waits lets it.
+// Ctrl-C while Python's main thread waits in an operation. Python handles a signal only when its main thread next
+// runs bytecode, so a waiting main thread calls PyErr_CheckSignals periodically.
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 std::mutex mutex;
 PythonSignals python;
-std::atomic<bool> known{false};
+std::atomic<bool> is_set{false};
 std::atomic<void*> raised{nullptr};
 
 bool main_thread() {
@@ -26,11 +26,11 @@ bool main_thread() {
 void set_signals(const PythonSignals& functions) {
   std::lock_guard<std::mutex> lock(mutex);
   python = functions;
-  known = functions.check != nullptr;
+  is_set = functions.check != nullptr;
 }
 
 bool interrupted() {
-  if (!known || !main_thread()) return false;
+  if (!is_set || !main_thread()) return false;
   int state = python.ensure();
   bool raises = python.check() != 0;
   if (raises) {

@@ -1,5 +1,6 @@
-// What Python's main thread does: Python says it, or where that thread is in C and keeps the interpreter's lock, the
-// handler of a signal that needs no lock, which writes the frames of all threads to a file (`recorder/file.py`).
+// The stack of Python's main thread. Python returns it, unless the main thread holds the interpreter's lock in C
+// code. Then the handler of a signal, which needs no lock, writes the frames of all threads to a file
+// (`recorder/file.py`).
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,18 +16,19 @@
 namespace commplan {
 namespace {
 
-constexpr int64_t kPython = 500'000'000, kHandler = 300'000'000, kPoll = 20'000'000;  // nanoseconds that they may take
+constexpr int64_t kPython = 500'000'000, kHandler = 300'000'000, kPoll = 20'000'000;  // nanoseconds
 constexpr size_t kLongest = 2048;                                                     // bytes of a stack
-constexpr int64_t kFresh = 1'000'000'000;  // nanoseconds for which a stack answers all that ask: ranks ask at once
-constexpr int kFrames = 6;                                                            // the innermost ones
-constexpr char kLocked[] = "it does not let go of the interpreter's lock";
+// Nanoseconds for which a stack is reused, since all ranks query at the same time.
+constexpr int64_t kFresh = 1'000'000'000;
+constexpr int kFrames = 6;                                                            // number of innermost frames
+constexpr char kLocked[] = "it holds the interpreter's lock";
 
 std::atomic<StackWriter> writer{nullptr};
-std::mutex mutex;  // of what follows
+std::mutex mutex;  // guards the following variables
 std::string path;
 int handled = 0;  // the signal
 
-// `  File "x.py", line 3 in f` as `x.py:3 in f`; empty for another line.
+// Formats `  File "x.py", line 3 in f` as `x.py:3 in f`; empty for another line.
 std::string frame(const std::string& line) {
   constexpr char kFile[] = "  File \"", kLine[] = "\", line ";
   size_t at = line.find(kLine);
@@ -34,7 +36,7 @@ std::string frame(const std::string& line) {
   return line.substr(sizeof kFile - 1, at - sizeof kFile + 1) + ":" + line.substr(at + sizeof kLine - 1);
 }
 
-// Whether a frame belongs to Python, an installed package or commplan, and not to the user's program.
+// Whether a frame belongs to Python, an installed package or commplan rather than the user's program.
 bool installed(const std::string& shown) {
   for (const char* part : {"/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", "/commplan/"}) {
     if (shown.find(part) != std::string::npos) return true;
@@ -48,11 +50,11 @@ std::string written(int64_t from) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The frames that the handler of the signal has written, innermost first; empty where there is none.
+// The frames that the signal handler has written, innermost first; empty if it has written none.
 std::string frames_by_signal() {
   std::lock_guard<std::mutex> lock(mutex);
   struct sigaction action {};
-  // Without a handler, which Python takes back at its end, the signal would end the process.
+  // Without a handler, which Python removes when it shuts down, the signal would end the process.
   if (handled == 0 || sigaction(handled, nullptr, &action) != 0 || action.sa_handler == SIG_DFL) return {};
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return {};
@@ -119,7 +121,7 @@ void set_stack_signal(const char* file, int signal) {
 }
 
 std::string python_stack() {
-  static auto* stack = new std::string;  // of the thread of the watches alone, which may outlive statics
+  static auto* stack = new std::string;  // used by the watchdog's thread only, which may outlive static objects
   static int64_t at = 0;
   if (at == 0 || now() - at > kFresh) {
     *stack = asked_stack();

@@ -1,4 +1,4 @@
-// Who holds the others: what the ranks have said of themselves is weighed, and all are told.
+// Finds the ranks that block the others from their answers, and sends the verdict to all ranks.
 #include <dirent.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace commplan {
 namespace {
 
-constexpr int64_t kSettle = 200'000'000;  // nanoseconds until the others have heard a verdict
+constexpr int64_t kSettle = 200'000'000;  // nanoseconds until all ranks have received a verdict
 
 std::string seconds(int64_t nanoseconds) {
   char text[32];
@@ -25,7 +25,8 @@ std::string listed(const std::vector<int>& ranks) {
   return ranks.size() > kShown ? text + " and " + std::to_string(ranks.size() - kShown) + " more" : text;
 }
 
-// Of a process or a thread, as the kernel says it; X where there is none. folder: that of `/proc`.
+// The state of a process or thread according to the kernel; X if it does not exist. folder: its folder in
+// `/proc`.
 char state_in(const std::string& folder) {
   std::string line = first_line((folder + "/stat").c_str());
   size_t at = line.rfind(')');
@@ -45,7 +46,7 @@ bool waits_for_core(int64_t pid) {
 }
 
 char Watch::state(int rank) const {
-  if (std::strcmp(processes_[rank].machine, processes_[own_].machine) != 0) return '?';
+  if (std::strcmp(processes_[rank].machine, processes_[rank_].machine) != 0) return '?';
   return state_in("/proc/" + std::to_string(processes_[rank].pid));
 }
 
@@ -61,7 +62,7 @@ bool Watch::starved(const std::vector<int>& ranks) const {
 
 std::string Watch::silent(int rank) const {
   const Process& process = processes_[rank];
-  const Process& mine = processes_[own_];
+  const Process& mine = processes_[rank_];
   char state = this->state(rank);
   if (state == '?') {
     return "does not answer: it is stopped or dead, or host " + std::string(process.host) + " cannot be reached";
@@ -69,13 +70,13 @@ std::string Watch::silent(int rank) const {
   if (state == 'Z' || state == 'X') return "has died";
   if (state == 'T' || state == 't') return "is stopped (SIGSTOP, or a debugger)";
   if (state == 'D') return "is stuck in the kernel (a disk or a file system that does not answer)";
-  bool near = std::strcmp(process.host, mine.host) == 0;  // else it may have a network of its own
+  bool near = std::strcmp(process.host, mine.host) == 0;  // otherwise the host may be unreachable
   const char* why = waits_for_core(process.pid) ? "gets no core: the machine is too busy" : "its threads do not run";
   return std::string("does not answer: its process lives, and ") + why +
          (near ? std::string() : ", or " + std::string(process.host) + " cannot be reached");
 }
 
-// A note that says which process of the operating system it is.
+// A note with the PID and the host of a rank.
 std::string Watch::identity(int rank) const {
   std::string pid = std::to_string(processes_[rank].pid);
   bool stopped = state(rank) == 'T' || state(rank) == 't';
@@ -92,24 +93,24 @@ std::string Watch::described(int rank, const Report& report) const {
   return report.stack.empty() ? text : text + "\nnote: its Python: " + report.stack;
 }
 
-// Who holds the others: who does not answer; else who has not come to an operation that others wait in, and waits in
-// none itself; else all wait for one another.
+// Blames the ranks that do not answer. If there are none, it blames ranks that have not begun an operation that
+// others wait in, and are in no operation themselves. Otherwise the ranks wait for one another.
 void Watch::conclude() {
-  reports_[own_] = std::make_unique<Report>(own_report());
-  const Report& mine = *reports_[own_];
+  reports_[rank_] = std::make_unique<Report>(own_report());
+  const Report& mine = *reports_[rank_];
   if (mine.waited < 0 || mine.idle < bound_) return;
-  std::vector<int> silent_ranks, late, waiting{own_};
+  std::vector<int> silent_ranks, late, waiting{rank_};
   std::vector<char> reached(size_, 0);
-  reached[own_] = 1;
+  reached[rank_] = 1;
   int64_t least = mine.idle;
   std::vector<int64_t> ended = locked(ended_), left = locked(left_);
   for (size_t next = 0; next < waiting.size(); ++next) {
     int rank = waiting[next];
     for (const Partner& partner : reports_[rank]->partners) {
       int other = partner.rank;
-      // Who waits for what a rank has not begun whose program has ended is told so by its channel.
-      if (rank == own_ && ended[other] < partner.number) return;
-      if (reached[other] || left[other] != Channel::kHere) continue;
+      // The channel reports a partner whose program has ended without the operation.
+      if (rank == rank_ && ended[other] < partner.number) return;
+      if (reached[other] || left[other] != Channel::kRunning) continue;
       if (!reports_[other]) {
         reached[other] = 1;
         silent_ranks.push_back(other);
@@ -146,10 +147,10 @@ void Watch::conclude() {
   } else if (!late.empty()) {
     bool excused = std::any_of(late.begin(), late.end(), [&](int rank) { return reports_[rank]->busy > 0; });
     std::lock_guard<std::mutex> lock(mutex_);
-    if (excused || active_.empty() || mine.idle < patience(*active_.front().operation, true)) return;
+    if (excused || active_.empty() || mine.idle < time_limit(*active_.front().operation, true)) return;
     text = listed(late) + (late.size() > 1 ? " have" : " has") + " not come within " + waited;
     for (size_t i = 0; i < std::min<size_t>(late.size(), 4); ++i) text += described(late[i], *reports_[late[i]]);
-    text += "\nnote: put longer work into `with run.late():`, or bind(.., watchdog_s=SECONDS) waits longer";
+    text += "\nnote: wrap longer work in `with run.late():`, or raise the limit: bind(.., watchdog_s=SECONDS)";
   } else {
     if (least < bound_) return;
     bool same = true;
@@ -177,12 +178,13 @@ void Watch::judge(const std::string& text, const std::string& line) {
   tell(text, line);
 }
 
-// Whether those that this rank waits for at its end will ever come there: who is alive may still have work to do.
+// Decides whether the ranks that this rank waits for at its end are dead. A living rank may still have work
+// to do.
 void Watch::conclude_parting() {
   std::vector<int> silent_ranks;
   std::vector<int64_t> left = locked(left_);
   for (int rank = 0; rank < size_; ++rank) {
-    if (left[rank] != Channel::kHere || !asks_[rank]) continue;
+    if (left[rank] != Channel::kRunning || !asks_[rank]) continue;
     if (!reports_[rank]) {
       silent_ranks.push_back(rank);
       continue;

@@ -1,6 +1,6 @@
-// The watchdog: where nothing has moved for too long, a rank asks the others how far they are, and says who holds
-// them all (verdict.cpp). A thread of its own asks and answers, on a communicator of its own, so that a rank answers
-// whatever its program does; who does not answer is stopped, dead, or cut off.
+// The watchdog. If nothing has moved for too long, a rank queries the progress of all ranks, and reports the ranks
+// that block the others (verdict.cpp). A separate thread queries and answers, on a separate communicator, so a rank
+// answers regardless of its program. A rank that does not answer is stopped, dead, or unreachable.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -14,8 +14,8 @@ namespace commplan {
 namespace {
 
 constexpr int64_t kTick = 50'000'000, kGrace = 2'000'000'000, kAgain = 1'000'000'000;  // nanoseconds
-constexpr int64_t kSlow = 4'000'000'000;  // in which ranks answer that could run
-constexpr int kFew = 3, kIntervals = 16;  // runs before a median is known, and of which it is one
+constexpr int64_t kSlow = 4'000'000'000;  // for answers of ranks whose processes are runnable
+constexpr int kFew = 3, kIntervals = 16;  // runs before the median is used; number of intervals in the median
 constexpr int64_t kMedians = 5;
 enum Tag { kAsk = 1, kAnswer = 2, kVerdict = 3 };
 
@@ -27,22 +27,22 @@ std::string line_of(const std::string& where) {
   return at == std::string::npos ? where : where.substr(0, at);
 }
 
-// Under a line's name its details follow the zero byte that ends it (`commplan/recorder/file.py`).
+// In the record, the details follow the zero byte after the line (`commplan/recorder/file.py`).
 std::string recorded(const Operation& operation) {
   const std::string& details = operation.details();
   std::string line = line_of(operation.where());
   return details.empty() ? line : line.substr(0, Recorder::kNameBytes - 2 - details.size()) + '\0' + details;
 }
 
-std::string told(const Progress& progress) {
+std::string described_progress(const Progress& progress) {
   if (progress.rank < 0) return {};
   std::string text = progress.rounds > 0 ? "in round " + std::to_string(progress.round) + " of " +
                                                std::to_string(progress.rounds) + ", "
                                          : std::string();
-  return text + "for rank " + std::to_string(progress.rank) + (progress.sends ? " to take what it sends" : "");
+  return text + "for rank " + std::to_string(progress.rank) + (progress.sends ? " to receive" : "");
 }
 
-// Numbers and texts in a row of bytes; both ends run the same build.
+// Serialized numbers and texts. Both ends run the same build.
 class Writer {
  public:
   void put(int64_t number) { bytes_.append(reinterpret_cast<const char*>(&number), sizeof number); }
@@ -75,7 +75,7 @@ class Reader {
 
 }  // namespace
 
-// One thread does the work of all.
+// One thread serves all watchdogs.
 struct Watch::Watches {
   std::mutex mutex;
   std::vector<Watch*> running;
@@ -103,7 +103,7 @@ Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool 
     : bound_(bound), first_(first), requests_(requests), recorder_(record) {
   MPI_Comm_dup(channel, &comm_);
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
-  MPI_Comm_rank(comm_, &own_);
+  MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
   Process process{getpid(), {}, {}};
   char space[64] = {};
@@ -115,8 +115,8 @@ Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool 
   int bytes = static_cast<int>(sizeof process);
   MPI_Allgather(&process, bytes, MPI_BYTE, processes_.data(), bytes, MPI_BYTE, comm_);
   begun_.resize(size_);
-  ended_.resize(size_, Channel::kHere);
-  left_.resize(size_, Channel::kHere);
+  ended_.resize(size_, Channel::kRunning);
+  left_.resize(size_, Channel::kRunning);
   moved_ = now();
   Watches& watches = all();
   std::lock_guard<std::mutex> lock(watches.mutex);
@@ -207,8 +207,8 @@ bool Watch::release() {
   return true;
 }
 
-// Under `mutex_`.
-int64_t Watch::patience(const Operation& operation, bool alive) {
+// Requires `mutex_`.
+int64_t Watch::time_limit(const Operation& operation, bool alive) {
   Cadence& cadence = cadences_[&operation.where()];
   if (!alive) return bound_;
   if (cadence.runs <= kFew) return first_;
@@ -232,21 +232,21 @@ Watch::Report Watch::own_report() {
       const Active& oldest = active_.front();
       report.waited = at - oldest.since;
       report.where = line_of(oldest.operation->where());
-      report.at = told(oldest.operation->progress());
+      report.at = described_progress(oldest.operation->progress());
       report.partners = oldest.operation->partners();
     }
-    if (served_ > 0) {  // it has taken what has come, unless it does something else
-      bool serves = at - served_ < kAgain;
+    if (reported_ > 0) {  // it has received all messages, unless it is busy
+      bool serves = at - reported_ < kAgain;
       report.begun.assign(size_, serves && !patient_ ? INT64_MAX : 0);
       report.busy += serves && patient_;
-      if (serves && holds_ && !patient_) {
+      if (serves && worker_waits_ && !patient_) {
         report.waited = report.idle;
         report.partners = awaited_;
-        report.where = "what workers have asked of it";
+        report.where = "requests of workers";
       }
     }
   }
-  // Who waits for a server holds others for no fault of its own: its request has a bound.
+  // A rank that waits for a server may be late in other channels: its request has its own time limit.
   for (Watch* other : all().running) {
     if (other == this || !other->requests_) continue;
     std::lock_guard<std::mutex> lock(other->mutex_);
@@ -315,7 +315,8 @@ void Watch::answer(int rank, int64_t serial) {
   send(rank, kAnswer, writer.bytes());
 }
 
-// What the oldest operation waits for, in the record: of one in which nothing moves, so that others cost nothing.
+// Records the progress of the oldest operation if nothing has moved for a second, so that normal runs pay
+// nothing.
 void Watch::record_progress() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (active_.empty() || now() - std::max(active_.front().since, moved_.load()) < kAgain) return;
@@ -328,7 +329,7 @@ void Watch::record_progress() {
                 2 * static_cast<int64_t>(progress.rank) + progress.sends);
 }
 
-// Whether something waits for too long; then the others are asked, and what they say is weighed.
+// If an operation waits for too long, queries the other ranks, and evaluates their answers.
 void Watch::look() {
   record_progress();
   int64_t at = now();
@@ -353,7 +354,7 @@ void Watch::look() {
                               : !active_.empty() && at - std::max(active_.front().since, moved_.load()) > bound_;
     if (!waits || !verdict_.empty() || at < next_) return;
     asks_.assign(size_, 0);
-    for (int rank = 0; rank < size_; ++rank) asks_[rank] = rank != own_ && left_[rank] == Channel::kHere;
+    for (int rank = 0; rank < size_; ++rank) asks_[rank] = rank != rank_ && left_[rank] == Channel::kRunning;
   }
   reports_.clear();
   reports_.resize(size_);
@@ -369,7 +370,7 @@ void Watch::tell(const std::string& verdict, const std::string& line) {
   writer.put(verdict);
   writer.put(line);
   for (int rank = 0; rank < size_; ++rank) {
-    if (rank != own_) send(rank, kVerdict, writer.bytes());
+    if (rank != rank_) send(rank, kVerdict, writer.bytes());
   }
 }
 

@@ -1,1 +1,1 @@
-"""The ranks of a job: who they are, how they wait for one another, how a failure is told, how they part."""
+"""The ranks of an MPI job: rendezvous, communicators, failures, and the order in which ranks exit."""

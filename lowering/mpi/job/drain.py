@@ -1,4 +1,4 @@
-"""Waits for programs that XLA is still running before MPI is finalized."""
+"""Waits for running XLA programs before MPI is finalized."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from commplan.sidecar import leave
 from commplan.wait import attended
 
 _POLL_S = 0.005
-_engines: dict[int, Any] = {}  # of the process that has called `at_exit`: a forked one has none to end
+_engines: dict[int, Any] = {}  # by process id, so that a forked process has none
 
 
 def drain(*, own: bool) -> BaseException | None:
-    """Wait for what has been dispatched; the first error of what was still under way.
+    """Wait for dispatched programs. Returns the first error among the arrays that were not ready.
 
-    own: also for what no array is left of, if this thread has dispatched it: XLA runs its programs in order.
+    If `own`, also wait for programs of this thread whose arrays no longer exist. XLA runs them in order.
     """
     pending: list[Any] = [array for array in jax.live_arrays() if not array.is_ready()]
     with contextlib.suppress(Exception):
@@ -33,9 +33,9 @@ def drain(*, own: bool) -> BaseException | None:
     errors: list[Exception] = []
     for array in pending:
         try:
-            attended(functools.partial(_ready, array))  # JAX's own wait lets no Ctrl-C in
+            attended(functools.partial(_ready, array))  # JAX's own wait ignores Ctrl-C
             array.block_until_ready()
-        except Exception as error:  # noqa: BLE001  what failed has ended, too
+        except Exception as error:  # noqa: BLE001  a failed program has ended, too
             errors.append(error)
     return errors[0] if errors else None
 
@@ -48,12 +48,12 @@ def _ready(array: Any, seconds: float) -> bool:
 
 
 def mark() -> Any:
-    """An array that is ready when all that this thread has dispatched so far has run."""
+    """An array that is ready once all programs that this thread has dispatched so far have run."""
     return jax.jit(jnp.negative)(jnp.zeros(()))
 
 
 def at_exit(library: Any) -> None:
-    """Drain when this process ends, and say at last that it does. library: the engine, or None."""
+    """Drain at exit, and announce the end of this process to other ranks. `library`: the engine, if any."""
     if not _engines:
         at_last(_end_programs)
     _engines[os.getpid()] = library
@@ -61,7 +61,10 @@ def at_exit(library: Any) -> None:
 
 @atexit.register
 def _drain() -> None:
-    """Runs before JAX and mpi4py shut down: reports the failure of a step whose result was never awaited."""
+    """Wait for programs, and report the failure of one whose result was not used.
+
+    Runs before JAX and mpi4py shut down.
+    """
     if os.getpid() not in _engines or MPI.Is_finalized():
         return
     try:
@@ -72,11 +75,11 @@ def _drain() -> None:
         raise
     if error is not None and (parsed := reason(error)) is not None:
         why = "; ".join((parsed.message, *(note.text for note in parsed.notes)))
-        sys.stderr.write(f"commplan: when this process ended a step was under way, and failed: {why}\n")
+        sys.stderr.write(f"commplan: a step that was still running when the process ended failed: {why}\n")
 
 
 def _end_programs() -> None:
-    """The other ranks are told that nothing more comes: Python may take seconds from here until MPI ends."""
+    """Announce the end to the other ranks now: Python may take seconds until MPI is finalized."""
     library = _engines.get(os.getpid())
     if library is not None:
         library.commplan_end_channels()

@@ -1,4 +1,4 @@
-"""The ranks of a communicator on the grid of a plan's axes, and the communicators that are made from it."""
+"""The ranks of a communicator as a grid of the plan's axes, and the communicators along these axes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from commplan.lowering.mpi.typing_shim import MPI
 
 
 class Groups:
-    """This rank's place among the others.
+    """This rank's position in the grid of ranks. All ranks of `comm` must create it together.
 
-    comm: an mpi4py communicator, never used itself for messages once this is made: `own` is a duplicate.
-    sizes: the axes and their sizes, in the order of the plan, the last one innermost; None is one axis
-    called `ranks`. meet: how the ranks wait for one another. Every rank of `comm` makes one alike. Raises
-    CP0831 where the sizes do not multiply to the number of ranks, CP0849 where one does not come.
+    Attributes:
+        comm: A duplicate of the given communicator, which carries all messages.
+
+    Args:
+        comm: An mpi4py communicator. It is not used for messages after construction.
+        sizes: The axes and their sizes, in the order of the plan, the last one innermost. None for one axis
+            called `ranks`.
+        meet: Runs blocking calls with a timeout.
+
+    Raises:
+        CommplanError: CP0831 if the product of the sizes is not the number of ranks, CP0849 if a rank does
+            not join.
     """
 
     def __init__(
@@ -29,24 +37,24 @@ class Groups:
         count = math.prod(self.sizes.values())
         if count != comm.Get_size():
             mesh = " x ".join(f"{name} = {size}" for name, size in self.sizes.items())
-            fail("CP0831", f"{mesh} makes {count} ranks, and the communicator has {comm.Get_size()}")
+            fail("CP0831", f"{mesh} is {count} ranks, but the communicator has {comm.Get_size()}")
         self.meet = meet or Rendezvous(comm, "make a channel")
-        self.own = self.meet(comm.Dup)
-        self.rank: int = self.own.Get_rank()
+        self.comm = self.meet(comm.Dup)
+        self.rank: int = self.comm.Get_rank()
         self.place = coordinates(self.rank, self.sizes, self.sizes)
-        self.hosts: tuple[str, ...] = tuple(self.meet(self.own.allgather, socket.gethostname()))
-        self._others: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self.hosts: tuple[str, ...] = tuple(self.meet(self.comm.allgather, socket.gethostname()))
+        self._communicators: dict[tuple[str, tuple[str, ...]], Any] = {}
 
     def ways(self, axes: Sequence[str]) -> int:
-        """How many ranks there are along `axes`."""
+        """The number of ranks along `axes`."""
         return math.prod(self.sizes[axis] for axis in axes)
 
     def index(self, axes: Sequence[str]) -> int:
-        """This rank's place among the ranks along `axes`, row-major, first named major."""
+        """This rank's index among the ranks along `axes`, row-major, the first axis major."""
         return position(self.place, axes, self.sizes)
 
     def along(self, axes: Sequence[str]) -> tuple[int, ...]:
-        """The ranks that differ from this one along `axes` alone, this one among them, in row-major order."""
+        """The ranks that differ from this one only along `axes`, including this one, in row-major order."""
         for axis in axes:
             if axis not in self.sizes:
                 fail("CP0831", f"there is no axis `{axis}`", f"the axes are {', '.join(self.sizes)}")
@@ -55,27 +63,28 @@ class Groups:
     def native(self, axes: tuple[str, ...]) -> Any:
         """The communicator of the ranks along `axes`, for MPI's own collectives.
 
-        Made on first use by all of its ranks together, which therefore must ask for them in the same order.
+        It is created on first use, which is collective: all of its ranks must create communicators in the
+        same order.
         """
-        return self._made("native", axes)
+        return self._created("native", axes)
 
     def blocking(self, axes: tuple[str, ...]) -> Any:
-        """The same for mpi4jax, which needs a communicator of its own."""
-        return self._made("blocking", axes)
+        """A second communicator of the same ranks, for mpi4jax."""
+        return self._created("blocking", axes)
 
-    def _made(self, use: str, axes: tuple[str, ...]) -> Any:
-        if (use, axes) not in self._others:
+    def _created(self, use: str, axes: tuple[str, ...]) -> Any:
+        if (use, axes) not in self._communicators:
             ranks = self.along(axes)
-            group = self.own.Get_group().Incl(list(ranks))
+            group = self.comm.Get_group().Incl(list(ranks))
             create = self.meet.among(ranks)
-            self._others[use, axes] = create(self.own.Create_group, group, len(self._others))
-        return self._others[use, axes]
+            self._communicators[use, axes] = create(self.comm.Create_group, group, len(self._communicators))
+        return self._communicators[use, axes]
 
-    def made(self) -> tuple[Any, ...]:
-        """All communicators that are its own."""
-        return (self.own, *self._others.values())
+    def communicators(self) -> tuple[Any, ...]:
+        """All communicators that belong to this object."""
+        return (self.comm, *self._communicators.values())
 
     @property
     def concurrent(self) -> bool:
-        """Whether MPI may be called by several threads at once: what the `split` form needs."""
+        """Whether several threads may call MPI at the same time, which the form `split` needs."""
         return MPI.Query_thread() == MPI.THREAD_MULTIPLE

@@ -1,4 +1,4 @@
-"""What handlers of signals raise while the main thread waits in the engine: Ctrl-C ends that wait."""
+"""Lets Ctrl-C and other signals interrupt a main thread that waits in the engine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 _PYTHON = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch",
            "PyErr_NormalizeException")  # fmt: skip
-_INTERRUPTED = "commplan: interrupted"  # how the engine's error begins
+_INTERRUPTED = "commplan: interrupted"  # prefix of the engine's error
 _libraries: list[Any] = []
 
 
-def let_in(library: Any) -> None:
-    """From now on signals are handled while the main thread waits in the engine."""
+def install(library: Any) -> None:
+    """Handle Python signals while the main thread waits in the engine."""
     if not _libraries:
         _libraries.append(library)
         functions = (getattr(ctypes.pythonapi, name) for name in _PYTHON)
@@ -22,7 +22,10 @@ def let_in(library: Any) -> None:
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """What a handler raised, such as KeyboardInterrupt, where `error` of JAX is because of that; once."""
+    """The exception that a signal handler raised, if it is the cause of the JAX exception `error`.
+
+    Each exception is returned once.
+    """
     if not _libraries or not isinstance(error, ValueError | RuntimeError) or _INTERRUPTED not in str(error):
         return None
     address = _libraries[0].commplan_interruption()

@@ -1,8 +1,8 @@
-"""The communicators of channels that nothing refers to any more.
+"""Frees the communicators of channels that are no longer referenced.
 
-To free one is collective, and collectors run on each rank when they like. So what is dropped is only put on a
-list, which is gone through where the next channel is made: a rank says that it has left a channel once its
-programs have run, and frees what it has of it once all others have left it, too.
+Freeing a communicator is collective, but the garbage collector runs at different times on each rank. A
+dropped channel is only appended to a list. Whenever a channel is created, this rank leaves the dropped
+channels whose programs have run, and frees those that all ranks have left.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ os.register_at_fork(after_in_child=_dropped.clear)
 
 
 class Resources:
-    """What a channel leaves behind. groups: its communicators. communicators: others that go with them.
-    forget: drops what is kept of it elsewhere, when all is freed."""
+    """The resources of a dropped channel.
+
+    Args:
+        library: The engine.
+        channel: The engine's handle of the channel.
+        groups: The communicators of the channel.
+        forget: Called when everything is freed.
+    """
 
     def __init__(self, library: Any, channel: int, groups: Groups, forget: Callable[[], None]) -> None:
         self._library, self._channel, self.groups, self._forget = library, channel, groups, forget
@@ -28,11 +34,11 @@ class Resources:
         self._mark: Any = None
 
     def drop(self) -> None:
-        """Nothing refers to the channel any more."""
+        """Schedule the channel for release."""
         _dropped.append(self)
 
-    def freed(self) -> bool:
-        """Whether all ranks have left it, so that this one has freed its part."""
+    def try_free(self) -> bool:
+        """Free the resources if all ranks have left the channel. Returns whether this succeeded."""
         if self._mark is None:
             self._mark = mark()
         if not self._mark.is_ready() or self._library.commplan_channel_busy(self._channel):
@@ -41,11 +47,11 @@ class Resources:
         if not self._library.commplan_channel_release(self._channel):
             return False
         self._forget()
-        for comm in (*self.groups.made(), *self.communicators):
+        for comm in (*self.groups.communicators(), *self.communicators):
             comm.Free()
         return True
 
 
 def free_dropped() -> None:
-    """Free what all ranks have left. Where a rank has failed it is left as it is."""
-    _dropped[:] = [resources for resources in _dropped if not resources.freed()]
+    """Free channels that all ranks have left. Channels of failed ranks are kept."""
+    _dropped[:] = [resources for resources in _dropped if not resources.try_free()]

@@ -1,4 +1,4 @@
-"""Calls of MPI that wait for other ranks, and end with an error on all of them where one does not come."""
+"""Runs blocking MPI calls with a timeout: if a rank does not join, all ranks raise the same error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.lowering.mpi.job.engine_errors import TOLD
+from commplan.lowering.mpi.job.engine_errors import IS_REPORTED
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.recorder.processes import process_state
 from commplan.sidecar import leave
@@ -23,13 +23,19 @@ from commplan.wait import TIMEOUT_S, Wait, apart, is_bound, until
 _GRACE_S, _LOOK_S, _SETTLE_S = 3.0, 0.02, 0.5
 _SHOWN = 4  # ranks that an error describes
 _Result = TypeVar("_Result")
-_sent: list[Any] = []  # to ranks that may never receive it: what is sent must stay
+_sent: list[Any] = []  # keeps sends alive whose receiver may have died
 _abandoned: list[bool] = []
 
 
 class Presence(NamedTuple):
-    """What a rank says once one has waited for too long. purpose: what it came to do. processes: of this job
-    on its host, by rank as mpirun counts them. verdict: the diagnostic that all raise, if there is one."""
+    """The answer of a rank after a timeout.
+
+    Attributes:
+        purpose: The purpose of the call that the rank has joined.
+        host: The host of the rank.
+        processes: The processes of this job on its host: PID and state by rank in COMM_WORLD.
+        verdict: The message and notes of the error that all ranks raise, if one is decided.
+    """
 
     purpose: str
     host: str
@@ -38,12 +44,18 @@ class Presence(NamedTuple):
 
 
 class Rendezvous:
-    """Makes the same blocking calls on every rank of `ranks`, each within `timeout_s` seconds.
+    """Runs the same blocking calls on every rank of `ranks`, each with a timeout.
 
-    comm: an mpi4py communicator; messages go over it under its highest tag, none before a call is late.
-    purpose: what the ranks come to do, such as "bind plan `train`". ranks: by default all of `comm`. option:
-    what a user writes to have them wait longer. A process that gives up on a call can use MPI no longer: at
-    its exit it ends the job.
+    After a timeout the abandoned call still blocks a thread, so MPI can no longer be finalized: the process
+    aborts the job at exit.
+
+    Args:
+        comm: An mpi4py communicator. After a timeout its highest tag is used for messages.
+        purpose: A description for errors, such as "bind plan `train`".
+        timeout_s: Seconds until a call is late.
+        ranks: The ranks that join; all of `comm` by default.
+        option: The option that extends the timeout, for errors.
+        file: The plan's file, for errors.
     """
 
     def __init__(
@@ -57,21 +69,25 @@ class Rendezvous:
         file: str = "",
     ) -> None:
         self.comm, self.purpose, self.option, self.file = comm, purpose, option, file
-        self.timeout_s = timeout_s if is_bound(timeout_s) else TIMEOUT_S  # others are told so later
+        # A rank whose timeout is invalid still joins, and raises later.
+        self.timeout_s = timeout_s if is_bound(timeout_s) else TIMEOUT_S
         self.ranks = range(comm.Get_size()) if ranks is None else ranks
         self.moved, self._tag = 0.0, highest_tag()
         self._present: dict[int, Presence] = {}
 
     def among(self, ranks: Sequence[int]) -> Rendezvous:
-        """The same for some of the ranks."""
+        """A rendezvous of some of the ranks with the same settings."""
         return Rendezvous(
             self.comm, self.purpose, self.timeout_s, ranks=ranks, option=self.option, file=self.file
         )
 
     def __call__(self, call: Callable[..., _Result], *arguments: Any) -> _Result:
-        """`call(*arguments)`, which runs in a thread of its own. Raises CP0849 where a rank does not come.
+        """Run `call(*arguments)` in a separate thread.
 
-        A call that sets `moved` to the time, from `time.monotonic()`, may take as long again.
+        A call that makes progress may set `moved` to `time.monotonic()`, which restarts the timeout.
+
+        Raises:
+            CommplanError: CP0849 if a rank does not join.
         """
         if len(self.ranks) == 1:
             return call(*arguments)
@@ -98,10 +114,10 @@ class Rendezvous:
         if idle > self.timeout_s:
             self._late(idle)
         if self._present:
-            self._tell()
+            self._answer()
 
     def _listen(self) -> None:
-        """Raises what another rank has found."""
+        """Receive the answers of other ranks. Raises if one contains a verdict."""
         status = MPI.Status()
         while (message := self.comm.improbe(MPI.ANY_SOURCE, self._tag, status)) is not None:
             presence: Presence = message.recv()
@@ -109,8 +125,8 @@ class Rendezvous:
             if presence.verdict is not None:
                 self._refuse(*presence.verdict)
 
-    def _tell(self, verdict: tuple[str, list[str]] | None = None) -> list[Any]:
-        """Sends this rank's presence to all others, once, and a verdict."""
+    def _answer(self, verdict: tuple[str, list[str]] | None = None) -> list[Any]:
+        """Send this rank's answer, or the verdict, to all other ranks; the answer only once."""
         me = int(self.comm.Get_rank())
         if me in self._present and verdict is None:
             return []
@@ -121,8 +137,8 @@ class Rendezvous:
         return sends
 
     def _late(self, waited: float) -> NoReturn:
-        """Asks who is there, and tells them who is not."""
-        self._tell()
+        """Collect answers for a moment, then decide which ranks are missing."""
+        self._answer()
 
         def gathered(seconds: float) -> bool:
             time.sleep(seconds)
@@ -140,13 +156,13 @@ class Rendezvous:
         missing = {rank: self._process(rank) for rank in self.ranks if rank not in self._present}
         down = {rank: process for rank, process in missing.items() if process[1] not in ("alive", "unknown")}
         if missing:
-            blamed = down or missing  # who lives may be through already
+            blamed = down or missing  # a living rank may have left the call already
             message = f"{_named([*blamed])} not come to {self.purpose} within {waited:.0f} s"
             notes = [f"rank {rank} {text}" for rank, (text, _) in list(blamed.items())[:_SHOWN]]
         else:
             message = f"all ranks have come, and nothing has moved for {waited:.0f} s"
             notes = [f"rank {n} has come to {self._present[n].purpose}" for n in self.ranks[:_SHOWN]]
-        sends = self._tell((message, notes))
+        sends = self._answer((message, notes))
 
         def refuse(over: float) -> NoReturn:
             del over
@@ -159,27 +175,30 @@ class Rendezvous:
         self._refuse(message, notes)
 
     def _process(self, rank: int) -> tuple[str, str]:
-        """What is said of the process of a rank that has not come, and its state."""
-        known = self.comm.Get_group().Translate_ranks([rank], MPI.COMM_WORLD.Get_group())[0]
+        """A description of the process of a missing rank, and its state."""
+        world_rank = self.comm.Get_group().Translate_ranks([rank], MPI.COMM_WORLD.Get_group())[0]
         for presence in self._present.values():
-            if known in presence.processes:
-                number, state = presence.processes[known]
+            if world_rank in presence.processes:
+                number, state = presence.processes[world_rank]
                 return f"(process {number} on {presence.host}) is {state}", state
         hosts = ", ".join(sorted({presence.host for presence in self._present.values()})[:_SHOWN])
-        return f"has no process on the hosts of those that came: {hosts}", "unknown"
+        return f"has no process on the hosts of ranks that came: {hosts}", "unknown"
 
     def _refuse(self, message: str, notes: Sequence[str]) -> NoReturn:
         fix = (f"{self.option} waits longer",) if self.option else ()
         error = CommplanError(
             Diagnostic("CP0849", message, None, tuple(map(Note, (*notes, *fix))), file=self.file)
         )
-        setattr(error, TOLD, True)
+        setattr(error, IS_REPORTED, True)
         raise error
 
 
 @functools.cache
 def highest_tag() -> int:
-    """Of every communicator. Not asked of one that another thread duplicates: Open MPI then knows of none."""
+    """The highest tag of every communicator.
+
+    Open MPI does not return it for a communicator that another thread is duplicating.
+    """
     return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
 
 
@@ -191,8 +210,10 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _processes() -> dict[int, tuple[int, str]]:
-    """The processes of this job on this host and their states, by rank in COMM_WORLD, where the launcher
-    gives its processes the variables of PMIx, as Open MPI's does."""
+    """The processes of this job on this host: PID and state by rank in COMM_WORLD.
+
+    Empty unless the launcher sets the environment variables of PMIx, as Open MPI's does.
+    """
     job, processes = os.environ.get("PMIX_NAMESPACE", ""), dict[int, tuple[int, str]]()
     numbers = sorted(int(place.name) for place in Path("/proc").glob("[0-9]*")) if job else []
     for number in numbers:
@@ -201,16 +222,16 @@ def _processes() -> dict[int, tuple[int, str]]:
             pairs = dict(entry.split("=", 1) for entry in environment.split("\0") if "=" in entry)
             if pairs.get("PMIX_NAMESPACE") != job or "libmpi" not in Path(f"/proc/{number}/maps").read_text():
                 continue
-        except OSError:  # of another user, or it has ended
+        except OSError:  # the process belongs to another user, or has ended
             continue
         processes.setdefault(int(pairs["PMIX_RANK"]), (number, process_state(number)))
     return processes
 
 
 def _end_job() -> None:
-    """Another thread is in a call of MPI that does not return, so MPI cannot be finalized."""
+    """Abort the job, since another thread is blocked in MPI and MPI cannot be finalized."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    time.sleep(_SETTLE_S)  # the others have been told, and say so
+    time.sleep(_SETTLE_S)  # gives the other ranks time to report the error
     leave(aborts=True)
     MPI.COMM_WORLD.Abort(1)

@@ -1,4 +1,4 @@
-"""The engine's watchdog from Python: its bounds, and what a rank says that is late."""
+"""Configures the engine's watchdog: time limits, flight records, and the stack of a late rank."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from commplan.recorder.stacks import own_frames, shown
 from commplan.sidecar import attend
 
 BOUND_S = 10.0
-FIRST = 12  # times the bound, for a collective that has run three times at most: the late may be compiling
-_VERDICT = 4096  # bytes of one, at most
+FIRST = 12  # times the bound in the first three runs of a collective, since late ranks may be compiling
+_VERDICT = 4096  # maximum number of bytes of a verdict
 _WRITER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _libraries: list[Any] = []
 
 
 class Watched(NamedTuple):
-    """A channel that is watched, alike on all of its ranks. bound_s: see `Channel`. job: a name that no other
-    run has; of rank 0. plan: its name."""
+    """Settings of a watched channel, the same on all of its ranks.
+
+    Attributes:
+        bound_s: See `Channel`.
+        job: A random name of the run, chosen by rank 0.
+        plan: The name of the plan.
+    """
 
     bound_s: float
     job: str
@@ -32,14 +37,14 @@ class Watched(NamedTuple):
 
 
 def job() -> str:
-    """A name that no other run has."""
+    """A random name for a run."""
     return secrets.token_hex(4)
 
 
 def start(
     library: Any, channel: int, watched: Watched, rank: int, axes: Mapping[str, int]
 ) -> Recording | None:
-    """Watch a channel, and record what it does. All of its ranks call this alike. axes: their sizes."""
+    """Watch a channel and record its operations. All of its ranks must call this together."""
     recording = start_recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
     _watch(library, channel, watched.bound_s, recording, rank)
     return recording
@@ -56,7 +61,7 @@ def _watch(library: Any, channel: int, bound_s: float, recording: Recording | No
         attend(recording.path, f"rank {rank}")
         file, number = stacks_of_process()
         library.commplan_stack_signal(file.encode(), number)
-        # The engine writes to it until MPI ends, which is after Python has.
+        # The engine writes to it until MPI is finalized, after Python has shut down.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
         address = ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
     nanoseconds = int(bound_s * 1e9)
@@ -64,7 +69,7 @@ def _watch(library: Any, channel: int, bound_s: float, recording: Recording | No
 
 
 class RequestWatch(NamedTuple):
-    """The engine's channel of workers and servers, watched. recording: of what this server does, if any."""
+    """The watched channel of workers and servers. `recording` is the record of this server, if it has one."""
 
     library: Any
     channel: int
@@ -72,8 +77,10 @@ class RequestWatch(NamedTuple):
 
     @classmethod
     def begin(cls, library: Any, channel: int, watched: Watched, rank: int, ranks: int, workers: int) -> Self:
-        """Watch a channel of `workers` workers and their servers; all of its ranks call this alike. What
-        workers ask is recorded; what servers do, they record themselves."""
+        """Watch a channel of `workers` workers and their servers. All of its ranks must call this together.
+
+        The engine records the requests of workers; servers write their own records.
+        """
         lane = "requests" if rank < workers else "server"
         recording = start_recording(watched.job, watched.plan, rank, ranks, lane=lane)
         if rank < workers:
@@ -85,28 +92,31 @@ class RequestWatch(NamedTuple):
         return cls(library, channel, recording)
 
     def serve(
-        self, *, waits: bool, patient: bool, moved: bool, awaited: Sequence[int], gone: Sequence[int]
+        self, *, waits: bool, patient: bool, moved: bool, awaited: Sequence[int], finished: Sequence[int]
     ) -> None:
-        """Say how a server is; one that has not for a second does something else.
+        """Report the state of a server. A server that has not reported for a second counts as busy.
 
-        waits: whether some worker waits for others. patient: the server has a bound of its own for that.
-        moved: whether anything came since the last time. awaited: ranks that have asked nothing that is not
-        answered. gone: ranks that ask nothing more.
+        Args:
+            waits: Whether some worker waits for another worker.
+            patient: Whether the server has its own timeout for that.
+            moved: Whether anything has arrived since the last report.
+            awaited: Ranks that have no unanswered request: the server waits for their next one.
+            finished: Ranks that will send no more requests.
         """
-        ranks = (ctypes.c_int32 * (len(awaited) + len(gone)))(*awaited, *gone)
+        ranks = (ctypes.c_int32 * (len(awaited) + len(finished)))(*awaited, *finished)
         self.library.commplan_channel_serve(
-            self.channel, waits, patient, moved, ranks, len(awaited), len(gone)
+            self.channel, waits, patient, moved, ranks, len(awaited), len(finished)
         )
 
     def verdict(self) -> str:
-        """Who holds the others; empty while that cannot be said."""
+        """The verdict on the rank that blocks the others; empty while there is none."""
         text = ctypes.create_string_buffer(_VERDICT + 1)
         self.library.commplan_channel_verdict(self.channel, text, _VERDICT)
         return text.value.decode(errors="replace")
 
 
 def forget(recording: Recording) -> None:
-    """Remove a record: its run has ended well on all ranks."""
+    """Delete a record after its run has ended successfully on all ranks."""
     recording.remove()
     atexit.unregister(recording.remove)
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(recording.memory))
@@ -114,7 +124,7 @@ def forget(recording: Recording) -> None:
 
 @contextmanager
 def expected_late() -> Generator[None]:
-    """While this runs, the watchdogs of other ranks take it as said that this process comes later."""
+    """Tell the watchdogs of other ranks that this process will join later."""
     for library in _libraries:
         library.commplan_add_busy(1)
     try:
@@ -125,7 +135,7 @@ def expected_late() -> Generator[None]:
 
 
 def main_stack() -> str:
-    """The user's program in the main thread, innermost first, and what this process does that lasts."""
+    """The user's stack in the main thread, innermost frame first, and the current long activity if any."""
     return "; ".join(filter(None, (shown(own_frames()), activity())))
 
 

@@ -1,10 +1,9 @@
-"""An engine that came compiled with the package, and whether it serves here.
+"""A precompiled engine in the package, and the check that it fits this process.
 
-A wheel that `python -m commplan.lowering.mpi.prebuilt.wheel` made holds the engine for one MPI library, and
-says in `engine.json` what it was compiled for. MPI libraries share no binary interface: the engine is loaded
-only where this process has the same MPI library, XLA's interface for handlers is of the same version and the
-processor is of the kind that was assumed. Elsewhere the engine is compiled on first use, as by a package
-without one.
+`python -m commplan.lowering.mpi.prebuilt.wheel` makes a wheel with an engine for one MPI library, and
+describes its target in `engine.json`. MPI libraries have no common binary interface. The engine is used only
+if this process has the same MPI library, the same version of XLA's FFI, and a processor of the same level.
+Otherwise the engine is compiled on first use.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from commplan import io
 FOLDER = Path(__file__).parent
 ENGINE, DESCRIPTION = FOLDER / "engine.so", FOLDER / "engine.json"
 CPUINFO = Path("/proc/cpuinfo")
-# What compilers call a kind of processor, and what Linux says of one that is of this kind.
+# Processor levels as compilers name them, and the flags that Linux reports for a processor of the level.
 LEVELS = {"x86-64-v3": frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})}
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What an engine is compiled for."""
+    """The platform that an engine is compiled for."""
 
-    mpi: str  # what the library says of itself (MPI_Get_library_version)
-    ffi: str  # version of XLA's interface for handlers, such as "0.3"
+    mpi: str  # the result of MPI_Get_library_version
+    ffi: str  # version of XLA's FFI, such as "0.3"
     machine: str  # such as "x86_64"
-    level: str | None  # a key of `LEVELS`; None: every processor of `machine`
+    level: str | None  # a key of `LEVELS`; None for every processor of `machine`
 
     def __str__(self) -> str:
         return f"{self.mpi.split(',')[0]}, XLA FFI {self.ffi}, {self.level or self.machine}"
 
 
 def target() -> Target | None:
-    """What the engine in this package was compiled for. None: it has none."""
+    """The target of the engine in this package; None if the package has none."""
     try:
         return io.decode_json(io.read(DESCRIPTION), Target)
     except (OSError, ValueError):
@@ -45,9 +44,11 @@ def target() -> Target | None:
 
 
 def engine(mpi: str, include: str) -> Path | None:
-    """The engine in this package. None where it has none, or one that is for something else.
+    """The engine in this package; None if there is none, or if its target differs.
 
-    mpi: what the MPI library of this process says of itself. include: the folder of XLA's headers.
+    Args:
+        mpi: The version string of this process's MPI library.
+        include: The folder of XLA's headers.
     """
     built = target()
     if built is None:
@@ -59,18 +60,18 @@ def engine(mpi: str, include: str) -> Path | None:
 
 
 def ffi_version(include: str) -> str:
-    """The version of XLA's interface for handlers, from its headers; empty where they do not say it."""
+    """The version of XLA's FFI according to its headers; empty if they do not define it."""
     text = io.read(Path(include, "xla", "ffi", "api", "c_api.h")).decode()
     numbers: dict[str, str] = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", text))
     return f"{numbers['MAJOR']}.{numbers['MINOR']}" if len(numbers) == 2 else ""
 
 
 def levels() -> list[str]:
-    """The kinds of processors that the one of this machine is of."""
+    """The processor levels that this machine supports."""
     try:
         text = CPUINFO.read_text(encoding="utf-8")
     except OSError:
         return []
     flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    known = set(flags.group(1).split()) if flags else set[str]()
-    return [level for level, needed in LEVELS.items() if needed <= known]
+    supported = set(flags.group(1).split()) if flags else set[str]()
+    return [level for level, needed in LEVELS.items() if needed <= supported]

@@ -1,9 +1,9 @@
-"""A wheel of this package with the engine compiled in, from one without:
+"""Makes a wheel with a compiled engine from one without.
 
     python -m commplan.lowering.mpi.prebuilt.wheel dist/commplan-0.1.0-py3-none-any.whl
 
-The new wheel lies beside it. Its build tag names the MPI library that mpi4py has loaded, for which it is; the
-library itself is not in it. Needs the package `wheel`.
+The new wheel is written to the same folder. Its build tag names the MPI library that mpi4py has loaded, which
+the wheel requires and does not contain. Needs the package `wheel`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ from commplan.lowering.mpi import build
 from commplan.lowering.mpi.prebuilt import DESCRIPTION, ENGINE, Target, ffi_version, levels
 from commplan.lowering.mpi.typing_shim import MPI
 
-# Not the wrapper of this MPI, which would write where it lies here into the engine.
+# Not MPI's compiler wrapper, which would store the local path of the library in the engine.
 _LINKER = (os.environ.get("CXX", "c++"), "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
 
 
 def compiled_wheel(wheel: Path) -> Path:
-    """The new wheel. Raises CP0830 where the engine cannot be compiled, CalledProcessError where `wheel`
-    cannot read or write it."""
+    """Write the new wheel and return its path.
+
+    Raises:
+        CommplanError: CP0830 if the engine cannot be compiled.
+        CalledProcessError: If the tool `wheel` cannot read or write the wheel.
+    """
     vendor, numbers = MPI.get_vendor()
     level = next(iter(levels()), None)
     description = Target(build.mpi_version(), ffi_version(jax.ffi.include_dir()), platform.machine(), level)
     with tempfile.TemporaryDirectory() as folder:
         _wheel("unpack", str(wheel), "--dest", folder)
-        (tree,) = Path(folder).iterdir()  # before other files lie there
+        (tree,) = Path(folder).iterdir()  # must run before the folder contains other files
         inside = tree / "commplan" / "lowering" / "mpi" / "prebuilt"
         objects = build.compile_objects(build.compiler(), [f"-march={level}"] if level else [], Path(folder))
         build.link([*_LINKER, *objects, str(build.mpi_library())], inside / ENGINE.name)

@@ -86,7 +86,7 @@ struct Ring {
       list.waits.push_back(static_cast<int32_t>(waits[i].size()));
       for (int before : waits[i]) next[before].push_back(static_cast<int32_t>(i));
       const Instruction& x = list.code[i];
-      if (x.what == kSend) {
+      if (x.kind == kSend) {
         ++list.sends[x.peer];
       } else {
         list.receives[x.peer].push_back(static_cast<int32_t>(i));
@@ -286,14 +286,14 @@ void requests(MPI_Comm* handles) {
       return;
     }
     Channel& channel = *open_channel(comm, false);
-    int64_t told = 0;
+    int64_t put_count = 0;
     Request request;
     request.where.line = "line 9 of x.plan waits for it";
     request.peers = {kRanks - 1};
     request.names = {"server `hub` (rank 2)"};
     request.sends.resize(1);
     request.window = 3;
-    request.told = &told;
+    request.put_counter = &put_count;
     for (int i = 0; i < kMessages; ++i) {
       request.sends[0].push_back({0, 0, kUp + i, 0, i * kEach * 4, kEach * 4});
       request.receives.push_back({1, 0, kDown + i, 0, i * kEach * 4, kEach * 4});
@@ -308,7 +308,7 @@ void requests(MPI_Comm* handles) {
       require(error.empty(), error);
       for (size_t i = 0; i < y.size(); ++i) require(y[i] == 2 * x[i], "an answer");
     }
-    require(told == kRounds, "the requests are counted");
+    require(put_count == kRounds, "the requests are counted");
   });
   finalize();
 }
