@@ -20,7 +20,7 @@ from commplan.lowering import compiler_options as xla
 from commplan.lowering.jax import _context
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
-from commplan.lowering.jax.latency_profile import Given, LatencyProfile, latency_profile
+from commplan.lowering.jax.latency_profile import LatencyProfile, ProfileSource, latency_profile
 from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.pytree import Structure, Tree, flatten
@@ -63,7 +63,7 @@ class Context:
         on_gpus = isinstance(self.backend, LaxBackend) and self.backend.platform == "gpu"
         return xla.compiler_options(self.schedule, "gpu") if on_gpus else ()
 
-    def profile(self, given: Given, own: Mapping[str, xla.Value]) -> LatencyProfile | None:
+    def profile(self, given: ProfileSource, own: Mapping[str, xla.Value]) -> LatencyProfile | None:
         """What `run.jit(.., pgle=given, compiler_options=own)` means here: see `latency_profile`."""
         mesh, jax_devices = self.machine.mesh, isinstance(self.backend, LaxBackend)
         profile = latency_profile(given, mesh.devices.flat if jax_devices else ())
@@ -105,7 +105,7 @@ class Context:
     @functools.cached_property
     def counted(self) -> tuple[str, ...]:
         """The phases whose calls the state counts, because random functions run in them."""
-        return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).counts)
+        return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).is_random)
 
     def no_calls(self) -> dict[str, Any]:
         """The counts of calls with which a run begins."""

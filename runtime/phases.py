@@ -219,10 +219,10 @@ class PhaseCall:
     def _run(
         self, inputs: Mapping[str, Tree], states: Mapping[str, Tree], calls: Any
     ) -> tuple[dict[str, Tree], dict[str, Tree], dict[str, Any]]:
-        if not self.lowered.counts:
+        if not self.lowered.is_random:
             return *self.lowered.run(inputs, states, None), {}
         step = jnp.asarray(calls[self.name])
-        draw = RngContext.of(short_seed(self.context.seed), step, members=self.context.members)
+        draw = RngContext.from_seed(short_seed(self.context.seed), step, members=self.context.members)
         return *self.lowered.run(inputs, states, draw), {CALLS: dict(calls) | {self.name: step + 1}}
 
     def _checked(
@@ -237,7 +237,7 @@ class PhaseCall:
     @functools.cached_property
     def _needed(self) -> tuple[str, ...]:
         """What of the state it reads, and the count of its calls where it draws random numbers."""
-        return (*self._held, *([CALLS] if self.lowered.counts else []))
+        return (*self._held, *([CALLS] if self.lowered.is_random else []))
 
     @functools.cached_property
     def _held(self) -> dict[str, ir.Value]:
@@ -266,7 +266,7 @@ class PhaseCall:
             out, new, count = self._run(local, mine, calls)
             return results.leave(out), updates.leave(new), count
 
-        counts = {CALLS: PartitionSpec()} if lowered.counts else {}
+        counts = {CALLS: PartitionSpec()} if lowered.is_random else {}
         call = context.machine.spread(
             body, (_specs(values), _specs(held), PartitionSpec()), (results.specs, updates.specs, counts)
         )

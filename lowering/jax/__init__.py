@@ -1,8 +1,10 @@
-"""Phases as JAX functions of one rank's arrays, for every backend.
+"""Lowers phases to JAX functions of one rank's arrays, for every backend.
 
-`phase` lowers a phase, `ops` an op, `collectives` what ranks send each other; `packing` is buckets,
-`layers` layers one after another; `functions` calls the user's; `check` compares what arrives with the
-schedule; `servers` packs what servers get; `aot` compiles for devices that need not be there; `backend` is
-what another backend has to offer; `primitives` change types or warn; `jaxprs` splits traced functions;
-`_compat` and the other modules whose names begin with `_` hold JAX's private names.
+- `phase` lowers a phase, `ops` a local op, `collectives` a collective on a mesh.
+- `backend` is the interface that a backend implements; `servers` packs requests to servers.
+- `packing` avoids packing buckets; `layers` reduces and gathers layer by layer.
+- `functions` calls user functions; `check` compares arguments with the schedule.
+- `aot` compiles ahead of time, for devices that are not present.
+- `primitives` are identities that change types or warn; `jaxprs` analyses traced functions.
+- `_compat` and the other modules with a leading underscore use private names of JAX.
 """

@@ -34,23 +34,23 @@ def varying_axes(x: Array) -> frozenset[str]:
 def varying_in(aval: Any) -> frozenset[str]:
     """The manual mesh axes over which the type `aval` is varying."""
     manual = getattr(aval, "mat", None)
-    return frozenset(manual.varying) if manual is not None else frozenset()  # a reference has none
+    return frozenset(manual.varying) if manual is not None else frozenset()  # references have none
 
 
 def unreduced_in(aval: Any) -> frozenset[str]:
-    """The manual mesh axes over which a value of type `aval` is the terms of a sum."""
+    """The manual mesh axes over which a value of type `aval` is an unreduced sum."""
     return frozenset(aval.mat.unreduced)
 
 
 def with_varying(aval: Any, varying: Collection[str]) -> Any:
-    """The type `aval`, varying over `varying` alone."""
+    """The type `aval`, varying over exactly `varying`."""
     return aval.update(manual_axis_type=aval.mat.update(varying=frozenset(varying)))
 
 
 def with_varying_terms(aval: Any, axes: Collection[str]) -> Any:
-    """The type `aval`, over `axes` varying in place of unreduced."""
+    """The type `aval`, varying instead of unreduced over `axes`."""
     varying, unreduced = aval.mat.varying | set(axes), aval.mat.unreduced - set(axes)
-    # Made anew, since `update` of JAX 0.11 and newer keeps `unreduced_kind`, which needs unreduced axes.
+    # `update` of JAX 0.11 and newer keeps `unreduced_kind`, which requires unreduced axes.
     manual = type(aval.mat)(varying=varying, unreduced=unreduced, reduced=aval.mat.reduced)
     return aval.update(manual_axis_type=manual)
 
@@ -61,9 +61,9 @@ def entries(spec: Any) -> tuple[Any, ...]:
 
 
 def unreduced_axes(spec: Any) -> frozenset[str]:
-    """The axes over which an array of this partition spec is the terms of a sum that JAX has yet to compute.
+    """The axes over which an array with this partition spec is an unreduced sum.
 
-    JAX 0.11 and newer have other reductions too, which no plan uses: empty for them.
+    JAX 0.11 and newer have other reductions, too. No plan uses them, and the result for them is empty.
     """
     kind = getattr(spec, "unreduced_kind", None)
     return frozenset(spec.unreduced) if kind is None or kind.name == "sum" else frozenset()
@@ -122,39 +122,48 @@ def tracing() -> bool:
 
 
 def recording() -> Any:
-    """The trace that records the current operations, that of jit or of a loop's body; None without one.
-    Traces of derivatives and of vmap pass operations on to it."""
+    """The trace that records the current operations, of jit or of a loop body; None if there is none.
+
+    The traces of derivatives and of vmap are skipped, since they pass operations on to it.
+    """
     trace = _core.trace_ctx.trace
     while trace is not None and not isinstance(trace, _partial_eval.DynamicJaxprTrace):
         trace = getattr(trace, "parent_trace", None)
     return trace
 
 
-# A jaxpr that takes its constants as its first arguments.
+# Converts the constants of a jaxpr to its first arguments.
 with_constants_as_arguments: Callable[[Any], Any] = _partial_eval.convert_constvars_jaxpr
 
 
 def without_dead_code(
     jaxpr: Any, results: Sequence[bool], required: Sequence[bool]
 ) -> tuple[Any, list[bool]]:
-    """`jaxpr` with the results that are true, and which of its arguments it still takes.
-    required: the arguments that it takes in any case."""
+    """Eliminate dead code.
+
+    Args:
+        jaxpr: The jaxpr.
+        results: For each result, whether it is kept.
+        required: For each argument, whether it is kept even if it is unused.
+
+    Returns:
+        The reduced jaxpr, and for each argument whether it is kept.
+    """
     jaxpr, used = _partial_eval.dce_jaxpr(jaxpr, tuple(results), tuple(required))
     return jaxpr, list(used)
 
 
 def keep_unused(primitive: Any) -> None:
-    """Let dead code elimination keep equations of `primitive`, with all their operands."""
+    """Prevent dead code elimination from removing equations of `primitive` and their operands."""
 
-    def rule(_: Any, *args: Any) -> Any:  # the equation is the last argument, in JAX 0.12 after another
+    def rule(_: Any, *args: Any) -> Any:  # the equation is last; JAX 0.12 passes another argument
         return [True] * len(args[-1].invars), args[-1]
 
     _partial_eval.dce_rules[primitive] = rule
 
 
 def jaxpr_and_constants(entry: Any) -> tuple[Any, tuple[Array, ...]]:
-    """The jaxpr and the constants of `entry`: up to JAX 0.11 a closed jaxpr holds both, a plain one has no
-    constants; JAX 0.12 has one class for the two."""
+    """The jaxpr and the constants of `entry`, which is a jaxpr, or a closed jaxpr before JAX 0.12."""
     return getattr(entry, "jaxpr", entry), tuple(getattr(entry, "consts", ()))
 
 
@@ -167,8 +176,10 @@ def scan_operands(parameters: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def put(kind: Any, sharding: Any, pieces: Sequence[Any], devices: Sequence[Any]) -> Array:
-    """An array of the type `kind` from its pieces, which belong to `devices`, in the order of the sharding.
-    `jax.make_array_from_callback` ends in this call, and its preparations take longer than the call."""
+    """Create an array of type `kind` from pieces on `devices`, in the order of the sharding.
+
+    `jax.make_array_from_callback` ends in this call, and takes longer to prepare it than the call takes.
+    """
     return cast("Any", _src_pxla).batched_device_put(kind, sharding, pieces, list(devices))
 
 
@@ -180,8 +191,8 @@ def coordination() -> Any:
 def cpu_devices() -> list[Any]:
     """The CPU devices of all processes.
 
-    If JAX_PLATFORMS leaves the CPU out, those of a client of our own, which all processes of
-    `jax.distributed` create together, and which `jax.devices` does not list.
+    If JAX_PLATFORMS excludes the CPU, they belong to a separate client. All processes of `jax.distributed`
+    must create it together, and `jax.devices` does not list its devices.
     """
     try:
         return list(jax.devices("cpu"))
@@ -195,5 +206,5 @@ def _cpu_client() -> Any:
 
 
 def collect_garbage() -> None:
-    """Release the buffers that JAX holds for copies that have ended. Its next call would release them too."""
+    """Release the buffers of completed copies now instead of at JAX's next call."""
     _cpp.collect_garbage()

@@ -1,7 +1,4 @@
-"""JAX's mesh of the thread, and transfers that a transfer guard lets pass.
-
-Like `_compat`, this is where private names of JAX are touched.
-"""
+"""The thread's mesh, and explicit transfers. Like `_compat`, this module uses private names of JAX."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ _config = cast("Any", _src_config)
 
 
 def in_mesh(mesh: Any) -> Context:
-    """A context in which no mesh but `mesh` is set, as by `jax.set_mesh`; within a trace nothing changes.
+    """A context in which the thread's mesh is `mesh` or unset (`jax.set_mesh`); no effect inside a trace.
 
-    JAX traces and lowers a shard_map of a mesh only if the thread's mesh is that one, or none is set.
-    mesh: None for arrays of single devices.
+    JAX traces and lowers a shard_map only if the thread's mesh is that of the shard_map, or is not set.
+    `mesh` is None for arrays on single devices.
     """
     if _compat.tracing():
         return contextlib.nullcontext()
@@ -35,9 +32,10 @@ def in_mesh(mesh: Any) -> Context:
 
 
 def traced_in(mesh: Any, file: str) -> Context:
-    """The same for a shard_map of `mesh` that is about to be traced within another function.
+    """`in_mesh` for a shard_map of `mesh` that is traced within another function.
 
-    Raises CP0828 if the thread's mesh has another number of devices: JAX would refuse to lower it.
+    Raises:
+        CommplanError: CP0828 if the thread's mesh has a different number of devices, which JAX cannot lower.
     """
     current: Any = jax.sharding.get_abstract_mesh()
     abstract = mesh.abstract_mesh
@@ -48,29 +46,33 @@ def traced_in(mesh: Any, file: str) -> Context:
     sizes = ", ".join(f"{name} = {size}" for name, size in dict(current.shape).items())
     return fail(
         "CP0828",
-        f"jax.set_mesh has set a mesh of {current.size} devices, and this step runs on {abstract.size}",
-        f"the mesh that is set: {sizes}",
+        f"jax.set_mesh has set a mesh of {current.size} devices, but this step runs on {abstract.size}",
+        f"the axes of that mesh: {sizes}",
         "compile the step with run.jit instead of jax.jit, or call it in `with jax.set_mesh(run.mesh):`",
         file=file,
     )
 
 
 def explicit() -> Context:
-    """A context in which arrays of the host become arrays of devices explicitly, as by `jax.device_put`."""
+    """A context in which NumPy arrays are transferred explicitly, as by `jax.device_put`."""
     return _config.explicit_device_put_scope()
 
 
 def placed(x: Any, sharding: Callable[[Any], Any] | None) -> Any:
-    """`x`, put on devices explicitly if it is an array of the host, or is on the default device by chance.
+    """Move `x` to devices explicitly if it is a NumPy array, or an uncommitted array.
 
-    sharding: returns the `NamedSharding` of `x`; called only if `x` moves. None for the default device.
-    If `x` does not fit it, `x` is returned unchanged, and the checks report it.
+    Args:
+        x: Any value.
+        sharding: Returns the `NamedSharding` of `x`; called only if `x` moves. None for the default device.
+
+    Returns:
+        The array. `x` itself if the transfer fails, so that later checks can report the reason.
     """
     on_host = type(x).__module__ == "numpy"
     if not on_host and (sharding is None or getattr(x, "committed", True)):
         return x
     try:
-        if on_host and x.dtype.itemsize > 4:  # JAX 0.10.0 reuses a narrowed copy's type
+        if on_host and x.dtype.itemsize > 4:  # JAX 0.10.0 reuses the type of a narrowed copy
             x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
         return jax.device_put(x, sharding and sharding(x))
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Compilations of a step, of which JAX offers less: options that a version may not know, a call before each
-new signature without a cost for the others, and a profile that is made of a first compilation.
+"""Extends `jax.jit`: options that some XLA versions lack, a callback for each new signature, and a second
+compilation with a profile of the first.
 
-Like `_compat`, this is where private names of JAX are touched.
+Like `_compat`, this module uses private names of JAX.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from commplan.lowering.jax.typing_shim import jax
 
 _cpp, _pxla, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_pxla), cast("Any", _src_tree_util)
 _bridge, _client = cast("Any", _src_xla_bridge), cast("Any", _src_lib).xla_client
-_NOTHING = """module @nothing {
+_EMPTY_MODULE = """module @nothing {
   func.func public @main() -> tensor<i32> {
     %0 = stablehlo.constant dense<0> : tensor<i32>
     return %0 : tensor<i32>
   }
 }"""
 mlir: Any = cast("Any", _src_lib).mlir.ir
-_PLACE = re.compile(r'"([^"]+)":(\d+):')  # in the text of an operation's location
-_JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
-PROFILE = "fdo_profile"  # an option of a compilation: what its instructions take
+_LOCATION = re.compile(r'"([^"]+)":(\d+):')  # in the text of an operation's location
+_JIT_SIGNATURES = 4096  # capacity of the signature cache of one `jit_ahead`
+PROFILE = "fdo_profile"  # compiler option: the latency of each instruction
 Recompile = Callable[[Any, Callable[..., Any]], Any]
 
 
 def is_known(name: str, value: Any) -> bool:
-    """Whether XLA accepts this option of a compilation, with this value.
+    """Whether XLA accepts this compiler option with this value.
 
-    Queries the compiler of the default devices; that for CPUs if no backend of JAX has started, since
-    `jax.distributed.initialize` comes before any backend.
+    Uses the compiler of the default devices. If no JAX backend is initialized, it uses the CPU compiler,
+    because `jax.distributed.initialize` must run before any backend.
     """
     return _is_known(name, value, _bridge.backends_are_initialized())
 
@@ -54,7 +54,7 @@ def _is_known(name: str, value: Any, is_started: bool) -> bool:
             return True
         client, options = _local_client(), _client.CompileOptions()
         options.env_option_overrides = [(name, value)]
-        client.compile_and_load(_NOTHING, _client.DeviceList(tuple(client.local_devices()[:1])), options)
+        client.compile_and_load(_EMPTY_MODULE, _client.DeviceList(tuple(client.local_devices()[:1])), options)
     except jax.errors.JaxRuntimeError:
         return False
     return True
@@ -62,61 +62,67 @@ def _is_known(name: str, value: Any, is_started: bool) -> bool:
 
 @functools.cache
 def _local_client() -> Any:
-    """A client for CPUs that no other process takes part in, and that `jax.devices` does not list."""
+    """A CPU client without other processes, which `jax.devices` does not list."""
     return _client.make_cpu_client()
 
 
 def with_profile(lowered: Any, recompile: Recompile) -> Any:
-    """`lowered`, a `jax.stages.Lowered`, whose compilation is what `recompile` gives, whoever asks for it.
+    """Replace the compilation of `lowered` by `recompile`.
 
-    `recompile` is called with what XLA compiles without a profile, and with `again(options, rewrite=None)`,
-    which compiles with more options, `PROFILE` among them. `rewrite` gives the module to compile in place of
-    that which JAX made, or None: then `again` gives None too.
+    Args:
+        lowered: A `jax.stages.Lowered`, which is changed in place.
+        recompile: Called with the executable that XLA compiles without a profile, and with a function
+            `again(options, rewrite=None)`. It returns the executable to use. `again` compiles with further
+            options, such as `PROFILE`. Its `rewrite` maps the module to another one, or to None; then `again`
+            returns None.
+
+    Returns:
+        `lowered`.
     """
     lowering = lowered._lowering
     if "compile" in vars(lowering):
         return lowered
-    plain, kept, compiling = lowering.compile, list[Any](), threading.RLock()
+    plain, cached, compiling = lowering.compile, list[Any](), threading.RLock()
 
-    def compile_with_profile(compiler_options: Mapping[str, Any] | None = None, **given: Any) -> Any:
-        own = dict(compiler_options or {})
-        if PROFILE in own:
-            return plain(compiler_options=own, **given)
-        usual = compiler_options is None and all(value is None for value in given.values())
-        if usual and kept:
-            return kept[0]
+    def compile_with_profile(compiler_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        base_options = dict(compiler_options or {})
+        if PROFILE in base_options:
+            return plain(compiler_options=base_options, **options)
+        is_default = compiler_options is None and all(value is None for value in options.values())
+        if is_default and cached:
+            return cached[0]
 
         def again(more: Mapping[str, Any], rewrite: Callable[[Any], Any] | None = None) -> Any:
-            own_module: Any = getattr(lowering, "_hlo", None)
-            module = rewrite(own_module) if rewrite is not None and own_module is not None else own_module
+            original: Any = getattr(lowering, "_hlo", None)
+            module = rewrite(original) if rewrite is not None and original is not None else original
             if rewrite is not None and module is None:
                 return None
             lowering._hlo = module
             try:
-                executable = plain(compiler_options={**own, **more}, **given)
+                executable = plain(compiler_options={**base_options, **more}, **options)
             finally:
-                lowering._hlo = own_module
+                lowering._hlo = original
             if PROFILE in more:
                 profiled.append(executable)
             return executable
 
         profiled = list[Any]()
-        executable = recompile(plain(compiler_options=own, **given), again)
-        lowering.has_profile = any(executable is each for each in profiled)
-        if usual:
-            kept.append(executable)
+        executable = recompile(plain(compiler_options=base_options, **options), again)
+        lowering.has_profile = any(executable is compiled for compiled in profiled)
+        if is_default:
+            cached.append(executable)
         return executable
 
-    def compile_alone(*args: Any, **given: Any) -> Any:
-        with compiling:  # threads may share what JAX has lowered, and `again` changes its module for a while
-            return compile_with_profile(*args, **given)
+    def compile_alone(*args: Any, **options: Any) -> Any:
+        with compiling:  # threads may share `lowered`, and `again` changes its module temporarily
+            return compile_with_profile(*args, **options)
 
     lowering.compile = compile_alone
     return lowered
 
 
 def operations(lowered: Any) -> list[tuple[str, list[str]]]:
-    """The operations of a `jax.stages.Lowered`: text, and places in the program, innermost first."""
+    """The operations of a `jax.stages.Lowered`: text, and source locations, innermost first."""
     listed: list[tuple[str, list[str]]] = []
 
     def visit(operation: Any) -> Any:
@@ -124,10 +130,10 @@ def operations(lowered: Any) -> list[tuple[str, list[str]]]:
             ", ".join(str(value.type) for value in values)
             for values in (operation.operands, operation.results)
         ]
-        named = [operation.attributes[place] for place in range(len(operation.attributes))]
-        attributes = ", ".join(f"{each.name} = {each.attr}" for each in named)
-        places = [f"{file}:{line}" for file, line in _PLACE.findall(str(operation.location))]
-        listed.append((f"{operation.name} ({types[0]}) -> {types[1]} {{{attributes}}}", places))
+        items = [operation.attributes[index] for index in range(len(operation.attributes))]
+        attributes = ", ".join(f"{item.name} = {item.attr}" for item in items)
+        locations = [f"{file}:{line}" for file, line in _LOCATION.findall(str(operation.location))]
+        listed.append((f"{operation.name} ({types[0]}) -> {types[1]} {{{attributes}}}", locations))
         return mlir.WalkResult.ADVANCE
 
     lowered.compiler_ir("stablehlo").operation.walk(visit)
@@ -135,23 +141,23 @@ def operations(lowered: Any) -> list[tuple[str, list[str]]]:
 
 
 def has_profile(lowered: Any) -> bool | None:
-    """Whether what `with_profile` last compiled of `lowered` has a profile; None where that was not asked."""
+    """Whether the last compilation of `with_profile` used a profile; None without such a compilation."""
     return getattr(lowered._lowering, "has_profile", None)
 
 
 def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **options: Any) -> Any:
-    """`jax.jit(function, **options)`, compiled with `compiler_options` where it is the outermost.
+    """`jax.jit(function, **options)`; `compiler_options` apply only if it is the outermost jit.
 
-    JAX refuses them within another trace, where what is around decides on them.
+    JAX rejects compiler options within another trace, whose compilation determines them.
     """
     if not compiler_options and options.get("recompile") is None and "context" not in options:
         options.pop("recompile", None)
         return jax.jit(function, **options)
 
-    def nothing(*_: Any) -> None:
+    def ignore(*_: Any) -> None:
         pass
 
-    return jit_ahead(function, nothing, compiler_options=dict(compiler_options), **options)
+    return jit_ahead(function, ignore, compiler_options=dict(compiler_options), **options)
 
 
 def jit_ahead(
@@ -162,16 +168,23 @@ def jit_ahead(
     context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     **options: Any,
 ) -> Any:
-    """`jit(function, ..)` that first calls `ahead(jitted, args, kwargs)` where it may compile.
+    """`jax.jit(function)` that calls `ahead(jitted, args, kwargs)` before it may compile.
 
-    `ahead` is called for a signature that the fast path of JAX does not know; other calls never leave that
-    path. What `ahead` compiles by `jitted.lower(..)` is what then runs. Not called within another trace.
-    recompile: see `with_profile`. context: in which it is traced and compiled.
+    JAX's C++ fast path handles known signatures without calling `ahead`. A program that `ahead` compiles with
+    `jitted.lower(...)` is cached and then executed. `ahead` is not called within another trace.
+
+    Args:
+        function: The function.
+        ahead: Called for each new signature.
+        compiler_options: Options of XLA, if this is the outermost jit.
+        recompile: See `with_profile`.
+        context: The context of tracing and compilation.
+        **options: Options of `jax.jit`.
     """
 
     @functools.wraps(function)
     def entered(*args: Any, **kwargs: Any) -> Any:
-        if not tracing():  # `jax_disable_jit`: the fast path calls this with arrays
+        if not tracing():  # with `jax_disable_jit`, JAX calls this with arrays
             ahead(jitted, args, kwargs)
         return function(*args, **kwargs)
 
@@ -180,7 +193,7 @@ def jit_ahead(
             return inner._cache_miss(*args, **kwargs)
         with context():
             ahead(fast, args, kwargs)
-            if recompile is not None:  # JAX caches the lowered step, and compiles that
+            if recompile is not None:  # JAX caches the lowered step, so the next line compiles this one
                 lower(*args, **kwargs)
             return jitted._cache_miss(*args, **kwargs)
 
@@ -200,6 +213,6 @@ def jit_ahead(
             _pxla.cc_shard_arg, _cpp.PjitFunctionCache(capacity=_JIT_SIGNATURES),
         )
     )  # fmt: skip
-    fast._fun, fast._jit_info = outermost, info  # what `lower`, `trace` and `eval_shape` read
+    fast._fun, fast._jit_info = outermost, info  # `lower`, `trace` and `eval_shape` use these attributes
     fast.lower = lower
     return fast

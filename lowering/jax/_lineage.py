@@ -1,4 +1,4 @@
-"""Which operations made a traced value. Like `_compat`, this is where private names of JAX are touched."""
+"""Finds the operations that a traced value depends on. Like `_compat`, it uses private names of JAX."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ _PLANNED = re.compile(r"commplan/([^/()]+)/line(\d+)")
 
 @dataclass(frozen=True)
 class Reduction:
-    """A collective that made a value the same on all ranks.
+    """A collective whose result is the same on all ranks.
 
-    phase, line: of the plan, if a phase did it. source: `file:line (function)` of the program. is_derivative:
-    whether JAX did it, in the backward pass of `jax.grad`.
+    Attributes:
+        phase: The phase of the plan that contains it; empty if there is none.
+        line: The line of the plan.
+        source: `file:line (function)` in the program.
+        is_derivative: Whether JAX inserted it in the backward pass of `jax.grad`.
     """
 
     phase: str = ""
@@ -31,10 +34,13 @@ class Reduction:
 
 @dataclass
 class Lineage:
-    """The values that a traced value is made of.
+    """The values that a traced value depends on.
 
-    has_inputs, has_constants: whether arguments of the traced function, or constants, are among them. marked:
-    the values for which `is_marked` is true.
+    Attributes:
+        has_inputs: Whether arguments of the traced function are among them.
+        has_constants: Whether constants are among them.
+        reductions: The last collectives on each path.
+        marked: The values for which `is_marked` is true.
     """
 
     has_inputs: bool = False
@@ -44,17 +50,19 @@ class Lineage:
 
     @property
     def is_constant(self) -> bool:
-        """Whether nothing but constants went into it."""
+        """Whether it depends only on constants."""
         return not (self.has_inputs or self.reductions or self.marked)
 
 
 def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
-    """The values that `x` is made of, back to arguments, constants and the last collective on each way.
+    """The values that `x` depends on, back to arguments, constants and the last collective on each path.
 
-    is_marked: the search ends at values for which this is true. It ends altogether at the first argument or
-    constant: `x` is then not made of marked values alone, and a gradient may be made of a whole model.
+    Args:
+        x: A value in a trace.
+        is_marked: The search stops at values for which this is true. If it is given, the search ends at the
+            first argument or constant, because a gradient may depend on a whole model.
     """
-    result, pending, seen = Lineage(), [x], set[int]()
+    result, pending, visited = Lineage(), [x], set[int]()
     while pending and not (is_marked and (result.has_inputs or result.has_constants)):
         value = pending.pop()
         if is_marked and is_marked(value):
@@ -64,9 +72,9 @@ def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
         if tracer is None:
             result.has_constants = True
             continue
-        if id(tracer) in seen:
+        if id(tracer) in visited:
             continue
-        seen.add(id(tracer))
+        visited.add(id(tracer))
         if is_marked and tracer is not value and is_marked(tracer):
             result.marked.append(tracer)
         elif not hasattr(tracer, "parent"):
@@ -85,7 +93,7 @@ def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
 
 
 def _recorded(value: Any) -> Any:
-    """The recorded tracer inside those of derivatives and of vmap; None if `value` is no tracer."""
+    """The recorded tracer inside tracers of derivatives and vmap; None if `value` is not a tracer."""
     while isinstance(value, _core.Tracer) and not hasattr(value, "parent"):
         inner = getattr(value, "primal", getattr(value, "val", None))
         if inner is None:
@@ -95,12 +103,12 @@ def _recorded(value: Any) -> Any:
 
 
 def _constant(tracer: Any) -> Any:
-    """The array or outer tracer that a function which is traced closes over; None for its arguments."""
+    """The array or outer tracer that the traced function closes over; None for its arguments."""
     return tracer._trace.frame.constvar_to_val.get(tracer.val)
 
 
 def _reductions(equation: Any, info: Any) -> Iterator[Reduction]:
-    """The collectives of `equation`, those of functions that it calls included."""
+    """The collectives of `equation`, including those of functions that it calls."""
     if equation.primitive.name.startswith(_SUMS):
         stack = str(info.name_stack)
         planned = _PLANNED.search(stack)

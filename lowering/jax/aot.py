@@ -1,10 +1,10 @@
-"""Compiling a step ahead of time, for devices that need not be there.
+"""Compiles a step ahead of time, for devices that are not present.
 
-It needs no GPU, driver or CUDA library: the wheels `jax-cuda12-plugin` and `jax-cuda12-pjrt` of
-JAX's own version (installed with `--no-deps`) and `nvidia-cuda-nvcc-cu12` are enough; or for CUDA 13
-`jax-cuda13-plugin`, `jax-cuda13-pjrt`, `nvidia-cuda-nvcc` and `nvidia-nvvm`. There is no
-autotuning: collectives, their order, groups and bytes are what a cluster would get; the choice of
-matrix kernels is indicative.
+No GPU, driver or CUDA library is needed. For CUDA 12 install the wheels `jax-cuda12-plugin` and
+`jax-cuda12-pjrt` of the installed JAX version (with `--no-deps`), and `nvidia-cuda-nvcc-cu12`. For CUDA 13
+install `jax-cuda13-plugin`, `jax-cuda13-pjrt`, `nvidia-cuda-nvcc` and `nvidia-nvvm`. XLA does not autotune:
+collectives, their order, groups and sizes are those of a real cluster, but the choice of matrix kernels is
+not.
 """
 
 from __future__ import annotations
@@ -31,30 +31,32 @@ from commplan.lowering.jax.phase import traced_schedules
 from commplan.lowering.jax.typing_shim import jax
 
 Devices = Any  # numpy object array of jax devices
-GPUS_ONLY = "compile for GPUs, which need not be there: `h100:4x8`"
+GPUS_ONLY = "compile for GPUs, for example `h100:4x8`; they do not have to be present"
 
 
 def devices(target: Target) -> Devices:
-    """The devices of `target`, an array [hosts, devices per host], for a `jax.sharding.Mesh`.
+    """The devices of `target`, an array [hosts, devices per host] for a `jax.sharding.Mesh`.
 
-    Raises `CommplanError` CP0850 where the compiler for GPUs is not installed.
+    Raises:
+        CommplanError: CP0850 if the GPU compiler is not installed.
     """
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         message = f"compiling for {target.name} needs JAX's compiler for GPUs, which is not installed"
-        note = "a GPU, a driver or CUDA is not needed: pip install --no-deps jax-cuda12-plugin "
-        note += "jax-cuda12-pjrt nvidia-cuda-nvcc-cu12, the first two of the same version as jax"
+        note = "no GPU, driver or CUDA is needed: pip install --no-deps jax-cuda12-plugin "
+        note += "jax-cuda12-pjrt nvidia-cuda-nvcc-cu12, the first two in the version of jax"
         fail("CP0850", message, note)
     describe = cast("Callable[..., Any]", topologies.get_topology_desc)  # pyright: ignore[reportUnknownMemberType]
-    how = {"platform": target.platform, "topology": target.topology, "target_config": target.config}
-    topology = describe(target.name, **how)
+    options = {"platform": target.platform, "topology": target.topology, "target_config": target.config}
+    topology = describe(target.name, **options)
     name_devices(topology.devices, target.name)
     return np.array(topology.devices).reshape(target.hosts, target.per_host)
 
 
 def mesh_on(target: Target, sizes: Mapping[str, int]) -> Mesh:
-    """A mesh of axes of `sizes` on the devices of `target`.
+    """A mesh with axes of `sizes` on the devices of `target`.
 
-    Raises `CommplanError` CP1152 where it has more or fewer of them, and what `devices` raises.
+    Raises:
+        CommplanError: CP1152 if the number of devices differs, CP0850 if the GPU compiler is not installed.
     """
     count, ranks = target.hosts * target.per_host, math.prod(sizes.values())
     if count != ranks:
@@ -68,12 +70,17 @@ def mesh_on(target: Target, sizes: Mapping[str, int]) -> Mesh:
 
 
 class StepText(NamedTuple):
-    """A step as text, as XLA compiled it and as JAX handed it to XLA, and what it is compiled for.
+    """A compiled step as text.
 
-    profiled: as XLA compiled it with a profile; None where it was given none. memory: of the step without
-    one; None where XLA does not say. layers: the schedules of `run.layers` that the step may have. pgle: of
-    `run.jit(.., pgle=..)`, whether what it compiled has a profile; None for another step. programs: the
-    schedules whose phases JAX traced in the step, none if it had traced the step before.
+    Attributes:
+        compiled: The HLO that XLA compiled, after optimization.
+        traced: The HLO that JAX passed to XLA.
+        platform: The platform that it is compiled for.
+        profiled: The HLO compiled with a profile; None if no profile was requested.
+        memory: The memory of the step without a profile; None if XLA does not report it.
+        layers: The schedules of `run.layers` in this process, which the step may contain.
+        pgle: For a step of `run.jit(.., pgle=..)`, whether it was compiled with a profile; None for others.
+        programs: The schedules whose phases were traced in the step. Empty if the step was traced before.
     """
 
     compiled: str
@@ -87,11 +94,15 @@ class StepText(NamedTuple):
 
 
 def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | None = None) -> StepText:
-    """Compile `step`, jitted or not, for arguments of the shapes and shardings of `args`. Nothing runs.
+    """Compile `step`, jitted or not, without running it.
 
-    profiled_for: compile it once more with a profile of what its instructions take on this machine.
+    Args:
+        step: The step.
+        *args: Arrays, or values with their shapes and shardings.
+        profiled_for: If given, also compile with a profile that is estimated for this machine.
 
-    Raises `CommplanError` CP1156 where a profile is asked for a step of CPU devices.
+    Raises:
+        CommplanError: CP1156 if a profile is requested for a step on CPU devices.
     """
     jitted: Any = step if hasattr(step, "lower") else jax.jit(step)
     with traced_schedules() as programs:
@@ -101,14 +112,14 @@ def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | N
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for sharding in shardings for device in sharding.device_set}
     platform = "cpu" if (platforms or {jax.default_backend()}) == {"cpu"} else "gpu"
-    counts, own = _memory(compiled), has_profile(lowered)
+    counts, with_pgle = _memory(compiled), has_profile(lowered)
     layers = schedules_in_use()
-    others = tuple(each for each in programs if not any(each is layer for layer in layers))
-    text = StepText(compiled.as_text(), traced, platform, None, counts, layers, own, others)
+    other_programs = tuple(each for each in programs if not any(each is layer for layer in layers))
+    text = StepText(compiled.as_text(), traced, platform, None, counts, layers, with_pgle, other_programs)
     if profiled_for is None:
         return text
     if text.platform == "cpu":
-        fail("CP1156", "the step is compiled for CPU devices, whose scheduler takes no profile", GPUS_ONLY)
+        fail("CP1156", "the step is compiled for CPU devices, whose scheduler uses no profile", GPUS_ONLY)
     times = profile(text.compiled, profiled_for)
     return text._replace(profiled=lowered.compile(compiler_options={"fdo_profile": times}).as_text())
 

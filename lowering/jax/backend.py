@@ -1,7 +1,7 @@
-"""What a phase asks of the machine that it runs on: places, types and collectives.
+"""The interface between a lowered phase and a backend: indices, types and collectives.
 
-`lowering.jax.collectives.lax_backend` answers for the devices of a mesh, inside a shard_map;
-`lowering.mpi.backend` for the ranks of a communicator, where a program runs on one device.
+`lowering.jax.collectives.lax_backend` implements it for the devices of a mesh, inside a shard_map;
+`lowering.mpi.backend` for the ranks of a communicator, with one device each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = Any  # a jax.Array or a tracer of one
 
 
 class Run(NamedTuple):
-    """Elements of a buffer, `size` of them from `offset` on: those of array `array` from its `start` on."""
+    """Elements `offset` to `offset + size - 1` of a buffer: those from `start` on of array number `array`."""
 
     offset: int
     array: int
@@ -28,9 +28,10 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """How arrays of `shapes` lie in a buffer of `size` elements: `runs`, in the order of their offsets.
+    """How a buffer of `size` elements is packed from, or unpacked to, arrays of `shapes`.
 
-    What no run covers is zero in what a collective takes, and dropped of what it gives.
+    `runs` are in the order of their offsets. Elements in no run are zero in an operand, and dropped from a
+    result.
     """
 
     size: int
@@ -39,11 +40,11 @@ class BufferLayout:
 
 
 class Backend(Protocol):
-    """One rank's view of the machine, while a phase is traced."""
+    """A backend, from the view of one rank while a phase is traced."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The plan's axes with their numbers of ranks."""
+        """The axes of the plan with their sizes."""
         ...
 
     @property
@@ -53,27 +54,28 @@ class Backend(Protocol):
 
     @property
     def typed(self) -> bool:
-        """Whether JAX types values by the axes over which they vary, as it does inside a shard_map."""
+        """Whether JAX types values by the axes over which they vary, as inside a shard_map."""
         ...
 
     @property
     def service(self) -> Service | None:
-        """The plan's servers; None where there are none."""
+        """The servers of the plan; None if it has none."""
         ...
 
     @property
     def variadic(self) -> bool:
-        """Whether all-reduces take arrays as they are: nothing is gained by packing large ones."""
+        """Whether all-reduces accept several arrays, so that packing large ones has no advantage."""
         ...
 
     @property
     def asynchronous(self) -> bool:
-        """Whether collectives run beside computation and each other, so that a large array is best sent by
-        itself as soon as it is there."""
+        """Whether collectives overlap with computation and each other. Then large arrays are best sent
+        separately, as soon as they are ready.
+        """
         ...
 
-    def apart(self, key: str) -> contextlib.AbstractContextManager[Any]:
-        """While collectives are made that the backend's compiler combines with none of another `key`."""
+    def combiner_scope(self, key: str) -> contextlib.AbstractContextManager[Any]:
+        """A context whose collectives the compiler combines only with those of the same `key`."""
         ...
 
     def ways(self, axes: tuple[str, ...]) -> int:
@@ -81,52 +83,64 @@ class Backend(Protocol):
         ...
 
     def index(self, axes: str | tuple[str, ...]) -> Array:
-        """This rank's place along `axes`, counted row-major, first named major: a whole number or i32[]."""
+        """This rank's index along `axes`, row-major, the first axis major: an int or i32[]."""
         ...
 
     def varying(self, x: Array, axes: tuple[str, ...]) -> Array:
-        """`x`, typed as varying over `axes` too. No communication."""
+        """`x`, typed as varying over `axes`, too. No communication."""
         ...
 
     def same(self, x: Array, axes: tuple[str, ...]) -> Array:
-        """`x`, typed as the same over `axes`: only for what a proof says about it. No communication."""
+        """`x`, typed as the same over `axes`; only for values that are proved the same. No communication."""
         ...
 
     def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
-        """`x`, unchanged, but not before `previous` exists; `x` goes into a collective over `axes`."""
+        """`x`, ordered after `previous`. `x` is the operand of a collective over `axes`."""
         ...
 
-    def behind(
+    def ordered_after(
         self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
     ) -> tuple[list[Array], list[Array]]:
-        """Both, unchanged: `xs`, which go into a collective over `axes`, not before `previous` exist; what is
-        given for these is to be used in their place."""
+        """Both, unchanged; `xs`, operands of a collective over `axes`, are ordered after `previous`.
+
+        Callers must use the returned `previous` instead of the original.
+        """
         ...
 
     def move(self, x: Array, op: Collective) -> Array:
-        """The collective `op` on one array that has the shape that it wants.
+        """Run the collective `op` on one array.
 
-        all_reduce: sum, maximum or minimum over `op.axes`; the same shape and dtype. Booleans: or, or, and.
-        reduce_scatter: a sum; each rank keeps its rows of the leading dimension, a multiple of the ranks.
-        all_gather: the leading dimensions of all ranks one after another, first named axis major.
-        all_to_all: row i of [n*k] goes to rank i; the rows that arrive stand in rank order.
-        broadcast: `x` of rank `op.root`, counted row-major over `op.axes`, bit for bit.
-        reduce: as all_reduce, on rank `op.root`; elsewhere anything.
+        - all_reduce: sum, maximum or minimum over `op.axes`, with the shape and dtype of `x`. For booleans,
+          sum and maximum are `or`, minimum is `and`.
+        - reduce_scatter: a sum; each rank keeps its rows. The leading dimension is a multiple of the ranks.
+        - all_gather: the leading dimensions of all ranks are concatenated, the first axis major.
+        - all_to_all: row i of [n*k] is sent to rank i; received rows are in rank order.
+        - broadcast: `x` of rank `op.root`, counted row-major over `op.axes`, bit for bit.
+        - reduce: as all_reduce on rank `op.root`; unspecified on other ranks.
         """
         ...
 
     def start_packed(
-        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
+        self, xs: Sequence[Array], op: Collective, operand_layout: BufferLayout, result_layout: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
-        """The collective of a buffer in which arrays of one dtype lie as `taken` says, without making it;
-        what comes is cut as `given` says. As `start`, or done already where `op` is carried out in one. None
-        where the buffers must be made."""
+        """Begin the collective of a buffer without creating the buffer.
+
+        Args:
+            xs: Arrays of one dtype that make up the operand buffer.
+            op: The collective. If its form is not `split`, it may already be complete on return.
+            operand_layout: The positions of `xs` in the operand buffer.
+            result_layout: The positions of the results in the result buffer.
+
+        Returns:
+            A function that completes the collective and returns its results; None if the buffers must be
+            created.
+        """
         ...
 
     def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:
-        """Begin the collective, to be completed by calling what is returned; None where it is done in one.
+        """Begin the collective. The returned function completes it; None if the backend cannot split it.
 
-        Between the two other work may run, other collectives that are begun included. All that were begun
-        are completed before the phase ends.
+        Other operations may run in between, including other started collectives. Callers complete all of them
+        before the phase ends.
         """
         ...

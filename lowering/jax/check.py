@@ -1,7 +1,7 @@
-"""What arrives is what the schedule says: structure, shapes, dtypes and types, leaf by leaf.
+"""Compares arguments with the schedule: structure, shapes, dtypes and varying axes, leaf by leaf.
 
-Codes: CP0805 structure, shape or dtype; CP0807 a term that is reduced already; CP0813 a value that should be
-the same and that JAX types as varying.
+Codes: CP0805 for structure, shape or dtype; CP0807 for a term that is already reduced; CP0813 for a value
+    that should be the same on all ranks but that JAX types as varying.
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ _KINDS = {"b": bool, "i": int, "u": int, "f": (int, float)}
 
 @dataclass(frozen=True)
 class Check:
-    """What is passed to a phase, against what the plan was compiled for. sizes: of the axes. span, file: of
-    the phase. Errors: CP0805."""
+    """Compares values with the types that the plan was compiled for.
+
+    Attributes:
+        layout: Whether values are one rank's or global.
+        sizes: The sizes of the axes.
+        span: The span of the phase.
+        file: The plan's file.
+    """
 
     layout: Layout
     sizes: Mapping[str, int]
@@ -39,9 +45,15 @@ class Check:
     file: str
 
     def value(self, role: str, value: Value, tree: Any) -> Tree:
-        """`tree` as a `Tree`, after checking it against `value`. `what` names it: "input `grads`".
+        """Check `tree` against `value` and return it as a `Tree`. Python numbers are accepted as scalars.
 
-        Python numbers stand for scalars.
+        Args:
+            role: A description for errors, such as "input `grads`".
+            value: The expected value.
+            tree: The pytree.
+
+        Raises:
+            CommplanError: CP0805 if the structure, a shape or a dtype differs.
         """
         paths, flat = flatten(tree)
         expected = tuple(leaf.path for leaf in value.leaves)
@@ -54,27 +66,24 @@ class Check:
         missing = [path for path in expected if path not in set(paths)]
         extra = [path for path in paths if path not in set(expected)]
         notes = [f"it lacks {_some(missing)}"] if missing else []
-        notes += [f"it has {_some(extra)}, which the compiled shapes do not"] if extra else []
-        notes += (
-            [] if notes else [f"the leaves stand in another order: {_some(paths)}, not {_some(expected)}"]
-        )
-        note = "compile the plan with the shapes of what you pass: plan.compile(mesh, shapes={...})"
-        self._fail(f"{role} has another structure than the one that the plan was compiled for", *notes, note)
+        notes += [f"it has unexpected leaves: {_some(extra)}"] if extra else []
+        notes += [] if notes else [f"the order of the leaves differs: {_some(paths)}, not {_some(expected)}"]
+        note = "compile the plan with the shapes of the arguments: plan.compile(mesh, shapes={...})"
+        self._fail(f"the structure of {role} differs from the compiled one", *notes, note)
 
-    def _leaf(self, role: str, value: Value, leaf: Leaf, given: Any) -> Any:
+    def _leaf(self, role: str, value: Value, leaf: Leaf, array: Any) -> Any:
         role += f" at `{leaf.path}`" if leaf.path else ""
-        array: Any = given
-        wanted = leaf.shape if self.layout == "local" else global_shape(value, leaf, self.sizes)
+        expected = leaf.shape if self.layout == "local" else global_shape(value, leaf, self.sizes)
         if isinstance(array, _NUMBERS):
             array = number(array, leaf)
         if not (hasattr(array, "shape") and hasattr(array, "dtype")):
             self._fail(f"{role} is a {type(array).__name__}, not an array")
         shape = tuple(array.shape)
-        if shape != wanted:
-            message = f"{role} has the shape {list(shape)}, expected {list(wanted)}"
+        if shape != expected:
+            message = f"{role} has the shape {list(shape)}, expected {list(expected)}"
             self._fail(message, *self._why(value, leaf, shape))
         dtype = array.dtype
-        if type(array).__module__ == "numpy":  # as JAX takes it
+        if type(array).__module__ == "numpy":  # the dtype that JAX converts it to
             dtype = jax.dtypes.canonicalize_dtype(dtype)
             array = array if array.dtype == dtype else np.asarray(array, dtype)
         if str(dtype) != leaf.dtype.numpy_name:
@@ -86,24 +95,23 @@ class Check:
 
     def _why(self, value: Value, leaf: Leaf, shape: tuple[int, ...]) -> list[str]:
         placement = value.placement
-        notes = [f"it is placed `{placement}`"]
+        notes = [f"its placement is `{placement}`"]
         count = len(placement.per)
         whole = global_shape(value, leaf, self.sizes)
         if self.layout == "local" and placement.per and shape == (*(1,) * count, *leaf.shape):
             notes.append(
-                "inside a shard_map a rank passes its own part without the leading dimension of each `per`"
-                f" axis: take it off with x.reshape(x.shape[{count}:]); run.spmd does that by itself"
+                "inside a shard_map, pass this rank's part without the leading dimension of each `per` axis:"
+                f" x.reshape(x.shape[{count}:]); run.spmd removes it automatically"
             )
         elif self.layout == "local" and shape == whole:
             notes.append(
-                "inside a shard_map a rank passes its own part, not the whole: to run.spmd such an argument"
-                f' is "{placement}" (a name means the last value so called, which may lie otherwise)'
+                "inside a shard_map, pass this rank's part, not the global array: declare the argument of"
+                f' run.spmd as "{placement}"; a name refers to the last value of that name, whose placement'
+                " may differ"
             )
         if self.layout == "global" and placement.per and shape == leaf.shape:
             lead = ", ".join(f"{axis} = {self.sizes[axis]}" for axis in placement.per)
-            notes.append(
-                f"outside of run.spmd it has one leading dimension per axis that it differs on: {lead}"
-            )
+            notes.append(f"outside of run.spmd it has one leading dimension for each `per` axis: {lead}")
         return notes
 
     def _fail(self, message: str, *notes: str) -> NoReturn:
@@ -115,15 +123,15 @@ def _some(paths: Sequence[str]) -> str:
     return f"{shown} and {len(paths) - 4} more" if len(paths) > 4 else shown
 
 
-def number(given: Any, leaf: Leaf) -> Any:
-    """A Python number as a NumPy array of the leaf's dtype if it fits: an int as a float, not the reverse."""
+def number(x: Any, leaf: Leaf) -> Any:
+    """`x` as a NumPy array of the leaf's dtype if it is a Python number that fits: int to float, not back."""
     kind = "f" if leaf.dtype.is_float else np.dtype(leaf.dtype.numpy_name).kind
-    if not isinstance(given, _KINDS[kind]):
-        return given
+    if not isinstance(x, _KINDS[kind]):
+        return x
     try:
-        return np.asarray(given, jnp.dtype(leaf.dtype.numpy_name))
+        return np.asarray(x, jnp.dtype(leaf.dtype.numpy_name))
     except OverflowError:
-        return given
+        return x
 
 
 def has_numbers(leaves: Iterable[Any]) -> bool:
@@ -132,8 +140,7 @@ def has_numbers(leaves: Iterable[Any]) -> bool:
 
 
 def numbers(value: Value, tree: Any) -> Any:
-    """`tree`, which stands for `value`, with Python numbers as `number` makes them: jit would take an int for
-    an i32."""
+    """`tree` with its Python numbers converted to the dtypes of `value`. jit would convert an int to i32."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     if len(leaves) != len(value.leaves) or not has_numbers(leaves):
         return tree
@@ -142,8 +149,8 @@ def numbers(value: Value, tree: Any) -> Any:
 
 
 _BY_JAX = (
-    "the plan takes each rank's own term; JAX summed this one itself, as it does the gradient with respect to"
-    " parameters that do not vary"
+    "the plan expects each rank's own term, but JAX has summed this gradient, as it does for parameters that"
+    " do not vary"
 )
 _TO_VARYING = "differentiate with respect to varying parameters: jax.grad(loss)(run.varying(params), ...)"
 
@@ -151,7 +158,10 @@ _TO_VARYING = "differentiate with respect to varying parameters: jax.grad(loss)(
 def refuse_reduced(
     name: str, axes: Sequence[str], reductions: Sequence[Reduction], span: Span | None, file: str
 ) -> NoReturn:
-    """Raise CP0807: `name` is the same over `axes`, and no term of each rank. reductions: what made it so."""
+    """Raise CP0807: `name` is the same over `axes`, not each rank's own term.
+
+    `reductions` are the collectives that made it the same.
+    """
     over = ", ".join(axes)
     message = (
         f"{name} is already summed over {over}; reducing it again would multiply it by the number of ranks"
@@ -162,24 +172,24 @@ def refuse_reduced(
         notes = (_BY_JAX, _TO_VARYING)
     elif first is not None and first.phase:
         cause = f"phase `{first.phase}` made it the same on all ranks: line {first.line} of the plan"
-        notes = (cause, "pass each rank's own term, and once; or declare the input `same`, without `partial`")
+        notes = (cause, "pass each rank's own term, once; or declare the input `same`, without `partial`")
     elif first is not None:
-        notes = (f"the program's own collective has: {first.source}", "pass what goes into that collective")
+        notes = (f"the program's own collective has: {first.source}", "pass the operand of that collective")
     else:
-        message = f"{name} is the same on all ranks over {over}, and the plan takes each rank's own term"
+        message = f"{name} is the same on all ranks over {over}, but the plan expects each rank's own term"
         notes = (
-            "it is made of arguments that are placed `same`: their sum is a multiple of them",
-            "if the copy of each rank is meant to be its term, say so: run.varying(x)",
+            "it depends only on arguments that are placed `same`, so their sum would be a multiple of it",
+            "if the copy of each rank is its term, write run.varying(x)",
         )
     fail("CP0807", message, *notes, span=span, file=file)
 
 
 def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | None) -> Tree:
-    """Check how JAX types what a phase was given inside a shard_map, and mark it varying where it may be.
+    """Check the types of a phase's arguments inside a shard_map; type values as varying where the plan does.
 
-    Raises CP0807 if a `partial` value does not vary over an axis that it is a term over, unless it is a
-    constant of the trace, which is the term of each rank. Raises CP0813 if a value that should be the same
-    varies.
+    Raises:
+        CommplanError: CP0807 if a `partial` value does not vary over one of its axes, unless it is a
+            constant, which is every rank's term. CP0813 if a value that should be the same varies.
     """
     if not backend.typed:
         return tree
@@ -187,13 +197,14 @@ def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | No
     placement = value.placement
     for leaf, array in zip(value.leaves, tree.leaves, strict=True):
         varying_axes = _compat.varying_axes(array)
-        where = f" at `{leaf.path}`" if leaf.path else ""
+        position = f" at `{leaf.path}`" if leaf.path else ""
         summed = [axis for axis in placement.partial if axis in axes and axis not in varying_axes]
         if summed and not (origin := lineage(array)).is_constant:
-            refuse_reduced(f"`{name}`{where}", summed, origin.reductions, span, file)
+            refuse_reduced(f"`{name}`{position}", summed, origin.reductions, span, file)
         odd = [axis for axis in axes if axis in varying_axes and axis not in varying(value, leaf)]
         if odd:
-            message = f"`{name}`{where} should be the same over {', '.join(odd)}, and JAX types it as varying"
+            axes_text = ", ".join(odd)
+            message = f"`{name}`{position} should be the same over {axes_text}, but JAX types it as varying"
             note = "pass the value itself, not run.varying(...) of it; or declare it `per` and broadcast it"
             fail("CP0813", message, f"its placement in the plan is `{placement}`", note, span=span, file=file)
     pairs = zip(tree.leaves, value.leaves, strict=True)

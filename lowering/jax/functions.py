@@ -1,4 +1,4 @@
-"""Calling the functions that users bind: keys for random ones, and a check of what they return."""
+"""Calls user functions: random keys for random ones, and a check of their results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ Array = Any
 
 @dataclass(frozen=True)
 class RngContext:
-    """What the keys of random functions come from.
+    """The source of the keys of random functions.
 
-    key: a JAX key of the seed and the step. records: for each load whose batch is mapped, by the id of
-    its result, the record of each of this rank's rows, i32 or u32 [rows]. members: axes of the plan that
-    are fixed (see `Run.member`), with their place; all others are asked of the mesh.
+    Attributes:
+        key: A JAX key derived from the seed and the step.
+        records: For each load whose batch is mapped, by the id of its result: the record of each row of this
+            rank, i32 or u32 [rows].
+        members: The index along axes that are fixed (see `Run.member`). The mesh determines the others.
     """
 
     key: Array
@@ -38,8 +40,8 @@ class RngContext:
     members: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
-    def of(cls, seed: Any, *numbers: Any, members: Mapping[str, int] | None = None) -> RngContext:
-        """The key of `seed` (an int or an i32 scalar), with `numbers` (u32 scalars) folded in."""
+    def from_seed(cls, seed: Any, *numbers: Any, members: Mapping[str, int] | None = None) -> RngContext:
+        """Create the key of `seed`, an int or an i32 scalar, and fold in `numbers`, u32 scalars."""
         key = jax.random.key(seed)
         for number in numbers:
             key = jax.random.fold_in(key, number)
@@ -47,25 +49,26 @@ class RngContext:
 
 
 def short_seed(seed: int) -> np.uint32:
-    """Any whole number as the 32 bits that a JAX key is made from; small ones stay as they are."""
+    """The 32 bits of an int that a JAX key is created from. Small seeds are unchanged."""
     return np.uint32((seed ^ (seed >> 32)) & 0xFFFFFFFF if seed >= 0 else seed & 0xFFFFFFFF)
 
 
 def apply_function(
     op: ir.Map, lowered: Lowered, env: Mapping[str, Tree], rng: RngContext | None
 ) -> dict[str, Tree]:
-    """Apply the function of `op`; per record under `vmap` where the op says so.
+    """Apply the function of `op`, record by record under `vmap` if the op says so.
 
-    A random function takes a JAX key before its operands. The key depends on the seed, the step, the
-    place of the call in the plan, the member (only over the ensembles of `per`) and, record by record, on
-    the record: neither on the number of ranks nor on where one runs.
+    A random function receives a JAX key as its first argument. The key depends on the seed, the step, the
+    call's position in the plan, the member (only along the ensembles of `per`) and, for each record, on the
+    record. It does not depend on the number of ranks or on the rank.
 
-    Raises `CommplanError` CP0809 where the function cannot take its operands, or its results are not
-    what the plan declares.
+    Raises:
+        CommplanError: CP0809 if the function does not accept its operands, or if its results differ from the
+            plan.
     """
     function = lowered.functions[op.fn]
     operands = [env[ref].build() for ref in op.operands]
-    # Whole values beside records (a scale, a palette) go to every record as they are.
+    # Operands that are not records, such as a scale or a palette, are passed whole to every call.
     batched = [op.per_record and lowered.values[ref].kind == "records" for ref in op.operands]
     rows = env[op.operands[batched.index(True)]].leaves[0].shape[0] if op.per_record else None
     lead = [0 if records else None for records in batched]
@@ -80,12 +83,12 @@ def apply_function(
 
 
 def _key(op: ir.Map, lowered: Lowered, rng: RngContext) -> Array:
-    place = op.results[0]  # passes move ops, and keep the names of what they make
-    key = jax.random.fold_in(rng.key, zlib.crc32(f"{lowered.phase.name}/{place}/{op.fn}".encode()))
+    name = op.results[0]  # passes may move ops, but keep the names of their results
+    key = jax.random.fold_in(rng.key, zlib.crc32(f"{lowered.phase.name}/{name}/{op.fn}".encode()))
     for axis in op.per:
         fixed = rng.members.get(axis)
         key = jax.random.fold_in(key, lowered.backend.index(axis) if fixed is None else fixed)
-    # A cut value is one array in pieces: each piece draws its own numbers.
+    # The shards of a split value are drawn independently.
     split = lowered.values[op.operands[0]].placement.split if op.operands else ()
     if split and not op.per_record:
         key = jax.random.fold_in(key, lowered.backend.index(split))
@@ -93,8 +96,7 @@ def _key(op: ir.Map, lowered: Lowered, rng: RngContext) -> Array:
 
 
 def _record_keys(ref: str, lowered: Lowered, key: Array, rng: RngContext, rows: int) -> Array:
-    """One key per row of `ref`: folded with the record, or with its place in the global batch if that is
-    unknown."""
+    """One key per row of `ref`, from its record, or else from its position in the global batch."""
     records = rng.records.get(loaded_by(lowered.phase, ref))
     if records is None:
         split = lowered.values[ref].placement.split
@@ -122,31 +124,31 @@ def _refuse(op: ir.Map, lowered: Lowered, problem: str, *notes: str) -> NoReturn
 def _check_arity(op: ir.Map, lowered: Lowered, function: Callable[..., Any], count: int) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # built in C: it says itself what is wrong
+    except (TypeError, ValueError):  # a builtin: it raises its own error
         return
     try:
         signature.bind(*range(count))
     except TypeError as error:
-        takes = f"{count} argument{'s' if count != 1 else ''}{', a key first' if op.random else ''}"
-        _refuse(op, lowered, f"is called with {takes}, and is `{op.fn}{signature}`", str(error))
+        arguments = f"{count} argument{'s' if count != 1 else ''}{', the first a key' if op.random else ''}"
+        _refuse(op, lowered, f"is called with {arguments}, but is `{op.fn}{signature}`", str(error))
 
 
-def _results(op: ir.Map, lowered: Lowered, answer: Any, rows: int | None) -> dict[str, Tree]:
+def _results(op: ir.Map, lowered: Lowered, returned: Any, rows: int | None) -> dict[str, Tree]:
     count = len(op.results)
     if count == 1:
-        return {op.results[0]: _checked(op, lowered, op.results[0], answer, rows)}
-    many = isinstance(answer, tuple | list)
-    answers = cast("Sequence[Any]", answer) if many else ()
+        return {op.results[0]: _checked(op, lowered, op.results[0], returned, rows)}
+    is_sequence = isinstance(returned, tuple | list)
+    answers = cast("Sequence[Any]", returned) if is_sequence else ()
     if len(answers) != count:
-        returned = f"{len(answers)} values" if many else f"a {type(cast('object', answer)).__name__}"
-        _refuse(op, lowered, f"should return {count} values in a tuple, and returned {returned}")
+        shown = f"{len(answers)} values" if is_sequence else f"a {type(cast('object', returned)).__name__}"
+        _refuse(op, lowered, f"should return a tuple of {count} values, but returned {shown}")
     return {
         ref: _checked(op, lowered, ref, result, rows) for ref, result in zip(op.results, answers, strict=True)
     }
 
 
 def _checked(op: ir.Map, lowered: Lowered, ref: str, answer: Any, rows: int | None) -> Tree:
-    """A result, checked; of `rows` records, fewer than compiled for in the last batch of `tail short`."""
+    """Check one result. With `tail short`, the last batch may have fewer than the compiled number of rows."""
     value = lowered.values[ref]
     paths, tree = flatten(answer)
     expected = tuple(leaf.path for leaf in value.leaves)
@@ -154,7 +156,7 @@ def _checked(op: ir.Map, lowered: Lowered, ref: str, answer: Any, rows: int | No
     if paths != expected:
         missing = [path for path in expected if path not in paths]
         extra = [path for path in paths if path not in expected]
-        message = f"returned another structure for `{name}` than it was compiled for"
+        message = f"returned a value for `{name}` whose structure differs from the compiled one"
         note = f"missing: {', '.join(missing[:4]) or 'nothing'}"
         _refuse(op, lowered, message, note, f"unexpected: {', '.join(extra[:4]) or 'nothing'}")
     leaves: list[Any] = []
@@ -164,10 +166,10 @@ def _checked(op: ir.Map, lowered: Lowered, ref: str, answer: Any, rows: int | No
         at = f" at `{leaf.path}`" if leaf.path else ""
         expected_shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
         if tuple(x.shape) != expected_shape:
-            problem = f"returned the shape {list(x.shape)} for `{name}`{at}"
+            problem = f"returned shape {list(x.shape)} for `{name}`{at}"
             _refuse(op, lowered, f"{problem}, expected {list(expected_shape)}")
         if str(x.dtype) != leaf.dtype.numpy_name:
-            problem = f"returned the dtype {x.dtype} for `{name}`{at}"
+            problem = f"returned dtype {x.dtype} for `{name}`{at}"
             notes = (ENABLE_X64,) if leaf.dtype.nbytes > 4 else ()
             _refuse(op, lowered, f"{problem}, expected {leaf.dtype.numpy_name}", *notes)
         leaves.append(x)

@@ -1,8 +1,9 @@
-"""Which gradients a training step has made after which share of its computation, read from its trace.
+"""Estimates when the gradients of a training step become available, from its trace.
 
-While `marking`, phases of a program mark the leaves of their inputs, by an identity that XLA does not see.
-The trace then tells which products each leaf depends on. Products count by their operations, all else as
-nothing, in the order of the trace: the forward pass, then the backward pass from the last layer to the first.
+Inside `marking`, phases mark the leaves of their inputs with an identity that XLA does not see. The trace
+then shows which matrix products each leaf depends on. Time is counted in operations of products, in the order
+of the
+trace: the forward pass, then the backward pass from the last layer to the first. Other operations are free.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def marking() -> Generator[None]:
 
 
 def mark(trees: Mapping[str, Tree], arguments: Mapping[str, Value]) -> Mapping[str, Tree]:
-    """The inputs of a phase, their leaves marked by input and path while `marking`."""
+    """The inputs of a phase; inside `marking`, with each leaf marked by input and path."""
     if not _marking.get():
         return trees
     return {name: tree.like(_marked(name, tree, arguments[name])) for name, tree in trees.items()}
@@ -50,11 +51,14 @@ def _marked(name: str, tree: Tree, value: Value) -> list[Array]:
 
 @dataclass(frozen=True)
 class GradientTimes:
-    """The computation of a step until all gradients are made.
+    """The computation of a step until all gradients are available.
 
-    shares: of the operations until then, by input and path of the leaf, in the order in which they are made.
-    operations: of all products. program: of one rank, from its arguments to the gradients. arguments: their
-    types.
+    Attributes:
+        shares: For each leaf, in order of availability: its input, its path, and the share of operations
+            before it.
+        operations: The operations of all products.
+        program: The program of one rank, from its arguments to the gradients.
+        arguments: The types of its arguments.
     """
 
     shares: tuple[tuple[str, str, float], ...]
@@ -62,14 +66,16 @@ class GradientTimes:
     program: Program
     arguments: tuple[Any, ...]
 
-    def alone(self, *arguments: Array) -> list[Array]:
-        """The gradients of a rank without its peers, for one device (see `evaluate_alone`)."""
+    def evaluate(self, *arguments: Array) -> list[Array]:
+        """Compute the gradients of one rank on one device, without its peers (see `evaluate_alone`)."""
         return evaluate_alone(self.program.jaxpr, self.program.consts, arguments)
 
 
 def gradient_times(step: Any, arguments: Sequence[Any]) -> GradientTimes | None:
-    """The gradients that `step`, traced for `arguments`, gives to phases inside of a shard_map; None if it
-    gives none to any."""
+    """The times of the gradients that `step` passes to phases inside of a shard_map, traced for `arguments`.
+
+    None if no phase receives a gradient.
+    """
     with marking():
         jitted = step if hasattr(step, "trace") else jax.jit(step)
         traced, _ = _compat.jaxpr_and_constants(jitted.trace(*arguments).jaxpr)
@@ -86,9 +92,9 @@ def gradient_times(step: Any, arguments: Sequence[Any]) -> GradientTimes | None:
         variables = [variable for _, variable, _ in walk.marks]
         program = Program(body.replace(outvars=variables))
         used = program.used([True] * len(variables))
-        kept = program.restricted([True] * len(variables), 0)
+        restricted = program.restricted([True] * len(variables), 0)
         types = tuple(var.aval for var, needed in zip(body.invars, used, strict=True) if needed)
-        return GradientTimes(tuple(dict.fromkeys(shares)), end, kept, types)
+        return GradientTimes(tuple(dict.fromkeys(shares)), end, restricted, types)
     return None
 
 
@@ -98,7 +104,7 @@ def _name(text: str) -> tuple[str, str]:
 
 
 def _bodies(jaxpr: Jaxpr) -> Generator[Jaxpr]:
-    """The bodies of the shard_maps of `jaxpr`, those in functions that it calls included."""
+    """The bodies of the shard_maps of `jaxpr`, including those in called functions."""
     for equation in jaxpr.eqns:
         for called, _ in called_by(equation):
             if equation.primitive.name == "shard_map":
@@ -109,23 +115,25 @@ def _bodies(jaxpr: Jaxpr) -> Generator[Jaxpr]:
 
 @dataclass
 class _Walk:
-    """Counts the operations of products in the order of a trace.
+    """Counts the operations of products in trace order.
 
-    done: so far. marks: text, variable, and operations until the last product that it depends on.
+    Attributes:
+        done: The operations so far.
+        marks: For each mark its text, its variable, and the operations until the last product it depends on.
     """
 
     done: float = 0.0
     marks: list[tuple[str, Any, float]] = field(default_factory=list[tuple[str, Any, float]])
 
     def run(self, jaxpr: Jaxpr, times: Sequence[float]) -> list[float]:
-        """When the results of `jaxpr` are made, given when its arguments are."""
-        known: dict[Any, float] = dict(zip(jaxpr.invars, times, strict=True))
+        """The times of the results of `jaxpr`, from the times of its arguments."""
+        time_of: dict[Any, float] = dict(zip(jaxpr.invars, times, strict=True))
 
-        def at(variable: Any) -> float:
-            return 0.0 if hasattr(variable, "val") else known.get(variable, 0.0)
+        def when(variable: Any) -> float:
+            return 0.0 if hasattr(variable, "val") else time_of.get(variable, 0.0)
 
         for equation in jaxpr.eqns:
-            reads = [at(variable) for variable in equation.invars]
+            reads = [when(variable) for variable in equation.invars]
             called = inlined(equation)
             if called is not None:
                 results = self.run(called[0], reads)
@@ -133,21 +141,23 @@ class _Walk:
                 operations = _operations(equation)
                 self.done += operations
                 results = [self.done if operations else max(reads, default=0.0)] * len(equation.outvars)
-            known.update(zip(equation.outvars, results, strict=True))
+            time_of.update(zip(equation.outvars, results, strict=True))
             text = str(equation.params.get("name", "")) if equation.primitive.name == "name" else ""
             if text.startswith(_MARK):
                 self.marks.append((text, equation.outvars[0], results[0]))
-        return [at(variable) for variable in jaxpr.outvars]
+        return [when(variable) for variable in jaxpr.outvars]
 
 
 def _operations(equation: Any) -> float:
-    """The operations of the products of `equation`, a multiplication and an addition counted as two; of a
-    loop's body as often as it runs, if that is known."""
+    """The operations of the products of `equation`; a multiply-add counts as two.
+
+    The body of a scan is counted as often as it runs.
+    """
     name = equation.primitive.name
     if name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
-        left = equation.invars[0].aval.shape
-        depth = math.prod(left[dimension] for dimension in contracted)
+        operand_shape = equation.invars[0].aval.shape
+        depth = math.prod(operand_shape[dimension] for dimension in contracted)
         return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape

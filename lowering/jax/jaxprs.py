@@ -1,4 +1,4 @@
-"""Functions traced to jaxprs, to split them or to look into them."""
+"""Splits, evaluates and analyses functions that are traced to jaxprs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BETWEEN_RANKS = (
 
 @dataclass(frozen=True)
 class Program:
-    """A jaxpr with its constants: `program(*arguments)` evaluates it. types: of its results."""
+    """A jaxpr with its constants; calling it evaluates the jaxpr."""
 
     jaxpr: Jaxpr
     consts: tuple[Array, ...] = ()
@@ -42,27 +42,26 @@ class Program:
 
     @property
     def hoisted(self) -> Program:
-        """The program that takes its constants as its first arguments."""
+        """The program with its constants as first arguments."""
         return Program(_compat.with_constants_as_arguments(self.jaxpr))
 
     def used(self, results: Sequence[bool]) -> list[bool]:
-        """Which arguments those of `results` that are true depend on."""
+        """For each argument, whether the selected results depend on it."""
         return _compat.without_dead_code(self.jaxpr, results, [False] * len(self.jaxpr.invars))[1]
 
     def restricted(self, results: Sequence[bool], count: int) -> Program:
-        """The program of the first `count` arguments that gives these results, which need no others."""
+        """The program reduced to these results. The first `count` arguments are kept."""
         required = [number < count for number in range(len(self.jaxpr.invars))]
         return Program(_compat.without_dead_code(self.jaxpr, results, required)[0], self.consts)
 
 
 def traced(function: Callable[..., Any], *arguments: Array) -> Program:
-    """`function` as a program. The arrays that it closes over are its constants."""
+    """Trace `function` to a program. Arrays that it closes over become constants."""
     return Program(*_compat.jaxpr_and_constants(jax.make_jaxpr(function)(*arguments)))
 
 
 def called_by(equation: Any) -> Iterator[tuple[Jaxpr, tuple[Array, ...]]]:
-    """The jaxprs among the parameters of `equation` (branches, bodies of loops, functions), each with its
-    constants."""
+    """The jaxprs in the parameters of `equation` (branches, bodies, functions), each with its constants."""
     for value in equation.params.values():
         for entry in cast("Sequence[Any]", value) if isinstance(value, tuple | list) else (value,):
             jaxpr, consts = _compat.jaxpr_and_constants(entry)
@@ -71,8 +70,7 @@ def called_by(equation: Any) -> Iterator[tuple[Jaxpr, tuple[Array, ...]]]:
 
 
 def inlined(equation: Any) -> tuple[Jaxpr, tuple[Array, ...]] | None:
-    """The function that `equation` calls once with its operands, and its constants; None for others, such as
-    loops."""
+    """The function that `equation` calls exactly once on its operands, and its constants; or None."""
     called = next(called_by(equation), None)
     fits = called is not None and len(called[0].invars) == len(equation.invars)
     return called if fits and equation.primitive.name.startswith(_CALLS) else None
@@ -81,16 +79,18 @@ def inlined(equation: Any) -> tuple[Jaxpr, tuple[Array, ...]] | None:
 def evaluate_alone(jaxpr: Jaxpr, consts: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
     """Evaluate the body of a shard_map as if its rank had no peers, outside of any mesh.
 
-    A collective gives its operand, or zeros where its result has another shape; `axis_index` gives 0.
+    A collective returns its operand, or zeros if the shape of its result differs; `axis_index` returns 0.
     """
-    known: dict[Any, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
+    values: dict[Any, Array] = dict(
+        zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True)
+    )
 
     def read(variable: Any) -> Array:
-        return variable.val if hasattr(variable, "val") else known[variable]
+        return variable.val if hasattr(variable, "val") else values[variable]
 
     for equation in jaxpr.eqns:
         results = _alone(equation, [read(variable) for variable in equation.invars])
-        known.update(zip(equation.outvars, results, strict=True))
+        values.update(zip(equation.outvars, results, strict=True))
     return [read(variable) for variable in jaxpr.outvars]
 
 
@@ -103,7 +103,7 @@ def _alone(equation: Any, operands: list[Array]) -> Sequence[Array]:
         return operands
     if name.lstrip("_").startswith(_BETWEEN_RANKS):
         pairs = zip(equation.outvars, operands or [None] * len(equation.outvars), strict=True)
-        return [_in_place_of(variable.aval, operand) for variable, operand in pairs]
+        return [_substitute(variable.aval, operand) for variable, operand in pairs]
     if name == "scan":
         return _scan_alone(params, operands)
     if name == "cond":
@@ -115,8 +115,8 @@ def _alone(equation: Any, operands: list[Array]) -> Sequence[Array]:
     return results if equation.primitive.multiple_results else [results]
 
 
-def _in_place_of(aval: Any, operand: Array | None) -> Array:
-    """A result of a collective."""
+def _substitute(aval: Any, operand: Array | None) -> Array:
+    """A stand-in for a result of a collective."""
     if operand is not None and operand.shape == aval.shape:
         return operand
     return jnp.zeros(aval.shape, aval.dtype)
@@ -131,8 +131,8 @@ def _scan_alone(params: dict[str, Any], operands: list[Array]) -> list[Array]:
         results = evaluate_alone(body, consts, [*operands[:fixed], *carry, *slices])
         return results[:count], results[count:]
 
-    how = {name: params[name] for name in ("length", "reverse", "unroll")}
-    last, stacked = lax.scan(step, operands[fixed:carried], operands[carried:], **how)
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    last, stacked = lax.scan(step, operands[fixed:carried], operands[carried:], **options)
     return [*last, *stacked]
 
 
@@ -140,10 +140,10 @@ def _while_alone(params: dict[str, Any], operands: list[Array]) -> list[Array]:
     condition, body = (_compat.jaxpr_and_constants(params[f"{part}_jaxpr"]) for part in ("cond", "body"))
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
-    def goes_on(state: list[Array]) -> Array:
+    def condition_holds(state: list[Array]) -> Array:
         return evaluate_alone(*condition, [*operands[:first], *state])[0]
 
-    def once(state: list[Array]) -> list[Array]:
+    def iterate(state: list[Array]) -> list[Array]:
         return evaluate_alone(*body, [*operands[first:second], *state])
 
-    return lax.while_loop(goes_on, once, operands[second:])
+    return lax.while_loop(condition_holds, iterate, operands[second:])

@@ -1,5 +1,7 @@
-"""Profile guided latency estimation (PGLE) of one compilation: XLA's scheduler for GPUs is told what each
-instruction of a step takes, as estimated for a machine or as measured on one."""
+"""Profile guided latency estimation (PGLE) for one compilation.
+
+XLA's GPU scheduler receives the latency of each instruction, estimated for a machine or measured on one.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,19 @@ from commplan.lowering.compiler_options import Value
 from commplan.lowering.jax._jit import PROFILE
 from commplan.lowering.jax.link_order import in_order, link_order
 
-Given = bool | str | Path | Machine
-_NAMED = 0.5  # of the collectives and products of a step, which a measured profile should name
+ProfileSource = bool | str | Path | Machine
+_MIN_NAMED_SHARE = 0.5  # of the collectives and products of a step, for a measured profile
 
 
 class LatencyProfile(msgspec.Struct, frozen=True):
-    """Where the times come from: estimated for `machine`, or `measured`, the bytes of a profile.
+    """A source of latencies: estimated for `machine`, or `measured`.
 
-    source: in words, the same on all processes that are given the same. unpipelined: the options that switch
-    off the pipelining of all-reduces; {} if the plan does not pipeline them, or the user has set that option.
+    Attributes:
+        source: A description that is the same on all processes with the same source.
+        machine: The machine, for estimates.
+        measured: The content of a profile file.
+        unpipelined: The options that disable the pipelining of all-reduces. Empty if the plan does not
+            pipeline them, or if the user has set that option.
     """
 
     source: str
@@ -40,12 +46,16 @@ class LatencyProfile(msgspec.Struct, frozen=True):
     unpipelined: Mapping[str, Value] = {}
 
     def recompile(self, plain: Any, again: Callable[..., Any]) -> Any:
-        """The executable to run: see `_jit.with_profile`.
+        """Return the executable to run; see `_jit.with_profile`.
 
-        With estimated times it is the one whose step is fastest by the same estimate, which may be `plain`;
-        where loops have all-reduces, also compiled with `unpipelined`;
-        where exchanges and buckets share links, also with these in the best order that is found.
-        Warns (CP0860) where a measured profile names little of the step.
+        With estimated latencies, several candidates are compiled, and the fastest by the same estimate is
+        returned:
+
+        - `plain`, and compiled with a profile;
+        - if loops contain all-reduces, the same with `unpipelined`;
+        - if exchanges and buckets share links, the same with the best order found.
+
+        Warns (CP0860) if a measured profile covers little of the step.
         """
         if self.machine is None:
             self._check(plain.as_text())
@@ -72,70 +82,76 @@ class LatencyProfile(msgspec.Struct, frozen=True):
         step = audit_text(text)
         names = [item.name for item in (*step.collectives, *step.products)]
         named = sum(map(self._names, names))
-        if named < _NAMED * len(names):
+        if named < _MIN_NAMED_SHARE * len(names):
             _warn(
                 f"{self.source} names {named} of the {len(names)} collectives and products of the step",
-                "it is of another step, or of a compilation by other versions or options: measure it anew",
+                "it was measured for another step, or with other versions or options: measure it again",
             )
 
     def _names(self, instruction: str) -> bool:
-        """Whether the profile has this instruction, be it text or a serialized message."""
+        """Whether the profile, as text or as a serialized message, contains this instruction."""
         name = instruction.encode()
         return b'"%s"' % name in self.measured or b"\n%c%s" % (min(len(name), 127), name) in self.measured
 
 
-def latency_profile(given: Given, devices: Sequence[Any]) -> LatencyProfile | None:
-    """What `run.jit(.., pgle=given)` means for `devices`, in the mesh's row-major order; None for nothing.
+def latency_profile(source: ProfileSource, devices: Sequence[Any]) -> LatencyProfile | None:
+    """The latency profile of `run.jit(.., pgle=source)`; None if there is none.
 
-    Warns (CP0860) for devices other than GPUs. Raises CP1150 for a target or rates that are none, CP0859 for
-    a file that is no profile, and for True where the devices do not tell what machine they are.
+    Args:
+        source: False for none, True for an estimate for these devices, a target such as "h100:4x8", a
+            machine, or the path of a profile.
+        devices: The devices in the mesh's row-major order. Devices other than GPUs cause a warning (CP0860).
+
+    Raises:
+        CommplanError: CP1150 for an unknown target or invalid rates. CP0859 for a file that is not a profile,
+            and for True if the machine of the devices is unknown.
     """
-    if given is False:
+    if source is False:
         return None
     kinds = {device.platform for device in devices} or {"cpu"}
-    own: LatencyProfile | None = None
-    if isinstance(given, str | Path) and _is_path(given):
-        own = _measured(given)
-    elif given is not True or kinds == {"gpu"}:
-        machine = _machine_of(devices) if given is True else rates(given)  # pyright: ignore[reportArgumentType]
-        own = LatencyProfile(f"times estimated for {machine}", machine)
+    selected: LatencyProfile | None = None
+    if isinstance(source, str | Path) and _is_path(source):
+        selected = _measured(source)
+    elif source is not True or kinds == {"gpu"}:
+        machine = _machine_of(devices) if source is True else rates(source)  # pyright: ignore[reportArgumentType]
+        selected = LatencyProfile(f"times estimated for {machine}", machine)
     if kinds == {"gpu"}:
-        return own
+        return selected
     _warn(
-        f"run.jit is given pgle={given!r}, and compiles for {' and '.join(sorted(kinds)).upper()} devices",
-        "XLA's scheduler for GPUs alone reads a profile: the step is compiled without",
+        f"run.jit has pgle={source!r}, but compiles for {' and '.join(sorted(kinds)).upper()} devices",
+        "only XLA's scheduler for GPUs uses a profile: the step is compiled without one",
     )
     return None
 
 
-def _is_path(given: str | Path) -> bool:
-    return isinstance(given, Path) or "." in given or "/" in given
+def _is_path(path: str | Path) -> bool:
+    return isinstance(path, Path) or "." in path or "/" in path
 
 
-def _measured(given: str | Path) -> LatencyProfile:
+def _measured(path: str | Path) -> LatencyProfile:
     try:
-        data = io.read(given, io.SCHEDULE)
+        data = io.read(path, io.SCHEDULE)
     except OSError as error:
-        fail("CP0859", f"{given} cannot be read: {error.strerror or error}", _FORMS)
+        fail("CP0859", f"{path} cannot be read: {error.strerror or error}", _FORMS)
     if b"costs {" not in data and not data.startswith(b"\n"):
-        fail("CP0859", f"{given} is no profile of instructions", _FORMS)
+        fail("CP0859", f"{path} is not a profile of instructions", _FORMS)
     digest = hashlib.sha256(data).hexdigest()[:16]
-    return LatencyProfile(f"profile {Path(given).name} (sha256 {digest})", measured=data)
+    return LatencyProfile(f"profile {Path(path).name} (sha256 {digest})", measured=data)
 
 
-_FORMS = "expected a ProfiledInstructionsProto, as text or serialized: what JAX and XLA write for PGLE"
+_FORMS = "expected a ProfiledInstructionsProto, as text or serialized, as JAX and XLA write it for PGLE"
 
 
 def _machine_of(devices: Sequence[Any]) -> Machine:
-    """The rates of `devices` by their kind; each run of those of one process is a host."""
+    """The rates of `devices` by device kind. Consecutive devices of one process are a host."""
     kind = str(devices[0].device_kind) if devices else ""
     runs = [len(list(run)) for _, run in groupby(device.process_index for device in devices)]
     machine = rates_of_kind(kind, len(runs), runs[0]) if len(set(runs)) == 1 else None
     if machine is None or (len(runs) > 1 and runs[0] == 1):
         fail(
             "CP0859",
-            f"pgle=True does not tell what machine {len(devices)} x {kind or 'unnamed devices'} are",
-            "say so: run.jit(step, pgle='h100:4x8'), hosts x devices per host, or pgle=Machine(..)",
+            f"pgle=True needs rates for {len(devices)} x {kind or 'unnamed devices'}, which are unknown",
+            "name the machine: run.jit(step, pgle='h100:4x8'), hosts x devices per host, or pgle=Machine(..)",
         )
     return machine
 

@@ -1,8 +1,8 @@
-"""Where the parts of a value lie: partition specs and global shapes from placements.
+"""Partition specs and global shapes of values, from their placements.
 
-Outside a shard_map a value is one global array per leaf. `same` is `P()`; `per A` adds one leading
-dimension of A's size for each such axis, in plan order; `split A, B` cuts the leading dimension
-along A, then B (leaves of trees are flat and padded; scalar leaves are never cut).
+Outside of a shard_map a value is one global array per leaf. `same` is `P()`. `per A` adds one leading
+dimension of A's size for each such axis, in plan order. `split A, B` shards the leading dimension along A,
+then B. Leaves of split trees are flattened and padded; scalar leaves are never split.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def global_shape(value: Value, leaf: Leaf, sizes: Sizes) -> tuple[int, ...]:
 
 
 def varying(value: Value, leaf: Leaf) -> tuple[str, ...]:
-    """The axes along which ranks may hold different data of `leaf`: a scalar leaf is never cut."""
+    """The axes along which ranks may have different data in `leaf`. A scalar leaf is never split."""
     placement = value.placement
     return placement.per + placement.partial + (placement.split if leaf.shape else ())
 
@@ -46,4 +46,4 @@ def varying(value: Value, leaf: Leaf) -> tuple[str, ...]:
 def leaf_specs(value: Value) -> list[PartitionSpec]:
     """One spec for each leaf of `value`; partial values are unreduced."""
     whole = (spec(value.placement, scalar=not leaf.shape) for leaf in value.leaves)
-    return [_compat.with_terms(own, value.placement.partial) for own in whole]
+    return [_compat.with_terms(each, value.placement.partial) for each in whole]

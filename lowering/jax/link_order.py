@@ -1,9 +1,9 @@
-"""The order in which exchanges and buckets go over the same links, put into what JAX hands to XLA.
+"""Reorders exchanges and buckets that share links, in the module that JAX passes to XLA.
 
-XLA's scheduler goes from the end of a step to its beginning, and takes a collective as soon as the links are
-free; which one of an exchange (all-to-all) and a bucket's all-reduce goes first is then often not what lets
-both run under computation. List scheduling of the compiled step (`audit.orders`) finds a better order. Here
-barriers hold the collectives to it, which change no value.
+XLA schedules a step backwards, and starts a collective as soon as the links are free. Its order of an
+exchange (all-to-all) and a bucket's all-reduce is often not the one in which both overlap with computation.
+List scheduling of the compiled step (`audit.orders`) finds a better order. Barriers, which change no value,
+then enforce it.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _INSIDE = frozenset({"builtin.module", "func.func", "sdy.manual_computation"})
 
 
 class Link(NamedTuple):
-    """A collective that others share links with: the `number`th exchange, or the bucket with this key."""
+    """A collective on shared links: the exchange with this `number`, or the bucket with this key."""
 
     bucket: str = ""
     number: int = 0
 
 
 def link_order(compiled: str, machine: Machine) -> tuple[Link, ...]:
-    """The best order that is found for the exchanges and buckets of a compiled step, outside its loops.
+    """The best order found for the exchanges and buckets of a compiled step, outside of its loops.
 
-    Empty where it has not both, or has them in this order already.
+    Empty if the step does not have both, or already has this order.
     """
     step = audit_text(compiled)
-    own = _links(step, step)
-    if not any(link.bucket for link in own) or all(link.bucket for link in own):
+    current = _links(step, step)
+    if not any(link.bucket for link in current) or all(link.bucket for link in current):
         return ()
     best = _links(step, reordered(step, best_order(compiled, machine, tries=0).places))
-    return best if best != own else ()
+    return best if best != current else ()
 
 
 def _links(step: CompiledStep, moved: CompiledStep) -> tuple[Link, ...]:
-    """The exchanges and buckets of `moved`, which is `step` in another order, as they start.
+    """The exchanges and buckets of `moved`, a reordering of `step`, in the order in which they start.
 
-    Exchanges are counted in the order of `step`.
+    Exchanges are numbered in the order of `step`.
     """
     outside = [c for c in moved.collectives if c.computation == step.entry]
     exchanges = [c for c in step.collectives if c.kind == "all_to_all" and c.computation == step.entry]
@@ -62,11 +62,10 @@ def _links(step: CompiledStep, moved: CompiledStep) -> tuple[Link, ...]:
 
 
 def in_order(module: Any, order: Sequence[Link]) -> Any:
-    """A copy of a StableHLO `module` in which exchanges and buckets come in this `order`, each not before the
-    one before it where that is of the other kind: those of one kind are in order already.
+    """A copy of a StableHLO `module` whose exchanges and buckets are in this `order`.
 
-    None where the module does not have just these in one block, or an order contradicts what they need of
-    each other.
+    Only pairs of an exchange and a bucket are ordered explicitly, since each kind is in order already. None
+    if no block contains exactly these collectives, or if the order contradicts their dependencies.
     """
     copied = io.BytesIO()
     module.operation.write_bytecode(copied)
@@ -77,7 +76,7 @@ def in_order(module: Any, order: Sequence[Link]) -> Any:
             if set(ops) == set(order):
                 for before, after in itertools.pairwise(order):
                     if bool(before.bucket) != bool(after.bucket):
-                        _hold(ops[before][0], ops[after], block)
+                        _order_after(ops[before][0], ops[after], block)
                 return result if _sort(block) else None
     return None
 
@@ -93,7 +92,7 @@ def _blocks(operation: Any) -> Iterator[Any]:
 
 
 def _by_link(ops: Sequence[Any]) -> Mapping[Link, list[Any]]:
-    """The exchanges and buckets among `ops`; of a bucket each of its arrays, which XLA reduces as one."""
+    """The exchanges and buckets among `ops`. A bucket has one op for each of its arrays."""
     result = defaultdict[Link, list[Any]](list)
     numbers = itertools.count()
     for op in ops:
@@ -106,20 +105,20 @@ def _by_link(ops: Sequence[Any]) -> Mapping[Link, list[Any]]:
     return result
 
 
-def _hold(before: Any, later: Sequence[Any], block: Any) -> None:
-    """Let `later` begin when `before` is done, if they do not wait for it anyway.
+def _order_after(before: Any, later: Sequence[Any], block: Any) -> None:
+    """Make the ops `later` depend on `before`, unless they do already.
 
-    XLA takes out of a barrier what nobody uses: what uses the result of `before` gets it from there.
+    XLA removes unused results from a barrier, so users of `before` use its result from the barrier.
     """
     ops, needs = _graph(block)
     waited, result = ops.index(before), before.results[0]
-    known, stack = set[int](), [place for place, op in enumerate(ops) if op in later]
+    reachable, stack = set[int](), [place for place, op in enumerate(ops) if op in later]
     while stack:
         place = stack.pop()
-        if place not in known:
-            known.add(place)
+        if place not in reachable:
+            reachable.add(place)
             stack += needs[place]
-    if waited in known:
+    if waited in reachable:
         return
     values = [*(op.operands[0] for op in later), result]
     with mlir.InsertionPoint.at_block_terminator(block):
@@ -131,28 +130,28 @@ def _hold(before: Any, later: Sequence[Any], block: Any) -> None:
 
 
 def _graph(block: Any) -> tuple[list[Any], list[set[int]]]:
-    """The operations of `block`, and the places of those that each of them reads."""
+    """The operations of `block`, and for each of them the indices of the operations that it reads."""
     ops = [view.operation for view in block.operations]
     maker = {result: place for place, op in enumerate(ops) for result in op.results}
     return ops, [{maker[value] for value in _read(op) if value in maker} - {n} for n, op in enumerate(ops)]
 
 
 def _sort(block: Any) -> bool:
-    """Put the operations of `block` behind what they need, else as they are; whether that can be done."""
+    """Sort the operations of `block` topologically and stably. Returns whether that is possible."""
     ops, needs = _graph(block)
     users = defaultdict[int, list[int]](list)
     for place, need in enumerate(needs):
         for each in need:
             users[each].append(place)
-    last = len(ops) - 1  # what ends the block
-    left = [len(need) for need in needs]
-    ready = [place for place in range(last) if not left[place]]
+    last = len(ops) - 1  # the terminator of the block
+    missing = [len(need) for need in needs]
+    ready = [place for place in range(last) if not missing[place]]
     order: list[int] = []
     while ready:
         order.append(heapq.heappop(ready))
         for user in users[order[-1]]:
-            left[user] -= 1
-            if not left[user] and user != last:
+            missing[user] -= 1
+            if not missing[user] and user != last:
                 heapq.heappush(ready, user)
     if len(order) < last:
         return False
@@ -162,7 +161,7 @@ def _sort(block: Any) -> bool:
 
 
 def _read(op: Any) -> Iterator[Any]:
-    """What `op` reads, within its regions too."""
+    """The operands of `op`, including those in its regions."""
     yield from op.operands
     for region in op.regions:
         for block in region.blocks:

@@ -1,4 +1,4 @@
-"""The collectives that a traced function issues, before anything is compiled."""
+"""Lists the collectives that a traced function issues, before it is compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 from commplan.ir.types import DType
 from commplan.lowering.jax.jaxprs import called_by
 
-# By the beginnings of their names in JAX, which differ between versions in what follows.
+# By prefix of their name in JAX; the rest of the name differs between versions.
 _KINDS = {
     "psum_scatter": "reduce_scatter",
     "reduce_scatter": "reduce_scatter",
@@ -26,7 +26,7 @@ _KINDS = {
 
 
 class Listed(NamedTuple):
-    """An operation of a trace. scope: JAX's name of its place. loops: loops and branches around it."""
+    """An operation of a trace: the equation, its JAX name scope, and the loops and branches around it."""
 
     equation: Any
     scope: str
@@ -34,24 +34,24 @@ class Listed(NamedTuple):
 
 
 def equations(jaxpr: Any, scope: str = "", loops: str = "") -> Iterator[Listed]:
-    """The operations of `jaxpr` and of all that it calls; those of a loop's body once, of all branches."""
+    """The operations of `jaxpr` and of jaxprs in it: loop bodies once, all branches of conditionals."""
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         inner = f"{scope}/{equation.source_info.name_stack}".strip("/")
         yield Listed(equation, inner, loops)
-        within = f"{loops}, in {name}" if name in ("scan", "while", "cond") else loops
-        within += f" of length {equation.params['length']}" if name == "scan" else ""
+        surrounding = f"{loops}, in {name}" if name in ("scan", "while", "cond") else loops
+        surrounding += f" of length {equation.params['length']}" if name == "scan" else ""
         for called, _ in called_by(equation):
-            yield from equations(called, inner, within)
+            yield from equations(called, inner, surrounding)
 
 
 def collectives_of(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Text and scope of the collectives of `jaxpr` over axes with more than one place."""
+    """Text and scope of the collectives of `jaxpr` over axes with more than one rank."""
     for equation, scope, loops in equations(jaxpr):
         name = equation.primitive.name
         kind = next((kind for begin, kind in _KINDS.items() if name.startswith(begin)), None)
-        named: Any = equation.params.get("axes", equation.params.get("axis_name", ()))
-        names = cast("Sequence[Any]", named if isinstance(named, list | tuple) else (named,))
+        parameter: Any = equation.params.get("axes", equation.params.get("axis_name", ()))
+        names = cast("Sequence[Any]", parameter if isinstance(parameter, list | tuple) else (parameter,))
         axes = [str(axis) for axis in names if axis in sizes]
         if kind is not None and any(sizes[axis] > 1 for axis in axes):
             operands = ", ".join(typed(str(x.aval.dtype), x.aval.shape) for x in equation.invars)
@@ -59,5 +59,5 @@ def collectives_of(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[str, 
 
 
 def typed(dtype: str, shape: tuple[int, ...]) -> str:
-    """Type and shape of an array, in a few letters: `f32[8,3]`."""
+    """Dtype and shape of an array as in `f32[8,3]`."""
     return f"{DType.from_name(dtype) or dtype}[{','.join(map(str, shape))}]"

@@ -27,70 +27,74 @@ def jax_dtype(name: str) -> Any:
 
 
 def checked_dtype(dtype: DType, result: str, span: Span, file: str) -> Any:
-    """The dtype of a conversion on the way to `result`. Raises CP0805 if JAX would take a narrower one."""
-    wanted = jax_dtype(dtype)
-    actual = jax.dtypes.canonicalize_dtype(wanted)
-    if actual != wanted:
+    """The JAX dtype of a conversion towards `result`. Raises CP0805 if JAX would use a narrower one."""
+    expected = jax_dtype(dtype)
+    actual = jax.dtypes.canonicalize_dtype(expected)
+    if actual != expected:
         name = name_of(base_name(result))
-        message = f"the plan converts to {dtype} on the way to `{name}`, and JAX would convert to {actual}"
+        message = f"the plan converts to {dtype} to compute `{name}`, but JAX would convert to {actual}"
         fail("CP0805", message, ENABLE_X64, span=span, file=file)
-    return wanted
+    return expected
 
 
 def pad(x: Array, ways: int) -> Array:
-    """`x` with zero rows added until its leading dimension is a multiple of `ways`."""
+    """`x`, padded with zero rows so that its leading dimension is a multiple of `ways`."""
     missing = -x.shape[0] % ways
     return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x
 
 
 def rows(leaf: Array, ways: int, *, array: bool) -> Array:
-    """A leaf as `ways` rows: flattened and zero-padded; of an array the leading dimension is padded."""
+    """A leaf as `ways` rows: flattened and zero-padded. For an array, the leading dimension is padded."""
     if array and leaf.ndim:
         leaf = pad(leaf, ways)
     return pad(leaf.reshape(-1), ways).reshape(ways, -1)
 
 
 def pack(op: ir.Pack, values: Values, env: Env) -> Tree:
-    """One flat buffer of `ways` rows from the parts, zero where no part lies."""
+    """The flat buffer of `ways` rows, with zeros between the parts."""
     leaf = values[op.result].leaves[0]
     width = leaf.size // op.ways
     pieces: list[Array] = []
-    at = 0
+    filled = 0
     for part in sorted(op.parts, key=lambda part: part.offset):
         if part.size == 0:
             continue
-        if part.offset > at:
-            pieces.append(jnp.zeros((op.ways, part.offset - at), jax_dtype(leaf.dtype)))
+        if part.offset > filled:
+            pieces.append(jnp.zeros((op.ways, part.offset - filled), jax_dtype(leaf.dtype)))
         table = rows(env[part.value].leaves[part.leaf], op.ways, array=values[part.value].kind == "array")
         pieces.append(_columns(table, part.start, part.size))
-        at = part.offset + part.size
-    if at < width:
-        pieces.append(jnp.zeros((op.ways, width - at), jax_dtype(leaf.dtype)))
+        filled = part.offset + part.size
+    if filled < width:
+        pieces.append(jnp.zeros((op.ways, width - filled), jax_dtype(leaf.dtype)))
     return Tree((_join(pieces, op.ways, leaf.dtype).reshape(-1),), LEAF)
 
 
 def unpack(
-    op: ir.Unpack, values: Values, env: Env, arrived: Mapping[str, Mapping[int, Array]]
+    op: ir.Unpack, values: Values, env: Env, received: Mapping[str, Mapping[int, Array]]
 ) -> tuple[Array, ...]:
-    """The leaves of the result from runs of columns of buffers, padding dropped.
+    """The leaves of the result, from columns of buffers, without padding.
 
-    arrived: of buffers that were not made the runs, by where they would lie; a run that is a whole leaf has
-    its shape.
+    Args:
+        op: The unpack.
+        values: The values of the phase by id.
+        env: The buffers.
+        received: For buffers that were not created, their runs by offset. A run that is a whole leaf has the
+            shape of the leaf.
     """
     value = values[op.result]
     parts: list[list[ir.Part]] = [[] for _ in value.leaves]
     for part in op.parts:
         parts[part.leaf].append(part)
     leaves: list[Array] = []
-    for leaf, own in zip(value.leaves, parts, strict=True):
-        if (whole := _whole(leaf, own, arrived)) is not None:
+    for leaf, leaf_parts in zip(value.leaves, parts, strict=True):
+        if (whole := _whole(leaf, leaf_parts, received)) is not None:
             leaves.append(whole)
             continue
         pieces = [
-            arrived[part.value][part.offset].reshape(op.ways, -1)
-            if part.value in arrived
+            received[part.value][part.offset].reshape(op.ways, -1)
+            if part.value in received
             else _columns(env[part.value].leaves[0].reshape(op.ways, -1), part.offset, part.size)
-            for part in sorted(own, key=lambda part: part.start)
+            for part in sorted(leaf_parts, key=lambda part: part.start)
             if part.size
         ]
         flat = _join(pieces, op.ways, leaf.dtype).reshape(-1)
@@ -99,13 +103,13 @@ def unpack(
 
 
 def _whole(
-    leaf: ir.Leaf, parts: Sequence[ir.Part], arrived: Mapping[str, Mapping[int, Array]]
+    leaf: ir.Leaf, parts: Sequence[ir.Part], received: Mapping[str, Mapping[int, Array]]
 ) -> Array | None:
-    """`leaf` itself, where it arrived as it is."""
+    """`leaf` if it was received as a whole."""
     parts = [part for part in parts if part.size]
-    if len(parts) != 1 or parts[0].value not in arrived:
+    if len(parts) != 1 or parts[0].value not in received:
         return None
-    array = arrived[parts[0].value][parts[0].offset]
+    array = received[parts[0].value][parts[0].offset]
     return array if array.shape == leaf.shape else None
 
 
@@ -122,13 +126,13 @@ def _join(pieces: Sequence[Array], ways: int, dtype: DType) -> Array:
         return jnp.zeros((ways, 0), jax_dtype(dtype))
     if len(pieces) == 1:
         return pieces[0]
-    if ways == 1:  # XLA:CPU fuses a concatenation of one dimension, not one of two
+    if ways == 1:  # XLA:CPU fuses a concatenation in one dimension, not in two
         return jnp.concatenate([piece.reshape(-1) for piece in pieces]).reshape(1, -1)
     return jnp.concatenate(pieces, axis=1)
 
 
 def shard(leaf: Array, place: Any, ways: int, *, array: bool) -> Array:
-    """Rows `place` of `ways` of a leaf. A leaf of a tree is flattened first; a scalar stays whole."""
+    """Shard `place` of `ways` of a leaf. A leaf of a tree is flattened first; a scalar is not split."""
     if leaf.ndim == 0:
         return leaf
     padded = pad(leaf if array else leaf.reshape(-1), ways)
@@ -137,44 +141,47 @@ def shard(leaf: Array, place: Any, ways: int, *, array: bool) -> Array:
 
 
 def number(place: Any, owners: Sequence[int]) -> Any:
-    """Where `place` stands among `owners`; 0 where it does not."""
+    """The index of rank `place` in `owners`; 0 if it is not an owner."""
     return sum(jnp.where(jnp.equal(place, rank), index, 0) for index, rank in enumerate(owners))
 
 
 def mask_to_root(leaf: Array, keep: Any) -> Array:
-    """`leaf` where `here` is true, else zeros."""
+    """`leaf` where `keep` is true, zeros elsewhere."""
     return jnp.where(keep, leaf, jnp.zeros_like(leaf))
 
 
 def unshard(flat: Array, leaf: ir.Leaf) -> Array:
-    """The way back from all ranks' cuts one after another: padding dropped, shape restored."""
+    """Restore a leaf from the concatenated shards of all ranks: drop the padding and reshape."""
     return _head(flat.reshape(-1), leaf.size).reshape(leaf.shape)
 
 
 def scale(leaf: Array, how: str, by: Any, over: Any = None) -> Array:
-    """See `ir.ops.Scale`: `leaf` times or divided by a number; times a scalar, or times the share of it in
-    another. Floats are multiplied in f32 at least, or divided in their type if that holds the number, and
-    rounded once; times zero is zero."""
+    """Multiply or divide `leaf` (see `ir.ops.Scale`).
+
+    By a number, by a scalar, or by the quotient of two scalars (`by / over`). Floats are multiplied in f32 or
+    wider, divided in their own dtype if it can represent the number, and rounded once. Zero times anything is
+    zero.
+    """
     is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
     wide = jnp.promote_types(leaf.dtype, jnp.float32) if is_float else leaf.dtype
     if isinstance(by, int | float):
         if by == 1:
             return leaf
         with np.errstate(over="ignore"):
-            if how == "div" and float(np.asarray(by).astype(leaf.dtype)) == by:  # rounded once too
+            if how == "div" and float(np.asarray(by).astype(leaf.dtype)) == by:  # also rounded once
                 wide = leaf.dtype
         factor = jnp.asarray(by, wide)
         return (leaf.astype(wide) * factor if how == "mul" else leaf.astype(wide) / factor).astype(leaf.dtype)
     if not is_float:
         return leaf if over is not None else leaf * by.astype(leaf.dtype)
-    nothing = by == 0
+    is_zero = by == 0
     factor = by.astype(jnp.promote_types(by.dtype, wide))
     if over is not None:
-        nothing |= over == 0
-        factor = factor / jnp.where(nothing, jnp.ones_like(factor), over.astype(factor.dtype))
+        is_zero |= over == 0
+        factor = factor / jnp.where(is_zero, jnp.ones_like(factor), over.astype(factor.dtype))
     factor = factor.astype(wide)
-    term = jnp.where(nothing, jnp.zeros_like(leaf), leaf).astype(wide)
-    return (term * jnp.where(nothing, jnp.zeros_like(factor), factor)).astype(leaf.dtype)
+    term = jnp.where(is_zero, jnp.zeros_like(leaf), leaf).astype(wide)
+    return (term * jnp.where(is_zero, jnp.zeros_like(factor), factor)).astype(leaf.dtype)
 
 
 def converted(
@@ -185,7 +192,7 @@ def converted(
     over: Any = None,
     number: int = 0,
 ) -> Array:
-    """What `op` makes of one leaf, `number` of its tree. file: the plan's. by, over: those of a scale."""
+    """Apply `op` to leaf `number` of a tree. `by` and `over` are the factors of a scale."""
     match op:
         case ir.Cast():
             dtype = op.dtype[number] if isinstance(op.dtype, tuple) else op.dtype
@@ -197,7 +204,7 @@ def converted(
 
 
 def pull(leaf: Array, center: Array, eta: Any, rho: Any) -> Array:
-    """eta * rho * (leaf - center): elastic averaging's force (Zhang, Choromanska, LeCun 2015)."""
-    wide = jnp.promote_types(leaf.dtype, jnp.float32)  # in which no product of two rates is lost
+    """eta * rho * (leaf - center), the force of elastic averaging (Zhang, Choromanska, LeCun 2015)."""
+    wide = jnp.promote_types(leaf.dtype, jnp.float32)  # wide enough for the product of the rates
     factor = jnp.asarray(eta, wide) * jnp.asarray(rho, wide)
     return ((leaf.astype(wide) - center.astype(wide)) * factor).astype(leaf.dtype)

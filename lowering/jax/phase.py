@@ -1,4 +1,4 @@
-"""A phase of a schedule as a function on one rank's arrays, to be called inside a shard_map."""
+"""Lowers a phase of a schedule to a function of one rank's arrays, to be called inside a shard_map."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from commplan.lowering.jax.pytree import LEAF, Structure, Tree, structure_by
 from commplan.lowering.jax.typing_shim import jax, jnp
 
 _DERIVATIVE_OF_GATHER = (
-    "the derivative of this `gather` is an all-reduce, of which each rank keeps a part: JAX sums the gradient"
-    " of what is the same on all ranks. run.layers gathers weights and scatters their gradient"
+    "the derivative of this `gather` is an all-reduce, of which each rank keeps only a part, because JAX sums"
+    " gradients of values that are the same on all ranks. run.layers gathers weights and scatters gradients"
 )
 Env = dict[str, Tree]
 _watchers: list[list[ir.Schedule]] = []  # of `traced_schedules`
@@ -34,7 +34,7 @@ _watchers: list[list[ir.Schedule]] = []  # of `traced_schedules`
 
 @contextlib.contextmanager
 def traced_schedules() -> Generator[list[ir.Schedule]]:
-    """The schedules of which phases are traced within this context, filled in as they are."""
+    """A context that yields a list of the schedules whose phases are traced within it."""
     schedules: list[ir.Schedule] = []
     _watchers.append(schedules)
     try:
@@ -45,11 +45,15 @@ def traced_schedules() -> Generator[list[ir.Schedule]]:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Phase `phase` of `schedule`, lowered. Build it once, call `run` while tracing.
+    """Phase `phase` of `schedule`, lowered. Build it once, and call `run` while tracing.
 
-    `functions`: the device functions by name. `structures`: how to rebuild trees whose structure nothing
-    that was passed tells, by the paths of their leaves. Raises `CommplanError` CP0808 at `run` for ops
-    that JAX does not run yet.
+    Attributes:
+        schedule: The schedule.
+        phase: The phase.
+        functions: The device functions by name.
+        backend: The backend.
+        structures: Pytree structures by leaf paths, for values whose structure cannot be inferred from
+            arguments.
     """
 
     schedule: ir.Schedule
@@ -60,67 +64,76 @@ class Lowered:
 
     @cached_property
     def outputs(self) -> tuple[ir.Binding, ...]:
-        """The outputs that the phase returns: those that need more than sources."""
+        """The outputs that the phase returns: those that do not depend on sources alone."""
         return tuple(binding for binding in self.phase.outputs if not binding.source_only)
 
     @cached_property
     def values(self) -> Mapping[str, ir.Value]:
-        """Every value that the phase knows, by id."""
+        """All values of the phase, by id."""
         return {value.id: value for value in (*self.schedule.entry, *self.phase.values)}
 
     @cached_property
     def arguments(self) -> dict[str, ir.Value]:
-        """What the phase is called with, by name: inputs of the plan, and source-only values."""
+        """The arguments of the phase by name: inputs of the plan, and source-only values."""
         values = self.values
         refs = {name_of(ref): ref for ref in self.phase.inputs}
         refs |= {binding.name: binding.value for binding in self.phase.takes}
         return {name: values[ref] for name, ref in refs.items()}
 
     @cached_property
-    def elsewhere(self) -> frozenset[str]:
-        """The states that live on servers, as on entry."""
+    def on_servers(self) -> frozenset[str]:
+        """The states that are stored on servers, on entry."""
         entry = self.schedule.entry
         return frozenset(value.id for value in entry if value.placement.server is not None)
 
     @cached_property
     def ops(self) -> tuple[ir.Op, ...]:
         """The ops that run on the device when the phase is called."""
-        known = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
-        wanted = [binding.value for binding in (*self.outputs, *self.phase.updates)]
-        return DefUse(self.phase.ops).ancestors(wanted, frozenset(known))
+        available = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
+        needed = [binding.value for binding in (*self.outputs, *self.phase.updates)]
+        return DefUse(self.phase.ops).ancestors(needed, frozenset(available))
 
     @cached_property
-    def counts(self) -> bool:
-        """Whether its calls must be counted: a random function runs in it."""
+    def is_random(self) -> bool:
+        """Whether a random function runs in it, so that its calls must be counted."""
         return any(isinstance(op, ir.Map) and op.random for op in self.ops)
 
     def run(
         self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], rng: RngContext | None
     ) -> tuple[Env, Env]:
-        """Outputs and new states by name, from inputs and states by name; one rank's arrays.
+        """Run the phase.
 
-        `rng`: where random functions get their keys; None where nothing is random.
+        Args:
+            inputs: One rank's arguments by name.
+            state: One rank's states by name.
+            rng: The source of random keys; None if nothing is random.
+
+        Returns:
+            The outputs and the new states by name.
+
+        Raises:
+            CommplanError: CP0808 for ops that JAX does not run yet.
         """
         for watcher in _watchers:
             watcher.append(self.schedule)
         env: Env = {ref: inputs[name_of(ref)] for ref in self.phase.inputs}
-        env |= {ref: state[name_of(ref)] for ref in self.phase.states if ref not in self.elsewhere}
+        env |= {ref: state[name_of(ref)] for ref in self.phase.states if ref not in self.on_servers}
         env |= {binding.value: inputs[binding.name] for binding in self.phase.takes}
         self.apply(self.ops, env, rng)
-        results = {binding.name: self._leave(binding.value, env) for binding in self.outputs}
-        on_servers = {name_of(ref) for ref in self.elsewhere}
-        kept = [binding for binding in self.phase.updates if binding.name not in on_servers]
-        return results, {binding.name: self._leave(binding.value, env) for binding in kept}
+        results = {binding.name: self._result(binding.value, env) for binding in self.outputs}
+        server_states = {name_of(ref) for ref in self.on_servers}
+        updates = [binding for binding in self.phase.updates if binding.name not in server_states]
+        return results, {binding.name: self._result(binding.value, env) for binding in updates}
 
-    def apply(self, chosen: Iterable[ir.Op], env: Env, rng: RngContext | None) -> None:
-        """Run the ops `chosen`, in order; their results join `env`.
+    def apply(self, sequence: Iterable[ir.Op], env: Env, rng: RngContext | None) -> None:
+        """Run the ops of `sequence` in order and add their results to `env`.
 
-        Split collectives and requests to servers start at their place, and complete before the first op that
-        reads their result. HLO and profiles name ops `commplan/PHASE/lineN` after their plan line.
+        Split collectives and requests to servers begin at their position, and complete before the first op
+        that reads their result. HLO and profiles show ops as `commplan/PHASE/lineN` with the line of the plan.
         """
-        chosen = tuple(chosen)
-        elision = packing.pack_elision(chosen, self.values, self.backend)
-        chained = {ref for op in chosen for ref in op.after}
+        sequence = tuple(sequence)
+        elision = packing.pack_elision(sequence, self.values, self.backend)
+        chained = {ref for op in sequence for ref in op.after}
         in_flight: list[tuple[ir.Op, Callable[[], Env]]] = []
 
         def complete(needed: Container[str] | None = None) -> None:
@@ -131,7 +144,7 @@ class Lowered:
                     with self.scope(op):
                         env.update(finish())
 
-        for op in chosen:
+        for op in sequence:
             if in_flight:
                 complete(worker_operands(op))
             with self.scope(op):
@@ -146,67 +159,71 @@ class Lowered:
         complete()
 
     def scope(self, op: ir.Op) -> Any:
-        """The name of `op` in HLO and in profiles: its phase and plan line."""
+        """The name scope of `op` in HLO and in profiles: its phase and the line of the plan."""
         return jax.named_scope(f"commplan/{self.phase.name}/line{op.span.line}")
 
     def _begin(self, op: ir.Op, env: Env) -> Callable[[], Env] | None:
-        """Start a split collective or a request to servers; None for every other op."""
-        asking = server_op(op, self.values)
-        if asking is not None:
-            return self._ask(asking, env)
+        """Start a split collective or a request to servers; None for other ops."""
+        request = server_op(op, self.values)
+        if request is not None:
+            return self._request(request, env)
         if not isinstance(op, ir.Collective) or op.form != "split":
             return None
         leaves = env[op.operand].leaves
-        if any(x.size == 0 or x.ndim == 0 for x in leaves):  # of which some are no collectives
+        if any(
+            x.size == 0 or x.ndim == 0 for x in leaves
+        ):  # `_exchange` runs some of these without a collective
             return None
         source, target = self.values[op.operand], self.values[op.result]
         parts: list[Callable[[], Any]] = []
         for x, leaf in zip(leaves, target.leaves, strict=True):
-            begun = self.backend.start(self._operand(op, x, source.kind == "array"), op)
-            if begun is None:  # the backend does it in one
+            complete = self.backend.start(self._operand(op, x, source.kind == "array"), op)
+            if complete is None:  # the backend cannot split it
                 return None
-            parts.append(partial(self._completed, op, begun, leaf))
+            parts.append(partial(self._completed, op, complete, leaf))
         return lambda: {op.result: env[op.operand].like([part() for part in parts])}
 
-    def _ask(self, op: ServerOp, env: Env) -> Callable[[], Env]:
+    def _request(self, op: ServerOp, env: Env) -> Callable[[], Env]:
         service = self.backend.service
         if service is None:
             servers.refuse(op.span, self.schedule.file)
         finish = servers.begin(service, self.phase.name, op, self.values, env, self.schedule.file)
 
-        def finished() -> Env:
-            return {ref: Tree(leaves, self._shaped(op, ref, env)) for ref, leaves in finish().items()}
+        def finish_tree() -> Env:
+            return {
+                ref: Tree(leaves, self._response_structure(op, ref, env)) for ref, leaves in finish().items()
+            }
 
-        return finished
+        return finish_tree
 
-    def _shaped(self, op: ServerOp, ref: str, env: Env) -> Structure:
-        """The structure of what a server gives: that of what it is met with, where it has the same leaves."""
+    def _response_structure(self, op: ServerOp, ref: str, env: Env) -> Structure:
+        """The structure of a server's response: that of an operand with the same leaves, if there is one."""
         value = self.values[ref]
         if value.kind != "tree":
             return LEAF
         paths = [leaf.path for leaf in value.leaves]
-        for met in worker_operands(op):
-            if [leaf.path for leaf in self.values[met].leaves] == paths:
-                return env[met].structure
+        for operand in worker_operands(op):
+            if [leaf.path for leaf in self.values[operand].leaves] == paths:
+                return env[operand].structure
         return structure_by(paths, self.structures)
 
-    def _completed(self, op: ir.Collective, begun: Callable[[], Any], target: ir.Leaf) -> Any:
-        moved = self._at_root(op, begun())
+    def _completed(self, op: ir.Collective, complete: Callable[[], Any], target: ir.Leaf) -> Any:
+        moved = self._at_root(op, complete())
         return ops.unshard(moved, target) if op.kind == "all_gather" else moved
 
     def _at_root(self, op: ir.Collective, moved: Any) -> Any:
-        """Only the root's result of a reduction to one rank is defined; the other ranks hold zeros."""
+        """The result of a reduction to one rank; zeros except on the root, where it is undefined."""
         if op.kind != "reduce":
             return moved
         return ops.mask_to_root(moved, self.backend.index(op.axes) == op.root)
 
     def _operand(self, op: ir.Collective, x: Any, array: bool) -> Any:
-        """A leaf with the shape that the collective wants."""
+        """A leaf as an operand of the collective."""
         if op.kind != "reduce_scatter":
             return x
         return ops.pad(x if array else x.reshape(-1), self.backend.ways(op.axes))
 
-    def _leave(self, ref: str, env: Env) -> Tree:
+    def _result(self, ref: str, env: Env) -> Tree:
         value = self.values[ref]
         pairs = zip(env[ref].leaves, value.leaves, strict=True)
         return env[ref].like(
@@ -223,9 +240,9 @@ class Lowered:
             case ir.Pack():
                 env[op.result] = ops.pack(op, values, env)
             case ir.Unpack():
-                # A scalar of a split tree travels beside cut leaves, and is still the same on all ranks.
+                # A scalar of a split tree is not split, and the same on all ranks.
                 value = values[op.result]
-                unpacked = ops.unpack(op, values, env, elision.arrived)
+                unpacked = ops.unpack(op, values, env, elision.received)
                 leaves = tuple(
                     x if leaf.shape else self.backend.same(x, value.placement.split)
                     for x, leaf in zip(unpacked, value.leaves, strict=True)
@@ -255,7 +272,7 @@ class Lowered:
             case ir.Share():
                 env[op.result] = env[op.operand]
             case ir.Put() | ir.Get():
-                pass  # always begun, never run in one
+                pass  # always started by `_begin`
             case ir.Read() | ir.Elastic() | ir.Exchange():
                 self._refuse(op)
 
@@ -285,34 +302,34 @@ class Lowered:
         return structure_by([leaf.path for leaf in value.leaves], self.structures)
 
     def _collective(self, op: ir.Collective, env: Env, chained: bool, elision: packing.PackElision) -> Tree:
-        """Leaf by leaf. Ordered after what `op.after` names, and leaf after leaf where order counts."""
+        """Run a collective leaf by leaf, ordered after `op.after`, and leaf after leaf if order matters."""
         source, target = self.values[op.operand], self.values[op.result]
         results: list[Any] = []
         for number, leaf in enumerate(env[op.operand].leaves):
-            own = self.backend.varying(leaf, op.axes)
+            operand = self.backend.varying(leaf, op.axes)
             if number == 0:
-                (own,) = elision.behind(op, [own], env)
+                (operand,) = elision.ordered_after(op, [operand], env)
             elif op.after or chained:
-                (own,), results[-1:] = self.backend.behind([own], results[-1:], op.axes)
-            results.append(self._exchange(op, own, target.leaves[number], source.kind == "array"))
+                (operand,), results[-1:] = self.backend.ordered_after([operand], results[-1:], op.axes)
+            results.append(self._exchange(op, operand, target.leaves[number], source.kind == "array"))
         return env[op.operand].like(results)
 
     def _exchange(self, op: ir.Collective, x: Any, target: ir.Leaf, array: bool) -> Any:
         backend = self.backend
-        if x.size == 0:  # nothing to move, and XLA refuses to scatter it
+        if x.size == 0:  # XLA rejects a reduce-scatter of an empty array
             empty = x.reshape(target.shape)
             placement = self.values[op.result].placement
             return backend.same(empty, tuple(axis for axis in op.axes if not placement.varies(axis)))
         if op.kind == "reduce_scatter" and x.ndim == 0:
             whole = scalar_algorithm(op.algorithm)
             return backend.move(x, replace(op, kind="all_reduce", algorithm=whole))
-        if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree, never cut: the same already
+        if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree is never split
             return backend.same(x, op.axes)
         moved = self._at_root(op, backend.move(self._operand(op, x, array), op))
         return ops.unshard(self._gathered(op, moved), target) if op.kind == "all_gather" else moved
 
     def _gathered(self, op: ir.Collective, moved: Any) -> Any:
-        """What a `gather` of the plan makes; JAX warns where its derivative is taken."""
+        """The result of an all-gather. JAX warns if the derivative of a `gather` of the plan is taken."""
         origin = self.schedule.origin
         is_gather = origin and any(isinstance(origin.plan.stage(ref), Gather) for ref in op.stages)
         if not (is_gather and self.backend.typed and jnp.issubdtype(moved.dtype, jnp.inexact)):

@@ -1,4 +1,4 @@
-"""Primitives that compile to nothing: they change types over mesh axes, or warn when transposed."""
+"""Identity primitives that change types over mesh axes, or warn when transposed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _warning: Any = Primitive("commplan_warning")
 
 
 def assume_same(x: Array, axes: Sequence[str]) -> Array:
-    """`x`, typed as the same over `axes`. Only for values that are proved to be the same."""
+    """`x`, typed as the same over `axes`; only for values that are proved the same."""
     dropped = tuple(axis for axis in axes if axis in _compat.varying_axes(x))
     return _same.bind(x, axes=dropped) if dropped else x
 
 
 def optimization_barrier(xs: Any) -> Any:
-    """`lax.optimization_barrier` of a pytree whose leaves keep their types: JAX 0.10.0 types all alike."""
+    """`lax.optimization_barrier` of a pytree that preserves the types of leaves. JAX 0.10.0 does not."""
 
     def typed(new: Array, old: Array) -> Array:
         return assume_same(new, sorted(_compat.varying_axes(new) - _compat.varying_axes(old)))
@@ -35,13 +35,13 @@ def optimization_barrier(xs: Any) -> Any:
 
 
 def terms(x: Array, axes: Sequence[str]) -> Array:
-    """`x`, whose type is unreduced over `axes`, typed as varying over them: this rank's term of the sum."""
+    """`x`, typed as varying instead of unreduced over `axes`: this rank's term of the sum."""
     unreduced = tuple(axis for axis in axes if axis in _compat.unreduced_in(jax.typeof(x)))
     return _term.bind(x, axes=unreduced) if unreduced else x
 
 
 def warning_when_transposed(x: Array, text: str) -> Array:
-    """`x`. JAX warns with `text` when it transposes this operation for a reverse-mode derivative."""
+    """`x`. JAX warns with `text` when it transposes this operation for a derivative."""
     return _warning.bind(x, text=text)
 
 

@@ -1,4 +1,4 @@
-"""Pytrees with their key paths: the JAX side of `commplan.pytree`, for every registered node type."""
+"""Pytrees with key paths, for all node types that are registered with JAX. See also `commplan.pytree`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Structure = Any  # a PyTreeDef
 
 @dataclass(frozen=True)
 class Tree:
-    """A value while a phase runs: its leaves in JAX's flattening order, and its structure."""
+    """A value inside a phase: its leaves in JAX's order, and its pytree structure."""
 
     leaves: tuple[Array, ...]
     structure: Structure
@@ -33,15 +33,17 @@ LEAF = jax.tree_util.tree_structure(0)
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[tuple[str, ...], Tree]:
-    """The key path of every leaf, parts joined by `/` ("" for a bare array), and the tree.
+    """The key paths of the leaves, joined by `/` ("" for a bare array), and the tree.
 
-    Typed random keys are leaves of u32, their words; the structure makes them keys again.
+    A typed random key becomes a u32 leaf with its words. The structure restores the key.
     """
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     paths = tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs)
     leaves = [leaf for _, leaf in pairs]
     if any(is_key_type(getattr(leaf, "dtype", None)) for leaf in leaves):
-        words = [_Words.of(leaf) if is_key_type(getattr(leaf, "dtype", None)) else leaf for leaf in leaves]
+        words = [
+            _Words.from_key(leaf) if is_key_type(getattr(leaf, "dtype", None)) else leaf for leaf in leaves
+        ]
         return paths, Tree(*_words_of(jax.tree_util.tree_unflatten(structure, words)))
     return paths, Tree(tuple(leaves), structure)
 
@@ -54,13 +56,13 @@ def _words_of(tree: Any) -> tuple[tuple[Array, ...], Structure]:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class _Words:
-    """A node for a typed key: its leaf is the words of the key, and unflattening it returns the key."""
+    """A pytree node for a typed key, whose leaf is the words of the key. Unflattening returns the key."""
 
     words: Array
     kind: str
 
     @staticmethod
-    def of(key: Any) -> _Words:
+    def from_key(key: Any) -> _Words:
         if isinstance(key, jax.Array):
             return _Words(jax.random.key_data(key), str(jax.random.key_impl(key)))
         kinds: list[str] = []
@@ -76,13 +78,13 @@ class _Words:
 
     @classmethod
     def tree_unflatten(cls, kind: str, words: tuple[Any]) -> Any:
-        """The key; anything that is no words of one is left as it is, such as a cut of several."""
-        (held,) = words
-        dtype, shape = str(getattr(held, "dtype", "")), getattr(held, "shape", ())
-        if not isinstance(held, jax.Array) or dtype != "uint32" or not shape:
-            return held
+        """The key; or the leaf itself if it is not the words of a key, such as a shard of several keys."""
+        (leaf,) = words
+        dtype, shape = str(getattr(leaf, "dtype", "")), getattr(leaf, "shape", ())
+        if not isinstance(leaf, jax.Array) or dtype != "uint32" or not shape:
+            return leaf
         key = jax.random.wrap_key_data
-        return key(held, impl=kind) if shape[-1] == _word_count(kind) else held
+        return key(leaf, impl=kind) if shape[-1] == _word_count(kind) else leaf
 
 
 @functools.cache
@@ -91,14 +93,14 @@ def _word_count(kind: str) -> int:
 
 
 def structure_of(paths: Sequence[str]) -> Structure:
-    """The structure that key paths alone tell: nested dicts, whose leaves come in the order of `paths`."""
+    """Nested dicts with these key paths; the leaves are in the order of `paths`."""
     return jax.tree_util.tree_structure(nest(paths, [0] * len(paths)))
 
 
 def structure_by(paths: Sequence[str], structures: Mapping[tuple[str, ...], Structure]) -> Structure:
-    """The structure of a tree with these key paths: the one in `structures`, else nested dicts."""
-    known = structures.get(tuple(paths))
-    return structure_of(paths) if known is None else known
+    """The structure of a tree with these key paths: from `structures`, or nested dicts."""
+    structure = structures.get(tuple(paths))
+    return structure_of(paths) if structure is None else structure
 
 
 def build(

@@ -1,4 +1,4 @@
-"""What a worker sends to servers and gets from them, as arrays: leaves in flat buffers, and the way back."""
+"""Packs a worker's requests to servers into flat arrays, and unpacks the responses."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Array = Any
 
 
 class Service(Protocol):
-    """The servers of a plan, as one worker reaches them."""
+    """The servers of a plan, from the view of one worker."""
 
     def site(self, phase: str, result: str) -> Site:
-        """The site of the op of `phase` that makes `result` first."""
+        """The site of the op of `phase` whose first result is `result`."""
         ...
 
     def up(self, site: Site) -> tuple[Buffer, ...]:
-        """What this worker sends there."""
+        """The buffers that this worker sends."""
         ...
 
     def begin(self, site: Site, xs: Sequence[Array]) -> Callable[[], list[Array]]:
-        """Send the flat arrays `xs`, as `up` says; what is returned waits for those of the site's `down`."""
+        """Send the flat arrays `xs`, one per buffer of `up`. The returned function waits for `down`."""
         ...
 
     def close(self, why: str = "") -> None:
-        """Tell the servers that this worker is done."""
+        """Tell the servers that this worker is done; `why` is the error that ends it, if any."""
         ...
 
 
@@ -44,17 +44,18 @@ def begin(
     env: Mapping[str, Tree],
     file: str,
 ) -> Callable[[], dict[str, tuple[Array, ...]]]:
-    """Start a request; what is returned waits for its answer: the leaves of each result that workers get.
+    """Start a request. The returned function waits for the response: the leaves of each result.
 
-    Raises CP0805 for a buffer of 64-bit numbers if JAX has none.
+    Raises:
+        CommplanError: CP0805 for a buffer of a 64-bit dtype that is disabled in JAX.
     """
     site = service.site(phase, ir.results(op)[0])
     for buffer in (*service.up(site), *site.down):
         ops.checked_dtype(buffer.dtype, site.result, op.span, file)
     finish = service.begin(site, [packed(buffer, env) for buffer in service.up(site)])
-    # What has no elements is in no message, and comes back all the same.
-    given = () if site.kind == "put" or any(b.what == "token" for b in site.down) else (site.result,)
-    return lambda: unpacked(site.down, finish(), values, given)
+    # Values without elements are in no message, but must be returned.
+    expected = () if site.kind == "put" or any(b.what == "token" for b in site.down) else (site.result,)
+    return lambda: unpacked(site.down, finish(), values, expected)
 
 
 def packed(buffer: Buffer, env: Mapping[str, Tree]) -> Array:
@@ -68,35 +69,37 @@ def packed(buffer: Buffer, env: Mapping[str, Tree]) -> Array:
 
 
 def unpacked(
-    buffers: Sequence[Buffer], arrays: Sequence[Array], values: Mapping[str, ir.Value], given: Sequence[str]
+    buffers: Sequence[Buffer],
+    arrays: Sequence[Array],
+    values: Mapping[str, ir.Value],
+    expected: Sequence[str],
 ) -> dict[str, tuple[Array, ...]]:
-    """The leaves, by value, of what came in `buffers`, of the values `given` at least; empty ones, which are
-    never sent, besides."""
-    leaves_of: dict[str, list[Array | None]] = {ref: [None] * len(values[ref].leaves) for ref in given}
+    """The leaves of the received buffers by value, with those of `expected`: empty leaves are not sent."""
+    leaves_of: dict[str, list[Array | None]] = {ref: [None] * len(values[ref].leaves) for ref in expected}
     for buffer, array in zip(buffers, arrays, strict=True):
         if buffer.what == "token":
             continue
         leaves = values[buffer.value].leaves
-        own = leaves_of.setdefault(buffer.value, [None] * len(leaves))
-        at = 0
+        received = leaves_of.setdefault(buffer.value, [None] * len(leaves))
+        offset = 0
         for place in buffer.leaves:
             leaf = leaves[place]
-            own[place] = array[at : at + leaf.size].reshape(leaf.shape).astype(ops.jax_dtype(leaf.dtype))
-            at += leaf.size
+            received[place] = (
+                array[offset : offset + leaf.size].reshape(leaf.shape).astype(ops.jax_dtype(leaf.dtype))
+            )
+            offset += leaf.size
     return {
         ref: tuple(
             jnp.zeros(leaf.shape, ops.jax_dtype(leaf.dtype)) if x is None else x
-            for x, leaf in zip(own, values[ref].leaves, strict=True)
+            for x, leaf in zip(received, values[ref].leaves, strict=True)
         )
-        for ref, own in leaves_of.items()
+        for ref, received in leaves_of.items()
     }
 
 
 def refuse(span: Span, file: str) -> NoReturn:
-    """Raises CP0851: on a mesh of devices there are no servers."""
-    message = "the plan keeps states on servers, which are processes of their own, and a mesh has none"
-    note = (
-        "bind it to an mpi4py communicator, under mpirun: the workers' ranks first, then one for each server"
-    )
-    remedy = "or declare the states without `on`: the devices of the mesh then keep them, in shards"
+    """Raise CP0851: a mesh of devices has no servers."""
+    message = "the plan has states on servers, which are separate processes; a mesh has none"
+    note = "bind it to an mpi4py communicator, under mpirun: the ranks of the workers first, then the servers"
+    remedy = "or declare the states without `on`: the devices of the mesh then store them, in shards"
     fail("CP0851", message, note, remedy, span=span, file=file)

@@ -1,4 +1,4 @@
-"""JAX as a strict type checker can bear it: many of its annotations name types that it cannot resolve."""
+"""JAX, typed as `Any` for the strict type checker, which cannot resolve many of its annotations."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class Channel:
             all_bounded = len(bounds) == len(answers)
             return library, watchdog.Watched(max(bounds), answers[0][2], plan) if all_bounded else None
         if self.groups.rank == 0:
-            message = f"the MPI engine is not available; mpi4jax runs collectives, slower: {reasons[0]}"
+            message = f"collectives run message by message through mpi4jax, which is slower: {reasons[0]}"
             warnings.warn(message, RuntimeWarning, 3)
         return None, None
 

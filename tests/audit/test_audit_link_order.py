@@ -60,7 +60,7 @@ def moved(x: Any, g: Any, *, after: bool = False) -> Any:
     def local(x: Any, g: Any) -> Any:
         first = lax.all_to_all(x, "data", 0, 0, tiled=True)
         second = lax.all_to_all(jnp.tanh(first), "data", 0, 0, tiled=True)
-        with native.combined_apart("b0"):
+        with native.combiner_scope("b0"):
             arrays = [lax.psum(part + second.sum() if after else part, "data") for part in (g, 2 * g)]
         return first + second, arrays
 

@@ -46,7 +46,7 @@ def agree(trials: Sequence[Trial], ranks: int) -> None:
     """All `trials` in one compiled program, against the oracle: all that the collectives promise."""
 
     def everything(*held: Any) -> tuple[Any, ...]:
-        team = programs.everyone(("a",), ranks)
+        team = programs.all_ranks(("a",), ranks)
         made = [programs.run(t.program, x[0], team, t.op) for t, x in zip(trials, held, strict=True)]
         return tuple(x[None] for x in made)
 

@@ -52,7 +52,7 @@ def test_who_does_not_come_is_named_on_all_others(where: str, how: str, options:
     process = {
         "stop": r"\(process \d+ on .*\) is stopped",
         "caught": r"\(process \d+ on .*\) is alive",
-        "sleep": "has no process on the hosts of those ranks: .*",
+        "sleep": "has no process on the hosts of the other ranks: .*",
     }[how]
     said = (
         rf"rank (\d) raised error\[CP0849\].*: rank 1 has not come to {PURPOSES[where]} within \d+ s\n"

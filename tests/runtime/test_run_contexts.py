@@ -145,7 +145,7 @@ def test_a_jit_of_the_programs_own_is_told_how_to_set_the_mesh(program: Program)
     with jax.set_mesh(mesh_of(AxisType.Auto)):
         code, text = refused(lambda: call({}, x))
     assert code == "CP0828"
-    assert "jax.set_mesh has set a mesh of 4 devices, and this step runs on 2" in text
+    assert "jax.set_mesh has set a mesh of 4 devices, but this step runs on 2" in text
     assert "run.jit" in text
 
 

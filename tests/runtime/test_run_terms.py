@@ -136,7 +136,7 @@ def test_an_argument_that_is_the_same_is_no_term_unless_the_step_says_so(run: An
 
     code, text = refused(lambda: call(varying=False))
     assert code == "CP0807"
-    assert "`count` is the same on all ranks over data, and the plan takes each rank's own term" in text
+    assert "`count` is the same on all ranks over data, but the plan expects each rank's own term" in text
     assert "run.varying(x)" in text
     assert call(varying=True) == 6
 

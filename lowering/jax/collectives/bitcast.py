@@ -1,4 +1,4 @@
-"""Floats as integers of their width, for moves and comparisons that might change floats."""
+"""Floats as integers of the same width, for moves and comparisons that would change floats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIGNED: dict[int, Any] = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}
 
 
 def to_bits(x: Array, *, always: bool = False) -> Array:
-    """Floats as integers of their width: those of 2 bytes, which XLA:CPU would widen on the way, or all."""
+    """Floats as integers: those of 2 bytes, which XLA:CPU would widen, or all if `always`."""
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint8)
     if not jnp.issubdtype(x.dtype, jnp.floating) or (x.dtype.itemsize != 2 and not always):
@@ -24,7 +24,7 @@ def to_bits(x: Array, *, always: bool = False) -> Array:
 
 
 def from_bits(moved: Array, dtype: Any) -> Array:
-    """The way back to `dtype`."""
+    """The inverse of `to_bits` for `dtype`."""
     if moved.dtype == dtype:
         return moved
     if dtype == jnp.bool_:
@@ -33,10 +33,9 @@ def from_bits(moved: Array, dtype: Any) -> Array:
 
 
 def as_bits(move: Callable[[Array], Array], x: Array, *, always: bool = False) -> Array:
-    """`move(x)`, where `move` only carries elements about, carried as integers.
+    """`move(x)` on the bits of `x`. `move` must only rearrange elements.
 
-    Integers have no derivative, and JAX takes that of a bitcast for zero: `move` is linear, so its
-    derivative is itself.
+    JAX treats the derivative of a bitcast as zero. `move` is linear, so its derivative is `move` itself.
     """
     bits = to_bits(x, always=always)
     if bits.dtype == x.dtype or x.dtype == jnp.bool_:
@@ -45,13 +44,13 @@ def as_bits(move: Callable[[Array], Array], x: Array, *, always: bool = False) -
 
 
 def as_ordered(extreme: Callable[[Array], Array], x: Array, op: str) -> Array:
-    """`extreme(x)`, the maximum or minimum of floats over ranks, taken of integers in the same order.
+    """The maximum or minimum over ranks, `extreme(x)`, computed on integers in the order of the floats.
 
-    NaN is the largest, or for a minimum the least, and -0.0 is less than 0.0. XLA:CPU's own maximum of floats
-    and NCCL's drop a NaN; XLA:CPU also reads denormals as zero.
+    NaN wins for both, and -0.0 is less than 0.0. The maximum of XLA:CPU and NCCL ignores NaN, and XLA:CPU
+    treats subnormals as zero.
 
     Raises:
-        NotImplementedError: at a derivative, as JAX has none of `lax.pmax`.
+        NotImplementedError: When differentiated, since JAX has no derivative of `lax.pmax`.
     """
 
     def derivative(_: Array) -> Array:
@@ -63,10 +62,10 @@ def as_ordered(extreme: Callable[[Array], Array], x: Array, op: str) -> Array:
     return with_derivative(combined, derivative, x)
 
 
-# Jitted for their names, by which readers of a jaxpr find them.
+# Jitted so that tools find them in a jaxpr by name.
 @functools.partial(jax.jit, static_argnames="is_maximum")
 def to_ordered(x: Array, *, is_maximum: bool) -> Array:
-    """Signed integers in the order of the floats `x`; a NaN is the last, or for a minimum the first."""
+    """Signed integers in the order of the floats `x`. NaN is the largest, or for a minimum the smallest."""
     bits = lax.bitcast_convert_type(x, _SIGNED[x.dtype.itemsize])
     limits = jnp.iinfo(bits.dtype)
     ordered = jnp.where(bits < 0, bits ^ limits.max, bits)
@@ -75,7 +74,7 @@ def to_ordered(x: Array, *, is_maximum: bool) -> Array:
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def from_ordered(ordered: Array, *, dtype: Any) -> Array:
-    """The floats whose `to_ordered` is `ordered`; every NaN is the same one."""
+    """The inverse of `to_ordered`; all NaNs become the same NaN."""
     limits = jnp.iinfo(ordered.dtype)
     bits = jnp.where(ordered < 0, ordered ^ limits.max, ordered)
     is_nan = (ordered == limits.max) | (ordered == limits.min)
@@ -84,7 +83,7 @@ def from_ordered(ordered: Array, *, dtype: Any) -> Array:
 
 
 def with_derivative(function: Callable[[Array], Array], linear: Callable[[Array], Array], x: Array) -> Array:
-    """`function(x)`, a linear function that JAX is to differentiate as `linear`, which is the same."""
+    """`function(x)`, differentiated as the equal linear function `linear`."""
 
     @jax.custom_jvp
     def carried(x: Array) -> Array:

@@ -1,7 +1,7 @@
-"""Hierarchical collectives under JAX of which a level is `native`, level by level.
+"""Hierarchical collectives with at least one `native` level, run level by level.
 
-A level that is a whole axis is one collective over it. A level that is a part of an axis is one within groups
-of the axis' ranks.
+A level that is a whole axis is a collective over this axis. A level that is a part of an axis is a collective
+within groups of its ranks.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ Array = Any
 
 @dataclass(frozen=True)
 class HierarchicalCollective:
-    """The levels of the collective `op` over `ranks` ranks, innermost first."""
+    """The collective `op` over `ranks` ranks; `levels` are innermost first."""
 
     op: Collective
-    own: tuple[Level, ...]
+    levels: tuple[Level, ...]
     ranks: int
     platform: str
     file: str = ""
 
     @property
     def is_plain(self) -> bool:
-        """Whether every level is an axis, and native."""
-        return all(level.axis is not None and level.algorithm == NATIVE for level in self.own)
+        """Whether every level is a whole axis, and native."""
+        return all(level.axis is not None and level.algorithm == NATIVE for level in self.levels)
 
-    def is_one_for(self, x: Array) -> bool:
-        """Whether an all-reduce of `x` is one of XLA's own over all levels."""
+    def is_single(self, x: Array) -> bool:
+        """Whether an all-reduce of `x` is one native collective over all levels."""
         extreme = self.op.op != "sum" and self.is_plain
         return extreme or x.ndim == 0 or x.dtype == jnp.bool_
 
     def run(self, flat: Array) -> Array:
-        """What the collective makes of [S], of [n*k] for a reduce-scatter, of [k] for an all-gather."""
-        ranks = [level.ranks for level in self.own]
-        by_stride = sorted(self.own, key=lambda level: -level.stride)  # the order in which ranks count
-        inner_first = [by_stride.index(level) for level in self.own]
+        """Run the collective on a flat array: [n*k] for a reduce-scatter, [k] for an all-gather, else [S]."""
+        ranks = [level.ranks for level in self.levels]
+        by_stride = sorted(
+            self.levels, key=lambda level: -level.stride
+        )  # the order in which ranks are numbered
+        inner_first = [by_stride.index(level) for level in self.levels]
         match self.op.kind:
-            case "reduce_scatter":  # the blocks of the innermost level are brought together
+            case "reduce_scatter":  # the blocks of the innermost level must be adjacent
                 blocks = flat.reshape(*(level.ranks for level in by_stride), -1)
                 return self._by_level(blocks.transpose(*inner_first, len(ranks)).reshape(-1))
             case "all_gather":
@@ -68,12 +70,12 @@ class HierarchicalCollective:
             "all_reduce": self._all_reduce,
             "broadcast": self._broadcast,
         }
-        for kind, level in by_level(self.op, self.own):
-            own = level.algorithm == NATIVE
-            flat = native[kind](flat, level) if own else self._program(kind, flat, level)
+        for kind, level in by_level(self.op, self.levels):
+            is_native = level.algorithm == NATIVE
+            flat = native[kind](flat, level) if is_native else self._program(kind, flat, level)
         return flat
 
-    # XLA's own at one level
+    # native collectives of one level
 
     def _reduce_scatter(self, flat: Array, level: Level) -> Array:
         axes, groups = self._groups(level)
@@ -113,11 +115,11 @@ class HierarchicalCollective:
         whole = flat.nbytes * (level.ranks if kind == "all_gather" else 1)
         program = program_at(level, kind, self.op, whole, self.file)
         axes, _ = self._groups(level)
-        team = programs.everyone(axes, level.ranks)
+        groups = programs.all_ranks(axes, level.ranks)
         if level.axis is None:
             places = level.place(np.arange(self.ranks, dtype=np.int64))
-            team = programs.Team(axes, places, members(level, self.ranks))
-        result = programs.run(program, flat, team, self.op.op or "sum", on_cpu=self.platform == "cpu")
+            groups = programs.RankGroups(axes, places, members(level, self.ranks))
+        result = programs.run(program, flat, groups, self.op.op or "sum", on_cpu=self.platform == "cpu")
         scattered = kind == "reduce_scatter" or level.axis is None
         return result if scattered else assume_same(result, axes)
 
@@ -130,8 +132,8 @@ class HierarchicalCollective:
 def broadcast(x: Array, axes: tuple[str, ...], root: int, platform: str) -> Array:
     """`x` of rank `root`, counted row-major over `axes`, bit for bit.
 
-    Where the backend has no broadcast this is a sum of integers of which all but one are zero:
-    a sum of floats would turn -0.0 into 0.0 and might quiet a NaN.
+    Except on GPUs this is a sum of integers with one nonzero term. A sum of floats would turn -0.0 into 0.0,
+    and could quiet a NaN.
     """
     if platform == "gpu":
         return native.broadcast(x, axes, root)
@@ -139,5 +141,5 @@ def broadcast(x: Array, axes: tuple[str, ...], root: int, platform: str) -> Arra
 
 
 def sum_from(x: Array, axes: tuple[str, ...], root: int) -> Array:
-    """The sum of `x` of rank `root` and zeros."""
+    """The sum over ranks of `x` on rank `root`, and zeros on the other ranks."""
     return lax.psum(mask_to_root(x, lax.axis_index(axes) == root), axes)

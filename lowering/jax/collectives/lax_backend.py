@@ -1,7 +1,7 @@
-"""One collective on one array, inside a shard_map: from the schedule's words to `jax.lax`.
+"""Lowers one collective on one array to `jax.lax`, inside a shard_map.
 
-Results that the schedule calls `same` are typed so, which `out_specs=P()` and later reductions need: by `lax`
-of what is native, by their proof of what programs make.
+Results that are the same on all ranks are typed so, as `out_specs=P()` and later reductions require. For
+native collectives `lax` does this; for programs it is asserted, based on their proof.
 """
 
 from __future__ import annotations
@@ -23,27 +23,31 @@ from commplan.lowering.programs import NATIVE, program_of
 from commplan.lowering.programs import levels as levels_of
 
 Array = Any
-# Collectives whose results JAX types as varying over their axes.
+# Collectives whose results vary over their axes.
 VARYING = ("reduce_scatter", "all_to_all", "swap", "shift")
 
 
 @dataclass(frozen=True)
 class LaxBackend:
-    """The devices of a mesh, seen from inside a shard_map over its axes: see `backend.Backend`.
+    """Implements `backend.Backend` for the devices of a mesh, inside a shard_map over its axes.
 
-    `platform` is cpu, gpu, ...; `sizes` those of the axes; `spread` the topology's levels that each spans.
-    `alone`: the mesh has no other axes, over which arrays may be cut.
+    Attributes:
+        platform: The platform, such as cpu or gpu.
+        sizes: The sizes of the axes.
+        file: The plan's file.
+        spread: How each axis maps to the topology.
+        is_whole_mesh: Whether the mesh has no other axes, over which arrays may be sharded.
     """
 
     platform: str
     sizes: Mapping[str, int]
     file: str = ""
     spread: Mapping[str, tuple[Spread, ...]] = field(default_factory=dict[str, Any])
-    alone: bool = True
+    is_whole_mesh: bool = True
 
     @property
     def service(self) -> None:
-        """Servers are no devices."""
+        """None: servers are not devices."""
         return None
 
     @property
@@ -57,14 +61,14 @@ class LaxBackend:
 
     @property
     def variadic(self) -> bool:
-        return self.asynchronous and variadic.wanted()
+        return self.asynchronous and variadic.is_enabled()
 
     @property
     def asynchronous(self) -> bool:
         return self.platform == "gpu"
 
-    def apart(self, key: str) -> contextlib.AbstractContextManager[Any]:
-        return native.combined_apart(key) if self.asynchronous else contextlib.nullcontext()
+    def combiner_scope(self, key: str) -> contextlib.AbstractContextManager[Any]:
+        return native.combiner_scope(key) if self.asynchronous else contextlib.nullcontext()
 
     def ways(self, axes: tuple[str, ...]) -> int:
         return math.prod(self.sizes[axis] for axis in axes)
@@ -82,13 +86,13 @@ class LaxBackend:
         axis = max(axes, key=lambda name: self.sizes[name])
         if self.sizes[axis] == 1:
             return x
-        # No element of an array that is cut over other axes is at hand on all devices: the barrier must do.
-        return order.tie(x, previous, axis, on_cpu=self.on_cpu and self.alone)
+        # If an array is sharded over other axes, no element is present on all devices, so a barrier is used.
+        return order.tie(x, previous, axis, on_cpu=self.on_cpu and self.is_whole_mesh)
 
-    def behind(
+    def ordered_after(
         self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
     ) -> tuple[list[Array], list[Array]]:
-        if self.ways(axes) > 1 and not (self.on_cpu and self.alone):
+        if self.ways(axes) > 1 and not (self.on_cpu and self.is_whole_mesh):
             return order.barred(xs, previous)
         tied = list(xs)
         for before in previous:
@@ -103,43 +107,44 @@ class LaxBackend:
             return as_ordered(lambda ordered: self.move(ordered, op), x, op.op)
         program = program_of(op, self.sizes, self.spread, x.nbytes * (ways if gathers else 1), self.file)
         if program is not None:
-            team, how = programs.everyone(op.axes, program.ranks), op.op or "sum"
+            groups, reduction = programs.all_ranks(op.axes, program.ranks), op.op or "sum"
 
             def rounds(flat: Array) -> Array:
-                return programs.run(program, flat, team, how, on_cpu=self.on_cpu)
+                return programs.run(program, flat, groups, reduction, on_cpu=self.on_cpu)
 
             result = self._differentiated(rounds, x.reshape(-1), op)
         else:
-            own = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
-            stairs = hierarchical.HierarchicalCollective(op, own, ways, self.platform, self.file)
-            if len(own) < 2 or op.kind == "reduce" or (op.kind == "all_reduce" and stairs.is_one_for(x)):
+            levels = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
+            hierarchy = hierarchical.HierarchicalCollective(op, levels, ways, self.platform, self.file)
+            if len(levels) < 2 or op.kind == "reduce" or (op.kind == "all_reduce" and hierarchy.is_single(x)):
                 return self._native(x, op)
-            if stairs.is_plain and op.kind in ("all_reduce", "broadcast"):
-                return stairs.run(x.reshape(-1)).reshape(x.shape)
-            result = self._differentiated(stairs.run, x.reshape(-1), op)
+            if hierarchy.is_plain and op.kind in ("all_reduce", "broadcast"):
+                return hierarchy.run(x.reshape(-1)).reshape(x.shape)
+            result = self._differentiated(hierarchy.run, x.reshape(-1), op)
         if gathers:
             return result.reshape(ways * x.shape[0], *x.shape[1:])
         return result.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
 
     def start_packed(
-        self, xs: Sequence[Array], op: Collective, taken: BufferLayout, given: BufferLayout
+        self, xs: Sequence[Array], op: Collective, operand_layout: BufferLayout, result_layout: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
-        """An all-reduce of XLA's own, of arrays as they are where the step is compiled so (see `variadic`).
+        """Begin an all-reduce of arrays without packing them, if the step is compiled so (see `variadic`).
 
-        Elsewhere XLA fuses what makes a buffer with what makes its parts. A barrier and a key keep XLA from
-        making one operation of two buckets, or of a bucket and what the step reduces beside the plan. On one
-        rank nothing is packed or unpacked."""
+        Otherwise XLA fuses the packing with the operations before it. A barrier and a combiner key keep XLA
+        from combining two buckets, or a bucket with other reductions of the step. On one rank nothing is
+        packed.
+        """
         is_identity = self.ways(op.axes) == 1
-        cut = variadic.pieces(taken, given) if is_identity or self._is_variadic(op) else None
+        cut = variadic.pieces(operand_layout, result_layout) if is_identity or self._is_variadic(op) else None
         if cut is None:
             return None
         if is_identity:
             parts = [self._identity(self.varying(variadic.part(xs, piece.run), op.axes), op) for piece in cut]
-            return lambda: variadic.parted(parts, [[piece] for piece in cut], given)
-        arrays, held = variadic.joined([self.varying(x, op.axes) for x in xs], cut)
-        with self.apart(op.result):
+            return lambda: variadic.split_results(parts, [[piece] for piece in cut], result_layout)
+        arrays, groups = variadic.joined([self.varying(x, op.axes) for x in xs], cut)
+        with self.combiner_scope(op.result):
             moved = [self.move(x, op) for x in arrays]
-        return lambda: variadic.parted(moved[: len(held)], held, given)
+        return lambda: variadic.split_results(moved[: len(groups)], groups, result_layout)
 
     def _is_variadic(self, op: Collective) -> bool:
         levels = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
@@ -147,15 +152,14 @@ class LaxBackend:
         return native and self.variadic
 
     def start(self, x: Array, op: Collective) -> None:
-        """XLA makes its collectives asynchronous itself."""
+        """None: XLA makes its collectives asynchronous."""
 
     def _identity(self, x: Array, op: Collective) -> Array:
-        """The collective `op` of one rank: `x`, typed as the collective's result."""
+        """The collective `op` of one rank: `x`, typed as its result."""
         return x if op.kind in VARYING else self.same(x, op.axes)
 
     def _native(self, x: Array, op: Collective) -> Array:
-        """XLA's own collective, or what comes nearest; as integers where XLA would widen what is only
-        carried about."""
+        """XLA's own collective, or the closest one; on integers if XLA:CPU would widen the floats."""
         if op.kind == "broadcast":
             return hierarchical.broadcast(x, op.axes, op.root or 0, self.platform)
         if op.op is None and self.on_cpu:
@@ -163,7 +167,7 @@ class LaxBackend:
         return self._linear(x, op)
 
     def _linear(self, x: Array, op: Collective) -> Array:
-        """XLA's own collective as JAX differentiates it."""
+        """XLA's own collective, as JAX differentiates it."""
         match op.kind:
             case "reduce_scatter":
                 return lax.psum_scatter(x, op.axes, tiled=True)
@@ -176,7 +180,7 @@ class LaxBackend:
                 return lax.ppermute(x, op.axes, [(r, (r + (op.root or 0)) % ranks) for r in range(ranks)])
             case "broadcast":
                 return hierarchical.sum_from(x, op.axes, op.root or 0)
-            case _:  # XLA has no reduction to one rank: all get the result
+            case _:  # XLA has no reduction to one rank
                 return self._native_all_reduce(x, op)
 
     def _native_all_reduce(self, x: Array, op: Collective) -> Array:
@@ -186,7 +190,7 @@ class LaxBackend:
         return {"max": lax.pmax, "min": lax.pmin}.get(op.op or "sum", lax.psum)(x, op.axes)
 
     def _differentiated(self, move: Callable[[Array], Array], flat: Array, op: Collective) -> Array:
-        """`move(flat)`, typed as the schedule says, its derivative that of the native collective."""
+        """`move(flat)`, typed as in the schedule, with the derivative of the native collective."""
         varies = op.kind in VARYING or op.kind == "reduce"
 
         def typed(flat: Array) -> Array:

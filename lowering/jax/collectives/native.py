@@ -1,4 +1,4 @@
-"""XLA's own collectives, with ranks counted row-major over the axes that a plan names."""
+"""XLA's own collectives, with ranks counted row-major over the axes in the order of the plan."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Array = Any
 
 
 def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:
-    """`lax.ppermute` between ranks counted row-major over `axes`, first named major.
+    """`lax.ppermute` between ranks counted row-major over `axes`, the first axis major.
 
-    JAX counts them in the order of the mesh, in whatever order its axes are named.
+    JAX counts ranks in the order of the mesh's axes, regardless of the order in which they are passed.
     """
     mesh: Any = jax.sharding.get_abstract_mesh()
     sizes = {name: int(size) for name, size in dict(mesh.shape).items() if name in axes}
@@ -31,10 +31,10 @@ def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -
 
 
 def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:
-    """`lax.all_gather` along the leading dimension, its result typed as the same over `axes`.
+    """`lax.all_gather` along the leading dimension, typed as the same over `axes`.
 
-    With `check_vma=False` it is the gather whose derivative sums over ranks. The derivative of the typed one
-    does not: JAX has summed if a use of the result is typed as varying.
+    With `check_vma=False` its derivative sums over ranks. The derivative of the typed one does not: JAX has
+    already summed if a use of the result is typed as varying.
     """
     typed = any(map(_compat.tracks_varying, axes))
     return lax.all_gather(x, axes, tiled=True, to="invarying" if typed else "varying")
@@ -45,6 +45,6 @@ def broadcast(x: Array, axes: tuple[str, ...], root: int) -> Array:
     return assume_same(lax.pbroadcast(x, axes, root), axes)
 
 
-def combined_apart(key: str) -> Any:
+def combiner_scope(key: str) -> Any:
     """A context whose collectives XLA combines only with those of the same `key`."""
     return cast("Any", _xla_metadata).set_xla_metadata(combiner_key=key)

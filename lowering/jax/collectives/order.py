@@ -1,7 +1,7 @@
-"""Order: making one collective wait for another, so that every rank issues them alike.
+"""Orders collectives, so that every rank issues them in the same order.
 
-XLA may reorder and combine collectives that no data dependency orders, and what it honours differs
-between backends.
+XLA may reorder and combine collectives without data dependencies. Which dependencies it preserves differs
+between platforms.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Array = Any
 
 
 def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
-    """`x`, unchanged, but not before `previous` exists. `axis` is an axis over which `x` varies.
+    """`x`, unchanged, ordered after `previous`. `axis` is an axis over which `x` varies.
 
-    GPUs keep an optimization barrier. XLA:CPU drops barriers before it combines all-reduces, so there
-    every element of `x` is chosen between itself and one of `previous`, by a condition that is never
-    true and that XLA cannot see through. The choice is fused into the concatenation that made `x`, so
-    it costs no pass and no copy; an update of one element in place would cost both.
+    GPUs preserve optimization barriers. XLA:CPU removes barriers before it combines all-reduces. There, every
+    element of `x` is selected between itself and an element of `previous`, by a condition that is always
+    false but that XLA cannot evaluate. The selection is fused into the concatenation that produced `x`, so it
+    takes no extra pass and no copy; updating one element in place would take both.
     """
     if x.size == 0 or previous.size == 0:
         return x
@@ -35,8 +35,9 @@ def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
 
 
 def barred(xs: Sequence[Array], previous: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-    """Both, unchanged and typed as they are: `xs` not before `previous` exist, which are to be used on.
+    """Both, with their types; `xs` are ordered after `previous`. GPUs only.
 
-    XLA takes out of a barrier what nobody uses of what it gives, and then no order is left. GPUs only.
+    Callers must use the returned `previous`: XLA removes unused results from a barrier, and with them the
+    order.
     """
     return optimization_barrier((list(xs), list(previous)))

@@ -1,11 +1,11 @@
-"""Chunk programs under JAX: their rounds as `lax.ppermute`, inside a shard_map.
+"""Runs chunk programs under JAX, each round as `lax.ppermute`, inside a shard_map.
 
-A rank's buffer holds all slots, one after the other as `collectives.layout` places them, without padding:
-what moves is a window of the buffer that is as long as the longest run of its round, and where a run is
-shorter the elements around it are left as they were. Offsets depend on the rank and stand in constant tables.
+A rank's buffer contains all slots in the order of `collectives.layout`, without padding. Each transfer moves
+a window of the buffer with the length of the longest run of its round. If a run is shorter, the surrounding
+elements stay unchanged. Offsets depend on the rank and are stored in constant tables.
 
-Rounds follow each other through the buffer, so a slice moves beside another only within a round: slices serve
-programs whose rounds leave ranks idle (chain, trees), and no others.
+Rounds run one after the other, so slices overlap only within a round. Slices therefore help programs whose
+rounds leave ranks idle (chain, trees), and no others.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from commplan.lowering.permutes import steps as steps_of
 Array = Any
 
 
-class Team(NamedTuple):
-    """The ranks that carry out a program together, of those along `axes`, counted row-major.
+class RankGroups(NamedTuple):
+    """The groups of ranks that run a program, out of the ranks along `axes`, counted row-major.
 
-    places: the place of each rank in its group. members: the ranks of each group by their place,
-    [groups, ranks of the program].
+    Attributes:
+        axes: The axes.
+        places: By rank, its index in its group.
+        members: The ranks of each group in order, [groups, ranks of the program].
     """
 
     axes: tuple[str, ...]
@@ -38,27 +40,35 @@ class Team(NamedTuple):
     members: Ints
 
 
-def everyone(axes: tuple[str, ...], ranks: int) -> Team:
-    """All ranks along `axes` as one group."""
-    return Team(axes, np.arange(ranks, dtype=np.int64), np.arange(ranks, dtype=np.int64)[None])
+def all_ranks(axes: tuple[str, ...], ranks: int) -> RankGroups:
+    """One group of all ranks along `axes`."""
+    return RankGroups(axes, np.arange(ranks, dtype=np.int64), np.arange(ranks, dtype=np.int64)[None])
 
 
-def run(program: ChunkProgram, x: Array, team: Team, op: str = "sum", *, on_cpu: bool = True) -> Array:
-    """What this rank holds after `program`, given what it holds before; one-dimensional.
+def run(
+    program: ChunkProgram, x: Array, groups: RankGroups, op: str = "sum", *, on_cpu: bool = True
+) -> Array:
+    """Run a program on this rank's one-dimensional array `x`, which must vary over the axes of `groups`.
 
-    all_reduce, reduce, broadcast: [S] in and out. reduce_scatter and scatter: [n*k] in, this rank's [k] out.
-    all_gather and gather: [k] in, [n*k] out. swap: [n*k] in and out. `x` must vary over the axes of
-    `team`. Of what a rank holds that the collective promises nothing to (all but the root after `reduce`
-    and `gather`), nothing is said.
-    op: sum, max or min; booleans: or, or, and.
+    Sums are computed in the dtype of `x`. On CPUs 16-bit floats are moved as integers, because XLA would
+    widen them.
 
-    Sums are made in the type of `x`. On CPUs 16-bit floats travel as integers, which XLA would widen else.
+    Args:
+        program: The chunk program.
+        x: The operand: [k] for all_gather and gather, [n*k] for reduce_scatter, scatter and swap, else [S].
+        groups: The groups of ranks.
+        op: sum, max or min. For booleans, sum and max are `or`, min is `and`.
+        on_cpu: Whether the devices are CPUs.
+
+    Returns:
+        The result: [k] for reduce_scatter and scatter, [n*k] for all_gather, gather and swap, else [S]. It is
+        unspecified on ranks for which the collective defines no result, such as all but the root of a reduce.
     """
     if x.dtype == jnp.bool_:
-        return run(program, x.astype(jnp.uint8), team, "min" if op == "min" else "max", on_cpu=on_cpu) != 0
+        return run(program, x.astype(jnp.uint8), groups, "min" if op == "min" else "max", on_cpu=on_cpu) != 0
     if on_cpu and program.kind not in REDUCING and to_bits(x).dtype != x.dtype:
-        return as_bits(lambda moved: run(program, moved, team, op, on_cpu=on_cpu), x)
-    rank = _Rank(team, op, on_cpu=on_cpu)
+        return as_bits(lambda moved: run(program, moved, groups, op, on_cpu=on_cpu), x)
+    rank = _Rank(groups, op, on_cpu=on_cpu)
     block, x = x.shape[0], slots(program, x, rank.place)
     steps, last = steps_of(program, x.shape[0]), None
     for rounds in stretches(steps):
@@ -69,13 +79,12 @@ def run(program: ChunkProgram, x: Array, team: Team, op: str = "sum", *, on_cpu:
         return x
     if steps and not steps[-1].stores:
         return last
-    own = block // program.ranks
-    return lax.dynamic_slice(x, (rank.place * own,), (own,))
+    length = block // program.ranks
+    return lax.dynamic_slice(x, (rank.place * length,), (length,))
 
 
 def slots(program: ChunkProgram, x: Array, place: Any) -> Array:
-    """What the rank at `place` begins with: where blocks are gathered its own, between zeros; where they are
-    swapped all, in the order of their slots."""
+    """The initial slots of the rank at `place`: its block between zeros, or for a swap permuted blocks."""
     if program.kind == "swap":
         return blocks(x, program.targets, place)
     if program.kind not in ("all_gather", "gather"):
@@ -100,24 +109,24 @@ class _Row(NamedTuple):
 
 
 class _Rank:
-    """This rank. Its place among those of its group is known when the program runs."""
+    """This rank; its index in its group is computed when the program runs."""
 
-    def __init__(self, team: Team, op: str, *, on_cpu: bool) -> None:
-        self.team = team
-        self.place = lax.axis_index(team.axes)
-        if (team.places != np.arange(len(team.places))).any():
-            self.place = jnp.asarray(_narrow(team.places))[self.place]
+    def __init__(self, groups: RankGroups, op: str, *, on_cpu: bool) -> None:
+        self.groups = groups
+        self.place = lax.axis_index(groups.axes)
+        if (groups.places != np.arange(len(groups.places))).any():
+            self.place = jnp.asarray(_narrow(groups.places))[self.place]
         self.op = op
         self.on_cpu = on_cpu
 
-    def round(self, held: Array, last: Array | None, step: Step) -> tuple[Array, Array]:
-        """One round: the slots after it, and what arrived last, as it would stand in its slot."""
+    def round(self, slots: Array, last: Array | None, step: Step) -> tuple[Array, Array]:
+        """Run one round. Returns the slots after it, and the last received window."""
         return self._round(
-            held, last, step, [[self._row(part) for part in move.parts] for move in step.moves]
+            slots, last, step, [[self._row(part) for part in move.parts] for move in step.moves]
         )
 
-    def rounds(self, held: Array, last: Array | None, steps: Sequence[Step]) -> tuple[Array, Array]:
-        """A loop over rounds that differ in their tables alone."""
+    def rounds(self, slots: Array, last: Array | None, steps: Sequence[Step]) -> tuple[Array, Array]:
+        """Run rounds that differ only in their tables as a loop."""
         first = steps[0]
         rows = [
             [self._rows([each.moves[i].parts[j] for each in steps]) for j in range(len(move.parts))]
@@ -125,69 +134,69 @@ class _Rank:
         ]
 
         def body(number: Array, carried: tuple[Array, Array]) -> tuple[Array, Array]:
-            at = [[_Row(*(table[number] for table in row)) for row in move] for move in rows]
-            return self._round(*carried, first, at)
+            entries = [[_Row(*(table[number] for table in row)) for row in move] for move in rows]
+            return self._round(*carried, first, entries)
 
-        if not first.forwards:  # there is nothing to pass on yet: anything of its shape
-            last = _window(held, 0, first.moves[-1].parts[-1].length)
-        return lax.fori_loop(0, len(steps), body, (held, last))
+        if not first.forwards:  # nothing to forward yet: any array of this shape
+            last = _window(slots, 0, first.moves[-1].parts[-1].length)
+        return lax.fori_loop(0, len(steps), body, (slots, last))
 
     def _row(self, part: Part) -> _Row:
-        """This rank's entries in the tables; plain numbers where all ranks have the same."""
+        """This rank's entries in the tables; plain numbers if they are the same on all ranks."""
         return _Row(
             *(t[0].item() if (t == t[0]).all() else jnp.asarray(_narrow(t))[self.place] for t in part.tables)
         )
 
     def _rows(self, steps: Sequence[Part]) -> _Row:
-        """The same for several rounds: an entry for each."""
+        """`_row` for several rounds, with a leading dimension."""
         tables = zip(*(part.tables for part in steps), strict=True)
         return _Row(*(jnp.asarray(_narrow(np.stack(each, 1)))[self.place] for each in tables))
 
     def _round(
-        self, held: Array, last: Array | None, step: Step, rows: Sequence[Sequence[_Row]]
+        self, slots: Array, last: Array | None, step: Step, rows: Sequence[Sequence[_Row]]
     ) -> tuple[Array, Array]:
-        """All that is sent is read before anything is written."""
+        """All sends are read before anything is written."""
         arrived = [
-            self._carry([last] if step.forwards else self._read(held, move, row), move)
+            self._transfer([last] if step.forwards else self._read(slots, move, row), move)
             for move, row in zip(step.moves, rows, strict=True)
         ]
         for move, row, windows in zip(step.moves, rows, arrived, strict=True):
-            for part, at, window in zip(move.parts, row, windows, strict=True):
-                last = self._land(held, window, part, at)
+            for part, entries, window in zip(move.parts, row, windows, strict=True):
+                last = self._merge(slots, window, part, entries)
                 if step.stores:
-                    whole = part.length == held.shape[0]
-                    held = last if whole else lax.dynamic_update_slice(held, last, (at.put,))
-        return held, last
+                    whole = part.length == slots.shape[0]
+                    slots = last if whole else lax.dynamic_update_slice(slots, last, (entries.put,))
+        return slots, last
 
-    def _read(self, held: Array, move: Move, row: Sequence[_Row]) -> list[Array]:
+    def _read(self, slots: Array, move: Move, row: Sequence[_Row]) -> list[Array]:
         parts = zip(move.parts, row, strict=True)
-        return [_window(held, at.take, part.length) for part, at in parts]
+        return [_window(slots, entries.take, part.length) for part, entries in parts]
 
-    def _carry(self, windows: Sequence[Array], move: Move) -> list[Array]:
-        """What arrives at this rank, part by part: zeros where nothing is sent to it."""
+    def _transfer(self, windows: Sequence[Array], move: Move) -> list[Array]:
+        """The windows that this rank receives; zeros if no rank sends to it."""
         message = windows[0] if len(windows) == 1 else jnp.concatenate(windows)
-        members = self.team.members
+        members = self.groups.members
         pairs = [(int(group[src]), int(group[dst])) for group in members for src, dst in move.pairs]
         if self.on_cpu:
-            message = as_bits(lambda moved: native.permute(moved, self.team.axes, pairs), message)
+            message = as_bits(lambda moved: native.permute(moved, self.groups.axes, pairs), message)
         else:
-            message = native.permute(message, self.team.axes, pairs)
+            message = native.permute(message, self.groups.axes, pairs)
         ends = itertools.accumulate(part.length for part in move.parts)
         return [message[end - part.length : end] for part, end in zip(move.parts, ends, strict=True)]
 
-    def _land(self, held: Array, message: Array, part: Part, at: _Row) -> Array:
-        """What is in the window after `message` has arrived."""
-        old = _window(held, at.put, part.length)
+    def _merge(self, slots: Array, message: Array, part: Part, entries: _Row) -> Array:
+        """The content of the window after `message` has arrived."""
+        old = _window(slots, entries.put, part.length)
         new = message
         if part.adds.all():
             new = self._combine(old, message)
         elif part.adds.any():
-            new = jnp.where(at.adds, self._combine(old, message), message)
+            new = jnp.where(entries.adds, self._combine(old, message), message)
         if not part.is_whole:
             element = lax.iota(jnp.int32, part.length)
-            new = jnp.where((element >= at.low) & (element < at.high), new, old)
+            new = jnp.where((element >= entries.low) & (element < entries.high), new, old)
         elif not part.is_all:
-            new = jnp.where(at.high > 0, new, old)
+            new = jnp.where(entries.high > 0, new, old)
         return new
 
     def _combine(self, old: Array, new: Array) -> Array:
@@ -196,19 +205,19 @@ class _Rank:
 
 
 def _rounded(total: Array) -> Array:
-    """A sum of 16-bit floats as what it is: else XLA keeps it wider for the sums that follow."""
+    """Round a sum of 16-bit floats; otherwise XLA keeps it wider for subsequent sums."""
     if not jnp.issubdtype(total.dtype, jnp.floating) or total.dtype.itemsize != 2:
         return total
     kind = jnp.finfo(total.dtype)
     return lax.reduce_precision(total, kind.nexp, kind.nmant)
 
 
-def _window(held: Array, start: Array, length: int) -> Array:
-    return held if length == held.shape[0] else lax.dynamic_slice(held, (start,), (length,))
+def _window(slots: Array, start: Array, length: int) -> Array:
+    return slots if length == slots.shape[0] else lax.dynamic_slice(slots, (start,), (length,))
 
 
 def _narrow(table: Ints | Bools) -> Any:
-    """Offsets in 32 bits, as JAX holds them, unless they need more."""
+    """Offsets as 32-bit integers, if they fit."""
     if table.dtype == np.bool_ or table.max(initial=0) > np.iinfo(np.int32).max:
         return table
     return table.astype(np.int32)

@@ -1,7 +1,6 @@
-"""Reductions and broadcasts within groups of ranks that are a part of an axis, which `jax.lax` does not have
-where values are typed.
+"""Reductions and broadcasts within groups of ranks along an axis, which `jax.lax` lacks for typed values.
 
-They have no derivative of their own: their callers give them that of what they carry out.
+They have no derivative; callers define one.
 """
 
 from __future__ import annotations
@@ -20,25 +19,28 @@ from commplan.lowering.jax.typing_shim import jax
 
 Array = Any
 Groups = tuple[tuple[int, ...], ...]
-_CHANNEL, _BETWEEN_DEVICES = 1, 1  # as JAX numbers all of its own, and StableHLO the kind of channel
+_CHANNEL, _BETWEEN_DEVICES = (
+    1,
+    1,
+)  # the channel that JAX uses for its own collectives, and StableHLO's channel type
 
 
 def all_reduce(x: Array, axes: tuple[str, ...], groups: Sequence[Sequence[int]], op: str = "sum") -> Array:
-    """The sum, maximum or minimum of `x`, numbers, over the ranks of each of `groups`.
+    """The sum, maximum or minimum of a numeric `x` over the ranks of each group.
 
-    groups: ranks counted row-major over `axes`, first named major; each in one group. op: sum, max or min.
+    `groups` are ranks counted row-major over `axes`, the first axis major; each rank is in one group.
     """
     return _grouped.bind(x, kind=op, groups=_devices(axes, groups))
 
 
 def broadcast(x: Array, axes: tuple[str, ...], groups: Sequence[Sequence[int]], root: int) -> Array:
-    """`x` of the rank in place `root` of each of `groups`, as in `all_reduce`. GPUs only."""
+    """`x` of the rank at index `root` of each group; see `all_reduce`. GPUs only."""
     first = [(group[root], *group[:root], *group[root + 1 :]) for group in groups]
     return _grouped.bind(x, kind="broadcast", groups=_devices(axes, first))
 
 
 def _devices(axes: tuple[str, ...], groups: Sequence[Sequence[int]]) -> Groups:
-    """The devices of each group, as the mesh around us counts them."""
+    """The devices of each group, as numbered by the surrounding mesh."""
     mesh: Any = jax.sharding.get_abstract_mesh()
     sizes = {str(name): int(size) for name, size in dict(mesh.shape).items()}
     return tuple(
@@ -50,20 +52,24 @@ _grouped: Any = Primitive("commplan_grouped")
 
 
 def _lowered(ctx: Any, x: Any, *, kind: Literal["sum", "max", "min", "broadcast"], groups: Groups) -> Any:
-    own, types = cast("Any", stablehlo), cast("Any", ir)
+    dialect, types = cast("Any", stablehlo), cast("Any", ir)
     common: dict[str, Any] = {
         "replica_groups": types.DenseIntElementsAttr.get(np.array(groups, np.int64)),
-        "channel_handle": own.ChannelHandle.get(_CHANNEL, _BETWEEN_DEVICES),
+        "channel_handle": dialect.ChannelHandle.get(_CHANNEL, _BETWEEN_DEVICES),
     }
     if kind == "broadcast":
-        operation = {"results": [x.type], "operands": [x], "attributes": common}  # builders differ by version
+        operation = {
+            "results": [x.type],
+            "operands": [x],
+            "attributes": common,
+        }  # builders differ between versions
         return types.Operation.create("stablehlo.collective_broadcast", **operation).results
-    operation = own.AllReduceOp([x.type], [x], use_global_device_ids=True, **common)
+    operation = dialect.AllReduceOp([x.type], [x], use_global_device_ids=True, **common)
     element = types.RankedTensorType.get([], types.RankedTensorType(x.type).element_type)
     body = operation.regions[0].blocks.append(element, element)
     with types.InsertionPoint(body):
-        combine = {"sum": own.add, "max": own.maximum, "min": own.minimum}[kind]
-        own.return_([combine(*body.arguments)])
+        combine = {"sum": dialect.add, "max": dialect.maximum, "min": dialect.minimum}[kind]
+        dialect.return_([combine(*body.arguments)])
     return operation.results
 
 

@@ -1,7 +1,7 @@
-"""All-reduces that take several arrays as they are, so that no buffer is packed and none unpacked.
+"""All-reduces of several arrays without packing them into a buffer and unpacking the result.
 
-XLA combines neighbouring all-reduces of one bucket into one operation of many arrays. For GPUs it then copies
-these into one buffer after all, unless that pass is left out of the compilation.
+XLA combines adjacent all-reduces of one bucket into one operation with many operands. On GPUs a later pass
+copies these into one buffer, unless the pass is disabled for the compilation.
 """
 
 from __future__ import annotations
@@ -15,79 +15,84 @@ from commplan.lowering.compiler_options import COPYING, LEFT_OUT
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.taps import COPY_NBYTES
 
-if TYPE_CHECKING:  # which import what asks this
+if TYPE_CHECKING:  # these modules import this one
     from commplan.lowering.jax.backend import BufferLayout, Run
 
 Array = Any
 
-_wanted: ContextVar[bool] = ContextVar("variadic", default=False)
+_enabled: ContextVar[bool] = ContextVar("variadic", default=False)
 
 
 def compiled_with(options: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, to be traced for a compilation with XLA's `options`."""
+    """`function`, traced for a compilation with these options of XLA."""
     if COPYING not in str(options.get(LEFT_OUT, "")).split(","):
         return function
 
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
-        token = _wanted.set(True)
+        token = _enabled.set(True)
         try:
             return function(*args, **kwargs)
         finally:
-            _wanted.reset(token)
+            _enabled.reset(token)
 
     return traced
 
 
-def wanted() -> bool:
-    """Whether what is being traced will be compiled without XLA's copies."""
-    return _wanted.get()
+def is_enabled() -> bool:
+    """Whether the current trace will be compiled without XLA's copies."""
+    return _enabled.get()
 
 
 class Piece(NamedTuple):
-    """A run of a buffer: whence it is taken, and which of the arrays that are given it is."""
+    """A run of the operand buffer, and the index of the result array that it becomes."""
 
     run: Run
-    given: int
+    result: int
 
 
-def pieces(taken: BufferLayout, given: BufferLayout) -> list[Piece] | None:
-    """The runs of a buffer that are taken and given whole; None where both are cut otherwise."""
-    places = {(run.offset, run.size): run.array for run in given.runs}
-    whole = len(places) == len(taken.runs) == len(given.shapes) and not any(run.start for run in given.runs)
-    if not whole or any((run.offset, run.size) not in places for run in taken.runs):
+def pieces(operand_layout: BufferLayout, result_layout: BufferLayout) -> list[Piece] | None:
+    """The runs of a buffer if operands and results are cut at the same offsets; otherwise None."""
+    results = result_layout.runs
+    places = {(run.offset, run.size): run.array for run in results}
+    is_whole = not any(run.start for run in results)
+    if not is_whole or not len(places) == len(operand_layout.runs) == len(result_layout.shapes):
         return None
-    return [Piece(run, places[run.offset, run.size]) for run in taken.runs]
+    if any((run.offset, run.size) not in places for run in operand_layout.runs):
+        return None
+    return [Piece(run, places[run.offset, run.size]) for run in operand_layout.runs]
 
 
 def joined(xs: Sequence[Array], cut: Sequence[Piece]) -> tuple[list[Array], list[list[Piece]]]:
-    """The arrays to reduce, flat where they are parts of a leaf, and which pieces each of them holds."""
-    held = [[piece] for piece in cut if piece.run.size * xs[piece.run.array].dtype.itemsize >= COPY_NBYTES]
-    large = {piece for (piece,) in held}
+    """The arrays to reduce, flattened if joined or parts of a leaf, and the pieces in each of them."""
+    groups = [[piece] for piece in cut if piece.run.size * xs[piece.run.array].dtype.itemsize >= COPY_NBYTES]
+    large = {piece for (piece,) in groups}
     small = [piece for piece in cut if piece not in large]
     if small:
-        held.append(small)
+        groups.append(small)
 
     def array(group: list[Piece]) -> Array:
-        first, *others = (part(xs, piece.run) for piece in group)
-        return jnp.concatenate([x.reshape(-1) for x in (first, *others)]) if others else first
+        first, *more = (part(xs, piece.run) for piece in group)
+        return jnp.concatenate([x.reshape(-1) for x in (first, *more)]) if more else first
 
-    return [array(group) for group in held], held
+    return [array(group) for group in groups], groups
 
 
 def part(xs: Sequence[Array], run: Run) -> Array:
-    """The elements of `run`: their whole array as it is, or a flat slice of it."""
+    """The elements of `run`: the whole array unchanged, or a flat slice of it."""
     x = xs[run.array]
     return x if run.size == x.size else x.reshape(-1)[run.start : run.start + run.size]
 
 
-def parted(moved: Sequence[Array], held: Sequence[Sequence[Piece]], given: BufferLayout) -> tuple[Array, ...]:
-    """The arrays that are given, out of those that were reduced."""
-    results: list[Array] = [None] * len(given.shapes)
-    for x, group in zip(moved, held, strict=True):
-        flat, at = x.reshape(-1), 0
+def split_results(
+    moved: Sequence[Array], groups: Sequence[Sequence[Piece]], result_layout: BufferLayout
+) -> tuple[Array, ...]:
+    """The result arrays, from the arrays that were reduced."""
+    results: list[Array] = [None] * len(result_layout.shapes)
+    for x, group in zip(moved, groups, strict=True):
+        flat, offset = x.reshape(-1), 0
         for piece in group:
-            own = x if len(group) == 1 else flat[at : at + piece.run.size]
-            results[piece.given] = own.reshape(given.shapes[piece.given])
-            at += piece.run.size
+            elements = x if len(group) == 1 else flat[offset : offset + piece.run.size]
+            results[piece.result] = elements.reshape(result_layout.shapes[piece.result])
+            offset += piece.run.size
     return tuple(results)

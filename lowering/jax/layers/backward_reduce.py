@@ -1,5 +1,7 @@
-"""A reduction inside the backward pass: for layers under `lax.scan`, where waiting for the whole gradient
-would overlap nothing."""
+"""Reduces gradients inside the backward pass.
+
+For layers under `lax.scan`, where a reduction of the whole gradient would overlap with nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,13 @@ Array = Any
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a plan reduces one input: what happens to a buffer of each dtype, then to the tree.
+    """How a plan reduces one input.
 
-    axes: those that the reduction removes. flat: by dtype, for every one that comes; empty where the plan
-    packs no buffers, and `tree` alone says what to do. lowered: the phase that reduces it.
+    Attributes:
+        axes: The axes that the reduction removes.
+        flat: By dtype, the steps on the flat buffer. Empty if the plan packs no buffers.
+        tree: The steps on the tree.
+        lowered: The phase that contains the reduction.
     """
 
     axes: tuple[str, ...]
@@ -37,8 +42,10 @@ class Recipe:
         return self.lowered.backend
 
     def reduce(self, leaves: list[Array]) -> list[Array]:
-        """Reduce gradients as the plan does: packed by dtype, one after another; large ones each by itself as
-        soon as it is there, where that runs beside what is still computed."""
+        """Reduce gradients as the plan does: in one buffer per dtype, one buffer after the other.
+
+        If collectives overlap with computation, large gradients are reduced separately.
+        """
         results = list(leaves)
         previous: Array = None
         sizes = [(str(leaf.dtype), leaf.nbytes) for leaf in leaves]
@@ -52,13 +59,13 @@ class Recipe:
             if previous is not None and not self.backend.asynchronous:
                 flat = self.backend.tie(flat, previous, self.axes)
             chain = self.flat[dtype] if self.flat else ()
-            with self.backend.apart(f"{self.lowered.phase.name}/{places[0]}"), jax.named_scope(TAP):
+            with self.backend.combiner_scope(f"{self.lowered.phase.name}/{places[0]}"), jax.named_scope(TAP):
                 previous = self._run((*chain, *self.tree), flat).astype(dtype)
-            at = 0
+            offset = 0
             for i in places:
                 size = leaves[i].size
-                results[i] = previous[at : at + size].reshape(leaves[i].shape)
-                at += size
+                results[i] = previous[offset : offset + size].reshape(leaves[i].shape)
+                offset += size
         return results
 
     def _run(self, chain: tuple[Step, ...], flat: Array) -> Array:
@@ -79,58 +86,60 @@ class Recipe:
 
 
 def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
-    """How `lowered` reduces its partial input `name`, for gradients of the dtypes of `like`.
+    """The reduction of the partial input `name` of `lowered`, for gradients with the dtypes of `like`.
 
-    Raises CP0815 where a tap cannot do the same.
+    Raises:
+        CommplanError: CP0815 if the plan's reduction is not possible inside the backward pass.
     """
     value = lowered.arguments[name]
-    own = chains(value.id, DefUse(lowered.ops), {each.id: each for each in lowered.phase.values})
-    flat = {dtype.numpy_name: chain for dtype, chain in own.flat.items()}
-    if not own.whole:
+    reduction = chains(value.id, DefUse(lowered.ops), {each.id: each for each in lowered.phase.values})
+    flat = {dtype.numpy_name: chain for dtype, chain in reduction.flat.items()}
+    if not reduction.whole:
         _cannot(lowered, name, "it is not reduced to one value that is the same on all ranks")
-    steps = (*(op for chain in flat.values() for op in chain), *own.tree)
+    steps = (*(op for chain in flat.values() for op in chain), *reduction.tree)
     if any(isinstance(op, ir.Scale) and isinstance(op.by, str) for op in steps):
         _cannot(lowered, name, "its mean is weighted by a value, which the backward pass does not have")
     if not any(isinstance(op, ir.Collective) for op in steps):
         _cannot(lowered, name, f"phase `{lowered.phase.name}` does not reduce it")
     dtypes = dict.fromkeys(str(leaf.dtype) for leaf in map(jnp.asarray, like) if _has_gradient(leaf))
-    other = [dtype for dtype in dtypes if dtype not in flat]
-    if flat and other:
-        why = f"the parameters have a leaf of {other[0]}, and `{name}` was compiled for {' and '.join(flat)}"
-        _cannot(lowered, name, why)
-    return Recipe(value.placement.partial, flat, own.tree, lowered)
+    unsupported = [dtype for dtype in dtypes if dtype not in flat]
+    if flat and unsupported:
+        compiled = " and ".join(flat)
+        problem = f"a leaf of the parameters is {unsupported[0]}, but `{name}` was compiled for {compiled}"
+        _cannot(lowered, name, problem)
+    return Recipe(value.placement.partial, flat, reduction.tree, lowered)
 
 
 def _has_gradient(leaf: Array) -> bool:
-    """Whether there is anything to reduce: integers have no gradient, and an empty leaf no elements."""
+    """Whether the leaf is reduced: integers have no gradient, and an empty leaf has no elements."""
     return bool(leaf.size) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _cannot(lowered: Lowered, name: str, why: str) -> NoReturn:
-    message = f"run.tap cannot reduce like `{name}`: {why}"
+def _cannot(lowered: Lowered, name: str, reason: str) -> NoReturn:
+    message = f"run.tap cannot reduce like `{name}`: {reason}"
     note = "call the phase after the gradient instead"
     fail("CP0815", message, note, span=lowered.phase.span, file=lowered.schedule.file)
 
 
 def save_anything_except_tapped(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of `jax.checkpoint` for the body of a scan in which parameters are tapped: nothing is computed
-    twice, and the backward pass reads the parameters where they are.
+    """A policy of `jax.checkpoint` for a scan body with tapped parameters: it saves everything except these.
 
-    Without it `lax.scan` keeps a copy of what a tap gives, since that has another type than what it is given.
+    Nothing is computed twice. Without the policy `lax.scan` stores a copy of the tapped parameters, since
+    their type differs from that of the original.
     """
     return primitive.name != "pvary"  # the cast to varying
 
 
-def tap(how: Recipe, tree: Any) -> Any:
-    """`tree` itself; its gradient is reduced inside the backward pass, and is the same over `how.axes`."""
+def tap(reduction: Recipe, tree: Any) -> Any:
+    """The identity on `tree`, whose gradient is reduced inside the backward pass."""
 
     @jax.custom_vjp
-    def through(x: Any) -> Any:
+    def identity(x: Any) -> Any:
         return _vary(x)
 
     def _vary(x: Any) -> Any:
         def vary(leaf: Array) -> Array:
-            return how.backend.varying(leaf, how.axes)
+            return reduction.backend.varying(leaf, reduction.axes)
 
         return jax.tree_util.tree_map(vary, x)
 
@@ -139,11 +148,11 @@ def tap(how: Recipe, tree: Any) -> Any:
 
     def backward(_: None, gradient: Any) -> tuple[Any]:
         leaves, structure = jax.tree_util.tree_flatten(gradient)
-        real = [i for i, leaf in enumerate(leaves) if leaf.dtype != jax.dtypes.float0]
-        done = how.reduce([leaves[i] for i in real])
-        for i, leaf in zip(real, done, strict=True):
+        with_gradient = [i for i, leaf in enumerate(leaves) if leaf.dtype != jax.dtypes.float0]
+        reduced = reduction.reduce([leaves[i] for i in with_gradient])
+        for i, leaf in zip(with_gradient, reduced, strict=True):
             leaves[i] = leaf
         return (jax.tree_util.tree_unflatten(structure, leaves),)
 
-    through.defvjp(forward, backward)
-    return through(tree)
+    identity.defvjp(forward, backward)
+    return identity(tree)

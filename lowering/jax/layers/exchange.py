@@ -1,4 +1,4 @@
-"""How the weights of one layer travel: gathered and scattered by schedules for its own leaves."""
+"""Gathers and scatters the weights of one layer, with schedules for its leaves."""
 
 from __future__ import annotations
 
@@ -18,29 +18,35 @@ Array = Any
 Arrays = Sequence[Array]
 
 
-_known: weakref.WeakSet[ShardedLayer] = weakref.WeakSet()
+_layers_in_use: weakref.WeakSet[ShardedLayer] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
 class LeafCollectives:
-    """Some leaves of a layer, and the phase of one input and one output that moves them together."""
+    """Some leaves of a layer, and the phase with one input and one output that moves them."""
 
     places: tuple[int, ...]
     lowered: Lowered
 
     def run(self, leaves: Arrays) -> list[Array]:
-        """The phase's output, of these leaves of the layer."""
+        """The phase's output for these leaves of the layer."""
         (name,), (output,) = self.lowered.arguments, self.lowered.outputs
-        own = tuple(leaves[place] for place in self.places)
-        given = Tree(own, jax.tree_util.tree_structure([0] * len(own)))
-        return list(self.lowered.run({name: given}, {}, None)[0][output.name].leaves)
+        selected = tuple(leaves[place] for place in self.places)
+        operand = Tree(selected, jax.tree_util.tree_structure([0] * len(selected)))
+        return list(self.lowered.run({name: operand}, {}, None)[0][output.name].leaves)
 
 
 @dataclass(frozen=True, eq=False)
 class ShardedLayer:
-    """A layer whose leaves are split over `axes`; `partial`: the axes that its gradient is summed over.
+    """A layer whose leaves are split over `axes`.
 
-    platform: of the devices of a mesh; empty on ranks of a communicator, which need dependencies of data.
+    Attributes:
+        axes: The axes that the weights are sharded over.
+        partial: The axes that the gradient is summed over.
+        backend: The backend.
+        gathers: The gathers of the weights.
+        scatters: The reduce-scatters of the gradient.
+        platform: The platform of the mesh; empty for ranks of a communicator, which need data dependencies.
     """
 
     axes: tuple[str, ...]
@@ -51,10 +57,10 @@ class ShardedLayer:
     platform: str
 
     def __post_init__(self) -> None:
-        _known.add(self)
+        _layers_in_use.add(self)
 
     def gather(self, shards: Arrays) -> list[Array]:
-        """The whole leaves, each typed as differing over `partial`."""
+        """The whole leaves, typed as varying over `partial`."""
         whole = list(shards)
         for part in self.gathers:
             for place, leaf in zip(part.places, part.run(shards), strict=True):
@@ -62,42 +68,43 @@ class ShardedLayer:
         return whole
 
     def scatter(self, gradients: Arrays) -> list[Array]:
-        """The shards' gradient of the leaves' own terms; None where there is none."""
-        own = [x if x is None else self.backend.varying(x, self.partial) for x in gradients]
+        """The shards' gradient, from this rank's terms of the whole gradient. None stays None."""
+        terms = [x if x is None else self.backend.varying(x, self.partial) for x in gradients]
         result = list(gradients)
         for part in self.scatters:
-            for place, leaf in zip(part.places, part.run(own), strict=True):
+            for place, leaf in zip(part.places, part.run(terms), strict=True):
                 result[place] = leaf
         return result
 
     def after(self, shards: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
-        """Both; a gather of the first is not begun before each of the second exists, which are used on."""
+        """Both, unchanged; gathers of `shards` are ordered after `values`. Callers must use these values."""
         return self._tied(shards, values) if self.platform in ("", "cpu") else barred(shards, values)
 
     def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
-        """The same of gradients. CPU devices run collectives in the order of their schedule, and a dependency
-        of data would cost a copy of each whole gradient."""
+        """`after` for gradients. CPU devices run collectives in the order of the schedule, so they need a
+        barrier only: a data dependency would copy each whole gradient.
+        """
         return barred(gradients, values) if self.platform else self._tied(gradients, values)
 
     def _tied(self, xs: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
-        """By a dependency of data, see `order.tie`. What has no dimensions does not travel, or alone."""
-        known = [x for x in values if x is not None and jnp.issubdtype(x.dtype, jnp.number)]
+        """Order by a data dependency (see `order.tie`). Scalars are gathered separately, or not at all."""
+        numeric = [x for x in values if x is not None and jnp.issubdtype(x.dtype, jnp.number)]
         tied = list(xs)
         for place, x in enumerate(xs):
             if x is not None and x.ndim:
-                for previous in known:
+                for previous in numeric:
                     tied[place] = self.backend.tie(tied[place], previous, self.axes)
         return tied, list(values)
 
 
 def schedules_in_use() -> tuple[Schedule, ...]:
-    """Those by which layers of this process are gathered and scattered, while their runs exist."""
-    parts = [part for layer in list(_known) for part in (*layer.gathers, *layer.scatters)]
+    """The schedules that gather and scatter layers in this process, as long as their runs exist."""
+    parts = [part for layer in list(_layers_in_use) for part in (*layer.gathers, *layer.scatters)]
     return tuple(part.lowered.schedule for part in parts)
 
 
 def barred(xs: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
-    """By a barrier; where none of what it gives for `values` is used, XLA may take them out of it."""
+    """Order by a barrier. XLA may remove it if none of the returned `values` is used."""
     if all(x is None for x in xs) or all(x is None for x in values):
         return list(xs), list(values)
     return optimization_barrier((list(xs), list(values)))

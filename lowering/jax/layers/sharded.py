@@ -1,9 +1,10 @@
-"""Layers one after another, of whose weights each rank keeps a shard.
+"""Runs layers whose weights are sharded over ranks.
 
-Forward, a layer's weights are gathered while `prefetch` layers before it compute, and dropped after use.
-The backward pass gathers them again, in the other order, and scatters the gradient of each layer where it is
-made. With n layers there are n gathers forward, n - 1 backward (the last layer's weights are still there) and
-n scatters; a gather is not begun before the layer `prefetch` before its own.
+In the forward pass a layer's weights are gathered while the `prefetch` layers before it compute, and dropped
+after use. The backward pass gathers them again in reverse order, and scatters the gradient of each layer as
+soon as it is available. For n layers there are n gathers in the forward pass, n - 1 in the backward pass,
+since the last layer's weights are still present, and n scatters. A gather starts after the layer `prefetch`
+layers earlier.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ from commplan.lowering.jax.primitives import optimization_barrier
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Array = Any
-SCATTERS_IN_FLIGHT = 2  # that the gathers of the backward pass do not wait for
+SCATTERS_IN_FLIGHT = 2  # the gathers of the backward pass do not wait for these
 Arrays = Sequence[Array]
 
 
 class LayerExchange(Protocol):
-    """How the weights of a layer travel."""
+    """Gathers and scatters the weights of a layer."""
 
     def gather(self, shards: Arrays) -> list[Array]:
-        """The whole leaves, typed as each rank's own."""
+        """The whole leaves, typed as varying."""
         ...
 
     def scatter(self, gradients: Arrays) -> list[Array]:
-        """The shards' gradient of this rank's terms of that of the whole leaves."""
+        """The shards' gradient, from this rank's terms of the whole gradient."""
         ...
 
     def after(self, shards: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
-        """Both; a gather of the first is not begun before each of the second exists, which are used on."""
+        """Both, unchanged; gathers of `shards` are ordered after `values`. Callers must use these values."""
         ...
 
     def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
-        """The same of gradients that are to be scattered."""
+        """`after` for gradients that will be scattered."""
         ...
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: what it computes and how its weights travel."""
+    """A layer: its computation, and the exchange of its weights."""
 
     vjp: LayerVjp
     exchange: LayerExchange
@@ -55,8 +56,10 @@ class Layer:
 
 @dataclass
 class Window:
-    """Weights that were gathered and not used yet, by the layer's number; gathers are begun one after
-    another, so that XLA combines none of two layers. last: the layer gathered last."""
+    """Gathered weights that have not been used yet, by layer. `last` is the layer that was gathered last.
+
+    Gathers are ordered, so that XLA does not combine those of different layers.
+    """
 
     layers: Sequence[Layer]
     shards: Sequence[Arrays]
@@ -64,7 +67,7 @@ class Window:
     last: int = -1
 
     def fetch(self, number: int, values: Arrays) -> Arrays:
-        """Gather a layer's weights after `values`, which are given back to be used on."""
+        """Gather a layer's weights after `values`. Returns the values, which callers must use instead."""
         if number in self.weights:
             return values
         exchange = self.layers[number].exchange
@@ -76,64 +79,66 @@ class Window:
 
 
 def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefetch: int) -> list[Array]:
-    """What the last of `layers` makes of `x`, each taking what the one before makes."""
+    """Apply `layers` one after the other to `x`."""
     last = len(layers) - 1
     needs = [layer.vjp.needs_weights for layer in layers]
-    consts = {id(layer.vjp): layer.vjp.consts for layer in layers}  # layers alike close over the same
-    own = [list(consts).index(id(layer.vjp)) for layer in layers]
+    consts = {id(layer.vjp): layer.vjp.consts for layer in layers}  # layers of one kind share their constants
+    kind_of = [list(consts).index(id(layer.vjp)) for layer in layers]
 
     def forward(consts: Any, shards: Sequence[Arrays], x: Arrays, *, keeps: bool) -> tuple[Any, Any]:
-        window, kept = Window(layers, shards), list[Arrays]()
+        window, residuals = Window(layers, shards), list[Arrays]()
         weights: Arrays = ()
         for number, layer in enumerate(layers):
             for ahead in range(number, min(number + prefetch, last) + 1):
                 x = window.fetch(ahead, x)
             weights = window.weights.pop(number)
             if keeps:
-                x, saved = layer.vjp.forward(consts[own[number]], weights, x)
-                kept.append(saved)
+                x, saved = layer.vjp.forward(consts[kind_of[number]], weights, x)
+                residuals.append(saved)
             else:
-                x = layer.vjp.run(consts[own[number]], weights, x)
-            # Else XLA may make x again in the backward pass, from the weights (rows of an embedding).
+                x = layer.vjp.run(consts[kind_of[number]], weights, x)
+            # Otherwise XLA may recompute x in the backward pass from the weights (rows of an embedding).
             x = optimization_barrier(x)
-        return x, (consts, shards, kept, weights if needs[last] else [])
+        return x, (consts, shards, residuals, weights if needs[last] else [])
 
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
-        consts, shards, kept, weights = residuals
+        consts, shards, saved, weights = residuals
         cotangents = without_float0(cotangents)
         window = Window(layers, shards, {last: weights}, last)
         gradients: list[Arrays] = [[] for _ in range(len(layers) + SCATTERS_IN_FLIGHT)]
         of_consts: list[Any] = [None for _ in consts]
         for number in reversed(range(len(layers))):
-            done = number + SCATTERS_IN_FLIGHT
+            scattered = number + SCATTERS_IN_FLIGHT
             for ahead in range(number, max(number - prefetch, 0) - 1, -1):
                 if needs[ahead]:
-                    both = window.fetch(ahead, [*cotangents, *gradients[done]])
-                    cotangents, gradients[done] = both[: len(cotangents)], both[len(cotangents) :]
-            weights, place = window.weights.pop(number, []), own[number]
-            more, whole, cotangents = layers[number].vjp.backward(
-                consts[place], weights, kept[number], cotangents
+                    ordered = window.fetch(ahead, [*cotangents, *gradients[scattered]])
+                    cotangents, gradients[scattered] = ordered[: len(cotangents)], ordered[len(cotangents) :]
+            weights, place = window.weights.pop(number, []), kind_of[number]
+            const_gradients, gradient, cotangents = layers[number].vjp.backward(
+                consts[place], weights, saved[number], cotangents
             )
-            of_consts[place] = more if of_consts[place] is None else _sum(of_consts[place], more)
+            of_consts[place] = (
+                const_gradients if of_consts[place] is None else _sum(of_consts[place], const_gradients)
+            )
             exchange = layers[number].exchange
-            whole, gradients[number + 1] = exchange.gradients_after(whole, gradients[number + 1])
-            gradients[number] = exchange.scatter(whole)
+            gradient, gradients[number + 1] = exchange.gradients_after(gradient, gradients[number + 1])
+            gradients[number] = exchange.scatter(gradient)
         return of_consts, gradients[: len(layers)], cotangents
 
-    given = [list(own) for own in consts.values()], [list(leaves) for leaves in shards]
-    return _differentiable(forward, backward)(*given, list(x))
+    operands = [list(arrays) for arrays in consts.values()], [list(leaves) for leaves in shards]
+    return _differentiable(forward, backward)(*operands, list(x))
 
 
 def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Array]:
-    """As `unrolled`, of layers alike under `lax.scan`; a leading dimension of `shards` counts them.
+    """`unrolled` for layers of one kind, under `lax.scan`; `shards` have a leading dimension for the layers.
 
-    The first weights are gathered before a loop, and the last `prefetch` layers are computed behind it, so
-    that no loop gathers what nobody uses; those of the last layer stay for the backward pass.
+    The first weights are gathered before the loop, and the last `prefetch` layers run after it, so that the
+    loop gathers no unused weights. The weights of the last layer are reused by the backward pass.
     """
     vjp, exchange = layer.vjp, layer.exchange
     count = shards[0].shape[0]
     ahead = min(prefetch, count - 1)
-    behind = count - ahead  # the number of the first layer that is computed behind the loop
+    in_loop = count - ahead  # the number of layers in the loop
 
     def gathered(shards: Arrays, number: Any) -> list[Array]:
         return exchange.gather(_row(shards, number))
@@ -149,28 +154,29 @@ def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Arra
             return (x, window[1:]), saved
 
         window = [gathered(shards, number) for number in range(ahead)]
-        (x, window), stack = lax.scan(step, (x, window), np.arange(behind, dtype=np.int32))
-        kept: list[Arrays] = []
+        (x, window), stack = lax.scan(step, (x, window), np.arange(in_loop, dtype=np.int32))
+        residuals: list[Arrays] = []
         for weights in window:
             x, saved = compute(weights, x)
-            kept.append(saved)
-        return x, (consts, shards, stack, kept, window[-1:] if vjp.needs_weights else [[]] * len(window[-1:]))
+            residuals.append(saved)
+        last_weights = window[-1:] if vjp.needs_weights else [[]] * len(window[-1:])
+        return x, (consts, shards, stack, residuals, last_weights)
 
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
-        consts, shards, stack, kept, window = residuals
+        consts, shards, stack, saved_after, window = residuals
 
         def fetch(number: Any) -> list[Array]:
             return gathered(shards, number) if vjp.needs_weights else []
 
         def compute(number: Any, saved: Arrays, carry: Any) -> Any:
             (weights, *window), cotangents, of_consts, gradients = carry
-            more, whole, cotangents = vjp.backward(consts, weights, saved, cotangents)
-            own = exchange.scatter(whole)
+            const_gradients, gradient, cotangents = vjp.backward(consts, weights, saved, cotangents)
+            row_gradients = exchange.scatter(gradient)
             gradients = [
                 None if row is None else lax.dynamic_update_index_in_dim(stack, row, number, 0)
-                for stack, row in zip(gradients, own, strict=True)
+                for stack, row in zip(gradients, row_gradients, strict=True)
             ]
-            return window, cotangents, _sum(of_consts, more), gradients
+            return window, cotangents, _sum(of_consts, const_gradients), gradients
 
         def step(carry: Any, number: Any) -> tuple[Any, None]:
             carry = ([*carry[0], fetch(number - ahead)], *carry[1:])
@@ -178,13 +184,13 @@ def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Arra
 
         window = [*window, *(fetch(count - 1 - k) for k in range(1, ahead))]
         carry: Any = (window, without_float0(cotangents), _zeros(consts), _zeros(shards))
-        for number in reversed(range(behind, count)):
+        for number in reversed(range(in_loop, count)):
             if number >= ahead:
                 carry = ([*carry[0], fetch(number - ahead)], *carry[1:])
-            carry = compute(number, kept[number - behind], carry)
-        if behind > ahead:
-            carry, _ = lax.scan(step, carry, np.arange(behind - 1, ahead - 1, -1, dtype=np.int32))
-        for number in reversed(range(min(behind, ahead))):
+            carry = compute(number, saved_after[number - in_loop], carry)
+        if in_loop > ahead:
+            carry, _ = lax.scan(step, carry, np.arange(in_loop - 1, ahead - 1, -1, dtype=np.int32))
+        for number in reversed(range(min(in_loop, ahead))):
             carry = compute(number, _row(stack, number), carry)
         _, cotangents, of_consts, gradients = carry
         return of_consts, gradients, cotangents
@@ -210,7 +216,7 @@ def _sum(xs: Arrays, ys: Arrays) -> list[Array]:
 
 
 def _zeros(arrays: Arrays) -> list[Array]:
-    """Zeros of the types of those of `arrays` that have a derivative."""
+    """Zeros like those of `arrays` that have a derivative; None for the others."""
     return [
         _compat.as_varying(jnp.zeros_like(x), sorted(_compat.varying_axes(x)))
         if jnp.issubdtype(x.dtype, jnp.inexact)

@@ -1,8 +1,8 @@
-"""The derivative of a layer whose weights are not kept: what its backward pass needs of them is made again.
+"""The derivative of a layer whose gathered weights are not stored.
 
-JAX keeps for the backward pass whatever it needs, weights and what was made of them (casts, transposes)
-included. Here the jaxpr tells those apart: what depends on the weights alone is left out, and made again from
-weights that are gathered a second time.
+JAX stores all residuals of the backward pass, including weights and values that depend only on them, such as
+casts and transposes. Here the jaxpr identifies residuals that depend only on weights. They are not stored,
+but recomputed from weights that are gathered again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ Jaxpr = Any
 
 @dataclass(frozen=True)
 class LayerVjp:
-    """A layer `body(weights, x) -> y`, on flat lists of arrays.
+    """A layer `body(weights, x) -> y` on flat lists of arrays.
 
-    consts: what the body closes over. structure: of the result. types: of its leaves, `jax.typeof` each.
-    needs_weights: whether the backward pass needs weights at all.
+    Attributes:
+        consts: The arrays that the body closes over.
+        structure: The pytree structure of the result.
+        types: The types of its leaves, `jax.typeof` of each.
+        needs_weights: Whether the backward pass needs the weights.
     """
 
     consts: tuple[Array, ...]
@@ -35,9 +38,9 @@ class LayerVjp:
     types: tuple[Any, ...]
     needs_weights: bool
     _plain: Program  # consts and arguments -> y
-    _forward: Program  # consts, weights, x -> y and what is kept
-    _again: Program  # consts, weights -> what is not
-    _kept: tuple[bool, ...]
+    _forward: Program  # consts, weights, x -> y and the stored residuals
+    _recompute: Program  # consts, weights -> the other residuals
+    _is_stored: tuple[bool, ...]
     _vjp: Structure
 
     def run(self, consts: Arrays, weights: Arrays, x: Arrays) -> list[Array]:
@@ -45,35 +48,35 @@ class LayerVjp:
         return self._plain(*consts, *weights, *x)
 
     def forward(self, consts: Arrays, weights: Arrays, x: Arrays) -> tuple[list[Array], list[Array]]:
-        """The layer's result, and what is kept for the backward pass."""
+        """The layer's result, and the stored residuals."""
         results = self._forward(*consts, *weights, *x)
         return results[: len(self.types)], results[len(self.types) :]
 
     def backward(
-        self, consts: Arrays, weights: Arrays, kept: Arrays, cotangents: Arrays
+        self, consts: Arrays, weights: Arrays, stored: Arrays, cotangents: Arrays
     ) -> tuple[list[Array], list[Array], list[Array]]:
-        """The cotangents of consts, weights and x; None for whole numbers, here and there.
+        """The cotangents of consts, weights and x; None for integers.
 
-        weights: those of the forward pass; none where they are not needed.
+        `weights` are those of the forward pass; empty if they are not needed.
         """
-        remade, saved = iter(self._again(*consts, *weights)), iter(kept)
-        residuals = [next(saved) if keep else next(remade) for keep in self._kept]
+        recomputed, saved = iter(self._recompute(*consts, *weights)), iter(stored)
+        residuals = [next(saved) if is_stored else next(recomputed) for is_stored in self._is_stored]
         vjp: Callable[..., Any] = jax.tree_util.tree_unflatten(self._vjp, residuals)
-        given = [
+        full_cotangents = [
             np.zeros(kind.shape, jax.dtypes.float0) if cotangent is None else cotangent
             for cotangent, kind in zip(cotangents, self.types, strict=True)
         ]
-        of_consts, of_weights, of_x = map(without_float0, vjp(given))
+        of_consts, of_weights, of_x = map(without_float0, vjp(full_cotangents))
         return of_consts, of_weights, of_x
 
 
 def without_float0(cotangents: Arrays) -> list[Array | None]:
-    """None where there is no derivative."""
+    """Replace float0 cotangents, which stand for no derivative, by None."""
     return [None if x is None or x.dtype == jax.dtypes.float0 else x for x in cotangents]
 
 
 def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp:
-    """`body(weights, x)` taken apart; both are pytrees of arrays, traced."""
+    """Split the derivative of `body(weights, x)`; both are pytrees of traced arrays."""
     flat_weights, in_weights = jax.tree_util.tree_flatten(weights)
     flat_x, in_x = jax.tree_util.tree_flatten(x)
     split = len(flat_weights)
@@ -106,18 +109,18 @@ def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp
 
     whole = traced(linearized, *consts, *flat_weights, *flat_x)
     outs, every = len(plain.types), len(whole.types)
-    # A residual is kept where it depends on x.
-    kept = [any(whole.used([i == out for i in range(every)])[second:]) for out in range(outs, every)]
-    left = [*[False] * outs, *(not keep for keep in kept)]
-    needs = any(whole.used(left)[first:second])
+    # A residual is stored if it depends on x.
+    is_stored = [any(whole.used([i == out for i in range(every)])[second:]) for out in range(outs, every)]
+    recomputed = [*[False] * outs, *(not stored for stored in is_stored)]
+    needs = any(whole.used(recomputed)[first:second])
     return LayerVjp(
         consts,
         structures[-1],
         plain.types,
         needs,
         plain,
-        whole.restricted([*[True] * outs, *kept], second + len(flat_x)),
-        whole.restricted(left, second if needs else first),
-        tuple(kept),
+        whole.restricted([*[True] * outs, *is_stored], second + len(flat_x)),
+        whole.restricted(recomputed, second if needs else first),
+        tuple(is_stored),
         vjps[-1],
     )

@@ -182,7 +182,7 @@ class Rendezvous:
                 number, state = presence.processes[world_rank]
                 return f"(process {number} on {presence.host}) is {state}", state
         hosts = ", ".join(sorted({presence.host for presence in self._present.values()})[:_SHOWN])
-        return f"has no process on the hosts of ranks that came: {hosts}", "unknown"
+        return f"has no process on the hosts of the other ranks: {hosts}", "unknown"
 
     def _refuse(self, message: str, notes: Sequence[str]) -> NoReturn:
         fix = (f"{self.option} waits longer",) if self.option else ()
