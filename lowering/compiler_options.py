@@ -1,20 +1,22 @@
-"""What XLA must be told to compile a step as its plan says: options of one compilation, never of a process.
+"""The XLA options with which a step is compiled as its plan says. They apply to one compilation, not to a
+process.
 
-`run.jit` passes them to `jax.jit`; `commplan explain --target` shows them. Names and meanings are those of
-XLA's `debug_options_flags.cc`. Versions of XLA know other names: `as_installed` queries the compiler.
+`run.jit` passes them to `jax.jit`; `commplan explain --target` prints them. Names and values are those of
+XLA's `debug_options_flags.cc`. Option names differ between versions of XLA: `as_installed` queries the
+compiler.
 
-Not among them, by what the estimate says of steps compiled ahead of time for H100 (`bench.compiled`):
+Options that are not used, based on estimates of steps compiled ahead of time for H100 (`bench.compiled`):
 
-- `xla_gpu_experimental_collective_start_as_early_as_possible` changed nothing of a flat plan's schedule, and
-  with an overlap limit of 2 more of a two-level plan's communication was exposed (0.82 instead of 0.64 ms,
-  six layers 2048 wide).
-- `xla_gpu_pipeline_all_reduce` where all-reduces are levels of others: only they, and not the gathers
-  behind them, run under a loop's next round, in which all levels then crowd (48.6 instead of 44.6 ms, a scan
-  tapped in levels on 32 H100).
-- `xla_gpu_collective_domain_assignment` (JAX 0.11), which gives the links within hosts a limit of their own:
+- `xla_gpu_experimental_collective_start_as_early_as_possible` did not change the schedule of a flat plan.
+  With an overlap limit of 2 more communication of a two-level plan was exposed (0.82 instead of 0.64 ms, six
+  layers 2048 wide).
+- `xla_gpu_pipeline_all_reduce`, if all-reduces are levels of others: only they, not the gathers after them,
+  overlap with the next iteration of a loop, and all levels then compete there (48.6 instead of 44.6 ms, a
+  scan tapped in levels on 32 H100).
+- `xla_gpu_collective_domain_assignment` (JAX 0.11), which gives the links within hosts a separate limit:
   0.533 instead of 0.525 ms with limits of 1, 2 and 8 (a scan tapped in levels on 32 H100).
 - `xla_gpu_enable_analytical_latency_estimator` exposed 5.9 instead of 0.0 ms of the unrolled transformer, and
-  1.4 instead of 0.9 of the scanned one.
+  1.4 instead of 0.9 ms of the scanned one.
 """
 
 from __future__ import annotations
@@ -34,45 +36,45 @@ from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.targets import target as target_of
 
 Value = bool | int | str
-_COMBINED = {  # by the kind of collective: what bounds the bytes that XLA makes one of several
+_COMBINED = {  # by kind of collective: the maximum number of bytes that XLA combines
     "all_reduce": "xla_gpu_all_reduce_combine_threshold_bytes",
     "reduce_scatter": "xla_gpu_reduce_scatter_combine_threshold_bytes",
     "all_gather": "xla_gpu_all_gather_combine_threshold_bytes",
 }
 _SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
-# All-reduces that no chain orders, as in a loop, and levels of all-reduces: 48.6 instead of 51.5 ms where a
-# scan is tapped in levels on 32 H100, no difference where a chain orders them. Beside others more was
-# exposed: 2.7 for 1.3 ms where weights are gathered on 8 H100, 5.9 for 4.1 ms beside the exchange of experts
-# on 128.
-AT_ONCE = 8
+# For all-reduces without an order, as in a loop, and for levels of all-reduces: 48.6 instead of 51.5 ms for a
+# scan tapped in levels on 32 H100, and no difference for ordered ones. With other collectives more was
+# exposed: 2.7 instead of 1.3 ms for gathered weights on 8 H100, 5.9 instead of 4.1 ms for an exchange of
+# experts on 128.
+OVERLAP_LIMIT = 8
 PIPELINED = "xla_gpu_pipeline_all_reduce"
-_PIPELINES: Mapping[str, tuple[Value, Value]] = {  # by name, the newest first: on and off
+_PIPELINES: Mapping[str, tuple[Value, Value]] = {  # by name, newest first: enable, disable
     PIPELINED: ("COLLECTIVE_PIPELINING_MODE_ON", "COLLECTIVE_PIPELINING_MODE_OFF"),
     "xla_gpu_enable_pipelined_all_reduce": (True, False),
 }
 _PERMUTE = "xla_gpu_collective_permute_mode"
 _BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
 _SYNCHRONOUS = "xla_gpu_disable_async_collectives"
-LEFT_OUT, COPYING = "xla_disable_hlo_passes", "all-reduce-contiguous"
+DISABLED_PASSES, COPYING = "xla_disable_hlo_passes", "all-reduce-contiguous"
 SLICING = "dynamic-slice-copy-fusion-async-wrapper"
-_IDLE = {
-    _SCHEDULER: "no collective runs under computation",
-    **dict.fromkeys(_PIPELINES, "an all-reduce inside a loop is waited for in the round that makes it"),
+_EFFECTS = {
+    _SCHEDULER: "collectives do not overlap with computation",
+    **dict.fromkeys(_PIPELINES, "an all-reduce inside a loop does not overlap with the next iteration"),
 }
 _FLAG = re.compile(r"--(xla_\w+)(?:=(\S*))?")
 
 
 class _Sizes(NamedTuple):
-    """What is asked of a mesh."""
+    """The sizes of the axes, for functions that expect a mesh."""
 
     shape: Mapping[str, int]
 
 
 class CompilerOption(msgspec.Struct, frozen=True):
-    """An option of XLA with its value, and why this plan needs it.
+    """An option of XLA with its value, and the reason that this plan needs it.
 
-    known: whether the installed compiler accepts it; None if no compiler was queried.
+    `known` is whether the installed compiler accepts it; None if no compiler was queried.
     """
 
     name: str
@@ -85,7 +87,7 @@ class CompilerOption(msgspec.Struct, frozen=True):
 
 
 def platform_of(target: str) -> Literal["cpu", "gpu"]:
-    """`gpu` for cuda, rocm and targets such as `h100:4x8`. Raises CP1150 for what is none of them."""
+    """`gpu` for cuda, rocm and targets such as `h100:4x8`, else `cpu`. Raises CP1150 for others."""
     name = target.strip().lower()
     if name in ("cpu", "gpu", "cuda", "rocm"):
         return "cpu" if name == "cpu" else "gpu"
@@ -93,10 +95,10 @@ def platform_of(target: str) -> Literal["cpu", "gpu"]:
 
 
 def as_installed(options: Iterable[CompilerOption]) -> tuple[CompilerOption, ...]:
-    """`options` as the installed compiler names them, and whether it knows them; unchanged without JAX.
+    """`options` under the names of the installed compiler, with `known` set; unchanged without JAX.
 
-    Queries the compiler of the default devices. All compilers of one version of XLA know the same options, so
-    the one for CPUs answers if there is no other.
+    Queries the compiler of the default devices. All compilers of one version of XLA accept the same options,
+    so the CPU compiler can answer if there is no other.
     """
     if importlib.util.find_spec("jax") is None:
         return tuple(options)
@@ -116,19 +118,24 @@ def _as_known(option: CompilerOption, is_known: Callable[[str, Value], bool]) ->
 
 
 def accepted(options: Iterable[CompilerOption]) -> dict[str, Value]:
-    """Name and value of those options that the compiler knows, or may know."""
+    """Names and values of the options that the compiler accepts, or may accept."""
     return {option.name: option.value for option in options if option.known is not False}
 
 
 def without_pipelining(options: Mapping[str, Value]) -> dict[str, Value]:
-    """What switches off the pipelining of all-reduces that `options` switch on; {} if they do not."""
+    """The options that disable the pipelining of all-reduces that `options` enable; {} if they do not."""
     return {name: off for name, (on, off) in _PIPELINES.items() if options.get(name) == on}
 
 
 def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, ...]:
-    """The options with which XLA compiles what `schedule` says for `target`; none where nothing is sent.
+    """The options with which XLA compiles `schedule` for `target`; none if the schedule has no collectives.
 
-    target: cpu, gpu, cuda, rocm, or one that `commplan audit --target` takes. Raises CP1150 for another.
+    Args:
+        schedule: The schedule.
+        target: cpu, gpu, cuda, rocm, or a target of `commplan audit --target`.
+
+    Raises:
+        CommplanError: CP1150 for an unknown target.
     """
     if platform_of(target) == "cpu" or schedule.backend != "jax":
         return ()
@@ -141,101 +148,105 @@ def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, .
 
 
 def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[CompilerOption]:
-    """phases: the collectives of each phase that has some. buckets: whether buckets are all-reduced."""
+    """`phases` are the collectives of each phase that has any. `buckets`: whether buckets are all-reduced."""
     if not phases:
         return
-    everything = [item for items in phases for item in items]
-    why = "collectives run under computation; before H100 XLA does so only where it is asked to"
+    collectives = [item for items in phases for item in items]
+    why = "collectives overlap with computation; XLA enables this by default only for H100 and newer"
     yield CompilerOption(_SCHEDULER, True, why)
-    left_out = {
-        SLICING: "XLA takes slices of a loop's stacks to be longer than any collective, and hides them first"
+    disabled = {
+        SLICING: "XLA overestimates slices of a loop's stacks, and would overlap them instead of collectives"
     }
     for kind, name in _COMBINED.items():
-        sizes = [_least(item) for item in everything if item.kind == kind]
+        sizes = [_operand_nbytes(item) for item in collectives if item.kind == kind]
         if sizes and buckets and kind == "all_reduce":
-            why = f"the arrays of a bucket are reduced together: the largest has {max(sizes)} bytes"
+            why = f"a bucket is one all-reduce of several arrays; the largest bucket has {max(sizes)} bytes"
             yield CompilerOption(name, max(sizes), why)
-            left_out[COPYING] = "the arrays of a bucket are reduced as they are, and not copied into one"
+            disabled[COPYING] = "the arrays of a bucket are reduced without copying them into one buffer"
         elif sizes:
             words = kind.replace("_", "-")
-            why = f"no {words} of the plan is joined with another: the smallest has {min(sizes)} bytes"
+            why = f"XLA combines no two {words}s of the plan; the smallest has {min(sizes)} bytes"
             yield CompilerOption(name, min(sizes) - 1, why)
-    yield CompilerOption(LEFT_OUT, ",".join(left_out), "; ".join(left_out.values()))
-    kinds = [item.kind for item in everything]
-    reduces = _are_all_reduces(everything)
+    yield CompilerOption(DISABLED_PASSES, ",".join(disabled), "; ".join(disabled.values()))
+    kinds = [item.kind for item in collectives]
+    reduces = _are_all_reduces(collectives)
     if "all_reduce" in kinds and not (reduces and "reduce_scatter" in kinds):
-        why = "an all-reduce inside a loop, as of `run.tap`, runs under the loop's next round"
+        why = "an all-reduce inside a loop, as of `run.tap`, overlaps with the next iteration"
         yield CompilerOption(PIPELINED, _PIPELINES[PIPELINED][0], why)
     links = max(len({_links(item) for item in items}) for items in phases)
     if reduces:
-        why = "all-reduces of a loop's rounds, and their levels, need not wait for each other"
-        yield CompilerOption(_OVERLAP, AT_ONCE, why)
+        why = "all-reduces of different iterations or levels do not depend on each other"
+        yield CompilerOption(_OVERLAP, OVERLAP_LIMIT, why)
     elif links > 1:
-        why = f"collectives over {links} kinds of links may run at the same time, each on its own"
+        why = f"collectives over {links} kinds of links may run at the same time, one on each"
         yield CompilerOption(_OVERLAP, links, why)
-    if any(item.kind == "permute" for item in everything):
-        why = "rounds of a program write into the receiver's memory, where NCCL has symmetric memory"
+    if any(item.kind == "permute" for item in collectives):
+        why = "rounds of a program write into the receiver's memory, if NCCL has symmetric memory"
         yield CompilerOption(_PERMUTE, "COLLECTIVES_SYMMETRIC_MEMORY", why)
 
 
 def _are_all_reduces(items: Sequence[Expected]) -> bool:
-    """Whether what each line of each phase asks for is all-reduces, whole or in levels, and nothing else.
+    """Whether every line of each phase consists of all-reduces, whole or in levels, and nothing else.
 
-    Not so where gradients are scattered and parameters gathered (ZeRO), which are lines of their own.
+    This is not so if gradients are scattered and parameters gathered (ZeRO), which are different lines.
     """
 
     def are(kinds: list[str]) -> bool:
         scatters, reduces, gathers = (kinds.count(k) for k in ("reduce_scatter", "all_reduce", "all_gather"))
         return 0 < reduces >= scatters == gathers and scatters + reduces + gathers == len(kinds)
 
-    return all(are([item.kind for item in own]) for own in grouped(items, lambda item: item.scope).values())
+    return all(are([item.kind for item in line]) for line in grouped(items, lambda item: item.scope).values())
 
 
 def _links(item: Expected) -> Hashable:
-    """What tells the links of one level from those of another: rounds of a program have other pairs each."""
+    """An identifier of the links in use. The rounds of a program have different pairs on the same links."""
     return item.axes if item.kind == "permute" else frozenset(item.groups)
 
 
-def _least(item: Expected) -> int:
-    """Bytes of what a rank gives or gets, whichever is less."""
+def _operand_nbytes(item: Expected) -> int:
+    """The bytes of a rank's operand or result, whichever is smaller."""
     return max(1, item.nbytes // len(item.groups[0]) if item.kind == "reduce_scatter" else item.nbytes)
 
 
-def undone(options: tuple[CompilerOption, ...], flags: str, file: str = "") -> tuple[Diagnostic, ...]:
-    """What of XLA_FLAGS would undo a plan that needs `options`, each as a warning CP0858.
+def overriding_flags(
+    options: tuple[CompilerOption, ...], flags: str, file: str = ""
+) -> tuple[Diagnostic, ...]:
+    """Warnings CP0858 for flags in XLA_FLAGS that defeat the plan's `options`.
 
-    Where `run.jit` compiles, the options of a compilation go before the flags of the process, but for flags
-    that the plan has no option against.
+    In a compilation of `run.jit`, its options override the flags of the process, except flags for which the
+    plan has no option.
     """
-    given: Mapping[str, str] = {name: value or "true" for name, value in _FLAG.findall(flags)}
-    wanted = {option.name: option for option in options}
-    undoing: list[tuple[str, str]] = []
-    for name, option in wanted.items():
-        value = given.get(name)
+    process_flags: Mapping[str, str] = {name: value or "true" for name, value in _FLAG.findall(flags)}
+    needed = {option.name: option for option in options}
+    effects: list[tuple[str, str]] = []
+    for name, option in needed.items():
+        value = process_flags.get(name)
         if value is None:
             continue
         number = int(value) if re.fullmatch(r"\d+", value) else None
         if name in _COMBINED.values() and number is not None and number > int(option.value):
-            undoing.append((name, f"XLA may make one of several collectives of up to {number} bytes"))
+            effects.append((name, f"XLA may combine several collectives of up to {number} bytes"))
         if name == _OVERLAP and number is not None and number < int(option.value):
-            undoing.append((name, f"no more than {number} of the plan's collectives run at the same time"))
+            effects.append((name, f"at most {number} of the plan's collectives run at the same time"))
         if name == _PERMUTE and value != option.value:
-            undoing.append((name, "rounds of a program are copied through buffers of NCCL's own"))
+            effects.append((name, "rounds of a program are copied through NCCL's buffers"))
         if name == _SCHEDULER and value.lower() in ("false", "0"):
-            undoing.append((name, _IDLE[name]))
-    for name in _PIPELINES if PIPELINED in wanted else ():
-        if given.get(name, "on").lower() not in ("on", "true", "1"):
-            undoing.append((name, _IDLE[name]))
-    if options and given.get(_BLUECONNECT, "0") not in ("0", ""):
-        undoing.append((_BLUECONNECT, "XLA takes all-reduces apart once more, on top of the plan's levels"))
-    if options and given.get(_SYNCHRONOUS, "") not in ("", "NOOP"):
-        undoing.append((_SYNCHRONOUS, f"{given[_SYNCHRONOUS]} wait for their results where they begin"))
-    overridden = {*wanted, *(_PIPELINES if PIPELINED in wanted else ())}
-    return tuple(_warning(name, given[name], effect, name in overridden, file) for name, effect in undoing)
+            effects.append((name, _EFFECTS[name]))
+    for name in _PIPELINES if PIPELINED in needed else ():
+        if process_flags.get(name, "on").lower() not in ("on", "true", "1"):
+            effects.append((name, _EFFECTS[name]))
+    if options and process_flags.get(_BLUECONNECT, "0") not in ("0", ""):
+        effects.append((_BLUECONNECT, "XLA splits all-reduces again, in addition to the plan's levels"))
+    if options and process_flags.get(_SYNCHRONOUS, "") not in ("", "NOOP"):
+        effects.append((_SYNCHRONOUS, f"{process_flags[_SYNCHRONOUS]} block until they are complete"))
+    overridden = {*needed, *(_PIPELINES if PIPELINED in needed else ())}
+    return tuple(
+        _warning(name, process_flags[name], effect, name in overridden, file) for name, effect in effects
+    )
 
 
 def _warning(name: str, value: str, effect: str, overridden: bool, file: str) -> Diagnostic:
-    helps = "run.jit compiles with the plan's own value; jax.jit does not: take the flag out of XLA_FLAGS"
-    note = helps if overridden else "take the flag out of XLA_FLAGS: the plan has no option against it"
+    fix = "run.jit overrides it with the plan's value, jax.jit does not: remove the flag from XLA_FLAGS"
+    note = fix if overridden else "remove the flag from XLA_FLAGS: the plan has no option that overrides it"
     message = f"XLA_FLAGS has --{name}={value}: {effect}"
     return Diagnostic("CP0858", message, None, (Note(note),), severity=Severity.WARNING, file=file)

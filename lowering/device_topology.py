@@ -1,4 +1,4 @@
-"""The topology of a mesh whose program and plan name none: levels from its devices, costs by assumption."""
+"""Derives a topology from a mesh whose program and plan name none."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from commplan.diagnostics import plural
 from commplan.lowering.audit.targets import machine_topology, name_of_kind
 from commplan.topology import Level, Topology, places_of_hosts
 
-# Of CPU devices: the memory of a process, and a usual Ethernet between processes.
+# For CPU devices: the memory of a process, and common Ethernet between processes.
 _MEMORY, _MEMORY_S = 10e9, 1e-6
 _ETHERNET, _ETHERNET_S = 1.25e9, 5e-5
-_DOMAIN = 8  # GPUs that NVLink joins at most, unless `slice_index` tells domains apart
-_targets: dict[
-    int, tuple[Any, str]
-] = {}  # of `name_devices`: the name by the `id` of a client, which lives on
+_DOMAIN = 8  # maximum number of GPUs in an NVLink domain, if `slice_index` does not identify domains
+_targets: dict[int, tuple[Any, str]] = {}  # of `name_devices`: by id of a client, the client and the name
 FIX = 'name the machine with topology=.. or with `topology "FILE"` in the plan'
 
 
 class AssumedTopology(NamedTuple):
-    """A topology with the place of each rank, row-major over the axes. assumed: a sentence for people."""
+    """A topology with the place of each rank, row-major over the axes; `assumed` is a description."""
 
     topology: Topology
     places: tuple[int, ...]
@@ -29,13 +27,16 @@ class AssumedTopology(NamedTuple):
 
 
 def topology_of_mesh(mesh: Any, axes: Sequence[str]) -> AssumedTopology | None:
-    """The levels that ranks along `axes` span, from the devices of `mesh`.
+    """The levels that ranks along `axes` span, derived from the devices of `mesh`.
 
     Devices are grouped into machines by `slice_index`, which under CUDA is the NVLink domain, or by
-    `process_index` if they are CPUs or more than fit into one domain. Costs are those of a known GPU's data
-    sheet, or of memory and 10 Gbit/s for CPUs. Of axes that are not among `axes` the first index counts.
-    Returns None for less than two devices, for CPU devices of one process, for unknown kinds of devices, and
-    if machines have unequally many of them.
+    `process_index` if they are CPUs or too many for one domain. Costs are those of the data sheet of a known
+    GPU, or of memory and 10 Gbit/s Ethernet for CPUs. Along axes that are not in `axes` the first index is
+    used.
+
+    Returns:
+        The topology; None for fewer than two devices, for CPU devices of one process, for unknown kinds of
+        devices, and if machines have different numbers of devices.
     """
     devices = _devices(mesh, axes)
     hosts = [f"host{machine}" for machine in _machines_of(devices)]
@@ -60,20 +61,20 @@ def topology_of_mesh(mesh: Any, axes: Sequence[str]) -> AssumedTopology | None:
 
 
 def is_first_process(mesh: Any) -> bool:
-    """Whether this is the first process of `mesh`; also for devices that are not there."""
+    """Whether this is the first process of `mesh`; True for devices that are not present."""
     client = getattr(next(iter(mesh.devices.flat)), "client", None)
     return client is None or client.process_index() == min(d.process_index for d in mesh.devices.flat)
 
 
 def _devices(mesh: Any, axes: Sequence[str]) -> list[Any]:
-    """The device of each rank along `axes`; none if the mesh lacks devices or one of the axes."""
+    """The device of each rank along `axes`; none if the mesh has no devices or lacks an axis."""
     grid, names = getattr(mesh, "devices", None), tuple(getattr(mesh, "axis_names", ()))
     if grid is None or not axes or not set(axes) <= set(names):
         return []
     order = [names.index(axis) for axis in axes]
-    others = [index for index in range(len(names)) if index not in order]
-    ranks = grid.transpose(*order, *others)
-    return list(ranks[(..., *(0 for _ in others))].flat)
+    other_axes = [index for index in range(len(names)) if index not in order]
+    ranks = grid.transpose(*order, *other_axes)
+    return list(ranks[(..., *(0 for _ in other_axes))].flat)
 
 
 def _machines_of(devices: Sequence[Any]) -> list[int]:
@@ -89,12 +90,12 @@ def _machines_of(devices: Sequence[Any]) -> list[int]:
 
 def _target_of(device: Any) -> str | None:
     client = getattr(device, "client", None)
-    known, name = _targets.get(id(client), (None, None))
-    return name if client is not None and known is client else name_of_kind(str(device.device_kind))
+    registered, name = _targets.get(id(client), (None, None))
+    return name if client is not None and registered is client else name_of_kind(str(device.device_kind))
 
 
 def name_devices(devices: Sequence[Any], name: str) -> None:
-    """Say that `devices`, which need not be there and have no kind, are of target `name`."""
+    """Declare that `devices`, which may be absent and without a kind, belong to target `name`."""
     client = devices[0].client
     _targets[id(client)] = (client, name)
 

@@ -1,9 +1,9 @@
-"""The rounds of a chunk program as permutes: what moves between which ranks, in windows of equal length.
+"""Translates the rounds of a chunk program to permutes: transfers between ranks, in windows of equal length.
 
-This is what `lowering.jax` hands to `lax.ppermute`, and what an audit expects to find in a compiled step.
+`lowering.jax` passes these to `lax.ppermute`, and an audit expects them in a compiled step.
 
-In a ring a rank sends in each round what arrived in the one before. Where that holds for all ranks the
-message is passed on as it is, and where nobody reads it from its slot afterwards it is never written there:
+In a ring a rank sends the data of the previous round in each round. If this holds for all ranks, the
+message is forwarded unchanged. If no rank reads it from its slot later, it is never written to the slot:
 
     reduce_scatter by a ring  -->  n - 1 times: acc = permute(acc) + own part
 """
@@ -23,11 +23,11 @@ from commplan.collectives.postcondition import postcondition
 from commplan.collectives.program import Bools, ChunkProgram, Ints, Round
 from commplan.collectives.transform import expand_runs
 
-UNROLLED = 32  # rounds of a form that are written out; more of them become a loop
+UNROLLED = 32  # maximum number of equal rounds that are unrolled; more become a loop
 
 
 class Transfer(NamedTuple):
-    """Elements `low` to `high - 1` of `src` go to `dst`, which adds them to what it has or takes them."""
+    """Elements `low` to `high - 1` of `src` are sent to `dst`, which stores or adds them."""
 
     src: int
     dst: int
@@ -44,9 +44,11 @@ class Transfer(NamedTuple):
 class Part:
     """A window of `length` elements that each rank sends, and one that each receives.
 
-    start: where they lie, as sender [0] and as receiver [1]. low, high: which elements of a receiver's window
-    are its own. adds: whether it adds them to what it has. All [ranks]; a rank that receives nothing has
-    low = high.
+    Attributes:
+        length: The number of elements.
+        start: The offset of the windows, for senders [0] and receivers [1]; [2, ranks].
+        low, high: The elements of the window that a receiver stores; [ranks]. Equal if it receives nothing.
+        adds: Whether a receiver adds them; [ranks].
     """
 
     length: int
@@ -57,17 +59,17 @@ class Part:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What is written into the program: parts of one form differ in their tables alone."""
+        """The static properties: parts of one form differ only in their tables."""
         return (self.length, self.is_whole, self.is_all, self.adds.all(), self.adds.any())
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank that receives takes all of the window."""
+        """Whether every receiver stores the whole window."""
         return bool(np.all((self.high - self.low == self.length) | (self.high == self.low)))
 
     @property
     def is_all(self) -> bool:
-        """Whether all ranks receive."""
+        """Whether every rank receives."""
         return bool((self.high > self.low).all())
 
     @property
@@ -76,7 +78,7 @@ class Part:
 
 
 class Move(NamedTuple):
-    """One ppermute: from sources to destinations, each rank once at most; its parts one after the other."""
+    """One ppermute of (source, destination) pairs, at most one of each per rank; parts are concatenated."""
 
     pairs: tuple[tuple[int, int], ...]
     parts: tuple[Part, ...]
@@ -88,27 +90,30 @@ class Move(NamedTuple):
 
 @lru_cache(maxsize=64)
 def moves(program: ChunkProgram, size: int) -> tuple[tuple[Move, ...], ...]:
-    """The ppermutes of each round of `program` on `size` elements in all."""
+    """The ppermutes of each round of `program`; `size` is the number of elements of the whole buffer."""
     edges = bounds(program.kind, program.ranks, program.chunks, size)
-    rounds = (tuple(_moves_of(each, edges, program.ranks)) for each in program.rounds)
-    return tuple(each for each in rounds if each)
+    rounds = (tuple(_moves_of(sends, edges, program.ranks)) for sends in program.rounds)
+    return tuple(moves_ for moves_ in rounds if moves_)
 
 
 def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Move]:
-    """As few ppermutes as it takes for each rank to send and to receive once."""
+    """As few ppermutes as possible, since each rank sends and receives at most once in one."""
     for group in message_groups(sends, edges):
         longest = max(len(message) for message in group.values())
-        columns = [[own[i] for own in group.values() if i < len(own)] for i in range(longest)]
+        columns = [[message[i] for message in group.values() if i < len(message)] for i in range(longest)]
         yield Move(tuple(sorted(group)), tuple(_part(column, int(edges[-1]), ranks) for column in columns))
 
 
 def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list[Transfer]]]:
-    """The messages of a round, (source, destination) -> what it carries, longest first, in groups in which
-    every rank sends once at most and receives once at most; long messages beside long ones.
+    """The messages of a round, in groups in which every rank sends and receives at most once.
 
-    edges: offsets of the chunks in elements; what is empty is left out. What one rank sends to another in a
-    round is one message. No slot is written twice in a round: that is proved, and so the order of the
-    messages of a round does not matter.
+    Maps (source, destination) to the content of the message. Longer messages come first, so that messages of
+    similar length share a group. All transfers from one rank to another in a round are one message. No slot
+    is written twice in a round, which is proved, so the order of messages within a round does not matter.
+
+    Args:
+        sends: The transfers of the round.
+        edges: The offsets of the chunks in elements. Empty transfers are dropped.
     """
     messages: dict[tuple[int, int], list[Transfer]] = {}
     for send in sends:
@@ -117,9 +122,9 @@ def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list
             if transfer.length:
                 messages.setdefault((transfer.src, transfer.dst), []).append(transfer)
     for message in messages.values():
-        message.sort(key=lambda each: -each.length)
+        message.sort(key=lambda transfer: -transfer.length)
     groups: list[dict[tuple[int, int], list[Transfer]]] = []
-    for pair in sorted(messages, key=lambda pair: -sum(each.length for each in messages[pair])):
+    for pair in sorted(messages, key=lambda pair: -sum(transfer.length for transfer in messages[pair])):
         for group in groups:
             if all(pair[0] != src and pair[1] != dst for src, dst in group):
                 group[pair] = messages[pair]
@@ -130,20 +135,30 @@ def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list
 
 
 def _part(column: Sequence[Transfer], size: int, ranks: int) -> Part:
-    length = max(each.length for each in column)
+    length = max(transfer.length for transfer in column)
     start = np.zeros((2, ranks), np.int64)
     low, high = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
-    # Adding or not is all the same to those that receive nothing.
-    adds = np.full(ranks, all(each.adds for each in column))
-    for each in column:
-        first = min(each.low, size - length)  # a window at the end is moved back, to lie inside
-        start[0, each.src] = start[1, each.dst] = first
-        low[each.dst], high[each.dst], adds[each.dst] = each.low - first, each.high - first, each.adds
+    # The value does not matter for ranks that receive nothing.
+    adds = np.full(ranks, all(transfer.adds for transfer in column))
+    for transfer in column:
+        first = min(transfer.low, size - length)  # a window at the end is moved back
+        start[0, transfer.src] = start[1, transfer.dst] = first
+        low[transfer.dst], high[transfer.dst], adds[transfer.dst] = (
+            transfer.low - first,
+            transfer.high - first,
+            transfer.adds,
+        )
     return Part(length, start, low, high, adds)
 
 
 class Step(NamedTuple):
-    """A round. forwards: it sends what arrived in the one before. stores: what arrives goes into its slot."""
+    """A round.
+
+    Attributes:
+        moves: The ppermutes.
+        forwards: Whether it sends the data that was received in the round before.
+        stores: Whether received data is written to its slot.
+    """
 
     moves: tuple[Move, ...]
     forwards: bool
@@ -156,33 +171,32 @@ class Step(NamedTuple):
 
 @lru_cache(maxsize=64)
 def steps(program: ChunkProgram, size: int) -> tuple[Step, ...]:
-    """The rounds of `program` on `size` elements in all. The last one stores nothing where its arrival is all
-    that a rank is to have."""
+    """The rounds of `program` on `size` elements. The last one stores nothing if it receives the result."""
     rounds = moves(program, size)
-    forwards = [False, *(passed_on(*pair) for pair in itertools.pairwise(rounds))][: len(rounds)]
-    result = bool(rounds) and lands_in_place(program, size, rounds[-1])
-    stores = written(program, size, forwards, result)
-    return tuple(Step(*each) for each in zip(rounds, forwards, stores, strict=True))
+    forwards = [False, *(is_forwarded(*pair) for pair in itertools.pairwise(rounds))][: len(rounds)]
+    ends_in_result = bool(rounds) and is_result(program, size, rounds[-1])
+    stores = stored_rounds(program, size, forwards, ends_in_result)
+    return tuple(Step(*fields) for fields in zip(rounds, forwards, stores, strict=True))
 
 
 def stretches(rounds: Sequence[Step]) -> Iterator[Sequence[Step]]:
-    """The rounds one by one, but for more than `UNROLLED` of one form after each other: those together."""
-    for _, alike in itertools.groupby(rounds, key=lambda each: each.form):
-        together_ = list(alike)
-        if len(together_) > UNROLLED:
-            yield together_
+    """Split rounds into single rounds and sequences of more than `UNROLLED` rounds of one form."""
+    for _, group in itertools.groupby(rounds, key=lambda step: step.form):
+        sequence = list(group)
+        if len(sequence) > UNROLLED:
+            yield sequence
         else:
-            yield from ([each] for each in together_)
+            yield from ([step] for step in sequence)
 
 
-def passed_on(before: Sequence[Move], now: Sequence[Move]) -> bool:
-    """Whether all that is sent `now` is what arrived in the round before, at the same place."""
-    first, second = _alone(before), _alone(now)
+def is_forwarded(before: Sequence[Move], now: Sequence[Move]) -> bool:
+    """Whether all data that is sent `now` was received in the round `before`, at the same place."""
+    first, second = _single_part(before), _single_part(now)
     if first is None or second is None or first.length != second.length:
         return False
-    arrived = {dst for _, dst in before[0].pairs}
+    receivers = {dst for _, dst in before[0].pairs}
     return all(
-        src in arrived
+        src in receivers
         and first.start[1, src] == second.start[0, src]
         and first.low[src] <= second.low[dst]
         and second.high[dst] <= first.high[src]
@@ -190,41 +204,46 @@ def passed_on(before: Sequence[Move], now: Sequence[Move]) -> bool:
     )
 
 
-def lands_in_place(program: ChunkProgram, size: int, last: Sequence[Move]) -> bool:
-    """Whether what arrives last is all that a rank is to have: its block, whole."""
-    part = _alone(last)
+def is_result(program: ChunkProgram, size: int, last: Sequence[Move]) -> bool:
+    """Whether the data received last is the complete result of every rank: its block."""
+    part = _single_part(last)
     if part is None or program.kind not in ("reduce_scatter", "scatter"):
         return False
-    own = size // program.ranks
-    wanted = np.arange(program.ranks) * own
-    return part.length == own and part.is_whole and part.is_all and bool((part.start[1] == wanted).all())
+    block = size // program.ranks
+    expected = np.arange(program.ranks) * block
+    return part.length == block and part.is_whole and part.is_all and bool((part.start[1] == expected).all())
 
 
-def written(program: ChunkProgram, size: int, forwards: Sequence[bool], result: bool) -> list[bool]:
-    """Whether what arrives in each round is read from its slot later, or is a part of the result.
+def stored_rounds(
+    program: ChunkProgram, size: int, forwards: Sequence[bool], ends_in_result: bool
+) -> list[bool]:
+    """For each round, whether its received data is read from its slot later, or is part of the result.
 
-    forwards: which rounds pass on what arrived before; result: whether the last one's arrival is the result.
-    Rounds are those that move anything at all of `size` elements.
+    Args:
+        program: The program.
+        size: The number of elements of the whole buffer. Rounds that move none of them are skipped.
+        forwards: For each round, whether it forwards the data of the round before.
+        result: Whether the data received last is the result.
     """
     edges = bounds(program.kind, program.ranks, program.chunks, size)
     live = postcondition(program.kind, program.ranks, program.chunks, program.root).ends.copy()
-    live &= not result
-    rounds = [each for each in program.rounds if _moves(each, edges)]
+    live &= not ends_in_result
+    rounds = [sends for sends in program.rounds if _has_data(sends, edges)]
     needed: list[bool] = []
     for sends, forward in zip(reversed(rounds), reversed(forwards), strict=True):
         flat = [(*expand_runs(send), send.reduce) for send in sends]
         needed.append(any(bool(live[dst, chunk].any()) for _, dst, chunk, _ in flat))
         for _, dst, chunk, reduce in flat:
-            live[dst, chunk] = reduce  # a sum needs what was there
+            live[dst, chunk] = reduce  # a sum reads the old value
         for src, _, chunk, _ in flat:
             live[src, chunk] |= not forward
     return needed[::-1]
 
 
-def _moves(sends: Round, edges: Ints) -> bool:
+def _has_data(sends: Round, edges: Ints) -> bool:
     return any(bool((edges[send.chunk] < edges[send.chunk + send.count]).any()) for send in sends)
 
 
-def _alone(round_: Sequence[Move]) -> Part | None:
-    """The only part of a round's only move; None where there are more."""
+def _single_part(round_: Sequence[Move]) -> Part | None:
+    """The only part of the only move of a round; None if there are more."""
     return round_[0].parts[0] if len(round_) == 1 and len(round_[0].parts) == 1 else None

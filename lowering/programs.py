@@ -1,4 +1,4 @@
-"""Which chunk program carries out a collective of a schedule: one answer for JAX and MPI."""
+"""Selects the chunk program of a collective of a schedule, for JAX and MPI alike."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from commplan.verify.programs.proof import prove
 class Level(NamedTuple):
     """One level of a hierarchical collective.
 
-    ranks: how many there are in each of its groups. stride: how far apart they stand among all the ranks of
-    the collective, counted row-major over its axes. axis: the axis that the level is, None where it is only
-    a part of one.
+    Attributes:
+        algorithm: The algorithm of the level.
+        ranks: The number of ranks in each of its groups.
+        stride: The distance between these ranks, counted row-major over the axes of the collective.
+        axis: The axis that is this level; None if the level is only a part of an axis.
     """
 
     algorithm: str
@@ -35,7 +37,7 @@ class Level(NamedTuple):
     axis: str | None
 
     def place(self, rank: Any) -> Any:
-        """The place within its group of `rank`, a number or an array of them."""
+        """The index of `rank`, a number or an array, in its group."""
         return rank // self.stride % self.ranks
 
 
@@ -50,10 +52,16 @@ def levels(
     sizes: Mapping[str, int],
     spread: Mapping[str, tuple[Spread, ...]],
 ) -> tuple[Level, ...]:
-    """The levels of a `hierarchical` algorithm over `axes`, innermost first; none of any other.
+    """The levels of a `hierarchical` algorithm over `axes`, innermost first; empty for other algorithms.
 
-    sizes: the ranks along each axis; spread: the levels that each axis spans. Raises `CommplanError` CP0821
-    where the levels are not all there is of the axes.
+    Args:
+        algorithm: The algorithm.
+        axes: The axes of the collective.
+        sizes: The sizes of all axes.
+        spread: The levels of the topology that each axis spans.
+
+    Raises:
+        CommplanError: CP0821 if the levels of the algorithm are not the levels of the axes.
     """
     if not algorithm.levels:
         return ()
@@ -62,36 +70,37 @@ def levels(
     if len(axes) == 1 and axes[0] not in names:
         ranks = {each.level: each.count for each in reversed(spread.get(axes[0], ()))}
     if sorted(names) != sorted(ranks) or math.prod(ranks.values()) != ways:
-        message = f"`via {algorithm}` does not cut the {ways} ranks of {', '.join(axes)} into levels"
-        note = f"there are: {', '.join(f'{name} of {count}' for name, count in ranks.items()) or 'none'}"
+        message = f"`via {algorithm}` does not match the levels of the {ways} ranks of {', '.join(axes)}"
+        note = f"the levels are: {', '.join(f'{name} of {count}' for name, count in ranks.items()) or 'none'}"
         fail("CP0821", message, note)
     strides = dict[str, int]()
     for name in reversed(ranks):
         strides[name] = math.prod(ranks[later] for later in strides)
     return tuple(
-        Level(how.name, ranks[name], strides[name], name if name in axes else None)
-        for name, how in algorithm.levels
+        Level(level.name, ranks[name], strides[name], name if name in axes else None)
+        for name, level in algorithm.levels
     )
 
 
-def by_level(op: Collective, own: Sequence[Level]) -> list[tuple[Kind, Level]]:
-    """What `op` is at its levels `own`, in order, where a backend carries out some of them itself.
+def by_level(op: Collective, levels: Sequence[Level]) -> list[tuple[Kind, Level]]:
+    """The collectives that `op` consists of, one per level in order, if a backend runs some levels natively.
 
-    A sum is scattered inwards, reduced outermost and gathered: each level outside moves a part of the bytes.
-    A maximum or minimum, which `lax` does not scatter, moves all of them at each level. After each level of a
-    broadcast, outermost first, every group inside has a rank that knows.
+    A sum is scattered from the inside out, reduced at the outermost level and gathered back: each level moves
+    only a part of the bytes of the level inside it. A maximum or minimum, which `lax` cannot scatter, moves
+    all bytes at each level. A broadcast runs from the outermost level in: after each level every inner group
+    has a rank with data.
     """
-    *inner, outer = own
+    *inner, outer = levels
     match op.kind:
         case "reduce_scatter":
-            return [("reduce_scatter", level) for level in own]
+            return [("reduce_scatter", level) for level in levels]
         case "broadcast" | "all_gather" as kind:
-            return [(kind, level) for level in reversed(own)]
+            return [(kind, level) for level in reversed(levels)]
         case _ if op.op == "sum":
             scattered: list[tuple[Kind, Level]] = [("reduce_scatter", level) for level in inner]
             return [*scattered, ("all_reduce", outer), *(("all_gather", level) for level in reversed(inner))]
         case _:
-            return [("all_reduce", level) for level in own]
+            return [("all_reduce", level) for level in levels]
 
 
 def program_of(
@@ -101,81 +110,96 @@ def program_of(
     nbytes: int,
     file: str = "",
 ) -> ChunkProgram | None:
-    """The program that carries out `op`, proved; None where the backend does so itself, or a level of it.
+    """The program of `op`, proved; None if the backend runs `op`, or a level of it, natively.
 
-    Its ranks are those along `op.axes`, counted row-major, first named major. nbytes: of the whole buffer,
-    which for an all-gather is that of the result. `op.hints.chunk` cuts what moves at once into slices
-    (`collectives.layout.slices`). Raises `CommplanError` with the counter-example
-    (CP0740 to CP0749) for a program that does not do what its collective promises, and as `levels` and
-    `registry.program` do.
+    Ranks are counted row-major over `op.axes`, the first axis major. `op.hints.chunk` cuts the data into
+    slices (`collectives.layout.slices`).
+
+    Args:
+        op: The collective.
+        sizes: The sizes of all axes.
+        spread: The levels of the topology that each axis spans.
+        nbytes: Bytes of the whole buffer: for an all-gather, of the result.
+        file: The plan's file, for errors.
+
+    Raises:
+        CommplanError: CP0740 to CP0749, with a counter-example, if the program does not implement its
+            collective; and the errors of `levels` and `registry.program`.
     """
     if op.algorithm.name == NATIVE:
         return None
     ranks = math.prod(sizes[axis] for axis in op.axes)
-    with _named_line(op, file):
-        own = levels(op.algorithm, op.axes, sizes, spread)
-        if any(level.algorithm == NATIVE for level in own):
+    with _errors_at(op, file):
+        levels_of_op = levels(op.algorithm, op.axes, sizes, spread)
+        if any(level.algorithm == NATIVE for level in levels_of_op):
             return None
-        kind = cast("Kind", op.kind)  # one that has no programs is refused there
-        return program_named(op.algorithm.name, kind, ranks, op.root or 0, nbytes, op.hints.chunk, own)
+        kind = cast("Kind", op.kind)  # `registry.program` rejects a kind without programs
+        return program_named(
+            op.algorithm.name, kind, ranks, op.root or 0, nbytes, op.hints.chunk, levels_of_op
+        )
 
 
 def program_at(level: Level, kind: Kind, op: Collective, nbytes: int, file: str = "") -> ChunkProgram:
-    """The program of one level of `op`, proved, cut into slices as `program_of` says, and raising as it does.
-
-    kind: what is to be done at that level, on `nbytes`.
-    """
+    """The program for `kind` at one level of `op` on `nbytes` bytes; see `program_of`."""
     root = level.place(op.root or 0)
-    with _named_line(op, file):
+    with _errors_at(op, file):
         return program_named(level.algorithm, kind, level.ranks, root, nbytes, op.hints.chunk)
 
 
 @contextmanager
-def _named_line(op: Collective, file: str) -> Generator[None]:
-    """Whatever is wrong is wrong at the plan line of `op`."""
+def _errors_at(op: Collective, file: str) -> Generator[None]:
+    """A context that adds the plan line of `op` to errors."""
     try:
         yield
     except CommplanError as error:
-        own = (replace(each, span=op.span, file=file) for each in error.diagnostics)
-        raise CommplanError(*own) from None
+        diagnostics = (replace(diagnostic, span=op.span, file=file) for diagnostic in error.diagnostics)
+        raise CommplanError(*diagnostics) from None
 
 
 def program_named(
-    name: str, kind: Kind, ranks: int, root: int, nbytes: int, chunk: int | None, own: tuple[Level, ...] = ()
+    name: str,
+    kind: Kind,
+    ranks: int,
+    root: int,
+    nbytes: int,
+    chunk: int | None,
+    levels: tuple[Level, ...] = (),
 ) -> ChunkProgram:
-    """The program of algorithm `name` with levels `own`, proved, cut into slices for messages of `chunk`
-    bytes as `program_of` says, and raising as it does. root: where `kind` has one."""
+    """The program of algorithm `name`, proved and cut into slices for messages of `chunk` bytes.
+
+    See `program_of`. `root` is ignored for kinds without one.
+    """
     root = root if kind in ROOTED else 0
-    if len(own) == 1:
-        name, own = own[0].algorithm, ()
-    whole = _proved(name, own, kind, ranks, root, 1)
+    if len(levels) == 1:
+        name, levels = levels[0].algorithm, ()
+    whole = _proved(name, levels, kind, ranks, root, 1)
     slices = layout.slices(whole.chunks, nbytes, chunk) if whole.rounds else 1
-    return whole if slices == 1 else _proved(name, own, kind, ranks, root, slices)
+    return whole if slices == 1 else _proved(name, levels, kind, ranks, root, slices)
 
 
 def members(level: Level, ranks: int) -> Ints:
-    """The ranks of each group of a level, of `ranks` in all; [groups, ranks of the level]."""
+    """The ranks of each group of a level, out of `ranks`; [groups, ranks of the level]."""
     rank = np.arange(ranks, dtype=np.int64)
     return rank[level.place(rank) == 0][:, None] + np.arange(level.ranks) * level.stride
 
 
 @lru_cache(maxsize=256)
 def _proved(
-    name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int, slices: int
+    name: str, levels: tuple[Level, ...], kind: Kind, ranks: int, root: int, slices: int
 ) -> ChunkProgram:
-    if own:
-        # The innermost level counts fastest.
-        place, step = np.zeros(ranks, np.int64), 1
-        for level in own:
-            place += level.place(np.arange(ranks, dtype=np.int64)) * step
+    if levels:
+        # Ranks of the innermost level are adjacent.
+        places, step = np.zeros(ranks, np.int64), 1
+        for level in levels:
+            places += level.place(np.arange(ranks, dtype=np.int64)) * step
             step *= level.ranks
-        pairs = [(level.algorithm, level.ranks) for level in own]
+        pairs = [(level.algorithm, level.ranks) for level in levels]
         program = permute_ranks(
-            registry.hierarchical(pairs, kind, root=int(place[root]), slices=slices), place
+            registry.hierarchical(pairs, kind, root=int(places[root]), slices=slices), places
         )
     else:
         program = registry.program(name, kind, ranks, root=root, slices=slices)
-    wrong = prove(program)
-    if wrong:
-        raise CommplanError(wrong[0].diagnostic(f"`via {program.name}`, {kind} over {ranks} ranks"))
+    problems = prove(program)
+    if problems:
+        raise CommplanError(problems[0].diagnostic(f"`via {program.name}`, {kind} over {ranks} ranks"))
     return program

@@ -1,4 +1,4 @@
-"""What `run.tap` makes of the way in which a phase reduces an input: which ops run on what of a gradient."""
+"""Derives the steps of `run.tap` from the way in which a phase reduces an input."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from commplan.ir.types import DType
 Step = ir.Cast | ir.Collective | ir.LocalSum | ir.Scale
 D = TypeVar("D", bound=Hashable)
 
-TAP = "tap"  # in the names of what a tap reduces, before those of the phase and plan line
+TAP = "tap"  # prefix in the names of tapped reductions, before the phase and the plan line
 COPY_NBYTES = 1 << 20
-"""Arrays below this are packed on GPUs: to read and write 1 MiB twice takes one 2 us, about as long as NCCL
-takes for one array more."""
+"""Smaller arrays are packed on GPUs. Reading and writing 1 MiB twice takes 2 us, about as long as NCCL needs
+for one more array."""
 
 
 class Chains(NamedTuple):
-    """flat: by dtype, what happens to a buffer of it; empty where nothing is packed. tree: what happens after
-    that to the tree. whole: whether every buffer becomes one value that is the same on all ranks."""
+    """The steps of a reduction.
+
+    Attributes:
+        flat: By dtype, the steps on a buffer; empty if nothing is packed.
+        tree: The subsequent steps on the tree.
+        whole: Whether every buffer becomes one value that is the same on all ranks.
+    """
 
     flat: Mapping[DType, tuple[Step, ...]]
     tree: tuple[Step, ...]
@@ -29,7 +34,7 @@ class Chains(NamedTuple):
 
 
 def chains(ref: str, uses: DefUse[ir.Op], values: Mapping[str, ir.Value]) -> Chains:
-    """How the input `ref` of a phase is reduced. values: those of the phase."""
+    """The reduction of the input `ref` of a phase; `values` are those of the phase."""
     tree, end = _follow(ref, uses)
     flat: dict[DType, tuple[Step, ...]] = {}
     whole, after = True, tree
@@ -43,20 +48,22 @@ def chains(ref: str, uses: DefUse[ir.Op], values: Mapping[str, ir.Value]) -> Cha
 
 
 def _follow(ref: str, uses: DefUse[ir.Op]) -> tuple[tuple[Step, ...], str]:
-    """The ops that turn `ref` into one value after another, as far as they go."""
+    """The ops that transform `ref` in sequence, while each value has exactly one, and the last result."""
     chain: list[Step] = []
     while True:
-        own = [op for op in uses.readers(ref) if isinstance(op, Step) and op.operand == ref]
-        if len(own) != 1:
+        readers = [op for op in uses.readers(ref) if isinstance(op, Step) and op.operand == ref]
+        if len(readers) != 1:
             return tuple(chain), ref
-        chain.append(own[0])
-        ref = own[0].result
+        chain.append(readers[0])
+        ref = readers[0].result
 
 
-def joined(leaves: Sequence[tuple[D, int]], asynchronous: bool) -> list[tuple[D, list[int]]]:
-    """What is reduced together of `leaves`, dtype and bytes of each: its dtype, and the places of its leaves.
+def reduction_groups(leaves: Sequence[tuple[D, int]], asynchronous: bool) -> list[tuple[D, list[int]]]:
+    """The groups of leaves that are reduced in one buffer, as dtype and indices.
 
-    asynchronous: whether that runs beside what is still computed. Then large leaves are alone.
+    Args:
+        leaves: Dtype and bytes of each leaf.
+        asynchronous: Whether collectives overlap with computation. Then large leaves are reduced separately.
     """
     result: list[tuple[D, list[int]]] = []
     for dtype, places in grouped(range(len(leaves)), lambda place: leaves[place][0]).items():

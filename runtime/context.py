@@ -72,7 +72,9 @@ class Context:
 
     def warn_of_flags(self) -> None:
         """Warn of what XLA_FLAGS would undo of the schedule (CP0858)."""
-        for problem in xla.undone(self._options, os.environ.get("XLA_FLAGS", ""), self.schedule.file):
+        for problem in xla.overriding_flags(
+            self._options, os.environ.get("XLA_FLAGS", ""), self.schedule.file
+        ):
             warnings.warn(str(problem), RuntimeWarning, 4)
 
     def fail(self, code: str, message: str, *notes: str, span: Span | None = None) -> NoReturn:

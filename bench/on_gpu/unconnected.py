@@ -8,7 +8,7 @@ from typing import Any
 
 import commplan
 from commplan.ir import schedule as ir
-from commplan.lowering.compiler_options import COPYING, LEFT_OUT
+from commplan.lowering.compiler_options import COPYING, DISABLED_PASSES
 from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.phase import Lowered
@@ -89,7 +89,7 @@ class Phase:
 
     def as_they_are(self) -> Callable[[Tree], Tree]:
         """A function of gradients as `run.jit` traces it for GPUs: all-reduces take arrays as they are."""
-        return variadic.compiled_with({LEFT_OUT: COPYING}, self._run)
+        return variadic.compiled_with({DISABLED_PASSES: COPYING}, self._run)
 
     def _run(self, grads: Tree) -> Tree:
         outputs, _ = self._lowered.run({"grads": flatten(grads)[1]}, {}, None)

@@ -16,7 +16,7 @@ from commplan.ir.schedule import Collective, Leaf, Schedule
 from commplan.lowering.audit.expect import Expected, MeshLike, Moved, computed
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep
 from commplan.lowering.programs import spreads
-from commplan.lowering.taps import TAP, chains, joined
+from commplan.lowering.taps import TAP, chains, reduction_groups
 
 _TAP = re.compile(rf"\b{TAP}\)*/commplan\b")  # JAX writes `transpose(jvp(tap))/commplan`
 
@@ -71,7 +71,9 @@ def _tapped(
         flat, tree, whole = chains(value.id, uses, values)
         if not value.placement.partial or not whole:
             continue
-        for dtype, places in joined([(leaf.dtype, leaf.nbytes) for leaf in value.leaves], asynchronous=True):
+        for dtype, places in reduction_groups(
+            [(leaf.dtype, leaf.nbytes) for leaf in value.leaves], asynchronous=True
+        ):
             size = sum(value.leaves[place].size for place in places)
             chain = (*flat.get(dtype, ()), *tree) if dtype.is_float else ()  # integers have no gradient
             for op in (op for op in chain if isinstance(op, Collective)):

@@ -19,7 +19,7 @@ from commplan.lowering.compiler_options import (
     accepted,
     as_installed,
     compiler_options,
-    undone,
+    overriding_flags,
     without_pipelining,
 )
 from commplan.lowering.jax import _jit
@@ -115,20 +115,17 @@ def test_every_option_says_why() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (f"--{REDUCE}=1073741824", "XLA may make one of several collectives of up to 1073741824 bytes"),
-        ("--xla_gpu_all_reduce_blueconnect_num_devices_per_host=8", "takes all-reduces apart once more"),
-        (
-            "--xla_gpu_disable_async_collectives=ALLREDUCE",
-            "ALLREDUCE wait for their results where they begin",
-        ),
-        (f"--{SCHEDULER}=false --xla_dump_to=x", "no collective runs under computation"),
-        (f"--{FORMERLY}=false", "is waited for in the round that makes it"),
-        (f"--{PIPELINED}=default", "is waited for in the round that makes it"),
-        (f"--{OVERLAP}=1", "no more than 1 of the plan's collectives run at the same time"),
+        (f"--{REDUCE}=1073741824", "XLA may combine several collectives of up to 1073741824 bytes"),
+        ("--xla_gpu_all_reduce_blueconnect_num_devices_per_host=8", "XLA splits all-reduces again"),
+        ("--xla_gpu_disable_async_collectives=ALLREDUCE", "ALLREDUCE block until they are complete"),
+        (f"--{SCHEDULER}=false --xla_dump_to=x", "collectives do not overlap with computation"),
+        (f"--{FORMERLY}=false", "does not overlap with the next iteration"),
+        (f"--{PIPELINED}=default", "does not overlap with the next iteration"),
+        (f"--{OVERLAP}=1", "at most 1 of the plan's collectives run at the same time"),
     ],
 )
 def test_flags_that_undo_the_plan_are_named(flags: str, said: str) -> None:
-    (warning,) = undone(compiler_options(program("via native").schedule, "gpu"), flags)
+    (warning,) = overriding_flags(compiler_options(program("via native").schedule, "gpu"), flags)
     assert str(warning).startswith("warning[CP0858]: XLA_FLAGS has --xla_gpu_") and said in str(warning)
 
 
@@ -140,11 +137,11 @@ def test_flags_that_undo_the_plan_are_named(flags: str, said: str) -> None:
     ],
 )
 def test_other_flags_are_not(flags: str) -> None:
-    assert undone(compiler_options(program("via native").schedule, "gpu"), flags) == ()
+    assert overriding_flags(compiler_options(program("via native").schedule, "gpu"), flags) == ()
 
 
 def test_flags_do_not_matter_where_nothing_is_sent() -> None:
-    assert undone((), f"--{REDUCE}=1073741824 --xla_gpu_disable_async_collectives=ALLREDUCE") == ()
+    assert overriding_flags((), f"--{REDUCE}=1073741824 --xla_gpu_disable_async_collectives=ALLREDUCE") == ()
 
 
 def test_explain_lists_the_options(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import commplan
 from commplan.diagnostics import Span
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType
-from commplan.lowering.compiler_options import COPYING, LEFT_OUT
+from commplan.lowering.compiler_options import COPYING, DISABLED_PASSES
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
@@ -77,7 +77,7 @@ def primitives(jaxpr: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("options", ["", "{ bucket = 1 MiB, overlap = backward }", "via ring"])
-@pytest.mark.parametrize("compiled", [{}, {LEFT_OUT: COPYING}], ids=["packed", "as they are"])
+@pytest.mark.parametrize("compiled", [{}, {DISABLED_PASSES: COPYING}], ids=["packed", "as they are"])
 def test_one_rank_neither_moves_nor_packs(platform: str, options: str, compiled: dict[str, str]) -> None:
     arrays = {"g": tree(), "p": tree()}
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), arrays)

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import commplan
-from commplan.lowering.compiler_options import COPYING, LEFT_OUT
+from commplan.lowering.compiler_options import COPYING, DISABLED_PASSES
 from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.phase import Lowered
@@ -38,7 +38,7 @@ def given() -> dict[str, Any]:
     return {n: jnp.asarray(draw.integers(0, 16, (8, *shape)), dtype) for n, (shape, dtype) in LEAVES.items()}
 
 
-@pytest.mark.parametrize("options", [{}, {LEFT_OUT: COPYING}], ids=["packed", "as they are"])
+@pytest.mark.parametrize("options", [{}, {DISABLED_PASSES: COPYING}], ids=["packed", "as they are"])
 def test_every_leaf_is_summed(options: dict[str, str]) -> None:
     shapes = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in LEAVES.items()}
     schedule = commplan.loads(PLAN).compile(shapes={"grads": shapes}).schedule

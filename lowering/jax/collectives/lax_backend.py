@@ -141,7 +141,7 @@ class LaxBackend:
         if is_identity:
             parts = [self._identity(self.varying(variadic.part(xs, piece.run), op.axes), op) for piece in cut]
             return lambda: variadic.split_results(parts, [[piece] for piece in cut], result_layout)
-        arrays, groups = variadic.joined([self.varying(x, op.axes) for x in xs], cut)
+        arrays, groups = variadic.operands([self.varying(x, op.axes) for x in xs], cut)
         with self.combiner_scope(op.result):
             moved = [self.move(x, op) for x in arrays]
         return lambda: variadic.split_results(moved[: len(groups)], groups, result_layout)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from commplan.lowering.compiler_options import COPYING, LEFT_OUT
+from commplan.lowering.compiler_options import COPYING, DISABLED_PASSES
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.taps import COPY_NBYTES
 
@@ -25,7 +25,7 @@ _enabled: ContextVar[bool] = ContextVar("variadic", default=False)
 
 def compiled_with(options: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, traced for a compilation with these options of XLA."""
-    if COPYING not in str(options.get(LEFT_OUT, "")).split(","):
+    if COPYING not in str(options.get(DISABLED_PASSES, "")).split(","):
         return function
 
     @functools.wraps(function)
@@ -63,7 +63,7 @@ def pieces(operand_layout: BufferLayout, result_layout: BufferLayout) -> list[Pi
     return [Piece(run, places[run.offset, run.size]) for run in operand_layout.runs]
 
 
-def joined(xs: Sequence[Array], cut: Sequence[Piece]) -> tuple[list[Array], list[list[Piece]]]:
+def operands(xs: Sequence[Array], cut: Sequence[Piece]) -> tuple[list[Array], list[list[Piece]]]:
     """The arrays to reduce, flattened if joined or parts of a leaf, and the pieces in each of them."""
     groups = [[piece] for piece in cut if piece.run.size * xs[piece.run.array].dtype.itemsize >= COPY_NBYTES]
     large = {piece for (piece,) in groups}

@@ -1,6 +1,6 @@
 """Reduces gradients inside the backward pass.
 
-For layers under `lax.scan`, where a reduction of the whole gradient would overlap with nothing.
+For layers under `lax.scan`: a reduction of the whole gradient would overlap with nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from commplan.lowering.jax import ops
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.lowering.taps import TAP, Step, chains, joined
+from commplan.lowering.taps import TAP, Step, chains, reduction_groups
 
 Array = Any
 
@@ -49,7 +49,7 @@ class Recipe:
         results = list(leaves)
         previous: Array = None
         sizes = [(str(leaf.dtype), leaf.nbytes) for leaf in leaves]
-        for dtype, places in joined(sizes, self.backend.asynchronous):
+        for dtype, places in reduction_groups(sizes, self.backend.asynchronous):
             parts = [leaves[i].reshape(-1) for i in places]
             flat = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
             if not flat.size:  # nothing to move
