@@ -102,7 +102,7 @@ def cluster(devices: str, nodes: int, network: float = 400e9, latency: float = 6
 def _table(content: dict[str, Any]) -> Table:
     devices, nodes, fitted = content["devices"], content["nodes"], content.get("fitted", False)
     latency = float(content.get("latency", "6us").removesuffix("us")) * 1e-6
-    network = Network.of(cluster(devices, nodes, content.get("network", 0) * 1e9, latency))
+    network = Network.for_topology(cluster(devices, nodes, content.get("network", 0) * 1e9, latency))
     kind, ranks = cast("CostKind", content["kind"]), GPUS * nodes
     share = (ranks - 1) / ranks * (2 if kind == "all_reduce" else 1)
     published = content.get("busbw") or [(size, share * size / us / 1e3) for size, us in content["rows"]]

@@ -25,8 +25,11 @@ def test_the_bandwidth_of_a_level_is_scaled_and_nothing_else() -> None:
 
 def test_scaled_links_leave_copies_and_sums_as_they_are() -> None:
     slow = scaled(CLUSTER, {"gpu": Fraction(1, 100)})
-    assert Network.of(slow).gamma == Network.of(CLUSTER).gamma
-    assert Network.of(scaled(slow, {"gpu": Fraction(1, 100)})).gamma == Network.of(CLUSTER).gamma
+    assert Network.for_topology(slow).gamma == Network.for_topology(CLUSTER).gamma
+    assert (
+        Network.for_topology(scaled(slow, {"gpu": Fraction(1, 100)})).gamma
+        == Network.for_topology(CLUSTER).gamma
+    )
 
 
 def test_an_unknown_level_suggests_near_ones() -> None:

@@ -128,7 +128,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     def bound(self, work: Work) -> float:
         """Seconds that `work` takes at least here: what the busiest link must carry, at its measured rate."""
         known = parse_topology(self.topology)
-        network, layout = Network.of(known), one_group(places_of_hosts(known, self.hosts))
+        network, layout = Network.for_topology(known), one_group(places_of_hosts(known, self.hosts))
         most = busiest_bytes(work.kind, work.nbytes, layout, network)
         return max(nbytes / level.bandwidth for nbytes, level in zip(most, network.levels, strict=True))
 

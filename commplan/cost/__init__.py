@@ -1,4 +1,4 @@
-"""What a plan costs on a network: predictions, simulation of schedules, lower bounds, calibrations."""
+"""The cost of plans on a network: predictions, simulated schedules, lower bounds and calibrations."""
 
 from commplan.cost.calibration import Calibration as Calibration
 from commplan.cost.calibration import load_calibration as load_calibration

@@ -1,4 +1,4 @@
-"""What a process's part of the input work takes, from measured costs of sources and host functions."""
+"""The time of a process's share of the input work, from measured costs of sources and host functions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from commplan.topology import Topology
 
 
 def input_work(schedule: Schedule, phase: Phase, costs: InputCosts, topology: Topology) -> dict[Ref, float]:
-    """Seconds of each read and host function of `phase` that was measured, by its first result.
+    """Seconds of each measured read and host function of `phase`, by its first result.
 
-    A process that makes rows of a shared value does its part of them, else all. It has its part of the cores
-    of its host, and no more than its threads.
+    A process computes its part of the rows of a shared value, and otherwise all of them. It has an equal part
+    of the cores of its host, but uses no more than its threads.
     """
     values = {value.id: value for value in phase.values}
     parts = _parts(schedule, phase)
@@ -25,31 +25,31 @@ def input_work(schedule: Schedule, phase: Phase, costs: InputCosts, topology: To
     for op in phase.ops:
         if isinstance(op, Read):
             source = costs.source_named(op.source)
-            each = (source.cpu + costs.record, source.wait) if source else None
+            cost = (source.cpu + costs.record, source.wait) if source else None
             rows = max(op.batch) // schedule.size(op.split)
         elif isinstance(op, Map) and op.lane == "host_compute":
             fn = costs.fn_named(op.fn)
             leaves = values[op.results[0]].leaves
-            each = (fn.cpu + costs.record, 0.0) if fn and leaves and leaves[0].shape else None
+            cost = (fn.cpu + costs.record, 0.0) if fn and leaves and leaves[0].shape else None
             rows = leaves[0].shape[0] if leaves and leaves[0].shape else 0
         else:
             continue
-        if each is None:
+        if cost is None:
             continue
         threads = op.hints.cores or MOST_THREADS
         first = results(op)[0]
-        seconds[first] = rows / parts.get(first, 1) * (each[0] / min(threads, cores) + each[1] / threads)
+        seconds[first] = rows / parts.get(first, 1) * (cost[0] / min(threads, cores) + cost[1] / threads)
     return seconds
 
 
 def _parts(schedule: Schedule, phase: Phase) -> dict[Ref, int]:
-    """Among how many processes the work behind each value is divided, where it is shared."""
+    """By value: the number of processes among which its work is divided, if it is shared."""
     parts: dict[Ref, int] = {}
     for op in reversed(phase.ops):
         if isinstance(op, Share) and op.design != "duplicate":
             parts[op.operand] = op.readers or schedule.size(op.axes)
             continue
-        behind = max((parts.get(ref, 1) for ref in results(op)), default=1)
-        if behind > 1:
-            parts.update(dict.fromkeys((results(op)[0], *operands(op)), behind))
+        divisor = max((parts.get(ref, 1) for ref in results(op)), default=1)
+        if divisor > 1:
+            parts.update(dict.fromkeys((results(op)[0], *operands(op)), divisor))
     return parts

@@ -1,4 +1,4 @@
-"""The machine of one compilation: axes placed on a network, and what any collective over them takes."""
+"""Predicts collectives over the axes of one mesh on a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commplan.collectives.program import Ints, Kind
 from commplan.cost.calibration import Calibration
 from commplan.cost.collective.bounds import busiest_bytes
 from commplan.cost.collective.cost import CollectiveTime, CostKind, collective_time, least_seconds
-from commplan.cost.network.network import Floats, Layout, Network, lay, places_of
+from commplan.cost.network.network import Floats, Layout, Network, layout_over, places_of
 from commplan.cost.servers.requests import places_of_servers
 from commplan.diagnostics import fail
 from commplan.ir.ops.base import Work
@@ -26,10 +26,16 @@ from commplan.topology import MOST, Topology
 class Predictor:
     """Predicts collectives over the axes of one mesh.
 
-    axes: all axes of the schedule, placed on `topology`. places: of each rank in mesh order, where ranks
-    really run, servers behind them; None where the axes say it. Programs are laid in the order of `places`
-    then, `native` is not.
-    Raises CP0713 for more than 16,777,216 ranks, and CP0750 if an axis does not lie on the topology.
+    Args:
+        topology: The topology.
+        axes: All axes of the schedule, mapped to `topology`.
+        calibration: Measured links and collectives.
+        backend: The backend.
+        places: The place of each rank in mesh order, then of each server; None if the axes determine them.
+            Programs run in the order of places, while `native` runs in mesh order.
+
+    Raises:
+        CommplanError: CP0713 for more than 16,777,216 ranks, CP0750 if an axis does not fit the topology.
     """
 
     def __init__(
@@ -41,40 +47,40 @@ class Predictor:
         backend: Backend = "jax",
         places: Sequence[int] | None = None,
     ) -> None:
-        self.network = Network.of(topology, calibration)
+        self.network = Network.for_topology(topology, calibration)
         self.calibration = calibration
         self.backend: Backend = backend
         self._axes = tuple(axis for axis in axes if axis.kind is not AxisKind.SERVER)
-        self._moved = places is not None
+        self._is_reordered = places is not None
         ranks = math.prod(axis.size for axis in self._axes)
         if ranks > MOST:
-            message = f"times of {ranks:,} ranks cannot be predicted"
-            fail("CP0713", message, f"expected at most {MOST:,} ranks; give smaller axes")
-        given = None if places is None else np.asarray(places, np.int64)
-        self.workers = places_of(self.network, self._axes) if given is None else given[:ranks]
-        self._all, self._servers = tuple(axes), None if given is None else given[ranks:]
+            message = f"cannot predict times of {ranks:,} ranks"
+            fail("CP0713", message, f"at most {MOST:,} ranks are supported: use smaller axes")
+        placed = None if places is None else np.asarray(places, np.int64)
+        self.workers = places_of(self.network, self._axes) if placed is None else placed[:ranks]
+        self._all, self._servers = tuple(axes), None if placed is None else placed[ranks:]
         self._layouts: dict[tuple[str, ...], tuple[Layout, Layout]] = {}
-        self._known = _known(
-            self.network, calibration, backend, self._axes, self.workers.tobytes(), self._moved
+        self._predictions = _cached_predictions(
+            self.network, calibration, backend, self._axes, self.workers.tobytes(), self._is_reordered
         )
 
     @property
     def measured(self) -> bool:
-        """Whether a calibration is behind the answers."""
+        """Whether predictions use a calibration."""
         return self.calibration is not None
 
     @property
     def servers(self) -> Ints:
-        """The place of each server, declarations in their order."""
+        """The place of each server, in the order of declaration."""
         if self._servers is None or not len(self._servers):
             self._servers = places_of_servers(self.network, self._all, self.workers)
         return self._servers
 
     def layout(self, over: tuple[str, ...], *, native: bool = False) -> Layout:
-        """Where the groups of a collective over `over` lie, as `native` sees them or as programs are laid."""
+        """The groups of a collective over `over`: in mesh order if `native`, else in the order of places."""
         if over not in self._layouts:
-            layout = lay(self._axes, over, self.workers)
-            self._layouts[over] = (layout, layout.in_order_of_places() if self._moved else layout)
+            layout = layout_over(self._axes, over, self.workers)
+            self._layouts[over] = (layout, layout.in_order_of_places() if self._is_reordered else layout)
         return self._layouts[over][0 if native else 1]
 
     def predict(
@@ -88,7 +94,20 @@ class Predictor:
         root: int = 0,
         form: Form | None = None,
     ) -> CollectiveTime | None:
-        """The prediction; None where there is no such program. nbytes: of one rank's operand."""
+        """Predict a collective.
+
+        Args:
+            kind: The kind of collective.
+            algorithm: The algorithm.
+            axes: The axes.
+            nbytes: Bytes of one rank's operand.
+            chunk: Bytes of a message; None for unsliced chunks.
+            root: The root's index along `axes`.
+            form: The form; None for the default form of the backend.
+
+        Returns:
+            The prediction; None if the algorithm has no program for this collective.
+        """
         layout = self.layout(axes, native=algorithm.name == "native")
         whole = nbytes * layout.ranks if kind in ("all_gather", "gather") else nbytes
         return collective_time(
@@ -97,18 +116,20 @@ class Predictor:
         )  # fmt: skip
 
     def query(self, work: Work) -> CollectiveTime | None:
-        """The prediction for a collective that an op asks for; the same is computed once."""
+        """The prediction for the collective of an op. Results are cached."""
         work = work._replace(label="", name="")
-        if work not in self._known:
+        if work not in self._predictions:
             kind, form = cast("CostKind", work.kind), cast("Form | None", work.form)
-            self._known[work] = self.predict(
+            self._predictions[work] = self.predict(
                 kind, work.algorithm, work.axes, work.nbytes, chunk=work.chunk, root=work.root, form=form
             )
-        return self._known[work]
+        return self._predictions[work]
 
     def least_seconds(self, work: Work) -> float:
-        """Seconds that a chunk program takes at least for its bytes; 0 of anything else, or if it was
-        measured."""
+        """A lower bound on the seconds of a chunk program, from its bytes.
+
+        0 for other algorithms, and with a calibration.
+        """
         kind, layout = work.kind, self.layout(work.axes)
         if self.calibration is not None or not registry.supports(work.algorithm.name, cast("Kind", kind)):
             return 0.0
@@ -116,7 +137,7 @@ class Predictor:
         return least_seconds(work.algorithm.name, cast("Kind", kind), layout, whole, self.network, work.root)
 
     def in_words(self, source: str) -> str:
-        """Where a predicted time comes from: a model is one of a topology, measured or not."""
+        """A description of the source of a predicted time. A model is that of a topology, measured or not."""
         if source != "model":
             return source
         topology = self.network.topology
@@ -127,20 +148,19 @@ class Predictor:
         return f"model of topology `{topology.name}`, its levels measured {self.calibration.date}"
 
     def least_bytes(self, op: Collective) -> Floats:
-        """What a collective puts on the busiest link of each level at least [levels]."""
+        """A lower bound on the bytes on the busiest link of each level [levels]."""
         layout = self.layout(op.axes)
         whole = op.nbytes * (layout.ranks if op.kind == "all_gather" else 1)
         return busiest_bytes(op.kind, whole, layout, self.network, root=op.root or 0)
 
 
 @lru_cache(maxsize=64)
-def _known(
+def _cached_predictions(
     network: Network, calibration: Calibration | None, backend: Backend, axes: tuple[Axis, ...],
-    workers: bytes, moved: bool,
+    workers: bytes, is_reordered: bool,
 ) -> dict[Work, CollectiveTime | None]:  # fmt: skip
-    """The predictions of all predictors of the same machine: a plan is compiled again and again, and what it
-    became is predicted by each tool."""
-    del network, calibration, backend, axes, workers, moved
+    """The prediction cache of a machine, shared by its predictors: plans are compiled repeatedly."""
+    del network, calibration, backend, axes, workers, is_reordered
     return {}
 
 
@@ -153,7 +173,7 @@ def predictor_for(
 ) -> Predictor | None:
     """The predictor of a mesh of `axes` on `topology`; None without a topology.
 
-    calibration: the links that it measured are used, if any.
+    Uses the measured links of `calibration`, if it contains any.
     """
     if topology is None:
         return None

@@ -11,11 +11,11 @@ from commplan.cost import Predictor
 from commplan.cost.servers.server_traffic import (
     Exchanged,
     ServerTiming,
+    alternatives_to_servers,
     elastic_of,
     hidden,
-    instead,
     least_compute,
-    talk,
+    server_timing,
     waiting,
 )
 from commplan.diagnostics import Span
@@ -54,9 +54,9 @@ def server_lines(schedule: Schedule, predictor: Predictor | None) -> Said:
     for site in surveyed.all:
         lines = [f"{title(site)}:", *(f"  {line}" for line in site_lines(site, surveyed))]
         if predictor is not None:
-            timing, _ = talk(site, surveyed, predictor, periods[site.phase])
+            timing, _ = server_timing(site, surveyed, predictor, periods[site.phase])
             lines += [f"  {line}" for line in talk_lines(timing, predictor.network.topology)]
-            others = instead(predictor, site, surveyed)
+            others = alternatives_to_servers(predictor, site, surveyed)
             lines += [f"  instead: {way}: {timed(seconds)}" for way, seconds in others]
         add((site.phase, site.span), lines, 0 if site.mode == "hogwild" else nbytes_of(site.up))
     if predictor is None:

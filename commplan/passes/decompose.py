@@ -19,7 +19,7 @@ from commplan.passes.bucket.packing import rewrite_flat
 from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
 from commplan.select.algorithm_search import Candidate, Chooser, is_worthwhile, rounded, tie_break
-from commplan.select.options import as_one, travels_narrow
+from commplan.select.options import is_one_operation, travels_narrow
 
 Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
 
@@ -123,7 +123,7 @@ def _stays(op: Collective, schedule: Schedule) -> bool:
     scattered = op.kind in ("reduce_scatter", "all_gather")
     if op.kind == "reduce" or (len(op.axes) > 1 and scattered and not _by_axis(op)):
         return True  # separate levels would leave noncontiguous pieces
-    return len(op.algorithm.levels) > 1 and as_one(op.kind, op.algorithm, schedule.backend, op)
+    return len(op.algorithm.levels) > 1 and is_one_operation(op.kind, op.algorithm, schedule.backend, op)
 
 
 def _expand(editor: Editor, op: Collective, padding_allowed: bool, choices: list[Choice]) -> None:

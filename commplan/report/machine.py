@@ -10,13 +10,13 @@ from commplan.collectives.program import Ints
 from commplan.cost import Prediction, Predictor
 from commplan.cost.network.network import Network
 from commplan.cost.schedule.link_loads import link_loads
-from commplan.cost.servers.requests import Ways
+from commplan.cost.servers.requests import LinkLoads
 from commplan.ir.schedule import Schedule
 from commplan.report.document import LinkLevel, MachineLoad, MachineMember
 
 SHOWN = 64  # most places in the picture
 
-Loads = Sequence[list[Ways]]  # for each phase and level; empty if not counted
+Loads = Sequence[list[LinkLoads]]  # for each phase and level; empty if not counted
 
 
 def machine(schedule: Schedule, predictor: Predictor, prediction: Prediction) -> MachineLoad:

@@ -1,5 +1,5 @@
-"""Who carries out a collective, and in messages of which size: what `bucket`, `decompose` and `select` share.
+"""Selects the algorithm and message size of collectives, for the passes `bucket`, `decompose` and `select`.
 
-`options` lists what may carry it out, `algorithm_search` takes the fastest alone, and
-`size_thresholds` decides where no machine is known. Imported by passes alone.
+`options` lists candidates, `algorithm_search` selects the fastest, and `size_thresholds` decides without a
+topology. Only passes import this package.
 """

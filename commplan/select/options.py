@@ -1,4 +1,4 @@
-"""What might carry out a collective: single algorithms, and hierarchies over levels of the machine."""
+"""Lists the candidates for a collective: single algorithms, and hierarchies over levels of the topology."""
 
 from __future__ import annotations
 
@@ -12,23 +12,35 @@ from commplan.ir.schedule import Axis, Backend, Collective, CollectiveKind, Sche
 from commplan.topology import Topology
 
 NATIVE = Algorithm("native")
-MOST_RANKS = 256  # of one program: beyond that rounds cost more than they save
-# Kinds that cut or join in the order of their axes, so that levels have one order.
+MOST_RANKS = 256  # of one program: with more, it has too many rounds
+# Kinds that split or concatenate in the order of their axes, which fixes the order of levels.
 ORDERED: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather")
-# What is taken of ways that are equally fast: neighbours only, then few rounds.
+# The order of preference among equally fast algorithms: neighbours only, then few rounds.
 SIMPLICITY = ("ring", "recursive_doubling", "halving_doubling", "bruck", "binomial_tree", "chain")
-PIECES = (16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20)  # bytes of a message, where it is cut
+PIECES = (
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+    256 << 10,
+    1 << 20,
+)  # bytes of a message, if chunks are sliced
 FEW = PIECES[1::3]  # for a first comparison of algorithms
 
 
 def pieces(nbytes: int) -> list[int]:
-    """Sizes of messages that a buffer of `nbytes` may be cut into."""
+    """The message sizes that are tried for a buffer of `nbytes`."""
     return [size for size in PIECES if nbytes // 1024 < size < nbytes]
 
 
 class Level(NamedTuple):
-    """One level of a hierarchy: its key (an axis, or a level that one axis spans), ranks, and the algorithm
-    that the plan pins there, if any."""
+    """One level of a hierarchy.
+
+    Attributes:
+        key: An axis, or a level that one axis spans.
+        ranks: The number of ranks.
+        pinned: The algorithm that the plan specifies for the level, if any.
+    """
 
     key: str
     ranks: int
@@ -36,19 +48,21 @@ class Level(NamedTuple):
 
 
 def flat(kind: CollectiveKind, ranks: int) -> tuple[Algorithm, ...]:
-    """`native`, and all chunk programs for `kind`, the simplest first."""
+    """`native` and all chunk programs for `kind`, the simplest first."""
     if kind not in KINDS or not 1 < ranks <= MOST_RANKS:
         return (NATIVE,)
-    known = registry.algorithms(kind)
-    names = sorted(known, key=lambda name: SIMPLICITY.index(name) if name in SIMPLICITY else len(SIMPLICITY))
+    supported = registry.algorithms(kind)
+    names = sorted(
+        supported, key=lambda name: SIMPLICITY.index(name) if name in SIMPLICITY else len(SIMPLICITY)
+    )
     return (NATIVE, *map(Algorithm, names))
 
 
 def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None) -> tuple[Level, ...]:
-    """The levels that `op` crosses, innermost first; none where it lies on one, or lies unevenly.
+    """The levels that `op` crosses, innermost first; none if it is on one level, or does not fill its levels.
 
-    Several axes: one for each axis, where each lies on a level of its own. One axis: one for each level that
-    it is spread over, where it fills them.
+    With several axes, each must be on a level of its own, and is a level. A single axis has one level for
+    each level that it fills.
     """
     axes = [axis for axis in schedule.axes if axis.name in op.axes and axis.size > 1]
     if topology is None or not axes or len(axes) < len(op.axes):
@@ -63,71 +77,71 @@ def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None
 
 
 def _within(axis: Axis, topology: Topology) -> tuple[Level, ...]:
-    """The levels that one axis is spread over, where it fills them; in whatever order it counts."""
+    """The levels that one axis spans, if it fills them."""
     order = [level.name for level in topology.levels]
     spreads = sorted((s for s in axis.levels if s.count > 1), key=lambda spread: order.index(spread.level))
-    full = math.prod(spread.count for spread in spreads) == axis.size
-    once = len({spread.level for spread in spreads}) == len(spreads)
-    crossed_levels = tuple(Level(spread.level, spread.count) for spread in spreads)
-    return crossed_levels if len(crossed_levels) > 1 and full and once else ()
+    fills_axis = math.prod(spread.count for spread in spreads) == axis.size
+    are_unique = len({spread.level for spread in spreads}) == len(spreads)
+    levels = tuple(Level(spread.level, spread.count) for spread in spreads)
+    return levels if len(levels) > 1 and fills_axis and are_unique else ()
 
 
 def pinned_levels(op: Collective, schedule: Schedule) -> tuple[Level, ...]:
-    """The levels that the plan or an earlier pass has written, with the algorithms written there."""
+    """The levels that the plan or an earlier pass has specified, with their algorithms."""
     axes = {axis.name: axis.size for axis in schedule.axes}
     spreads = {s.level: s.count for axis in schedule.axes if axis.name in op.axes for s in axis.levels}
-    crossed_levels: list[Level] = []
+    levels: list[Level] = []
     for arg in op.algorithm.args:
         key = arg.key or str(arg.value)
         ranks = axes[key] if key in op.axes else spreads.get(key, 1)
-        crossed_levels.append(Level(key, ranks, str(arg.value) if arg.key else None))
-    return tuple(crossed_levels)
+        levels.append(Level(key, ranks, str(arg.value) if arg.key else None))
+    return tuple(levels)
 
 
-def menus(kind: CollectiveKind, ladder: tuple[Level, ...]) -> tuple[tuple[str, ...], ...]:
-    """For each level the programs that may carry it out.
+def algorithms_per_level(kind: CollectiveKind, levels: tuple[Level, ...]) -> tuple[tuple[str, ...], ...]:
+    """For each level, the programs that can run it.
 
-    Of an all-reduce the levels inside scatter and gather, and only the outermost reduces at once.
+    The inner levels of an all-reduce scatter and gather; only the outermost level reduces.
     """
     result: list[tuple[str, ...]] = []
-    for index, rung in enumerate(ladder):
-        if rung.pinned is not None:
-            result.append((rung.pinned,))
+    for index, level in enumerate(levels):
+        if level.pinned is not None:
+            result.append((level.pinned,))
             continue
-        inside = kind == "all_reduce" and index < len(ladder) - 1
-        part = "reduce_scatter" if inside else kind
+        is_inner = kind == "all_reduce" and index < len(levels) - 1
+        part = "reduce_scatter" if is_inner else kind
         names = registry.algorithms(part) if part in KINDS else ()
-        if inside:
+        if is_inner:
             names = tuple(name for name in names if registry.supports(name, "all_gather"))
-        result.append(names if rung.ranks <= MOST_RANKS else ())
+        result.append(names if level.ranks <= MOST_RANKS else ())
     return tuple(result)
 
 
-def default_per_level(menus: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """Rings where they may be, else the first of each menu; () where a level has none."""
-    return tuple("ring" if "ring" in menu else menu[0] for menu in menus) if all(menus) else ()
+def default_per_level(choices: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    """The default algorithm of each level: a ring, or else the first choice. () if a level has no choice."""
+    return tuple("ring" if "ring" in names else names[0] for names in choices) if all(choices) else ()
 
 
-def hierarchy(ladder: tuple[Level, ...], names: tuple[str, ...]) -> Algorithm:
-    """`hierarchical(gpu = ring, node = halving_doubling)`."""
-    levels = zip(ladder, names, strict=True)
-    return Algorithm("hierarchical", tuple(Arg(name, rung.key) for rung, name in levels))
+def hierarchy(levels: tuple[Level, ...], names: tuple[str, ...]) -> Algorithm:
+    """The algorithm `hierarchical(gpu = ring, node = halving_doubling)`."""
+    pairs = zip(levels, names, strict=True)
+    return Algorithm("hierarchical", tuple(Arg(name, level.key) for level, name in pairs))
 
 
-def as_one(kind: CollectiveKind, algorithm: Algorithm, backend: Backend, op: Collective) -> bool:
-    """Whether a hierarchy stays one operation, its levels pipelined against each other.
+def is_one_operation(kind: CollectiveKind, algorithm: Algorithm, backend: Backend, op: Collective) -> bool:
+    """Whether a hierarchy is one operation, with pipelined levels.
 
-    Levels of one axis have no name in JAX and always do. Levels that are axes are one operation each in JAX;
-    under MPI they are one program, unless a level is left to the backend or values travel narrower than they
-    are added, which is done level by level.
+    Levels of a single axis have no names in JAX and are always one operation. Levels that are axes are
+    separate operations in JAX. Under MPI they are one program, unless a level is native, or values are sent
+    in a narrower type than they are added in, which is done level by level.
     """
     keys = [key for key, _ in algorithm.levels]
     if any(key not in op.axes for key in keys):
         return True
-    native = any(arg.key is not None and arg.value == "native" for arg in algorithm.args)
-    return backend == "mpi" and kind in KINDS and not travels_narrow(op) and not native
+    has_native = any(arg.key is not None and arg.value == "native" for arg in algorithm.args)
+    return backend == "mpi" and kind in KINDS and not travels_narrow(op) and not has_native
 
 
 def travels_narrow(op: Collective) -> bool:
-    """Whether values are asked to travel in another type than they are added in."""
+    """Whether values are sent in another type than they are added in."""
     return op.hints.wire is not None or op.hints.accumulate is not None

@@ -1,9 +1,9 @@
-"""Which algorithm to take where nobody knows the machine: by size alone.
+"""Selects an algorithm without a topology, by size alone.
 
-Under JAX it is the backend's own, always. Under MPI the table below: what `commplan calibrate` measured on
-four hosts that are joined by one switch of 200 Mbit/s, under Open MPI 5. Up to the sizes where it is taken,
-`native` is as fast as any program; beyond, rings are the fastest. In between, programs of fewer rounds were
-about as good, and are taken because there may be more hosts.
+Under JAX it is always the backend's own. Under MPI it is the table below, measured with `commplan calibrate`
+on four hosts connected by a switch with 200 Mbit/s, under Open MPI 5. Up to the sizes at which it is
+selected, `native` is as fast as any program; for large sizes rings are the fastest. In between, programs with
+fewer rounds were about as fast, and are selected because there may be more hosts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ KIB, MIB = 1024, 1024**2
 
 
 class Rule(NamedTuple):
-    """Up to so many bytes of the whole (None: any number) this algorithm, in messages of `chunk` bytes; None
-    leaves their size to the engine."""
+    """Selects `algorithm` with messages of `chunk` bytes for buffers up to `upto` bytes (None: any size).
+
+    If `chunk` is None, the engine selects the size.
+    """
 
     upto: int | None
     algorithm: str
@@ -35,6 +37,6 @@ MPI: dict[CollectiveKind, tuple[Rule, ...]] = {
 
 
 def rule(backend: Backend, kind: CollectiveKind, whole: int) -> Rule:
-    """What is taken for `whole` bytes, the size of the buffer that all ranks together make."""
+    """The rule for a whole buffer of `whole` bytes."""
     rows = MPI.get(kind, NATIVE) if backend == "mpi" else NATIVE
     return next(row for row in rows if row.upto is None or whole <= row.upto)

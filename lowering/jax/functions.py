@@ -166,10 +166,10 @@ def _checked(op: ir.Map, lowered: Lowered, ref: str, answer: Any, rows: int | No
         at = f" at `{leaf.path}`" if leaf.path else ""
         expected_shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
         if tuple(x.shape) != expected_shape:
-            problem = f"returned shape {list(x.shape)} for `{name}`{at}"
+            problem = f"returned the shape {list(x.shape)} for `{name}`{at}"
             _refuse(op, lowered, f"{problem}, expected {list(expected_shape)}")
         if str(x.dtype) != leaf.dtype.numpy_name:
-            problem = f"returned dtype {x.dtype} for `{name}`{at}"
+            problem = f"returned the dtype {x.dtype} for `{name}`{at}"
             notes = (ENABLE_X64,) if leaf.dtype.nbytes > 4 else ()
             _refuse(op, lowered, f"{problem}, expected {leaf.dtype.numpy_name}", *notes)
         leaves.append(x)

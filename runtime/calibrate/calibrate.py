@@ -146,7 +146,7 @@ def pairs_of_levels(topology: Topology, places: Sequence[int]) -> list[tuple[str
     On the innermost level each rank is in one pair at most. Further out, every rank in one member of the
     level is paired with one in another, so that they fill its link together.
     """
-    network = Network.of(topology)
+    network = Network.for_topology(topology)
     candidates: list[tuple[str, Pairs, int]] = []
     array = np.asarray(places, np.int64)
     inside = np.zeros(len(places), np.int64)
@@ -237,7 +237,7 @@ def _curves(
 ) -> tuple[Curve, ...]:
     """Small buffers first, so that whatever time there is, until `end` on the clock of `perf_counter`, gives
     whole curves up to some size."""
-    shape = shape_of(one_group(places), Network.of(topology))
+    shape = shape_of(one_group(places), Network.for_topology(topology))
     axis = Axis(AXIS, AxisKind.REPLICA, len(places), _spread(topology, places))
     ways = {kind: _candidates(fabric, kind, axis) for kind in KINDS}
     sizes = [size for size in SIZES if size <= largest]
@@ -344,7 +344,7 @@ def _spread(topology: Topology, places: Sequence[int]) -> tuple[Spread, ...]:
     and in order."""
     if list(places) != sorted(places):
         return ()
-    network = Network.of(topology)
+    network = Network.for_topology(topology)
     array = np.asarray(places, np.int64)
     counts = [len(set(network.units(array, index).tolist())) for index in range(len(network.levels))]
     spreads: list[Spread] = []

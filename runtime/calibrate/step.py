@@ -25,7 +25,7 @@ def measure_step(times: GradientTimes, *, seconds: float) -> StepProfile:
         seconds: about how long to measure, after compilation.
     """
     arguments = [_argument(aval, number) for number, aval in enumerate(times.arguments)]
-    step = jax.jit(times.alone)
+    step = jax.jit(times.evaluate)
     jax.block_until_ready(step(*arguments))
     durations: list[float] = []
     end = time.perf_counter() + seconds

@@ -58,7 +58,7 @@ def test_a_measured_step_is_the_computation_of_explain_and_simulate(capsys: Capt
         plan.with_name("shapes.json").read_text().replace("grads", "deltas")
     )
     code, _, err = run(capsys, "simulate", other, *binding)
-    assert (code, "error[CP0772]: the step makes `grads`, leaf `layer3`" in err) == (1, True)
+    assert (code, "error[CP0772]: the step has a gradient `grads`, leaf `layer3`" in err) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,10 @@ def test_numbers_and_names_survive(number: float, name: str) -> None:
         ("gamma = 1e-10", "gamme = 1.0", "unknown field `gamme`"),
         ("call = 5e-05", "", "missing required field `call`"),
         ("bandwidth = 24000000.0", "bandwidth = 0.0", "bandwidth"),
-        ("sizes = [4.0, 64.0]", "sizes = [64.0, 4.0]", "do not grow"),
+        ("sizes = [4.0, 64.0]", "sizes = [64.0, 4.0]", "are not increasing"),
         ("sizes = [4.0, 64.0]", "sizes = [4.0]", "has 1 sizes and 2 times"),
         ("sizes = [4.0, 64.0]", "sizes = []", "length >= 1"),
-        ("[[curve]]", TWICE, "`host` is in the calibration twice"),
+        ("[[curve]]", TWICE, "contains level `host` twice"),
         ("seconds = [0.0001, 0.0002]", f"seconds = {'[' * 3000}", "nested too deep"),
     ],
 )  # fmt: skip

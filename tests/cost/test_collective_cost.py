@@ -20,7 +20,7 @@ CLUSTER = Topology(
     "cluster",
     (Level("gpu", 8, 3e-6, 450e9), Level("node", 32, 6e-6, 400e9), Level("pod", 256, 12e-6, 6400e9)),
 )
-NETWORK = Network.of(TWO_RACKS)
+NETWORK = Network.for_topology(TWO_RACKS)
 MIB = 2**20
 
 

@@ -34,14 +34,14 @@ def published() -> tuple[Table, ...]:
 
 
 def seconds(kind: CostKind, nbytes: float, layout: Layout, topology: Topology, backend: str = "jax") -> float:
-    found = collective_time(NATIVE, kind, layout, nbytes, Network.of(topology), backend=backend)  # pyright: ignore
+    found = collective_time(NATIVE, kind, layout, nbytes, Network.for_topology(topology), backend=backend)  # pyright: ignore
     assert found is not None
     assert found.source == "model"
     return found.seconds
 
 
 def way(nbytes: int, topology: Topology, kind: CostKind = "all_reduce") -> str:
-    return library_algorithm(kind, one_group(range(topology.places)), nbytes, Network.of(topology))
+    return library_algorithm(kind, one_group(range(topology.places)), nbytes, Network.for_topology(topology))
 
 
 # Published tables
@@ -99,7 +99,7 @@ def test_ways_by_size_and_nodes() -> None:
 
 
 def test_the_protocol_follows_the_size() -> None:
-    layout, network = one_group(range(8)), Network.of(cluster("a100", 1))
+    layout, network = one_group(range(8)), Network.for_topology(cluster("a100", 1))
 
     def protocol(nbytes: int) -> str:
         found = nccl.choose("all_reduce", nbytes, layout, network)
@@ -132,7 +132,7 @@ def test_more_bytes_and_more_nodes_take_no_less_time(kind: CostKind, devices: st
 @pytest.mark.parametrize("nodes", [1, 2, 64])
 def test_no_prediction_is_faster_than_the_links(devices: str, nodes: int) -> None:
     topology = cluster(devices, nodes)
-    network, layout = Network.of(topology), one_group(range(topology.places))
+    network, layout = Network.for_topology(topology), one_group(range(topology.places))
     for kind, size in itertools.product(KINDS, SIZES):
         found = nccl.choose(kind, size, layout, network)
         assert found is not None
@@ -145,7 +145,7 @@ def test_no_prediction_is_faster_than_the_links(devices: str, nodes: int) -> Non
 
 def test_loads_of_links_are_those_of_the_busiest() -> None:
     topology = cluster("h100", 4)
-    network = Network.of(topology)
+    network = Network.for_topology(topology)
     columns = Layout(np.arange(32).reshape(4, 8).T.copy())  # one rank of each node
     for layout, kind in itertools.product((one_group(range(32)), columns), KINDS):
         found = nccl.choose(kind, MIB, layout, network)
@@ -197,7 +197,7 @@ def test_other_machines_and_open_mpi_keep_their_model(backend: str) -> None:
         "all_reduce", MIB, layout, others, backend
     )
     assert same == (backend == "mpi")
-    name = library_algorithm("all_reduce", layout, MIB, Network.of(others), backend=backend)  # pyright: ignore
+    name = library_algorithm("all_reduce", layout, MIB, Network.for_topology(others), backend=backend)  # pyright: ignore
     assert not name.startswith("nccl")
 
 
@@ -205,17 +205,17 @@ def test_ranks_that_lie_unevenly_keep_the_model_of_other_machines() -> None:
     gpus = cluster("h100", 2)
     others = msgspec.structs.replace(gpus, devices=None)
     for places in ([0, 1, 8], [0, 1, 2, 8, 9, 10, 11]):
-        assert nccl.choose("all_reduce", MIB, one_group(places), Network.of(gpus)) is None
+        assert nccl.choose("all_reduce", MIB, one_group(places), Network.for_topology(gpus)) is None
         times = [seconds("all_gather", MIB, one_group(places), topology) for topology in (gpus, others)]
         assert times[0] == times[1]
-    assert nccl.choose("all_to_all", MIB, one_group(range(16)), Network.of(gpus)) is None
-    assert nccl.choose("all_reduce", MIB, one_group([3]), Network.of(gpus)) is None
+    assert nccl.choose("all_to_all", MIB, one_group(range(16)), Network.for_topology(gpus)) is None
+    assert nccl.choose("all_reduce", MIB, one_group([3]), Network.for_topology(gpus)) is None
 
 
 def test_a_measured_curve_goes_first() -> None:
     topology = cluster("h100", 1)
     axes = place((Axis("data", AxisKind.REPLICA, 8),), topology, {})
-    shape = shape_of(one_group(range(8)), Network.of(topology))
+    shape = shape_of(one_group(range(8)), Network.for_topology(topology))
     curve = Curve("all_reduce", "native", "call", shape, (1e6,), (5e-3,))
     given = Calibration(
         "2026-11-26", "jax", tuple("abcdefgh"), 1e-6, 1e-12, 1e-6, 1e-6,
@@ -245,7 +245,7 @@ def test_slower_measured_links_make_it_slower() -> None:
         "2026-11-26", "jax", tuple("abcdefghijklmnop"), 1e-6, 1e-12, 1e-6, 1e-6,
         (MeasuredLevel("gpu", 3e-6, 360e9), MeasuredLevel("node", 20e-6, 100e9)),
     )  # fmt: skip
-    measured, file = Network.of(topology, given), Network.of(topology)
+    measured, file = Network.for_topology(topology, given), Network.for_topology(topology)
     for size in (1024, 1024 * MIB):
         times = []
         for network in (measured, file):

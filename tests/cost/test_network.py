@@ -14,7 +14,7 @@ from commplan.cost.collective.bounds import busiest_bytes, lower_bound
 from commplan.cost.network import message_simulation
 from commplan.cost.network.link_traffic import Pattern, lay_out
 from commplan.cost.network.max_min import max_min
-from commplan.cost.network.network import Layout, Network, lay, one_group, places_of, shape_of
+from commplan.cost.network.network import Layout, Network, layout_over, one_group, places_of, shape_of
 from commplan.cost.predictor import Predictor
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind
@@ -22,7 +22,7 @@ from commplan.ir.schedule import Axis, Spread
 from commplan.topology import MOST, Level, Topology, place
 
 TWO_RACKS = Topology("two_rack", (Level("host", 4, 60e-6, 25e6), Level("rack", 2, 120e-6, 25e6)))
-NETWORK = Network.of(TWO_RACKS)
+NETWORK = Network.for_topology(TWO_RACKS)
 IN_ORDER, INTERLEAVED = [0, 1, 2, 3, 4, 5, 6, 7], [0, 4, 1, 5, 2, 6, 3, 7]
 LAYOUTS = {
     "one rack": [0, 1, 2, 3],
@@ -62,7 +62,7 @@ def test_an_interleaved_ring_puts_every_message_on_the_uplinks() -> None:
 
 def test_groups_that_run_at_once_share_the_links_outside() -> None:
     axes = place((Axis("rack", AxisKind.REPLICA, 2), Axis("host", AxisKind.REPLICA, 4)), TWO_RACKS, {})
-    layout = lay(axes, ("rack",), places_of(NETWORK, axes))
+    layout = layout_over(axes, ("rack",), places_of(NETWORK, axes))
     assert layout.groups.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     laid = lay_out(registry.program("ring", "all_reduce", 2), layout, NETWORK)
     assert (laid.load / laid.chunks).tolist() == [1.0, 4.0]
@@ -87,7 +87,7 @@ def test_an_axis_over_two_levels_fills_the_inner_one_first() -> None:
 
 
 def test_an_axis_that_lies_nowhere_is_refused() -> None:
-    with pytest.raises(CommplanError, match=r"CP0750.*axis `data` does not lie on topology `two_rack`"):
+    with pytest.raises(CommplanError, match=r"CP0750.*axis `data` does not fit topology `two_rack`"):
         places_of(NETWORK, (Axis("data", AxisKind.REPLICA, 8),))
     with pytest.raises(CommplanError, match="CP0750"):
         places_of(NETWORK, (Axis("data", AxisKind.REPLICA, 8, (Spread("gpu", 8),)),))
@@ -103,7 +103,7 @@ def test_layouts_that_lie_alike_have_one_shape() -> None:
     assert shape_of(one_group([0, 1, 2, 3]), NETWORK) == "host 0 1 2 3"
     assert shape_of(one_group([4, 5, 6, 7]), NETWORK) == "host 0 1 2 3"
     assert shape_of(one_group([4, 0, 5]), NETWORK) == "rack/host 0/0 1/1 0/2"
-    wide = Network.of(Topology("wide", (Level("host", 128, 1e-6, 1e9),)))
+    wide = Network.for_topology(Topology("wide", (Level("host", 128, 1e-6, 1e9),)))
     assert shape_of(one_group(list(range(128))), wide).startswith("host 128 ranks ")
 
 

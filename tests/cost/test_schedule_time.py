@@ -13,7 +13,7 @@ import commplan
 from commplan import dsl
 from commplan.compiler import compile_plan
 from commplan.cost import Predictor, predict
-from commplan.cost.schedule.list_scheduler import Task, TaskTiming, chain, play
+from commplan.cost.schedule.list_scheduler import Task, TaskTiming, critical_path, run_tasks
 from commplan.cost.schedule.trace import trace
 from commplan.ir.plan import Algorithm, AxisKind, Hints
 from commplan.ir.schedule import Axis, Collective, Leaf, Pack, Phase, Schedule, Spread, Value
@@ -29,7 +29,7 @@ CLUSTER = load_topology(ROOT / "examples" / "topologies" / "h100_65536.toml")
 
 
 def spans(*tasks: Task) -> list[tuple[float, float]]:
-    return [(one.start, one.end) for one in play(tasks)]
+    return [(one.start, one.end) for one in run_tasks(tasks)]
 
 
 def test_a_lane_serves_one_task_after_another_and_lanes_run_side_by_side() -> None:
@@ -67,11 +67,11 @@ def test_a_task_on_two_lanes_blocks_both() -> None:
 
 
 def test_the_critical_path_is_who_was_waited_for() -> None:
-    played = play(
+    played = run_tasks(
         [Task(("a",), (), 1.0), Task(("b",), (), 3.0), Task(("a",), (0, 1), 1.0), Task(("b",), (), 0.5)]
     )
-    assert chain(played) == [1, 2]
-    assert chain(()) == []
+    assert critical_path(played) == [1, 2]
+    assert critical_path(()) == []
     assert played[0] == TaskTiming(0.0, 1.0, None)
 
 

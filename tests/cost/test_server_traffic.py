@@ -16,7 +16,7 @@ from commplan import dsl
 from commplan.cli import main
 from commplan.compiler import compile_plan
 from commplan.cost import Network, Predictor, predict
-from commplan.cost.servers.requests import RequestTraffic, alone, cost, places_of_servers
+from commplan.cost.servers.requests import RequestTraffic, cost_alone, places_of_servers, request_cost
 from commplan.cost.servers.server_traffic import Exchanged, elastic_modes, hidden, least_compute, waiting
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Schedule, Spread
@@ -52,7 +52,7 @@ def load(nbytes: float, servers: int = 1, units: int = 64, **rest: Any) -> Reque
 
 
 def network(topology: Topology = FLAT) -> Network:
-    return Network.of(topology)
+    return Network.for_topology(topology)
 
 
 # Places
@@ -82,7 +82,7 @@ def test_servers_among_millions_of_places_lie_behind_the_workers() -> None:
     assert places_of_servers(large, axes, np.arange(4)).tolist() == [4, 5]
     small = network(Topology("small", (Level("host", 6, 6e-5, 2.4e7),)))
     traffic = RequestTraffic(*(np.ones(2) for _ in range(4)), 1, None, 1, np.zeros(2))
-    costs = [cost(traffic, np.arange(4), np.array([4, 5]), machine) for machine in (large, small)]
+    costs = [request_cost(traffic, np.arange(4), np.array([4, 5]), machine) for machine in (large, small)]
     assert costs[0]._replace(loads=costs[1].loads) == costs[1]
     assert tracemalloc.get_traced_memory()[1] < 2**22
     tracemalloc.stop()
@@ -106,7 +106,7 @@ TWO_RACK = ROOT / "examples" / "topologies" / "two_rack.toml"
 
 
 def test_the_link_of_the_server_takes_every_push_and_every_pull_both_ways_at_once() -> None:
-    found = cost(load(10e6), np.arange(8), np.array([8]), network())
+    found = request_cost(load(10e6), np.arange(8), np.array([8]), network())
     assert found.bound == pytest.approx(8 * 10e6 / RATE, rel=1e-3)
     assert found.bound < found.seconds < 1.03 * found.bound
     assert found.loads.tolist() == [80e6]
@@ -114,45 +114,45 @@ def test_the_link_of_the_server_takes_every_push_and_every_pull_both_ways_at_onc
 
 
 def test_a_whole_push_comes_before_the_pull_where_there_is_one_unit() -> None:
-    found = cost(load(10e6, units=1), np.arange(8), np.array([8]), network())
+    found = request_cost(load(10e6, units=1), np.arange(8), np.array([8]), network())
     assert found.seconds == pytest.approx(2 * 8 * 10e6 / RATE, rel=0.01)
 
 
 def test_more_servers_divide_the_time() -> None:
-    one = cost(load(10e6), np.arange(8), np.array([8]), network())
-    four = cost(load(10e6, servers=4, units=16), np.arange(8), np.arange(8, 12), network())
+    one = request_cost(load(10e6), np.arange(8), np.array([8]), network())
+    four = request_cost(load(10e6, servers=4, units=16), np.arange(8), np.arange(8, 12), network())
     assert one.seconds / four.seconds == pytest.approx(4, rel=0.1)
 
 
 def test_a_server_beside_a_worker_shares_its_link() -> None:
     """It sends seven workers their pulls, and the worker of its place pushes to the other server."""
-    found = cost(load(10e6, servers=2), np.arange(8), np.array([6, 7]), network())
+    found = request_cost(load(10e6, servers=2), np.arange(8), np.array([6, 7]), network())
     assert found.loads.tolist() == [7 * 5e6 + 5e6]
 
 
 def test_the_uplink_of_a_rack_carries_what_crosses_it() -> None:
     workers = np.array([0, 1, 2, 3, 6, 7, 8, 9])
-    found = cost(load(10e6), workers, np.array([4]), network(RACKS))
+    found = request_cost(load(10e6), workers, np.array([4]), network(RACKS))
     assert found.loads.tolist() == [80e6, 40e6]
 
 
 def test_a_stale_answer_waits_for_nothing() -> None:
     what = load(10e6, units=4)
-    fresh = cost(what, np.arange(8), np.array([8]), network())
-    stale = cost(what._replace(stale=True), np.arange(8), np.array([8]), network())
+    fresh = request_cost(what, np.arange(8), np.array([8]), network())
+    stale = request_cost(what._replace(stale=True), np.arange(8), np.array([8]), network())
     assert stale.seconds < 0.85 * fresh.seconds
 
 
 def test_one_worker_alone_is_the_one_that_is_furthest_away() -> None:
-    near = alone(load(10e6), np.array([0, 1]), np.array([2]), network(RACKS))
-    far = alone(load(10e6), np.array([0, 6]), np.array([2]), network(RACKS))
+    near = cost_alone(load(10e6), np.array([0, 1]), np.array([2]), network(RACKS))
+    far = cost_alone(load(10e6), np.array([0, 6]), np.array([2]), network(RACKS))
     assert near.seconds == pytest.approx(10e6 / RATE, rel=0.05)
     assert far.loads.tolist() == [10e6, 10e6]
     assert near.loads.tolist() == [10e6, 0]
 
 
 def test_many_small_messages_are_bound_by_the_server() -> None:
-    found = cost(load(1e5, units=10_000), np.arange(8), np.array([8]), network())
+    found = request_cost(load(1e5, units=10_000), np.arange(8), np.array([8]), network())
     assert found.limit == "the servers' processors"
     assert found.busy >= 8 * 20_000 * network().call
 
@@ -245,7 +245,7 @@ def test_explain_offers_what_would_do_without_servers(
     assert main(["explain", plan, *flags]) == 0
     text = capsys.readouterr().out
     assert "each worker sends 31 messages of 977 KiB in all and gets 31 messages of 977 KiB in all" in text
-    assert "instead: states with the workers, which own them in parts: scatter via ring" in text
+    assert "instead: states sharded over the workers: scatter via ring" in text
 
 
 def test_every_site_of_every_example_has_its_talk() -> None:

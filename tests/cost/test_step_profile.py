@@ -37,7 +37,7 @@ def test_a_profile_is_read_as_it_was_written() -> None:
         ("version = 2", "has version 2, expected 1"),
         ("seconds = -1.0", "is malformed"),
         ("seconds = inf", "is malformed|not finite"),
-        ("seconds = 0.01", "leaf `a` of `grads` is made after 0.02 s, and the gradients after 0.01 s"),
+        ("seconds = 0.01", "leaf `a` of `grads` is available after 0.02 s, later than all gradients (0.01 s)"),
         ("speed = 1", "is malformed"),
         ("[[[", "is no TOML"),
     ],
@@ -69,7 +69,7 @@ def test_a_step_of_another_plan_is_refused() -> None:
         ("grads", "c", "leaves of `grads`: a, b"),
     ):
         other = StepComputation(1.0, ((name, path, 1.0),), "measured")
-        with pytest.raises(CommplanError, match="does not take") as refused:
+        with pytest.raises(CommplanError, match="not an input") as refused:
             check_step(other, schedule)
         (diagnostic,) = refused.value.diagnostics
         assert (diagnostic.code, diagnostic.notes[0].text) == ("CP0772", near)

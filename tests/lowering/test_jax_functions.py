@@ -76,7 +76,7 @@ each step {
         (lambda x: (x, x, x), "3 values"),
         (lambda x, y: (x, y), "1 argument"),
         (lambda: None, "1 argument"),
-        (lambda x: (x, {"a": x["a"]}), "another structure"),
+        (lambda x: (x, {"a": x["a"]}), "whose structure differs"),
         (lambda x: (x, {"a": x["a"][:1], "b": x["b"]}), "the shape [1]"),
         (lambda x: (x, jax.tree.map(lambda v: v.astype(jnp.float16), x)), "the dtype float16"),
     ],

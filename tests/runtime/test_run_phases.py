@@ -180,7 +180,7 @@ def test_inputs_are_checked_by_name():
     ("change", "words"),
     [
         (lambda p: {"w": p["w"]}, "it lacks `b`"),
-        (lambda p: {**p, "c": p["b"]}, "it has `c`"),
+        (lambda p: {**p, "c": p["b"]}, "it has unexpected leaves: `c`"),
         (lambda p: p["w"], "a bare array"),
         (lambda p: {**p, "w": p["w"][:, :2]}, "at `w` has the shape [4, 2, 5], expected [4, 3, 5]"),
         (lambda p: {**p, "w": p["w"][0]}, "one leading dimension per axis that it differs on: worker = 4"),

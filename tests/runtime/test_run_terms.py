@@ -94,7 +94,7 @@ def test_a_constant_within_a_derivative_and_a_loop(run: Any) -> None:
         (
             lambda run, x: jax.grad(lambda w: (x * w).sum())(jnp.float32(1)),
             "is already summed over data",
-            ("JAX summed this one itself", "jax.grad(loss)(run.varying(params), ...)"),
+            ("JAX has summed this gradient", "jax.grad(loss)(run.varying(params), ...)"),
         ),
         (
             lambda run, x: jax.lax.pmean(x.sum(), "data"),

@@ -1,2 +1,5 @@
-"""Seconds of one collective: step by step on a network (`step_model`), for a named algorithm or hierarchy
-(`cost`, `stages`), and what no algorithm can beat (`bounds`)."""
+"""The time of one collective.
+
+`step_model` simulates a program step by step on a network; `cost` and `stages` predict algorithms and
+hierarchies; `nccl` predicts NCCL; `bounds` has lower bounds for all algorithms.
+"""

@@ -1,10 +1,12 @@
-"""Lower bounds on the time of a collective, if links have the latency and bandwidth of the topology.
+"""Lower bounds on the time of a collective on links with the latency and bandwidth of the topology.
 
-For each level, what must leave (or enter) its members, over all groups, divided by what their links carry,
-plus the latency of the level; and for short messages the fastest way in which one rank's word reaches all.
+There are two bounds. For each level: the bytes that must leave or enter its members, over all groups, divided
+by the bandwidth of their links, plus the latency of the level. For short messages: the time of the fastest
+broadcast of one word.
+
 Bytes: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication" (2007), applied to the members
-of each level as if they were ranks. Words: Karp, Sahay, Santos and Schauser, "Optimal broadcast and summation
-in the LogP model" (1993).
+of each level instead of ranks. Words: Karp, Sahay, Santos and Schauser, "Optimal broadcast and summation in
+the LogP model" (1993).
 """
 
 from __future__ import annotations
@@ -17,32 +19,32 @@ import numpy as np
 from commplan.collectives.program import Bools, Ints
 from commplan.cost.network.network import Floats, Layout, Network
 
-PARTNERS = 1024  # ranks beyond these are left out of the bound on words: it stays a bound
+PARTNERS = 1024  # the bound on words considers at most this many ranks, and stays a lower bound
 
 
 def lower_bound(kind: str, nbytes: float, layout: Layout, network: Network, *, root: int = 0) -> float:
-    """Seconds that the collective takes at least. nbytes: of the whole buffer, as in `collective_time`."""
+    """A lower bound in seconds. `nbytes` are those of the whole buffer, as in `collective_time`."""
     reached = [level for level in range(len(network.levels)) if _spread(layout, network, level)]
     if not reached or layout.ranks == 1:
         return 0.0
-    most = busiest_bytes(kind, nbytes, layout, network, root=root)
+    busiest = busiest_bytes(kind, nbytes, layout, network, root=root)
     levels = network.levels
-    moved = max(float(most[i]) / levels[i].bandwidth + levels[i].latency for i in reached)
+    moved = max(float(busiest[i]) / levels[i].bandwidth + levels[i].latency for i in reached)
     least = min(levels[level].latency for level in reached)
-    if kind in ("reduce", "gather", "scatter"):  # nobody's word must reach all
+    if kind in ("reduce", "gather", "scatter"):  # no word of one rank must reach all ranks
         return moved
     return max(moved, _words(min(layout.ranks, PARTNERS), network.overhead, least))
 
 
 @lru_cache(maxsize=1024)
-def _busiest(kind: str, layout: Layout, network: Network, root: int) -> Floats:
-    """Of one byte."""
+def _busiest_unit(kind: str, layout: Layout, network: Network, root: int) -> Floats:
+    """`busiest_bytes` for one byte."""
     return np.array([_of_level(kind, layout, network, level, root) for level in range(len(network.levels))])
 
 
 def busiest_bytes(kind: str, nbytes: float, layout: Layout, network: Network, *, root: int = 0) -> Floats:
-    """Bytes on the busiest link of each level, at least [levels]."""
-    return _busiest(kind, layout, network, root) * nbytes
+    """A lower bound on the bytes on the busiest link of each level [levels]."""
+    return _busiest_unit(kind, layout, network, root) * nbytes
 
 
 @lru_cache(maxsize=1024)
@@ -54,56 +56,60 @@ def _spread(layout: Layout, network: Network, level: int) -> bool:
 def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int) -> float:
     units = network.units(layout.groups, level)
     groups, ranks = units.shape
-    # Only the members that a group has ranks in: most groups have none in most members.
+    # Only members in which a group has ranks: most groups have none in most members.
     inside = np.sort(units, axis=1)
     begins = np.ones(units.shape, np.bool_)
     begins[:, 1:] = inside[:, 1:] != inside[:, :-1]
-    at = np.flatnonzero(begins)
-    held = np.diff(at, append=units.size)  # ranks of a group in a member
-    group, member = at // ranks, inside.ravel()[at]
+    starts = np.flatnonzero(begins)
+    rank_count = np.diff(starts, append=units.size)  # the number of ranks of a group in a member
+    group, member = starts // ranks, inside.ravel()[starts]
     spans = np.bincount(group, minlength=groups)
     if int(spans.max()) < 2:
         return 0.0
     wide: Bools = spans[group] > 1
-    others = np.where(wide, ranks - held, 0)
+    outside = np.where(wide, ranks - rank_count, 0)
     share = 1.0 / ranks
-    # What all members together must send, spread evenly over their links, is a bound as well.
+    # The bytes of all members, spread evenly over their links, are a bound, too.
     evenly = float(((spans - 1) * (spans > 1)).sum()) / max(1, np.count_nonzero(np.bincount(member[wide])))
     match kind:
-        case "all_reduce":  # a switch that adds takes each byte once, and gives it once
+        case "all_reduce":  # a switch that adds receives and sends each byte once
             return (
-                _most(member, wide) if network.adds_in_switch(level) else max(2 * evenly, _most(member, wide))
+                _maximum_by_member(member, wide)
+                if network.adds_in_switch(level)
+                else max(2 * evenly, _maximum_by_member(member, wide))
             )
         case "reduce_scatter" | "all_gather":
-            return max(evenly, _most(member, others) * share)
+            return max(evenly, _maximum_by_member(member, outside) * share)
         case "all_to_all" | "swap":
-            return _most(member, held * others) * share
+            return _maximum_by_member(member, rank_count * outside) * share
         case "shift":  # to the rank `root` further along
             return float(np.bincount(units[units != np.roll(units, -root, axis=1)], minlength=1).max())
         case "scatter" | "gather":
             at_root = member == units[group, root]
-            return _most(member, np.where(at_root, others, 0)) * share
-        case _:  # broadcast: members but the root's take all bytes in, the root's gives them; reduce mirrored
+            return _maximum_by_member(member, np.where(at_root, outside, 0)) * share
+        case _:  # broadcast: all bytes leave the root's member and enter the others; a reduce is the reverse
             at_root = member == units[group, root]
-            return max(_most(member, wide & ~at_root), _most(member, wide & at_root))
+            return max(
+                _maximum_by_member(member, wide & ~at_root), _maximum_by_member(member, wide & at_root)
+            )
 
 
-def _most(member: Ints, amounts: Ints | Bools) -> float:
-    """The largest sum of `amounts` of one member."""
+def _maximum_by_member(member: Ints, amounts: Ints | Bools) -> float:
+    """The largest sum of `amounts` over the entries of one member."""
     return float(np.bincount(member, weights=amounts).max())
 
 
 @lru_cache(maxsize=256)
 def _words(ranks: int, overhead: float, latency: float) -> float:
-    """The earliest time at which one rank's word has reached all, each sending one message after another."""
+    """The time until one rank's word has reached all ranks, if each rank sends one message after another."""
     if ranks < 2 or overhead * 1000 < latency:
         return latency if ranks > 1 else 0.0
-    informed = [1]  # newly told in each tick of one overhead
-    delay = math.floor((2 * overhead + latency) / overhead)  # whole ticks only: never above the truth
-    knowing = 1
-    while knowing < ranks:
+    informed = [1]  # ranks that receive the word in each tick of one overhead
+    delay = math.floor((2 * overhead + latency) / overhead)  # whole ticks, rounded down to stay a lower bound
+    total = 1
+    while total < ranks:
         tick = len(informed)
-        fresh = sum(informed[: tick - delay + 1]) if tick >= delay else 0
-        informed.append(fresh)
-        knowing += fresh
+        receivers = sum(informed[: tick - delay + 1]) if tick >= delay else 0
+        informed.append(receivers)
+        total += receivers
     return (len(informed) - 1) * overhead

@@ -1,9 +1,9 @@
-"""What a collective costs, carried out by a given algorithm: the number that passes and `simulate` go by.
+"""Predicts the time of a collective with a given algorithm, for passes and `simulate`.
 
-Where a calibration measured the same collective on as many ranks that lie alike, its curve answers; where it
-was measured with messages of the usual size alone, the model says how another size compares. Else the model
-does: the rounds of the program on the links (`steps`), level by level for hierarchies. `native` is NCCL on
-GPUs for which it is modelled (`nccl`). Elsewhere it stands for a library that takes the best flat algorithm
+If a calibration contains the same collective with the same placement of the ranks, its curve is used. If it
+contains only messages of the default size, the model provides the ratio for another size. Otherwise the model
+is used: the rounds of the program on the links (`step_model`), stage by stage for hierarchies. `native` is
+NCCL on GPUs for which it is modelled (`nccl`). Elsewhere it is a library that selects the best flat algorithm
 in rank order.
 """
 
@@ -30,11 +30,11 @@ from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Backend, Form
 
-EXACT = 200  # messages; more are priced step by step
-COMPOSED = 64  # ranks; larger hierarchies are priced stage by stage
-ROUND_BY_ROUND = 512  # ranks; larger groups are priced by the formulas of the algorithms
-# Of a chunk program under JAX, many operations of XLA, on machines where nothing was measured: an assumption
-# for the time between its rounds. A program must be so much better to be preferred.
+EXACT = 200  # messages; larger programs are predicted step by step
+COMPOSED = 64  # ranks; larger hierarchies are predicted stage by stage
+ROUND_BY_ROUND = 512  # ranks; larger groups are predicted with the formulas of the algorithms
+# A factor for chunk programs under JAX on machines without measurements: an assumption for the time between
+# their rounds, which are separate operations of XLA. A program must be faster by this factor to be selected.
 UNMEASURED = 1.25
 NATIVE = (
     "ring", "halving_doubling", "recursive_doubling", "bruck", "pairwise", "binomial_tree", "scatter_gather",
@@ -42,16 +42,19 @@ NATIVE = (
 NEIGHBOURS = ("ring", "chain", "torus")
 USUAL_FORM: dict[Backend, Form] = {"jax": "rounds", "mpi": "call"}
 
-Way = Form | Literal["library"]  # a library's own: dataflow, whole messages
+Way = Form | Literal["library"]  # a library's own: dataflow with whole messages
 CostKind = Kind | Literal["all_to_all", "shift"]
 
 
 class CollectiveTime(msgspec.Struct, frozen=True):
-    """How long a collective takes, and why.
+    """The predicted time of a collective.
 
-    nbytes: of each level, innermost first, what its busiest link carries in one direction. level: the one
-    whose links are busy longest. bound: seconds that no algorithm beats here. source: `model`, or `measured`
-    and the date.
+    Attributes:
+        seconds: The time.
+        nbytes: For each level, innermost first, its name and the bytes on its busiest link in one direction.
+        level: The level whose links are busy longest.
+        bound: A lower bound in seconds for all algorithms.
+        source: `model`, or `measured` with the date.
     """
 
     seconds: float
@@ -61,14 +64,16 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     source: str = "model"
 
     @classmethod
-    def of(cls, seconds: float, load: Floats, bound: float, network: Network, source: str) -> CollectiveTime:
-        """load: bytes on the busiest link of each level."""
+    def from_load(
+        cls, seconds: float, load: Floats, bound: float, network: Network, source: str
+    ) -> CollectiveTime:
+        """Create a time from `load`, the bytes on the busiest link of each level."""
         level = network.levels[int((load / network.bandwidths).argmax())].name
         return cls(seconds, network.by_level(load), level, bound, source)
 
 
 class _Query(NamedTuple):
-    """What is to be predicted: see `collective_time`."""
+    """The arguments of a prediction, as in `collective_time`."""
 
     kind: CostKind
     layout: Layout
@@ -96,49 +101,63 @@ def collective_time(
     chunk: int | None = None,
     root: int = 0,
 ) -> CollectiveTime | None:
-    """The prediction for one collective, all groups of `layout` at once; None where there is no such program.
+    """Predict one collective, with all groups of `layout` active at the same time.
 
-    nbytes: of the whole buffer: what every rank has after all_reduce, all_gather or broadcast, and before
-    reduce, reduce_scatter, scatter (the root) or all_to_all. chunk: bytes of a message, None for unsliced
-    chunks. form: None for the backend's usual one.
+    Args:
+        algorithm: The algorithm.
+        kind: The kind of collective.
+        layout: The groups of ranks.
+        nbytes: Bytes of the whole buffer: the result of all_reduce, all_gather and broadcast on every rank,
+            or the operand of reduce, reduce_scatter, all_to_all and (on the root) scatter.
+        network: The network.
+        calibration: Measured links and collectives.
+        backend: The backend.
+        form: The form; None for the default form of the backend.
+        chunk: Bytes of a message; None for unsliced chunks.
+        root: The index of the root in its group.
+
+    Returns:
+        The prediction; None if there is no such program.
     """
     bound = lower_bound(kind, nbytes, layout, network, root=root)
     if layout.ranks == 1:
-        return CollectiveTime.of(0.0, np.zeros(len(network.levels)), 0.0, network, "model")
+        return CollectiveTime.from_load(0.0, np.zeros(len(network.levels)), 0.0, network, "model")
     form = form or USUAL_FORM[backend]
     query = _Query(kind, layout, nbytes, network, form, chunk, root, backend)
     modelled = _modelled(algorithm, query)
     if modelled is None:
         return None
     (seconds, load), source = modelled, "model"
-    if calibration is not None and _alone(layout, network):
+    if calibration is not None and _groups_are_independent(layout, network):
         shape = shape_of(layout, network)
-        curve, usual = (
+        curve, unsliced = (
             calibration.curve(backend, kind, str(algorithm), form, shape, size) for size in (chunk, None)
         )
-        # Short messages may be faster than the bound: what is measured of links is the time of long ones.
+        # Short messages may be faster than the bound, because the measured link costs are those of long ones.
         if curve is not None:
             seconds, source = curve.at(nbytes), f"measured {calibration.date}"
             bound = min(bound, seconds)
-        elif usual is not None:
-            bound = min(bound, usual.at(nbytes))
-            # Only what another size of messages changes is left to the model: compared with times that were
-            # measured, its own errors would make a modelled way look better than it is.
+        elif unsliced is not None:
+            bound = min(bound, unsliced.at(nbytes))
+            # The model only provides the ratio between message sizes. Next to measured times, the errors
+            # of its absolute times could favour a modelled algorithm.
             whole = _modelled(algorithm, query._replace(chunk=None))
             if whole is not None:
-                seconds *= usual.at(nbytes) / whole[0]
+                seconds *= unsliced.at(nbytes) / whole[0]
                 source = f"model, scaled to the messages measured {calibration.date}"
         else:
-            # What the model leaves out of measured algorithms is taken to be left out of the others as well.
-            left_out = _left_out(query, shape, calibration, backend)
-            seconds *= left_out
-            source = f"model, scaled to what was measured {calibration.date}" if left_out > 1 else source
-    return CollectiveTime.of(float(max(seconds, bound)), load, bound, network, source)
+            # Costs that the model omits for measured algorithms are assumed to be omitted for others, too.
+            ratio = _model_error(query, shape, calibration, backend)
+            seconds *= ratio
+            source = f"model, scaled to measurements of {calibration.date}" if ratio > 1 else source
+    return CollectiveTime.from_load(float(max(seconds, bound)), load, bound, network, source)
 
 
-def _left_out(query: _Query, shape: str, calibration: Calibration, backend: Backend) -> float:
-    """How many times their model algorithms of the same collective were measured to take, the least; at least
-    1, and 1 if none was measured."""
+def _model_error(query: _Query, shape: str, calibration: Calibration, backend: Backend) -> float:
+    """The smallest ratio of measured to modelled time among measured algorithms of the same collective.
+
+    At least 1, and 1 if none was measured.
+    """
     curves = tuple(
         curve
         for curve in calibration.curve_list
@@ -159,13 +178,13 @@ def _least_ratio(curves: tuple[Curve, ...], query: _Query) -> float:
     return max(1.0, min(ratios, default=1.0))
 
 
-def _alone(layout: Layout, network: Network) -> bool:
-    """Whether no two groups share a link: what was measured on one group holds for all."""
+def _groups_are_independent(layout: Layout, network: Network) -> bool:
+    """Whether no two groups share a link, so that measurements of one group are valid for all."""
     if len(layout.groups) == 1:
         return True
     first = Layout(layout.groups[:1])
-    shared, own = (busiest_bytes("all_gather", 1.0, each, network) for each in (layout, first))
-    return bool(np.allclose(shared, own))
+    shared, single = (busiest_bytes("all_gather", 1.0, each, network) for each in (layout, first))
+    return bool(np.allclose(shared, single))
 
 
 def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
@@ -180,7 +199,7 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
     if parts is None:
         return None
     native = any(name == "native" for name, _ in parts.levels)
-    # Levels overlap where a buffer is cut: of whole chunks, the first levels' messages go first everywhere.
+    # Levels overlap only if the buffer is sliced: with whole chunks all ranks finish one level first.
     if query.form == "rounds" or layout.ranks > COMPOSED or native or not query.chunk:
         by_level = stages_of(algorithm, kind, layout, network, query.root)
         return None if by_level is None else _staged(by_level, query)
@@ -191,7 +210,7 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
 
 
 def _nccl(kind: Kind, query: _Query) -> tuple[nccl.Choice, Floats] | None:
-    """The choice of NCCL, if that is the library and modelled."""
+    """The choice of NCCL, if it is the library and it is modelled."""
     return nccl.choose(kind, query.nbytes, query.layout, query.network) if query.backend == "jax" else None
 
 
@@ -203,7 +222,7 @@ def _native(kind: Kind, query: _Query) -> _Modelled | None:
 
 
 def _library(kind: Kind, query: _Query) -> dict[str, _Modelled]:
-    """What each algorithm that a library may take would cost."""
+    """The predictions of all algorithms that a library may select."""
     library = query._replace(form="library", chunk=None)
     return {name: _flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)}
 
@@ -212,21 +231,23 @@ def _library(kind: Kind, query: _Query) -> dict[str, _Modelled]:
 def library_algorithm(
     kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0, backend: Backend = "jax"
 ) -> str:
-    """The algorithm that `native` is priced as, `nccl ring` if it is NCCL's. nbytes: of the whole buffer, as
-    in `collective_time`."""
+    """The algorithm that `native` is predicted as, such as `nccl ring` for NCCL.
+
+    `nbytes` are those of the whole buffer, as in `collective_time`.
+    """
     query = _Query(kind, layout, nbytes, network, "library", None, root, backend)
     chosen = _nccl(kind, query)
     if chosen is not None:
         return f"nccl {chosen[0].algorithm}"
-    priced = _library(kind, query)
-    return min(priced, key=lambda name: priced[name][0])
+    predicted = _library(kind, query)
+    return min(predicted, key=lambda name: predicted[name][0])
 
 
 def _flat(name: str, kind: Kind, query: _Query) -> _Modelled:
     if query.layout.ranks > ROUND_BY_ROUND:
         seconds, load = _by_formula(name, kind, query)
     else:
-        seconds, load = _dataflow(laid(name, kind, query.root, query.layout, query.network), query)
+        seconds, load = _dataflow(pattern_of(name, kind, query.root, query.layout, query.network), query)
     is_guess = query.backend == "jax" and query.form == "rounds" and not query.network.measured
     return seconds * (UNMEASURED if is_guess else 1), load
 
@@ -234,7 +255,7 @@ def _flat(name: str, kind: Kind, query: _Query) -> _Modelled:
 def _dataflow(pattern: Pattern, query: _Query) -> _Modelled:
     network, form, chunk = query.network, query.form, query.chunk
     of_chunk = query.nbytes / pattern.chunks
-    if form in ("call", "split"):  # the engine cuts every message, and pieces do not wait for each other
+    if form in ("call", "split"):  # the engine slices every message, and pieces proceed independently
         chunk = message(of_chunk, chunk)
     slices = max(1, math.ceil(of_chunk / chunk)) if chunk else 1
     messages = slices * sum(len(step.src) for step in pattern.steps)
@@ -248,16 +269,19 @@ def _dataflow(pattern: Pattern, query: _Query) -> _Modelled:
 def least_seconds(
     name: str, kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0
 ) -> float:
-    """Seconds of the program `name` at least, for the bytes on its busiest link. nbytes: of the whole."""
+    """A lower bound on the seconds of program `name`, from the bytes on its busiest link.
+
+    `nbytes` are those of the whole buffer.
+    """
     if not 1 < layout.ranks <= ROUND_BY_ROUND:
         return 0.0
-    pattern = laid(name, kind, root, layout, network)
+    pattern = pattern_of(name, kind, root, layout, network)
     return float((pattern.load * (nbytes / pattern.chunks) / network.bandwidths).max())
 
 
 @lru_cache(maxsize=1024)
-def laid(name: str, kind: Kind, root: int, layout: Layout, network: Network) -> Pattern:
-    """The pattern of a program, laid out once."""
+def pattern_of(name: str, kind: Kind, root: int, layout: Layout, network: Network) -> Pattern:
+    """The pattern of a program on a layout; cached."""
     return lay_out(registry.program(name, kind, layout.ranks, root=root), layout, network)
 
 
@@ -269,7 +293,7 @@ split_of = lru_cache(maxsize=256)(split)
 def stages_of(
     algorithm: Algorithm, kind: Kind, layout: Layout, network: Network, root: int
 ) -> tuple[Stage, ...] | None:
-    """The stages of a hierarchy; None where it has none on this layout."""
+    """The stages of a hierarchy; None if it has none on this layout."""
     parts = split_of(algorithm, layout, network)
     return None if parts is None else stages(parts, kind, root)
 
@@ -278,25 +302,31 @@ def stages_of(
 def composed(
     levels: tuple[tuple[str, int], ...], kind: Kind, root: int, layout: Layout, network: Network
 ) -> Pattern:
-    """A hierarchy as one program. Raises CP0739 where a level cannot do its part."""
+    """A hierarchy as one program. Raises CP0739 if a level does not support its part."""
     return lay_out(registry.hierarchical(levels, kind, root=root), layout, network)
 
 
 def _by_formula(name: str, kind: Kind, query: _Query) -> _Modelled:
-    """Rounds, and the busiest rank's share of the bytes, each round to a neighbour or to the far half."""
+    """The time from the number of rounds and the bytes of the busiest rank.
+
+    Rounds are to a neighbour, or to a rank half of the ranks away.
+    """
     layout, network = query.layout, query.network
     rounds, share = _formula(name, kind, layout.ranks)
     distance = 1 if name in NEIGHBOURS else layout.ranks // 2
     load, latency = _shifted(layout, network, distance)
     moved = load * float(share) * query.nbytes
     busy = float((moved / network.bandwidths).max())
-    each = latency + 2 * network.overhead + (network.round if query.form == "rounds" else 0.0)
-    return rounds * each + busy + network.call, moved
+    round_seconds = latency + 2 * network.overhead + (network.round if query.form == "rounds" else 0.0)
+    return rounds * round_seconds + busy + network.call, moved
 
 
 @lru_cache(maxsize=256)
 def _shifted(layout: Layout, network: Network, distance: int) -> tuple[Floats, float]:
-    """Messages on the busiest link of each level, every rank sending one `distance` on; the mean latency."""
+    """The load if every rank sends one message to the rank `distance` further.
+
+    Returns the messages on the busiest link of each level, and the mean latency.
+    """
     to = np.roll(layout.groups, -distance, axis=1)
     load = np.zeros(len(network.levels))
     latency = np.zeros(layout.groups.shape)
@@ -310,8 +340,11 @@ def _shifted(layout: Layout, network: Network, distance: int) -> tuple[Floats, f
 
 
 def _of_library(query: _Query) -> _Modelled:
-    """A collective that only libraries have: every rank sends to all others, or to one, at once, and links
-    are busy from the first to the last byte."""
+    """A collective that only libraries implement.
+
+    Every rank sends to all others, or to one, at the same time; links are busy from the first to the last
+    byte.
+    """
     layout, network = query.layout, query.network
     load = busiest_bytes(query.kind, query.nbytes, layout, network, root=query.root)
     reached = np.flatnonzero(load)
@@ -322,25 +355,25 @@ def _of_library(query: _Query) -> _Modelled:
 
 
 def _staged(stages: tuple[Stage, ...], query: _Query) -> _Modelled | None:
-    """The stages of a hierarchy one after another; in calls, slices of them overlap."""
+    """The stages of a hierarchy one after the other; if they are calls, slices overlap."""
     network = query.network
-    whole = [_of_stage(stage, query) for stage in stages]
-    done = [each for each in whole if each is not None]
-    if len(done) < len(stages):
+    modelled = [_of_stage(stage, query) for stage in stages]
+    complete = [each for each in modelled if each is not None]
+    if len(complete) < len(stages):
         return None
-    total = cast("Floats", np.sum([load for _, load in done], axis=0))
-    calls = network.call * (len(stages) - 1)  # one call does all stages, or one jitted function
-    after_another = sum(seconds for seconds, _ in done) - calls
+    total = cast("Floats", np.sum([load for _, load in complete], axis=0))
+    calls = network.call * (len(stages) - 1)  # all stages are one call, or one jitted function
+    sequential = sum(seconds for seconds, _ in complete) - calls
     if query.form == "rounds" or not query.chunk:
-        return after_another, total
-    # One slice goes through all stages, the others follow as fast as the busiest link lets them.
+        return sequential, total
+    # One slice goes through all stages; the others follow at the rate of the busiest link.
     parts = max(1.0, query.nbytes * stages[0].share / stages[0].layout.ranks / query.chunk)
     first = [_of_stage(stage, query._replace(nbytes=query.nbytes / parts)) for stage in stages]
     fill = sum(each[0] for each in first if each is not None) - calls
     busy = float((total / network.bandwidths).max())
-    return min(after_another, fill + busy * (1 - 1 / parts)), total
+    return min(sequential, fill + busy * (1 - 1 / parts)), total
 
 
 def _of_stage(stage: Stage, query: _Query) -> _Modelled | None:
-    own = query._replace(kind=stage.kind, layout=stage.layout, root=stage.root)
-    return _modelled(stage.algorithm, own._replace(nbytes=query.nbytes * stage.share))
+    stage_query = query._replace(kind=stage.kind, layout=stage.layout, root=stage.root)
+    return _modelled(stage.algorithm, stage_query._replace(nbytes=query.nbytes * stage.share))

@@ -1,8 +1,8 @@
-"""`native` on NVIDIA GPUs joined by NVLink: the way that NCCL takes, and what it puts on links.
+"""Predicts `native` on NVIDIA GPUs with NVLink: NCCL's choice of algorithm, and the bytes on links.
 
-`nccl_model` has the estimates. Here ranks on a network become groups that it can price. The results are
-compared with published tables of nccl-tests (`tests/cost/test_nccl_tables.py`). On other machines they are
-guesses until calibrated.
+`nccl_model` has the estimates for groups of ranks. This module derives these groups from ranks on a network.
+The results are compared with published tables of nccl-tests (`tests/cost/test_nccl_tables.py`). For other
+machines they are uncalibrated guesses.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from commplan.cost.network.network import Floats, Layout, Network
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 NVLINK_REACHED = 0.8  # of the data sheet: channels of 20 GB/s on links of 25, 360 GB/s on 450
 NETWORK_REACHED = 0.96  # channels of 24 GB/s on network cards of 25, of 48 on 50
-NETWORK_LATENCY = 6e-6  # seconds of a level of the topology that NCCL's own latencies stand for
+NETWORK_LATENCY = 6e-6  # seconds; latency of a level of the topology that NCCL's own latencies include
 
 
 def choose(kind: str, nbytes: float, layout: Layout, network: Network) -> tuple[Choice, Floats] | None:
-    """The fastest way, and bytes on the busiest link of each level [levels].
+    """The fastest choice of NCCL, and the bytes on the busiest link of each level [levels].
 
     Args:
-        kind: of the collective.
-        nbytes: of the whole buffer, as `collective_time` counts it.
-        layout: of ranks, equally many on each node.
-        network: of a topology that names its devices.
+        kind: The kind of collective.
+        nbytes: Bytes of the whole buffer, as in `collective_time`.
+        layout: The groups of ranks, with equally many ranks on each node.
+        network: The network of a topology that names its devices.
 
     Returns:
-        None if NCCL is not modelled for the collective, the ranks or the devices.
+        The choice; None if NCCL is not modelled for the collective, the ranks or the devices.
     """
     group = _group(layout, network) if kind in COLLECTIVES else None
     if group is None:
@@ -45,7 +45,7 @@ def choose(kind: str, nbytes: float, layout: Layout, network: Network) -> tuple[
 def link_loads(
     kind: str, algorithm: str, layout: Layout, network: Network
 ) -> Iterator[tuple[Floats, Floats]]:
-    """Of each level, the part of the buffer that leaves and enters each member on its link."""
+    """For each level, the part of the buffer that leaves and enters each member on its link."""
     shares = _shares(kind, algorithm, layout, network)
     for (up, down), share in zip(_hops(layout, network), shares, strict=True):
         yield up * share, down * share
@@ -60,14 +60,14 @@ def _group(layout: Layout, network: Network) -> Group | None:
     nodes = 1 + int((node[0, 1:] != node[0, :-1]).sum())
     per_node = layout.ranks // nodes
     first, last = node[:, ::per_node], node[:, per_node - 1 :: per_node]
-    uneven = (
+    is_uneven = (
         per_node * nodes != layout.ranks or (first != last).any() or (first[:, 1:] == first[:, :-1]).any()
     )
-    if uneven:
+    if is_uneven:
         return None
     crossed = _crossings(layout, network)
     strides: Ints = np.array(network.strides, np.int64)
-    # A rank uses the network card beside it; other links are shared by the rings that cross them.
+    # A rank uses its own network card. Other links are shared by the rings that cross them.
     part = np.where(strides == per_host, per_node / per_host, 1 / crossed.clip(1))
     rates = network.bandwidths * part / 1e9
     inner, outer = (strides < per_host) & (crossed > 0), (strides >= per_host) & (crossed > 0)
@@ -91,7 +91,7 @@ def _crossings(layout: Layout, network: Network) -> Floats:
 
 @lru_cache(maxsize=64)
 def _hops(layout: Layout, network: Network) -> tuple[tuple[Ints, Ints], ...]:
-    """Of each level, hops of all groups' rings that leave and enter each member; a ring goes node by node."""
+    """For each level, the hops of all rings that leave and enter each member; rings visit node by node."""
     groups = layout.groups
     node = groups // network.topology.host_places
     by_node = np.argsort(node, axis=1, kind="stable")
@@ -99,9 +99,9 @@ def _hops(layout: Layout, network: Network) -> tuple[tuple[Ints, Ints], ...]:
     begins = np.zeros(node.shape, np.int64)
     begins[:, 1:] = np.where(ordered[:, 1:] != ordered[:, :-1], np.arange(1, layout.ranks), 0)
     first = np.take_along_axis(by_node, np.maximum.accumulate(begins, axis=1), axis=1)
-    seen = np.empty_like(first)
-    np.put_along_axis(seen, by_node, first, axis=1)
-    ring = np.take_along_axis(groups, np.argsort(seen, axis=1, kind="stable"), axis=1)
+    rank_order = np.empty_like(first)
+    np.put_along_axis(rank_order, by_node, first, axis=1)
+    ring = np.take_along_axis(groups, np.argsort(rank_order, axis=1, kind="stable"), axis=1)
     following = np.roll(ring, -1, axis=1)
 
     def counted(level: int) -> tuple[Ints, Ints]:
@@ -115,10 +115,10 @@ def _hops(layout: Layout, network: Network) -> tuple[tuple[Ints, Ints], ...]:
 
 @lru_cache(maxsize=1024)
 def _shares(kind: str, algorithm: str, layout: Layout, network: Network) -> Floats:
-    """Of each level, the part of the buffer that a link carries for each hop of a ring over it [levels].
+    """For each level, the part of the buffer that a link carries per hop of a ring over it [levels].
 
-    A ring sends all parts but one, twice to sum. A switch that adds takes each byte once and gives it once.
-    Two trees between nodes carry half of the buffer each, up and down.
+    A ring sends all parts but one, twice for a sum. A switch that adds receives and sends each byte once. The
+    two trees between nodes carry half of the buffer each, in both directions.
     """
     ring = 1.0 if kind in ("broadcast", "reduce") else (layout.ranks - 1) / layout.ranks
     ring *= 2 if kind == "all_reduce" else 1

@@ -1,20 +1,19 @@
-"""NCCL's estimate of each way in which it can carry out a collective.
+"""NCCL's estimates for each algorithm and protocol of a collective.
 
-A way is an algorithm (ring, tree, NVLS, NVLS tree, PAT) with a protocol (LL, LL128, Simple). NCCL estimates
-a latency and a bandwidth for each and takes the fastest. `choices` computes the same two figures.
+Algorithms are ring, tree, NVLS, NVLS tree and PAT; protocols are LL, LL128 and Simple. NCCL estimates a
+latency and a bandwidth for each combination and selects the fastest. `choices` computes the same two numbers.
 
-Sources: NVIDIA/nccl 2.30.7, `src/graph/tuning.cc` (latencies, bandwidths of channels, how both are put
-together, the correction of trees), `src/graph/search.cc` (speeds of channels) and `src/transport/nvls.cc`
-(chunks of NVLS).
+Sources: NVIDIA/nccl 2.30.7, `src/graph/tuning.cc` (latencies, bandwidths of channels, their combination, the
+correction of trees), `src/graph/search.cc` (speeds of channels) and `src/transport/nvls.cc` (chunks of NVLS).
 
-NCCL only has to rank the ways, and this model has to price them. So it differs:
+NCCL only ranks the combinations, while this model predicts times. It differs in these points:
 
 - Pipelines are filled before they run: NVLS by one chunk of each channel, trees by one for each further
   level.
 - A broadcast and a reduce have the latency of a ring's steps.
-- The correction of trees is interpolated between sizes, so that no larger message is faster.
+- The correction of trees is interpolated between sizes, so that a larger message is never faster.
 
-CollNet (sums in the network) is left out.
+CollNet (sums in the network) is not modelled.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ import numpy as np
 
 PROTOCOLS = ("ll", "ll128", "simple")
 NVLS_EFFICIENCY = 0.85
-NVLS_CHUNK = 16 * 128 * 1024  # bytes for each head: 16 channels, chunks of 128 KiB
-TREE_CHUNK = 512 * 1024  # bytes of a channel
+NVLS_CHUNK = 16 * 128 * 1024  # bytes per head: 16 channels with chunks of 128 KiB
+TREE_CHUNK = 512 * 1024  # bytes per channel
 
-# Microseconds, by protocol: to start, of a hop over NVLink, of a hop over the network.
+# Microseconds by protocol: start, hop over NVLink, hop over the network.
 _START = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4)}
 _NVLINK_HOP = {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4)}
 _NETWORK_HOP = {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0)}
 _NVLS_HOP, _NVLS_NETWORK_HOP = 25.0, 20.9
 _PAT_START, _PAT_RANK, _PAT_HOPS = 8.0, 2.8, 3.5
 _POST = (1.0, 1.0, 3.0)  # posting to the network card, in each step of a ring between nodes
-_PLATEAU = 1.4  # of the latency of rings that send whole chunks between nodes
-_LL_BETWEEN = (39.0, 39.0, 20.4)  # GB/s that LL reaches on 1, 2 and more nodes
+_PLATEAU = 1.4  # factor for the latency of rings that send whole chunks between nodes
+_LL_BETWEEN = (39.0, 39.0, 20.4)  # GB/s of LL on 1, 2 and more nodes
 
-# The part of its bandwidth that a tree reaches, from 64 bytes in powers of two.
+# The fraction of its bandwidth that a tree reaches, for sizes from 64 bytes in powers of two.
 _TREE = {
     "ll": "1 1 1 1 .9 .8 .7 .7 .7 .7 .6 .5 .4 .4 .5 .6 .7 .8 .9 1 1 1 1 1",
     "ll128": "1 1 1 1 1 .9 .8 .8 .8 .7 .6 .6 .6 .6 .6 .6 .8 .9 .9 .9 .9 1 1 1",
@@ -51,10 +50,12 @@ _SIZES = tuple(range(24))
 
 
 class Gpu(NamedTuple):
-    """A kind of GPU, in GB/s.
+    """A kind of GPU; rates in GB/s.
 
-    ll: what LL reaches inside a node. ring_ll128, tree, tree_ll128, nvls_tree: what a channel reaches on 1, 2
-    and more nodes. nvls: speeds of a head of NVLS, empty for GPUs without it.
+    Attributes:
+        ll: LL inside a node.
+        ring_ll128, tree, tree_ll128, nvls_tree: A channel on 1, 2 and more nodes.
+        nvls: The possible speeds of a head of NVLS; empty for GPUs without NVLS.
     """
 
     ll: float
@@ -74,10 +75,15 @@ GPUS = {"a100": _AMPERE, "h100": _HOPPER, "h200": _HOPPER}
 
 
 class Group(NamedTuple):
-    """Ranks of a collective, equally many on each node.
+    """The ranks of a collective, equally many on each node.
 
-    inside: GB/s of a rank over NVLink. between: GB/s of the ranks of a node over the network. delay:
-    microseconds that a message between nodes takes longer than over InfiniBand.
+    Attributes:
+        gpu: The kind of GPU.
+        ranks: The number of ranks.
+        nodes: The number of nodes.
+        inside: GB/s of a rank over NVLink.
+        between: GB/s of the ranks of a node over the network.
+        delay: Microseconds that a message between nodes takes longer than over InfiniBand.
     """
 
     gpu: Gpu
@@ -93,28 +99,33 @@ class Group(NamedTuple):
 
     @property
     def column(self) -> int:
-        """Of constants for 1, 2 and more nodes."""
+        """The index into constants for 1, 2 and more nodes."""
         return min(self.nodes, 3) - 1
 
     @property
     def channels(self) -> int:
-        """Of rings and trees: twelve in a node, one for each network card between nodes."""
+        """The number of channels of rings and trees: 12 inside a node, one per network card between nodes."""
         return 12 if self.nodes == 1 else max(2, self.per_node)
 
     @property
     def ring(self) -> float:
-        """GB/s of all channels of rings."""
+        """GB/s of all channels of a ring."""
         return self.inside if self.nodes == 1 else min(self.inside, self.between)
 
     def hop(self, latency: float, protocol: str) -> float:
-        """Microseconds between nodes; Simple also waits for a flag."""
+        """Microseconds of a hop between nodes; Simple also waits for a flag."""
         return latency + self.delay * (2 if protocol == "simple" else 1)
 
 
 class Choice(NamedTuple):
-    """One way, for one size.
+    """One algorithm and protocol for one size.
 
-    latency: seconds. bandwidth: bytes of the whole buffer a second. fill: bytes that fill the pipeline first.
+    Attributes:
+        algorithm: The algorithm.
+        protocol: The protocol.
+        latency: Seconds.
+        bandwidth: Bytes of the whole buffer per second.
+        fill: Bytes that fill the pipeline first.
     """
 
     algorithm: str
@@ -128,7 +139,7 @@ class Choice(NamedTuple):
 
 
 def choices(kind: str, nbytes: float, group: Group) -> Iterator[Choice]:
-    """Each way in which NCCL can carry out `kind` for a buffer of `nbytes`."""
+    """NCCL's options for `kind` on a buffer of `nbytes`."""
     for index, protocol in enumerate(PROTOCOLS):
         yield _ring(kind, nbytes, group, protocol, index)
         if kind == "all_reduce":
@@ -144,7 +155,7 @@ def choices(kind: str, nbytes: float, group: Group) -> Iterator[Choice]:
 
 
 def _choice(algorithm: str, protocol: str, latency: float, rate: float, fill: float = 0.0) -> Choice:
-    """latency: microseconds. rate: GB/s of the whole buffer."""
+    """Create a choice from microseconds, and GB/s of the whole buffer."""
     return Choice(algorithm, protocol, latency * 1e-6, rate * 1e9, fill)
 
 
@@ -157,11 +168,11 @@ def _ring(kind: str, nbytes: float, group: Group, protocol: str, index: int) -> 
     passes = 2 if kind == "all_reduce" else 1
     steps, crossing = passes * (ranks - 1), passes * (nodes - 1)
     inside = _NVLINK_HOP["ring"][index] if nodes == 1 else max(_NVLINK_HOP["ring"][index], _POST[index])
-    # With one rank on each node nothing hides the latency of the network.
+    # With one rank per node nothing hides the latency of the network.
     between = _NETWORK_HOP["tree" if group.per_node == 1 else "ring"][index]
     latency = _START["ring"][index] + (steps - crossing) * inside + crossing * group.hop(between, protocol)
-    whole = nbytes >= 64 * 2 * group.channels * ranks
-    if protocol == "simple" and kind == "all_reduce" and nodes > 1 and whole:
+    has_whole_chunks = nbytes >= 64 * 2 * group.channels * ranks
+    if protocol == "simple" and kind == "all_reduce" and nodes > 1 and has_whole_chunks:
         latency *= _PLATEAU
     share = 1.0 if kind in ("broadcast", "reduce") else steps / ranks
     return _choice("ring", protocol, latency, bus / share)
@@ -187,7 +198,7 @@ def _tree(nbytes: float, group: Group, protocol: str, index: int) -> Choice:
 
 
 def _pat(group: Group) -> Choice:
-    """Parallel aggregated trees of one rank on each node."""
+    """Parallel aggregated trees of one rank per node."""
     hops = int(math.log2(group.nodes)) * group.hop(_NETWORK_HOP["tree"][2], "simple") / _PAT_HOPS
     return _choice("pat", "simple", _PAT_START + hops + _PAT_RANK * group.ranks, 0.75 * group.ring)
 
@@ -200,7 +211,7 @@ def _nvls(kind: str, nbytes: float, group: Group) -> Choice:
 
 
 def _nvls_tree(nbytes: float, group: Group) -> Choice:
-    """The switch of each node adds, and two trees join the nodes."""
+    """The switch of each node adds, and two trees connect the nodes."""
     nodes, heads, ranks = group.nodes, group.per_node, group.ranks
     network = group.between / heads * (2 if nodes == 2 else 1)
     bus = heads * min(2 * _head(group), network, group.gpu.nvls_tree[group.column])
@@ -209,7 +220,7 @@ def _nvls_tree(nbytes: float, group: Group) -> Choice:
 
 
 def _head(group: Group) -> float:
-    """GB/s of one head: a rank that gets its part of the sums of its node."""
+    """GB/s of one head, a rank that receives its part of the node's sums."""
     heads = group.per_node
     speeds = group.gpu.nvls
     speed = next((speed for speed in speeds if speed * heads <= group.inside), group.inside / heads)

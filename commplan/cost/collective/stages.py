@@ -1,4 +1,4 @@
-"""A hierarchical collective on a layout: the ranks by level, and one collective for each of its stages."""
+"""A hierarchical collective on a layout: the ranks by level, and the collective of each stage."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from commplan.ir.plan import Algorithm
 
 @dataclass(frozen=True)
 class Stage:
-    """A collective of one level. share: the bytes of the whole buffer of one of its groups, as a share of
-    those of the hierarchy."""
+    """A collective of one level.
+
+    `share` is the ratio of the whole buffer of one of its groups to that of the hierarchy.
+    """
 
     kind: Kind
     algorithm: Algorithm
@@ -31,9 +33,11 @@ class Stage:
 
 
 class ByLevel:
-    """The ranks of a layout by level, whatever the algorithms of the levels are.
+    """The ranks of a layout by level, for any algorithms of the levels.
 
-    sizes: ranks of each level, innermost first. places: of the ranks, [groups, outermost, .., innermost].
+    Attributes:
+        sizes: The number of ranks at each level, innermost first.
+        places: The places of the ranks, [groups, outermost, .., innermost].
     """
 
     def __init__(self, sizes: Sequence[int], places: Ints) -> None:
@@ -42,13 +46,15 @@ class ByLevel:
 
     @cached_property
     def layout(self) -> Layout:
-        """The ranks in the order in which `registry.hierarchical` counts them."""
+        """The ranks in the order of `registry.hierarchical`."""
         return Layout(np.ascontiguousarray(self.places).reshape(-1, math.prod(self.sizes)))
 
     def members(self, level: int, fixed: tuple[tuple[int, int], ...]) -> Layout:
-        """The groups of ranks that differ at `level` alone: the same object each time, because candidates
-        differ in algorithms and not in groups. fixed: levels at which only the ranks at one place take part,
-        and that place."""
+        """The groups of ranks that differ only at `level`.
+
+        Returns the same object for the same arguments, because candidates differ in algorithms and not in
+        groups. `fixed` has levels at which only the ranks at one index take part, with this index.
+        """
         layout = self._members.get((level, fixed))
         if layout is None:
             groups = self.places
@@ -60,7 +66,7 @@ class ByLevel:
 
 
 class Split(NamedTuple):
-    """A hierarchy on a layout. levels: algorithm and size, innermost first."""
+    """A hierarchy on a layout; `levels` are algorithm and size, innermost first."""
 
     levels: tuple[tuple[str, int], ...]
     ranks: ByLevel
@@ -69,7 +75,7 @@ class Split(NamedTuple):
 def split(algorithm: Algorithm, layout: Layout, network: Network) -> Split | None:
     """The levels of `hierarchical(..)`: axes of the layout, or levels of the topology that its groups span.
 
-    None where the keys are neither, or the groups do not fill the levels evenly.
+    None if the keys are neither, or if the groups do not fill the levels evenly.
     """
     ranks = _by_level(tuple(key for key, _ in algorithm.levels), layout, network)
     if ranks is None:
@@ -80,12 +86,12 @@ def split(algorithm: Algorithm, layout: Layout, network: Network) -> Split | Non
 
 @lru_cache(maxsize=64)
 def _by_level(keys: tuple[str, ...], layout: Layout, network: Network) -> ByLevel | None:
-    named = {axis.name: index for index, axis in enumerate(layout.axes)}
-    if layout.axes and sorted(keys) == sorted(named):
+    index_of = {axis.name: index for index, axis in enumerate(layout.axes)}
+    if layout.axes and sorted(keys) == sorted(index_of):
         shape = [axis.size for axis in layout.axes]
-        order = [1 + named[key] for key in reversed(keys)]
+        order = [1 + index_of[key] for key in reversed(keys)]
         places = layout.groups.reshape(-1, *shape).transpose(0, *order)
-        return ByLevel([shape[named[key]] for key in keys], places)
+        return ByLevel([shape[index_of[key]] for key in keys], places)
     sizes = _spans(keys, layout, network)
     if sizes is None:
         return None
@@ -93,31 +99,31 @@ def _by_level(keys: tuple[str, ...], layout: Layout, network: Network) -> ByLeve
 
 
 def _spans(keys: Sequence[str], layout: Layout, network: Network) -> list[int] | None:
-    """How many members of each level in `keys` a group has within one of the next, innermost first."""
+    """For each level in `keys`, its members of a group within one member of the next; innermost first."""
     names = [level.name for level in network.levels]
     if not keys or any(key not in names for key in keys):
         return None
-    at = [names.index(key) for key in keys]
-    if at != sorted(set(at)):
+    indices = [names.index(key) for key in keys]
+    if indices != sorted(set(indices)):
         return None
-    units = [int(np.count_nonzero(np.bincount(network.units(layout.groups[0], index)))) for index in at]
-    units[0] = layout.ranks  # what the innermost level named holds, lies there
+    units = [int(np.count_nonzero(np.bincount(network.units(layout.groups[0], index)))) for index in indices]
+    units[0] = layout.ranks  # the innermost key stands for all levels inside it
     sizes = [inner // outer for inner, outer in zip(units, [*units[1:], 1], strict=True)]
     return sizes if math.prod(sizes) == layout.ranks else None
 
 
 def stages(parts: Split, kind: Kind, root: int) -> tuple[Stage, ...] | None:
-    """The stages in order, as `registry.stages` says; None where a level cannot do its part."""
+    """The stages in the order of `registry.stages`; None if a level does not support its part."""
     sizes = [size for _, size in parts.levels]
     try:
         plan = registry.stages(parts.levels, kind, root=root)
     except CommplanError:
         return None
-    at = coordinates(root, reversed(range(len(sizes))), dict(enumerate(sizes)))
+    root_place = coordinates(root, reversed(range(len(sizes))), dict(enumerate(sizes)))
     result: list[Stage] = []
     for stage in plan:
-        # Of the other levels, only the ranks at the place of the root take part.
-        layout = parts.ranks.members(stage.level, tuple((level, at[level]) for level in stage.fixed))
+        # At other levels, only the ranks at the root's index take part.
+        layout = parts.ranks.members(stage.level, tuple((level, root_place[level]) for level in stage.fixed))
         algorithm, share = Algorithm(stage.algorithm), float(stage.share)
         result.append(Stage(stage.kind, algorithm, layout, share, stage.own_root))
     return tuple(result)

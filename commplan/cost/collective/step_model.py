@@ -1,18 +1,18 @@
-"""How long a program takes, step by step: the model that prices plans.
+"""Simulates a program step by step on a network.
 
-Slice j of a program does round t at step t + j, and a rank issues its sends in the order of steps. In the
-dataflow forms a send waits for its data and for the sends before it, nothing else; a link serves what is
-asked of it in order of steps, and the transfers of one step share it evenly. With `rounds`, a rank goes on
-when its own sends and receives of the step are over, and each step is an operation of its own, which copies
-what it sends out of the buffer and what it receives into it.
+Slice j of a program runs round t at step t + j, and a rank issues its sends in the order of steps. In
+dataflow forms a send waits only for its data and for earlier sends. A link serves requests in the order of
+steps, and the transfers of one step share it evenly. In the form `rounds`, a rank continues when its own
+sends and receives of the step are complete. Each step is then a separate operation, which copies its operand
+out of the buffer and its result into it.
 
-For a message of b bytes over links l that carry B_l bytes of the step, alpha of the level, o and gamma:
+For a message of b bytes over links l that carry B_l bytes in the step, with alpha of the level, o and gamma:
 
     issue  = max(data, CPU of the sender) + o
     done_l = max(free_l, first issue on l) + B_l / bandwidth_l
     data   = max(max_l done_l, issue + b / min bandwidth) + alpha + o [+ gamma b]
 
-Many slices settle into a rhythm: a few are followed, the others come at the same distance (seen in two runs).
+Many slices reach a steady state: some are simulated twice, and the time of the others is extrapolated.
 """
 
 from __future__ import annotations
@@ -24,40 +24,50 @@ import numpy as np
 from commplan.cost.network.link_traffic import Pattern, Step
 from commplan.cost.network.network import Floats, Network
 
-FOLLOWED = 48  # slices at most; the rest is extrapolated
-COPIES = 2  # of each message in the form `rounds`: out of the buffer, and into it
-WORK = 60_000  # transfers at most, where ranks differ
-SPARSE = 40  # reads, writes and uses of links of a round: with fewer, plain loops are faster than arrays
+SIMULATED_SLICES = 48  # maximum number of simulated slices; others are extrapolated
+COPIES = 2  # copies of each message in the form `rounds`: out of the buffer, and into it
+WORK = 60_000  # maximum number of transfers, if ranks differ
+SPARSE = 40  # reads, writes and uses of links per round; below, loops are faster than arrays
 
 
 def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, blocking: bool) -> float:
     """The time until the last rank is done, without the call that starts it.
 
-    chunk: bytes of one chunk, all slices together. blocking: as the form `rounds` does it.
+    Args:
+        pattern: The program on the network.
+        network: The network.
+        chunk: Bytes of one chunk, all slices together.
+        slices: The number of slices.
+        blocking: Whether the form is `rounds`.
     """
     if not pattern.steps:
         return 0.0
     piece = chunk / slices
     if blocking:
         return _blocking(pattern, network, piece, slices)
-    most = FOLLOWED
+    simulated = SIMULATED_SLICES
     if not _is_even(pattern):
-        most = min(most, max(4, WORK // sum(len(step.src) for step in pattern.steps)))
-    if slices <= most:
-        return _followed(pattern, network, piece, slices)
-    whole, half = _followed(pattern, network, piece, most), _followed(pattern, network, piece, most // 2)
-    return whole + (slices - most) * (whole - half) / (most - most // 2)
+        simulated = min(simulated, max(4, WORK // sum(len(step.src) for step in pattern.steps)))
+    if slices <= simulated:
+        return _simulated(pattern, network, piece, slices)
+    whole, half = (
+        _simulated(pattern, network, piece, simulated),
+        _simulated(pattern, network, piece, simulated // 2),
+    )
+    return whole + (slices - simulated) * (whole - half) / (simulated - simulated // 2)
 
 
 def _is_even(pattern: Pattern) -> bool:
-    """Whether one rank may stand for all."""
+    """Whether one rank represents all."""
     return pattern.alike or (pattern.even and pattern.ranks * len(pattern.steps) > 1500)
 
 
 @lru_cache(maxsize=1 << 14)
-def _followed(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
-    """The time of slices of `piece` bytes a chunk, all followed. Sizes of buffers share the pieces of a
-    message, so the same are priced again and again."""
+def _simulated(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
+    """The time of all slices, with `piece` bytes per chunk.
+
+    Cached: buffers of different sizes are cut into the same pieces.
+    """
     if _is_even(pattern):
         return _alike(pattern, network, piece, slices)
     uses = sum(len(step.takes) + len(step.gives) + 2 * step.lanes.link.size for step in pattern.steps)
@@ -66,7 +76,7 @@ def _followed(pattern: Pattern, network: Network, piece: float, slices: int) -> 
 
 
 def _alike(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
-    """One rank stands for all; its links of each level are the machine's."""
+    """One rank represents all; the links of each level are aggregated."""
     rounds = _all_scalars(pattern, network, piece)
     last = len(rounds)
     free = [0.0] * len(network.latencies)
@@ -74,9 +84,9 @@ def _alike(pattern: Pattern, network: Network, piece: float, slices: int) -> flo
     cpu = 0.0
     for step in range(last + slices - 1):
         for index in range(max(0, step - last + 1), min(step + 1, slices)):
-            loads, alone, after = rounds[step - index]
+            loads, own_seconds, after = rounds[step - index]
             cpu = max(ready[index], cpu) + network.overhead
-            done = cpu + alone
+            done = cpu + own_seconds
             for level, load in loads:
                 free[level] = max(free[level], cpu) + load
                 done = max(done, free[level])
@@ -88,28 +98,28 @@ _Scalars = tuple[list[tuple[int, float]], float, float]
 
 
 def _all_scalars(pattern: Pattern, network: Network, piece: float) -> list[_Scalars]:
-    """Of each round; many rounds are the same but for the chunks."""
-    seen: dict[tuple[int, int], _Scalars] = {}
+    """`_scalars` of each round; many rounds differ only in their chunks."""
+    by_key: dict[tuple[int, int], _Scalars] = {}
     scalars: list[_Scalars] = []
     for step in pattern.steps:
         key = (id(step.lanes), int(step.reduced[0]))
-        if key not in seen:
-            seen[key] = _scalars(step, network, piece)
-        scalars.append(seen[key])
+        if key not in by_key:
+            by_key[key] = _scalars(step, network, piece)
+        scalars.append(by_key[key])
     return scalars
 
 
 def _scalars(step: Step, network: Network, piece: float) -> _Scalars:
-    """Seconds on the links of each level, seconds of a message alone, and what follows its arrival."""
+    """Seconds on the links of each level, seconds of a message alone, and seconds after its arrival."""
     lanes = step.lanes
     busy = lanes.per_level * piece / network.bandwidths
     loads = [(level, float(load)) for level, load in enumerate(busy) if load > 0]
-    alone, after = _each(step, network, piece)
+    alone, after = _per_transfer(step, network, piece)
     return loads, float(alone.max()), float(after.mean())
 
 
-def _each(step: Step, network: Network, piece: float) -> tuple[Floats, Floats]:
-    """For each transfer: seconds if it were alone, and from its last byte sent to its data usable."""
+def _per_transfer(step: Step, network: Network, piece: float) -> tuple[Floats, Floats]:
+    """For each transfer: its seconds without others, and the seconds from its last byte to usable data."""
     level = step.lanes.level
     slowest = np.minimum.accumulate(network.bandwidths)
     moved = step.size * piece
@@ -118,34 +128,34 @@ def _each(step: Step, network: Network, piece: float) -> tuple[Floats, Floats]:
     return alone, latency + network.overhead + step.reduced * piece * network.gamma
 
 
-class _Follow:
-    """What of a step depends on sizes and network, but not on the slice."""
+class _StepTimes:
+    """Properties of a step that depend on sizes and network, but not on the slice."""
 
     def __init__(self, step: Step, pattern: Pattern, network: Network, piece: float) -> None:
         lanes = step.lanes
         self.step, self.used = step, lanes.used
         self.columns, self.single, self.once = step.columns, step.is_single, step.gives_once
         self.turns = step.turn * network.overhead
-        self.last = np.zeros(len(lanes.used) + 1)  # when each link is done; 0 for messages without one
+        self.last = np.zeros(len(lanes.used) + 1)  # when each link is done; 0 for messages without a link
         self.busy = lanes.load * piece / network.bandwidths[pattern.level_of[lanes.used]]
-        self.alone, self.after = _each(step, network, piece)
+        self.alone, self.after = _per_transfer(step, network, piece)
         self.users = step.users
         self.repeats = bool(step.turn.max() > 1)
 
     def data(self, ready: Floats) -> Floats:
-        """When what each message holds is at its sender."""
-        held = ready.take(self.step.takes)
-        return held if self.single else np.maximum.reduceat(held, self.step.begins)
+        """When the data of each message is present at its sender."""
+        available = ready.take(self.step.takes)
+        return available if self.single else np.maximum.reduceat(available, self.step.begins)
 
     def arrive(self, ready: Floats, when: Floats) -> None:
         gives, arrived = self.step.gives, when if self.single else when.take(self.step.message)
         if self.once:
             ready[gives] = np.maximum(ready.take(gives), arrived)
-        else:  # several reduce into one slot in one round
+        else:  # several messages reduce into one slot in a round
             np.maximum.at(ready, gives, arrived)
 
     def issue(self, data: Floats, cpu: Floats) -> Floats:
-        """When each message is handed to the network; a rank hands over one after another."""
+        """When each message is passed to the network; a rank passes one after another."""
         src = self.step.src
         issue: Floats = np.maximum(data, cpu.take(src)) + self.turns
         if self.repeats:
@@ -170,16 +180,16 @@ class _Follow:
 
 
 def _unlike(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
-    """Every rank and link for itself."""
-    follow = [_Follow(step, pattern, network, piece) for step in pattern.steps]
-    last = len(follow)
+    """Every rank and link separately."""
+    times = [_StepTimes(step, pattern, network, piece) for step in pattern.steps]
+    last = len(times)
     ready = [np.zeros(pattern.ranks * pattern.chunks) for _ in range(slices)]
     free, cpu = np.zeros(len(pattern.level_of)), np.zeros(pattern.ranks)
     for step in range(last + slices - 1):
         for index in range(max(0, step - last + 1), min(step + 1, slices)):
-            follower = follow[step - index]
-            issue = follower.issue(follower.data(ready[index]), cpu)
-            follower.arrive(ready[index], follower.finish(issue, free) + follower.after)
+            step_times = times[step - index]
+            issue = step_times.issue(step_times.data(ready[index]), cpu)
+            step_times.arrive(ready[index], step_times.finish(issue, free) + step_times.after)
     return max(float(each.max()) for each in ready)
 
 
@@ -188,8 +198,8 @@ _Links = list[tuple[int, list[int], float]]
 
 
 def _sparse(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
-    """As `_unlike`, of rounds with few messages."""
-    rounds = [_listed(step, _Follow(step, pattern, network, piece)) for step in pattern.steps]
+    """`_unlike` for rounds with few messages."""
+    rounds = [_listed(step, _StepTimes(step, pattern, network, piece)) for step in pattern.steps]
     last = len(rounds)
     ready = [[0.0] * (pattern.ranks * pattern.chunks) for _ in range(slices)]
     free, cpu = [0.0] * len(pattern.level_of), [0.0] * pattern.ranks
@@ -202,56 +212,54 @@ def _sparse(pattern: Pattern, network: Network, piece: float, slices: int) -> fl
             ]
             for link, users, busy in links:
                 free[link] = max(free[link], min([issue[user] for user in users])) + busy
-            for (src, _, _, alone, after, gives, used), begun in zip(messages, issue, strict=True):
-                cpu[src] = max(cpu[src], begun)
-                when = max([begun + alone, *[free[link] for link in used]]) + after
+            for (src, _, _, own_seconds, after, gives, used), issued in zip(messages, issue, strict=True):
+                cpu[src] = max(cpu[src], issued)
+                when = max([issued + own_seconds, *[free[link] for link in used]]) + after
                 for slot in gives:
                     slots[slot] = max(slots[slot], when)
     return max(max(slots) for slots in ready)
 
 
-def _listed(step: Step, follow: _Follow) -> tuple[list[_Message], _Links]:
+def _listed(step: Step, times: _StepTimes) -> tuple[list[_Message], _Links]:
     """The messages of a round, and the links that they use, each with its messages."""
     lanes, bounds = step.lanes, [*step.begins.tolist(), len(step.takes)]
     used: list[int] = lanes.used.tolist()
     messages: list[_Message] = []
     for index, (src, turn, alone, after) in enumerate(
-        zip(
-            step.src.tolist(),
-            follow.turns.tolist(),
-            follow.alone.tolist(),
-            follow.after.tolist(),
-            strict=True,
-        )
+        zip(step.src.tolist(), times.turns.tolist(), times.alone.tolist(), times.after.tolist(), strict=True)
     ):
         part = slice(bounds[index], bounds[index + 1])
         links_of: list[int] = lanes.link[index].tolist()
-        own = [used[link] for link in links_of if link < len(used)]
-        messages.append((src, step.takes[part].tolist(), turn, alone, after, step.gives[part].tolist(), own))
+        links_used = [used[link] for link in links_of if link < len(used)]
+        messages.append(
+            (src, step.takes[part].tolist(), turn, alone, after, step.gives[part].tolist(), links_used)
+        )
     users, starts = step.users
     ends = [*starts.tolist(), len(users)]
     links = [
         (link, users[ends[i] : ends[i + 1]].tolist(), busy)
-        for i, (link, busy) in enumerate(zip(used, follow.busy.tolist(), strict=True))
+        for i, (link, busy) in enumerate(zip(used, times.busy.tolist(), strict=True))
     ]
     return messages, links
 
 
 def _blocking(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
-    """One call for each step; a step of several slices sends them as one message to each partner."""
+    """One call for each step; several slices of a step are one message to each partner."""
     if pattern.alike or (pattern.even and pattern.ranks > 64):
-        each = network.round + network.overhead
+        call_seconds = network.round + network.overhead
         rounds = _all_scalars(pattern, network, piece)
-        once = (max([alone, *(load for _, load in loads)]) + after for loads, alone, after in rounds)
+        per_round = (
+            max([own_seconds, *(load for _, load in loads)]) + after for loads, own_seconds, after in rounds
+        )
         copies = sum(float(step.size.max()) for step in pattern.steps) * COPIES * piece * network.gamma
-        return slices * (len(rounds) * each + sum(once) + copies)
-    follow = [_Follow(step, pattern, network, piece) for step in pattern.steps]
+        return slices * (len(rounds) * call_seconds + sum(per_round) + copies)
+    times = [_StepTimes(step, pattern, network, piece) for step in pattern.steps]
     now, free = np.zeros(pattern.ranks), np.zeros(len(pattern.level_of))
-    for follower in follow:
-        step = follower.step
-        issue = follower.issue(now[step.src] + network.round, now + network.round)
+    for step_times in times:
+        step = step_times.step
+        issue = step_times.issue(now[step.src] + network.round, now + network.round)
         copied = step.size * piece * network.gamma
-        sent = follower.finish(issue + copied, free)
+        sent = step_times.finish(issue + copied, free)
         np.maximum.at(now, step.src, sent)
-        np.maximum.at(now, step.dst, sent + follower.after + copied)
+        np.maximum.at(now, step.dst, sent + step_times.after + copied)
     return float(now.max()) * slices

@@ -1,1 +1,1 @@
-"""The network: links, where ranks lie, what each link carries, and messages one by one."""
+"""The network: links of a topology, places of ranks, loads of links, and single messages."""

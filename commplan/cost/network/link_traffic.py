@@ -1,7 +1,7 @@
-"""The rounds of a program laid on a network: which links each transfer uses, and how much each link carries.
+"""Maps the rounds of a program to a network: the links of each transfer, and the load of each link.
 
 Sizes are counted in chunks, so one pattern serves every message size. Only the first group of a layout is
-followed; what the other groups put on its links is in the loads, which is exact where all groups lie alike.
+simulated. The loads of its links include the other groups, which is exact if all groups are placed alike.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from commplan.cost.network.network import Floats, Layout, Network
 
 @dataclass(frozen=True, eq=False)
 class Lanes:
-    """Where the transfers of one round run. Shared by all rounds with the same partners and sizes.
+    """The links of the transfers of one round, shared by all rounds with the same partners and sizes.
 
-    level [t]: the outermost level each message crosses, -1 between ranks of one place.
-    link [t, 2 * levels]: the links of each message, as indices into `used`, len(used) where it has none.
-    used [l]: the links of the round: twice the level's first link plus direction, over the whole machine.
-    load [l]: chunks on each link, of all groups. per_level [levels]: the largest load on each level.
-    most [levels]: chunks of one message at most, on each level. even: all ranks send one message and receive
-    one, and every link of a level that is used carries the same. alike: even, and all cross the same level.
+    Attributes:
+        level: The outermost level that each message crosses, -1 between ranks of one place; [t].
+        link: The links of each message, as indices into `used`, or len(used) if there is none; [t, 2 *
+            levels].
+        used: The links of the round, over the whole machine: twice the index of the link, plus the direction;
+            [l].
+        load: Chunks on each link, of all groups; [l].
+        per_level: The largest load at each level; [levels].
+        most: The largest number of chunks of one message at each level; [levels].
+        even: Whether every rank sends and receives one message, and all used links of a level have equal
+            loads.
+        alike: Whether, in addition, all messages cross the same level.
     """
 
     level: Ints
@@ -41,9 +47,9 @@ class Lanes:
 class Step:
     """One round: its messages between the ranks of the first group.
 
-    A message from `src` to `dst` [t] holds `size` chunks [t], `reduced` of them to be added. `takes` and
-    `gives`: where they are read and written in a flat [ranks * chunks] array, in order of messages; `message`
-    says to which message each belongs, `begins` [t] where those of each begin.
+    A message from `src` to `dst` [t] contains `size` chunks [t], of which `reduced` are added. `takes` and
+    `gives` are the indices that are read and written in a flat [ranks * chunks] array, in the order of
+    messages. `message` is the message of each index, and `begins` [t] the first index of each message.
     """
 
     src: Ints
@@ -58,43 +64,52 @@ class Step:
 
     @cached_property
     def users(self) -> tuple[Ints, Ints]:
-        """The messages on each link of the round in turn, and where each link's begin."""
+        """The messages of each link of the round, link by link, and the offset of each link."""
         link = self.lanes.link
         message = np.repeat(np.arange(len(link)), link.shape[1])
         flat = link.ravel()
-        real = flat < len(self.lanes.used)
-        order = np.argsort(flat[real], kind="stable")
-        return message[real][order], np.searchsorted(flat[real][order], np.arange(len(self.lanes.used)))
+        has_link = flat < len(self.lanes.used)
+        order = np.argsort(flat[has_link], kind="stable")
+        return message[has_link][order], np.searchsorted(
+            flat[has_link][order], np.arange(len(self.lanes.used))
+        )
 
     @cached_property
     def columns(self) -> tuple[Ints, ...]:
-        """The columns of `Lanes.link` that hold a link."""
+        """The columns of `Lanes.link` that contain a link."""
         has_link = (self.lanes.link < len(self.lanes.used)).any(axis=0)
         return tuple(self.lanes.link[:, index].copy() for index in np.flatnonzero(has_link))
 
     @cached_property
     def is_single(self) -> bool:
-        """Whether each message holds one chunk."""
+        """Whether each message is one chunk."""
         return len(self.takes) == len(self.src)
 
     @cached_property
     def gives_once(self) -> bool:
-        """Whether no two messages are written to one slot."""
+        """Whether no two messages are written to the same slot."""
         return len(np.unique(self.gives)) == len(self.gives)
 
     @cached_property
     def turn(self) -> Floats:
-        """The place of each message among those of its sender, from 1 [t]."""
-        # Messages are in order of senders.
+        """The position of each message among those of its sender, from 1; [t]."""
+        # Messages are sorted by sender.
         begins = np.searchsorted(self.src, self.src)
         return np.arange(1.0, len(self.src) + 1) - begins
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """A program on a layout. level_of [links]: the level of each link that the first group uses, which are
-    what `Lanes.used` counts. load: chunks on the busiest link of each level, over the whole program. own:
-    whether there is one group only."""
+    """A program on a layout.
+
+    Attributes:
+        ranks: The number of ranks.
+        chunks: The number of chunks.
+        steps: The rounds.
+        level_of: The level of each link that the first group uses, in the order of `Lanes.used`; [links].
+        load: Chunks on the busiest link of each level, over the whole program.
+        own: Whether there is only one group.
+    """
 
     ranks: int
     chunks: int
@@ -105,26 +120,30 @@ class Pattern:
 
     @cached_property
     def even(self) -> bool:
-        """Whether every link of a level is as busy as any other, in every round."""
+        """Whether in every round all links of a level have equal loads."""
         return all(step.lanes.even for step in self.steps)
 
     @cached_property
     def alike(self) -> bool:
-        """Whether all ranks do the same in every round, so that one stands for all."""
+        """Whether all ranks do the same in every round, so that one represents all."""
         return all(step.lanes.alike for step in self.steps)
 
 
 def lay_out(program: ChunkProgram, layout: Layout, network: Network) -> Pattern:
-    """The pattern of `program`, rank r of group g at place `layout.groups[g, r]`."""
+    """The pattern of `program`, with rank r of group g at place `layout.groups[g, r]`."""
     first = _first_links(network)
-    seen: dict[tuple[bytes, ...], Lanes] = {}
-    laid = [
-        step for round_ in program.rounds if (step := _step(round_, program, layout, network, first, seen))
+    lanes_by_key: dict[tuple[bytes, ...], Lanes] = {}
+    mapped = [
+        step
+        for round_ in program.rounds
+        if (step := _step(round_, program, layout, network, first, lanes_by_key))
     ]
-    used = np.unique(np.concatenate([np.zeros(0, np.int64), *(lanes.used for lanes in seen.values())]))
-    for key, lanes in seen.items():
-        seen[key] = replace(lanes, used=np.searchsorted(used, lanes.used))
-    steps = tuple(replace(step, lanes=seen[_key(step.src, step.dst, step.size)]) for step in laid)
+    used = np.unique(
+        np.concatenate([np.zeros(0, np.int64), *(lanes.used for lanes in lanes_by_key.values())])
+    )
+    for key, lanes in lanes_by_key.items():
+        lanes_by_key[key] = replace(lanes, used=np.searchsorted(used, lanes.used))
+    steps = tuple(replace(step, lanes=lanes_by_key[_key(step.src, step.dst, step.size)]) for step in mapped)
     level_of = np.searchsorted(first, used, "right") - 1
     total, load = np.zeros(len(used)), np.zeros(len(network.levels))
     for step in steps:
@@ -138,7 +157,7 @@ def _key(src: Ints, dst: Ints, size: Ints) -> tuple[bytes, ...]:
 
 
 def _first_links(network: Network) -> Ints:
-    """The number of the first link of each level, and of all links: two for each member."""
+    """The number of the first link of each level, and of all links. Each member has two."""
     members = [2 * (network.places // stride) for stride in network.strides]
     return np.concatenate([[0], np.cumsum(members)]).astype(np.int64)
 
@@ -149,7 +168,7 @@ def _step(
     layout: Layout,
     network: Network,
     first: Ints,
-    seen: dict[tuple[bytes, ...], Lanes],
+    lanes_by_key: dict[tuple[bytes, ...], Lanes],
 ) -> Step | None:
     parts = [part for part in transfers if len(part.src)]
     if not parts:
@@ -165,17 +184,17 @@ def _step(
     reduced = np.bincount(of, added[order]).astype(np.int64)
     src, dst = pair // layout.ranks, pair % layout.ranks
     key = _key(src, dst, size)
-    if key not in seen:
-        seen[key] = _lanes(src, dst, size.astype(np.float64), layout, network, first)
+    if key not in lanes_by_key:
+        lanes_by_key[key] = _lanes(src, dst, size.astype(np.float64), layout, network, first)
     takes = _runs(src[of] * program.chunks + chunk, count)
     gives = _runs(dst[of] * program.chunks + chunk, count)
     return Step(
-        src, dst, size, reduced, takes, gives, np.repeat(of, count), np.cumsum(size) - size, seen[key]
+        src, dst, size, reduced, takes, gives, np.repeat(of, count), np.cumsum(size) - size, lanes_by_key[key]
     )
 
 
 def _runs(start: Ints, count: Ints) -> Ints:
-    """start[i], start[i] + 1, .. for `count[i]` numbers, for each i in turn."""
+    """start[i], start[i] + 1, .. for `count[i]` numbers, concatenated over i."""
     ends = np.cumsum(count)
     return np.arange(int(ends[-1])) + np.repeat(start - (ends - count), count)
 
@@ -186,7 +205,7 @@ def _lanes(src: Ints, dst: Ints, size: Floats, layout: Layout, network: Network,
     level = np.full(len(src), -1, np.int64)
     link = np.full((len(src), 2 * levels), -1, np.int64)
     for index in range(levels):
-        units, times = _sharing(layout, network, index)
+        units, times = _units_on_shared_links(layout, network, index)
         source, sink = units[:, src], units[:, dst]
         differ = source != sink
         weights = np.broadcast_to(size * times, differ.shape)[differ]
@@ -210,25 +229,25 @@ def _lanes(src: Ints, dst: Ints, size: Floats, layout: Layout, network: Network,
 
 
 @lru_cache(maxsize=1024)
-def _sharing(layout: Layout, network: Network, level: int) -> tuple[Ints, int]:
-    """The members of `level` that hold the ranks, for the groups that share links with the first [g, n].
+def _units_on_shared_links(layout: Layout, network: Network, level: int) -> tuple[Ints, int]:
+    """The members of `level` with ranks, for the groups that share links with the first [g, n], and a factor.
 
-    Where all of those lie in the very same members: of the first alone, and how many groups they are.
+    If all of these groups are in the same members: those of the first only, and the number of groups.
     """
     units = network.units(layout.groups, level)
     same: Bools = np.all(units == units[0], axis=1)
-    near: Bools = np.any(np.isin(units, units[0]), axis=1)
-    if np.array_equal(same, near):
+    shares_links: Bools = np.any(np.isin(units, units[0]), axis=1)
+    if np.array_equal(same, shares_links):
         return units[:1], int(same.sum())
-    return np.concatenate([units[:1], units[1:][near[1:]]]), 1
+    return np.concatenate([units[:1], units[1:][shares_links[1:]]]), 1
 
 
 def _even(src: Ints, dst: Ints, size: Floats, ranks: int) -> bool:
-    """Whether every rank sends one message and receives one, all of one size."""
-    each = np.ones(ranks, np.int64)
+    """Whether every rank sends one message and receives one, all of the same size."""
+    ones = np.ones(ranks, np.int64)
     return (
         len(src) == ranks
         and bool(np.all(size == size[0]))
-        and np.array_equal(np.bincount(src, minlength=ranks), each)
-        and np.array_equal(np.bincount(dst, minlength=ranks), each)
+        and np.array_equal(np.bincount(src, minlength=ranks), ones)
+        and np.array_equal(np.bincount(dst, minlength=ranks), ones)
     )

@@ -1,8 +1,8 @@
-"""A program message by message: every rank, every message, max-min fair rates on every link at every moment.
+"""Simulates a program message by message, with max-min fair rates on every link.
 
-The exact form of `steps`: the same rules of issue, but nothing about links is simplified. Messages between
-two ranks follow each other; all others that are under way share their links max-min fairly, until one ends.
-It takes a millisecond for some dozens of messages, and more than in proportion for more.
+The exact version of `step_model`: the rules of issue are the same, but links are not simplified. Messages
+between two ranks are sequential. All others in flight share their links max-min fairly, until one ends. Some
+dozens of messages take a millisecond; the time grows faster than their number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from commplan.cost.network.link_traffic import Pattern, Step
 from commplan.cost.network.max_min import max_min
 from commplan.cost.network.network import Network
 
-LEFT = 1e-6  # bytes: a message with less than this left is through
+REMAINDER = 1e-6  # bytes; a message with less than this left is complete
 
 
 @dataclass
@@ -27,22 +27,28 @@ class _Message:
     dst: int
     nbytes: float
     links: tuple[int, ...]
-    after: float  # seconds from its last byte sent to its data usable
-    waits: int = 0  # messages that must have arrived before
+    after: float  # seconds from its last byte to usable data
+    waits: int = 0  # number of messages that must arrive before
     frees: list[int] = field(default_factory=list[int])
 
 
 def seconds(pattern: Pattern, network: Network, chunk: float, slices: int) -> float:
-    """The time until the last rank is done. chunk: bytes of one chunk, all slices together.
+    """The time until the last rank is done.
 
-    Groups but the first are left out, so the layout should have one.
+    Other groups than the first are ignored, so the layout should have one group.
+
+    Args:
+        pattern: The program on the network.
+        network: The network.
+        chunk: Bytes of one chunk, all slices together.
+        slices: The number of slices.
     """
     messages = _messages(pattern, network, chunk / slices, slices)
     return _Flight(messages, pattern, network).run() if messages else 0.0
 
 
 def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> list[_Message]:
-    """All messages in the order in which they are issued, with what each waits for."""
+    """All messages in the order in which they are issued, with their dependencies."""
     messages: list[_Message] = []
     writers: list[dict[int, list[int]]] = [{} for _ in range(slices)]
     last = len(pattern.steps)
@@ -70,26 +76,26 @@ def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> 
 
 
 @lru_cache(maxsize=1 << 12)
-def _shared(
+def _fair_rates(
     links: tuple[tuple[int, ...], ...], capacity: tuple[float, ...], gamma: float
 ) -> tuple[float, ...]:
-    """Bytes a second of messages that use these links: the same meet again and again."""
+    """Bytes per second of messages on these links. Cached, since the same combinations recur."""
     use = np.zeros((len(links), len(capacity)))
-    most = np.full(len(links), np.inf)
+    maximum = np.full(len(links), np.inf)
     for row, used in enumerate(links):
         use[row, list(used)] = 1.0
-        if not used:  # within one place: memory is copied
-            most[row] = 1 / gamma
-    rates: list[float] = max_min(use, np.array(capacity), most).tolist()
+        if not used:  # a copy within one place
+            maximum[row] = 1 / gamma
+    rates: list[float] = max_min(use, np.array(capacity), maximum).tolist()
     return tuple(rates)
 
 
-def _slots(of: Ints, step: Step, message: int) -> list[int]:
-    return [int(slot) for slot in of[step.message == message]]
+def _slots(indices: Ints, step: Step, message: int) -> list[int]:
+    return [int(slot) for slot in indices[step.message == message]]
 
 
 class _Flight:
-    """The messages under way."""
+    """The messages in flight."""
 
     def __init__(self, messages: list[_Message], pattern: Pattern, network: Network) -> None:
         self.messages, self.network = messages, network
@@ -97,9 +103,9 @@ class _Flight:
         self.turn: list[list[int]] = [[] for _ in range(pattern.ranks)]  # not yet issued, the next one last
         for index in reversed(range(len(messages))):
             self.turn[messages[index].src].append(index)
-        self.queue: dict[tuple[int, int], list[int]] = {}  # issued, the first one is under way
-        self.left = [message.nbytes for message in messages]
-        self.events: list[tuple[float, int, int]] = []  # time, issued (0) or arrived (1), message
+        self.queue: dict[tuple[int, int], list[int]] = {}  # issued, the first one is in flight
+        self.remaining = [message.nbytes for message in messages]
+        self.events: list[tuple[float, int, int]] = []  # time, kind (0: issued, 1: arrived), message
         self.cpu = [0.0] * pattern.ranks
         self.now = self.end = 0.0
 
@@ -111,7 +117,7 @@ class _Flight:
         return self.end
 
     def _issue(self, rank: int) -> None:
-        """Hand over the rank's next message as soon as its data is there; one after another."""
+        """Pass the rank's next messages to the network, one after another, while their data is present."""
         while self.turn[rank] and self.messages[self.turn[rank][-1]].waits == 0:
             index = self.turn[rank].pop()
             self.cpu[rank] = max(self.cpu[rank], self.now) + self.network.overhead
@@ -120,18 +126,18 @@ class _Flight:
     def _advance(self) -> None:
         active = [queue[0] for queue in self.queue.values()]
         rates = self._rates(active)
-        ends = [self.now + self.left[i] / rate for i, rate in zip(active, rates, strict=True)]
+        ends = [self.now + self.remaining[i] / rate for i, rate in zip(active, rates, strict=True)]
         when = min([*ends, self.events[0][0]] if self.events else ends)
         for i, rate in zip(active, rates, strict=True):
-            self.left[i] -= (when - self.now) * rate
+            self.remaining[i] -= (when - self.now) * rate
         self.now = when
-        # Few bytes on a fast link may take less time than the clock can tell: what was to end now has ended.
+        # Few bytes on a fast link may take less time than the resolution of the clock.
         for i, end in zip(active, ends, strict=True):
-            if end <= when or self.left[i] <= LEFT:
+            if end <= when or self.remaining[i] <= REMAINDER:
                 self._sent(i)
         while self.events and self.events[0][0] <= when:
-            _, arrived, i = heapq.heappop(self.events)
-            if arrived:
+            _, is_arrival, i = heapq.heappop(self.events)
+            if is_arrival:
                 self._arrived(i)
             else:
                 message = self.messages[i]
@@ -139,7 +145,7 @@ class _Flight:
 
     def _rates(self, active: list[int]) -> tuple[float, ...]:
         links = tuple(self.messages[i].links for i in active)
-        return _shared(links, self.capacity, self.network.gamma) if active else ()
+        return _fair_rates(links, self.capacity, self.network.gamma) if active else ()
 
     def _sent(self, i: int) -> None:
         message = self.messages[i]

@@ -1,9 +1,9 @@
-"""The network that prices a plan: links of a topology, what messages and calls cost, and where ranks lie.
+"""The network model: links of a topology, costs of messages and calls, and places of ranks.
 
-A topology is a tree of levels. Each member of a level has one full-duplex link to the switch of its level:
-a GPU to its node's, a node to its pod's. A transfer between two places climbs to the outermost level on which
-they differ: it uses the up links of the source's members up to that level, the down links of the
-destination's, and has that level's latency. Members of level 0 are the places themselves.
+A topology is a tree of levels. Each member of a level has one full-duplex link to the switch of its level: a
+GPU to that of its node, a node to that of its pod. A transfer between two places crosses the outermost level
+on which they differ. It uses the up links of the source's members up to that level, and the down links of the
+destination's, and has the latency of that level. Members of level 0 are the places themselves.
 """
 
 from __future__ import annotations
@@ -27,21 +27,26 @@ from commplan.topology import Level, Topology
 
 Floats = npt.NDArray[np.float64]
 
-# What is assumed where nothing was measured.
-OVERHEAD = 0.1  # of the innermost latency: CPU time of one message at each end
-LISTED = 64  # ranks whose places are spelled out in the shape of a layout
-CALL = 5e-6  # seconds: one call into the backend
-GAMMA = 1 / 20e9  # seconds for each byte reduced, and never slower than the innermost link times four
+# Assumptions without measurements.
+OVERHEAD = 0.1  # of the innermost latency: CPU time per message at each end
+LISTED = 64  # ranks; the shape of a larger layout has a digest instead of places
+CALL = 5e-6  # seconds per call into the backend
+GAMMA = 1 / 20e9  # seconds per reduced byte; at most a quarter of a byte's time on the innermost link
 
 
 @dataclass(frozen=True)
 class Network:
     """A topology with costs.
 
-    levels: innermost first; latency (alpha) in seconds, bandwidth (1 / beta) in bytes a second for each
-    member and direction. overhead: seconds of CPU for a message, at each end. gamma: seconds for each byte
-    reduced. call: seconds of one call into the backend. round: of each operation after the first, where every
-    round is one. measured: whether a calibration gave them.
+    Attributes:
+        topology: The topology.
+        levels: The levels, innermost first: latency (alpha) in seconds, and bandwidth (1 / beta) in bytes per
+            second for each member and direction.
+        overhead: CPU seconds per message, at each end.
+        gamma: Seconds per reduced byte.
+        call: Seconds of one call into the backend.
+        round: Seconds of each operation after the first, if every round is an operation.
+        measured: Whether the costs are from a calibration.
     """
 
     topology: Topology
@@ -53,8 +58,8 @@ class Network:
     measured: bool = False
 
     @classmethod
-    def of(cls, topology: Topology, calibration: Calibration | None = None) -> Network:
-        """The network that the file describes, with what was measured, else the defaults of this module."""
+    def for_topology(cls, topology: Topology, calibration: Calibration | None = None) -> Network:
+        """The network of a topology, with the costs of a calibration or the defaults of this module."""
         first = topology.levels[0]
         gamma = min(GAMMA, 1 / (4 * (topology.memory or first.bandwidth)))
         if calibration is None:
@@ -63,8 +68,8 @@ class Network:
             return cls(topology, topology.levels, OVERHEAD * first.latency, gamma, call, round_)
         measured = {level.name: level for level in calibration.levels}
         levels = tuple(
-            msgspec.structs.replace(level, latency=known.latency, bandwidth=known.bandwidth)
-            if (known := measured.get(level.name))
+            msgspec.structs.replace(level, latency=measured_level.latency, bandwidth=measured_level.bandwidth)
+            if (measured_level := measured.get(level.name))
             else level
             for level in topology.levels
         )
@@ -73,18 +78,18 @@ class Network:
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """How many places a member of each level holds."""
+        """The number of places in a member of each level."""
         counts = [level.count for level in self.levels]
         return tuple(math.prod(counts[:i]) for i in range(len(counts)))
 
     @cached_property
     def latencies(self) -> Floats:
-        """Of each level, [levels]."""
+        """The latency of each level, [levels]."""
         return np.array([level.latency for level in self.levels])
 
     @cached_property
     def bandwidths(self) -> Floats:
-        """Of each level, [levels]."""
+        """The bandwidth of each level, [levels]."""
         return np.array([level.bandwidth for level in self.levels])
 
     def by_level(self, loads: Floats) -> tuple[tuple[str, float], ...]:
@@ -96,21 +101,23 @@ class Network:
         return self.topology.places
 
     def adds_in_switch(self, level: int) -> bool:
-        """Whether the switch that joins members of `level` can sum, as inside nodes of H100 and H200."""
+        """Whether the switch of `level` can add, as inside nodes of H100 and H200."""
         topology = self.topology
         return topology.devices in ("h100", "h200") and self.strides[level] < topology.host_places
 
     def units(self, places: Ints, level: int) -> Ints:
-        """The member of `level` in which each place lies, counted over the whole machine."""
+        """The member of `level` that contains each place, numbered over the whole machine."""
         return places // self.strides[level]
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the ranks of a collective lie.
+    """The places of the ranks of a collective.
 
-    groups [g, n]: the place of each rank, for the g groups that do the same at the same time (one for each
-    position along the other axes). axes: those of the collective, where it comes from a plan.
+    Attributes:
+        groups: The place of each rank [g, n], for the g groups that run the collective at the same time, one
+            for each position along the other axes.
+        axes: The axes of the collective, if it comes from a plan.
     """
 
     groups: Ints
@@ -122,7 +129,7 @@ class Layout:
 
     @cached_property
     def key(self) -> str:
-        """Equal for layouts that lie alike."""
+        """Equal for layouts with the same places."""
         shape = "x".join(map(str, self.groups.shape))
         return f"{shape}:{hashlib.sha256(np.ascontiguousarray(self.groups).tobytes()).hexdigest()}"
 
@@ -133,19 +140,20 @@ class Layout:
         return hash(self.key)
 
     def in_order_of_places(self) -> Layout:
-        """The ranks of each group by place: how a program is laid that does not follow the rank order."""
+        """The ranks of each group sorted by place, for programs that do not follow the rank order."""
         return dataclasses.replace(self, groups=np.sort(self.groups, axis=1))
 
 
 def one_group(places: Sequence[int] | Ints) -> Layout:
-    """A single group: `places` of its ranks, in rank order."""
+    """A layout of a single group with the ranks at `places`, in rank order."""
     return Layout(np.asarray(places, np.int64)[None, :])
 
 
 def places_of(network: Network, axes: Sequence[Axis]) -> Ints:
-    """The place of each rank of the mesh of placed `axes`, row-major, the last axis innermost.
+    """The place of each rank of a mesh, row-major over `axes`, the last axis innermost.
 
-    Raises CP0750 where an axis is on no level of the network.
+    Raises:
+        CommplanError: CP0750 if an axis is on no level of the network.
     """
     total = np.zeros(1, np.int64)
     for part in _offsets(network, axes):
@@ -153,10 +161,10 @@ def places_of(network: Network, axes: Sequence[Axis]) -> Ints:
     return total % network.places  # ranks that share places (--oversubscribe) wrap around
 
 
-def lay(axes: Sequence[Axis], over: Sequence[str], places: Ints) -> Layout:
-    """Where the groups of a collective over `over` lie; `places` of the mesh of `axes`, row-major.
+def layout_over(axes: Sequence[Axis], over: Sequence[str], places: Ints) -> Layout:
+    """The groups of a collective over `over`. `places` are those of the mesh of `axes`, row-major.
 
-    Ranks of a group count row-major over `over`, first named major.
+    Ranks of a group are counted row-major over `over`, the first axis major.
     """
     names = [axis.name for axis in axes]
     inside = [names.index(name) for name in over]
@@ -167,47 +175,48 @@ def lay(axes: Sequence[Axis], over: Sequence[str], places: Ints) -> Layout:
 
 
 def _offsets(network: Network, axes: Sequence[Axis]) -> list[Ints]:
-    """What each axis adds to the place, for each position along it; the last axis of a level is innermost."""
-    room = {level.name: stride for level, stride in zip(network.levels, network.strides, strict=True)}
+    """For each axis, what each position adds to the place. The last axis of a level is innermost."""
+    stride_of = {level.name: stride for level, stride in zip(network.levels, network.strides, strict=True)}
     offsets: list[Ints] = []
     for axis in reversed(axes):
         position, offset = np.arange(axis.size, dtype=np.int64), np.zeros(axis.size, np.int64)
         for index, spread in enumerate(axis.levels):
-            if spread.level not in room:
-                _unplaced(axis, network)
-            last = index == len(axis.levels) - 1
-            offset += (position if last else position % spread.count) * room[spread.level]
+            if spread.level not in stride_of:
+                _fail_unplaced(axis, network)
+            is_last = index == len(axis.levels) - 1
+            offset += (position if is_last else position % spread.count) * stride_of[spread.level]
             position //= spread.count
-            room[spread.level] *= spread.count
+            stride_of[spread.level] *= spread.count
         if axis.size > 1 and not axis.levels:
-            _unplaced(axis, network)
+            _fail_unplaced(axis, network)
         offsets.append(offset)
     return offsets[::-1]
 
 
-def _unplaced(axis: Axis, network: Network) -> None:
+def _fail_unplaced(axis: Axis, network: Network) -> None:
     note = (
-        f"its levels: {', '.join(spread.level for spread in axis.levels) or 'none'}; those of the topology: "
+        f"levels of the axis: {', '.join(spread.level for spread in axis.levels) or 'none'}; topology: "
         f"{', '.join(level.name for level in network.levels)}"
     )
-    remedy = "compile the plan for this topology, or place its axes with --map AXIS=LEVEL"
-    fail("CP0750", f"axis `{axis.name}` does not lie on topology `{network.topology.name}`", note, remedy)
+    fix = "compile the plan for this topology, or place its axes with --map AXIS=LEVEL"
+    fail("CP0750", f"axis `{axis.name}` does not fit topology `{network.topology.name}`", note, fix)
 
 
 def shape_of(layout: Layout, network: Network) -> str:
-    """How the first group lies, up to renaming of places: `host 0 1 2 3`, `rack/host 0/0 0/1 1/2 1/3`.
+    """The placement of the first group, such as `host 0 1 2 3` or `rack/host 0/0 0/1 1/2 1/3`.
 
-    Only levels that tell ranks apart are named, outermost first, their members counted in order of ranks.
+    Only levels on which ranks differ are included, outermost first. Members are numbered in rank order, so
+    the placement does not depend on the names of places.
     """
     columns: list[Ints] = []
     names: list[str] = []
     for index in reversed(range(len(network.levels))):
-        _, first, where = np.unique(
+        _, first, inverse = np.unique(
             network.units(layout.groups[0], index), return_index=True, return_inverse=True
         )
         if len(first) > 1:
             names.append(network.levels[index].name)
-            columns.append(np.argsort(np.argsort(first))[where.ravel()])
+            columns.append(np.argsort(np.argsort(first))[inverse.ravel()])
     ranks = [list(map(str, rank)) for rank in zip(*columns, strict=True)]
     text = " ".join("/".join(rank) for rank in ranks)
     if layout.ranks > LISTED:

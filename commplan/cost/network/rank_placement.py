@@ -1,4 +1,4 @@
-"""Axes from the places that ranks really have: what a launcher did, said in levels."""
+"""Derives the levels of axes from the places that a launcher gave to the ranks."""
 
 from __future__ import annotations
 
@@ -16,53 +16,58 @@ from commplan.topology import Topology
 
 
 def spread_as(axes: tuple[Axis, ...], topology: Topology, places: Sequence[int]) -> tuple[Axis, ...] | None:
-    """`axes` with levels that put every rank where it is; None where no levels do.
+    """`axes` with levels that place every rank as in `places`; None if there are none.
 
-    places: of each rank, row-major over the axes. The levels of an axis are listed as its index counts
-    through them, the fastest first: of eight ranks on two racks host x 4, rack x 2 where four neighbours
-    share a rack, and rack x 2, host x 4 where they are dealt out in turn.
+    Args:
+        axes: The axes.
+        topology: The topology.
+        places: The place of each rank, row-major over the axes.
+
+    Returns:
+        The axes. The levels of an axis are in index order, the fastest first: eight ranks on two racks are
+        host x 4, rack x 2 if four neighbours share a rack, and rack x 2, host x 4 if they alternate.
     """
-    ranked = [axis for axis in axes if axis.kind is not AxisKind.SERVER]
-    sizes = [axis.size for axis in ranked]
+    mesh_axes = [axis for axis in axes if axis.kind is not AxisKind.SERVER]
+    sizes = [axis.size for axis in mesh_axes]
     if math.prod(sizes) != len(places):
         return None
     grid = np.asarray(places, np.int64).reshape(sizes)
     spreads: dict[str, tuple[Spread, ...]] = {}
-    for index, axis in enumerate(ranked):
-        line = grid[tuple(slice(None) if i == index else 0 for i in range(len(sizes)))]
-        digits = _digits([int(place) for place in line], topology)
+    for index, axis in enumerate(mesh_axes):
+        places_along = grid[tuple(slice(None) if i == index else 0 for i in range(len(sizes)))]
+        digits = _digits([int(place) for place in places_along], topology)
         if digits is None:
             return None
         spreads[axis.name] = digits
     placed = tuple(replace(axis, levels=spreads.get(axis.name, ())) for axis in axes)
-    standing = places_of(Network.of(topology), [axis for axis in placed if axis.name in spreads])
-    same = np.array_equal(np.asarray(standing).ravel() - standing.ravel()[0], grid.ravel() - grid.ravel()[0])
-    return placed if same else None
+    actual = places_of(Network.for_topology(topology), [axis for axis in placed if axis.name in spreads])
+    is_equal = np.array_equal(np.asarray(actual).ravel() - actual.ravel()[0], grid.ravel() - grid.ravel()[0])
+    return placed if is_equal else None
 
 
-def _digits(line: list[int], topology: Topology) -> tuple[Spread, ...] | None:
-    """How the places in `line` count through the levels, the fastest first."""
+def _digits(places_along: list[int], topology: Topology) -> tuple[Spread, ...] | None:
+    """How the places in `places_along` count through the levels, the fastest first."""
     spreads: list[Spread] = []
     step = 1
-    while step < len(line):
-        change = _moved(line[0], line[step], topology)
+    while step < len(places_along):
+        change = _difference(places_along[0], places_along[step], topology)
         if list(change.values()) != [1]:
             return None
         (level,) = change
         count = 1
-        while step * count < len(line):
-            if _moved(line[0], line[step * count], topology) != {level: count}:
+        while step * count < len(places_along):
+            if _difference(places_along[0], places_along[step * count], topology) != {level: count}:
                 break
             count += 1
-        if len(line) % (step * count):
+        if len(places_along) % (step * count):
             return None
         spreads.append(Spread(level, count))
         step *= count
     return tuple(spreads) or (Spread(topology.levels[0].name, 1),)
 
 
-def _moved(start: int, end: int, topology: Topology) -> dict[str, int]:
-    """By how much the index at each level differs, where it does."""
+def _difference(start: int, end: int, topology: Topology) -> dict[str, int]:
+    """The difference of the indices at each level where they differ."""
     sizes = {level.name: level.count for level in topology.levels}
     first, second = (coordinates(place, reversed(sizes), sizes) for place in (start, end))
     return {name: second[name] - first[name] for name in sizes if first[name] != second[name]}

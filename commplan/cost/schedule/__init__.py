@@ -1,5 +1,5 @@
-"""Seconds of a whole phase: tasks on lanes (`timeline`, `list_scheduler`), and the trace that shows them.
+"""The time of a whole phase: predictions of schedules, and their traces.
 
-Collectives that run at once share links in `list_scheduler`; the messages of one in
-`network.message_simulation`.
+`list_scheduler` runs tasks on lanes, with collectives that share links; `network.message_simulation` runs the
+messages of one collective.
 """

@@ -1,8 +1,8 @@
-"""Bytes on every single link of a machine in one run of a phase, where its ranks are few enough to count.
+"""Bytes on every link of a machine in one run of a phase, for up to a few hundred ranks.
 
-`CollectiveTime.nbytes` has the bytes on the busiest link of each level; here each member of each level
-has its own figures. Programs are followed transfer by transfer, a library's collectives as the algorithm
-that they are priced as.
+`CollectiveTime.nbytes` has the bytes on the busiest link of each level; here every member has separate
+numbers. Programs are followed transfer by transfer. Library collectives are treated as the algorithm that
+they are predicted as.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from commplan.cost.collective import nccl
 from commplan.cost.collective.cost import CostKind, library_algorithm, stages_of
 from commplan.cost.network.network import Floats, Layout, Network
 from commplan.cost.predictor import Predictor
-from commplan.cost.servers.requests import Ways, asked, link_bytes
+from commplan.cost.servers.requests import LinkLoads, link_bytes, request_traffic
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Phase, Schedule, results
 from commplan.protocol.build_sites import sites
 
 COUNTED = 512  # ranks of a collective whose transfers are followed
-PAIRS = 2**20  # pairs of ranks, of all groups of a collective
+PAIRS = 2**20  # pairs of ranks, over all groups of a collective
 
 
 class _Flat(NamedTuple):
-    """One collective by one flat algorithm, of `nbytes` of whole buffer."""
+    """One collective with one flat algorithm and `nbytes` bytes of whole buffer."""
 
     algorithm: str
     kind: CostKind
@@ -39,23 +39,25 @@ class _Flat(NamedTuple):
     root: int
 
 
-def link_loads(schedule: Schedule, phase: Phase, predictor: Predictor) -> list[Ways] | None:
-    """Bytes up and down on the link of each member, of each level innermost first; None of machines and
-    groups that are too large to count."""
+def link_loads(schedule: Schedule, phase: Phase, predictor: Predictor) -> list[LinkLoads] | None:
+    """Bytes up and down on the link of each member, for each level, innermost first.
+
+    None for machines and groups that are too large.
+    """
     network = predictor.network
     if network.places > PAIRS:
         return None
     members = [network.places // stride for stride in network.strides]
-    totals: list[Ways] = [(np.zeros(count), np.zeros(count)) for count in members]
-    surveyed = sites(schedule)
-    asking = {site.result: site for site in surveyed.all if site.phase == phase.name}
+    totals: list[LinkLoads] = [(np.zeros(count), np.zeros(count)) for count in members]
+    all_sites = sites(schedule)
+    site_of = {site.result: site for site in all_sites.all if site.phase == phase.name}
     nbytes = {value.id: value.nbytes for value in (*schedule.entry, *phase.values)}
     collectives: dict[_Flat, float] = {}
     for op in phase.ops:
-        site = asking.get(next(iter(results(op)), ""))
+        site = site_of.get(next(iter(results(op)), ""))
         if site is not None:
             servers = predictor.servers[site.first : site.first + site.servers]
-            _add(totals, link_bytes(asked(site, surveyed), predictor.workers, servers, network))
+            _add(totals, link_bytes(request_traffic(site, all_sites), predictor.workers, servers, network))
             continue
         work = op.work(nbytes, lambda axes: predictor.layout(axes).ranks)
         if work.kind in ("copy", "call"):
@@ -70,23 +72,23 @@ def link_loads(schedule: Schedule, phase: Phase, predictor: Predictor) -> list[W
     return totals
 
 
-def _add(totals: list[Ways], more: Iterable[Ways]) -> None:
-    for total, added in zip(totals, more, strict=True):
-        total[0][:] += added[0]
-        total[1][:] += added[1]
+def _add(totals: list[LinkLoads], loads: Iterable[LinkLoads]) -> None:
+    for total, load in zip(totals, loads, strict=True):
+        total[0][:] += load[0]
+        total[1][:] += load[1]
 
 
 def _flats(work: Work, predictor: Predictor) -> Iterator[_Flat]:
     layout = predictor.layout(work.axes, native=work.algorithm.name == "native")
-    gathered = work.kind in ("all_gather", "gather")
-    nbytes = work.nbytes * (layout.ranks if gathered else 1)
+    is_gather = work.kind in ("all_gather", "gather")
+    nbytes = work.nbytes * (layout.ranks if is_gather else 1)
     yield from _split(work.algorithm, cast("CostKind", work.kind), layout, nbytes, predictor, work.root)
 
 
 def _split(
     algorithm: Algorithm, kind: CostKind, layout: Layout, nbytes: float, predictor: Predictor, root: int
 ) -> Iterator[_Flat]:
-    """The flat collectives that one is carried out as, a hierarchy's level by level."""
+    """The flat collectives that a collective consists of; those of a hierarchy level by level."""
     network = predictor.network
     if layout.ranks == 1:
         return
@@ -103,12 +105,12 @@ def _split(
         yield _Flat(algorithm.name, kind, layout, nbytes, root)
 
 
-def _loads(flat: _Flat, nbytes: float, network: Network) -> Iterator[Ways]:
-    """What all groups of one collective put on the links of each level."""
+def _loads(flat: _Flat, nbytes: float, network: Network) -> Iterator[LinkLoads]:
+    """The bytes of all groups of one collective on the links of each level."""
     ranks = flat.layout.ranks
     if flat.algorithm.startswith("nccl "):
-        of_nccl = flat.algorithm.removeprefix("nccl ")
-        for up, down in nccl.link_loads(flat.kind, of_nccl, flat.layout, network):
+        nccl_algorithm = flat.algorithm.removeprefix("nccl ")
+        for up, down in nccl.link_loads(flat.kind, nccl_algorithm, flat.layout, network):
             yield up * nbytes, down * nbytes
         return
     if flat.kind == "all_to_all":
@@ -129,7 +131,7 @@ def _loads(flat: _Flat, nbytes: float, network: Network) -> Iterator[Ways]:
 
 @functools.lru_cache(maxsize=64)
 def _shares(algorithm: str, kind: Kind, ranks: int, root: int) -> Floats:
-    """The share of the whole buffer that each rank sends to each [ranks, ranks]."""
+    """The share of the whole buffer that each rank sends to each other rank, [ranks, ranks]."""
     program = registry.program(algorithm, kind, ranks, root=root)
     chunks = np.zeros((ranks, ranks))
     for part in (part for transfers in program.rounds for part in transfers):

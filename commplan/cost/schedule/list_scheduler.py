@@ -1,8 +1,8 @@
-"""Tasks on lanes and shared links: who starts when, and who waited for whom.
+"""Schedules tasks on lanes and shared links.
 
-A task starts when all that it depends on is over, its release time has come and it is first in every one of
-its lanes, which serve tasks in the order given. It takes its seconds, or longer where what it uses of the
-links is not all there: tasks that run at the same time share links max-min fairly.
+A task starts once its dependencies are complete, its release time has come, and it is first in each of its
+lanes, which serve tasks in order. It takes its seconds, or longer if its links are shared: tasks that run at
+the same time share links max-min fairly.
 """
 
 from __future__ import annotations
@@ -17,14 +17,21 @@ import numpy as np
 from commplan.cost.network.max_min import max_min
 from commplan.cost.network.network import Floats
 
-TINY = 1e-15  # of a second
+TINY = 1e-15  # seconds
 
 
 @dataclass(frozen=True)
 class Task:
-    """needs: tasks that must be over; begun: those that must have begun. seconds: of the task alone. use: the
-    share of each group of links that it takes then; empty for what uses no links. release: when it may start
-    at the earliest."""
+    """A task.
+
+    Attributes:
+        lanes: The lanes that it occupies.
+        needs: The tasks that must be complete.
+        seconds: Its duration without other tasks.
+        use: The share of each group of links that it then uses; empty if it uses no links.
+        begun: The tasks that must have started.
+        release: The earliest start time.
+    """
 
     lanes: tuple[str, ...]
     needs: tuple[int, ...]
@@ -36,19 +43,19 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskTiming:
-    """When a task ran, and the task that it waited for last; None where it could start at once."""
+    """The interval of a task, and the task that it waited for last; None if it could start at once."""
 
     start: float
     end: float
     cause: int | None
 
 
-def play(tasks: Sequence[Task]) -> tuple[TaskTiming, ...]:
-    """When each task runs. Tasks come in an order in which each could run after those before it."""
-    return _Stage(tasks).run()
+def run_tasks(tasks: Sequence[Task]) -> tuple[TaskTiming, ...]:
+    """Run all tasks. Each task must come after the tasks that it depends on."""
+    return _Simulation(tasks).run()
 
 
-class _Stage:
+class _Simulation:
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
         self.now = 0.0
@@ -60,20 +67,20 @@ class _Stage:
             for lane in task.lanes:
                 self.queue.setdefault(lane, []).append(index)  # the last entry is first in line
         self.open = [len(set(task.needs)) + len(set(task.begun)) for task in tasks]
-        self.frees: dict[int, list[int]] = {}  # over --> who waits
-        self.starts: dict[int, list[int]] = {}  # begun --> who waits
+        self.frees: dict[int, list[int]] = {}  # by task: the tasks that wait for its end
+        self.starts: dict[int, list[int]] = {}  # by task: the tasks that wait for its start
         for index, task in enumerate(tasks):
             for need in dict.fromkeys(task.needs):
                 self.frees.setdefault(need, []).append(index)
             for need in dict.fromkeys(task.begun):
                 self.starts.setdefault(need, []).append(index)
-        self.fixed: list[tuple[float, int]] = []
-        self.waiting: list[tuple[float, int]] = []  # for their release alone
-        self.flows: dict[int, float] = {}  # running on links --> seconds left, alone
+        self.off_network: list[tuple[float, int]] = []
+        self.waiting: list[tuple[float, int]] = []  # that only wait for their release
+        self.flows: dict[int, float] = {}  # running on links: remaining seconds at full rate
 
     def run(self) -> tuple[TaskTiming, ...]:
         self._begin([index for index, count in enumerate(self.open) if count == 0], None)
-        while self.fixed or self.flows or self.waiting:
+        while self.off_network or self.flows or self.waiting:
             self._advance()
         return tuple(
             TaskTiming(start or 0.0, end or 0.0, cause)
@@ -81,47 +88,47 @@ class _Stage:
         )
 
     def _begin(self, ready: list[int], cause: int | None) -> None:
-        """Start those of `ready` that are first in their lanes, and whoever only waited for that."""
-        todo = [(index, cause) for index in ready]
-        while todo:
-            index, why = todo.pop(0)
+        """Start the tasks of `ready` that are first in their lanes, and those that wait for their start."""
+        candidates = [(index, cause) for index in ready]
+        while candidates:
+            index, waited_for = candidates.pop(0)
             task = self.tasks[index]
-            first = all(self.queue[lane][-1] == index for lane in task.lanes)
-            if self.start[index] is not None or self.open[index] or not first:
+            is_first = all(self.queue[lane][-1] == index for lane in task.lanes)
+            if self.start[index] is not None or self.open[index] or not is_first:
                 continue
             if task.release > self.now:
                 heapq.heappush(self.waiting, (task.release, index))
                 continue
-            self.start[index], self.cause[index] = self.now, why
+            self.start[index], self.cause[index] = self.now, waited_for
             if task.seconds > 0 and any(task.use):
                 self.flows[index] = task.seconds
             else:
-                heapq.heappush(self.fixed, (self.now + task.seconds, index))
+                heapq.heappush(self.off_network, (self.now + task.seconds, index))
             for other in self.starts.get(index, ()):
                 self.open[other] -= 1
-                todo.append((other, index))
+                candidates.append((other, index))
 
     def _advance(self) -> None:
         rates = self._rates()
         ends = [(self.now + self.flows[index] / rate, index) for index, rate in rates.items()]
-        if self.fixed:
-            ends.append(self.fixed[0])
+        if self.off_network:
+            ends.append(self.off_network[0])
         if self.waiting:
             ends.append(self.waiting[0])
         when, first = min(ends)
         for index, rate in rates.items():
             self.flows[index] -= (when - self.now) * rate
         self.now = when
-        over = [
+        ended = [
             index
-            for index, left in self.flows.items()
-            if left <= TINY + 1e-12 * self.tasks[index].seconds or index == first
-        ]  # the first one in any case: late enough, a float has no number between now and its end
-        for index in over:
+            for index, remaining in self.flows.items()
+            if remaining <= TINY + 1e-12 * self.tasks[index].seconds or index == first
+        ]  # the first one in any case: its remaining time may be below the resolution of floats
+        for index in ended:
             del self.flows[index]
-        while self.fixed and self.fixed[0][0] <= when + TINY:
-            over.append(heapq.heappop(self.fixed)[1])
-        for index in sorted(over):
+        while self.off_network and self.off_network[0][0] <= when + TINY:
+            ended.append(heapq.heappop(self.off_network)[1])
+        for index in sorted(ended):
             self._finish(index)
         while self.waiting and self.waiting[0][0] <= when:
             self._begin([heapq.heappop(self.waiting)[1]], None)
@@ -147,19 +154,19 @@ class _Stage:
 
 @lru_cache(maxsize=1 << 12)
 def _shares(uses: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
-    """The rate of each flow, given the share of each group of links that it takes alone."""
+    """The rate of each flow, from the share of each group of links that it uses alone."""
     use: Floats = np.array(uses, np.float64)
     rates: list[float] = max_min(use, np.ones(len(use[0])), np.ones(len(use))).tolist()
     return tuple(rates)
 
 
-def chain(played: Sequence[TaskTiming]) -> list[int]:
-    """The critical path: the task that ended last, what it waited for, and so on; in order of time."""
-    if not played:
+def critical_path(timings: Sequence[TaskTiming]) -> list[int]:
+    """The critical path: the last task, the task that it waited for, and so on, in order of time."""
+    if not timings:
         return []
-    last: int | None = max(range(len(played)), key=lambda index: (played[index].end, -index))
+    last: int | None = max(range(len(timings)), key=lambda index: (timings[index].end, -index))
     path: list[int] = []
     while last is not None:
         path.append(last)
-        last = played[last].cause
+        last = timings[last].cause
     return path[::-1]

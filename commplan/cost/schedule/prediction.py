@@ -1,4 +1,4 @@
-"""Prediction of a schedule: every phase as tasks on lanes, collectives as flows over the topology."""
+"""Predicts a schedule: ops are tasks on lanes, and collectives are flows on the topology's links."""
 
 from __future__ import annotations
 
@@ -15,23 +15,31 @@ import numpy as np
 from commplan.cost.collective.cost import CollectiveTime
 from commplan.cost.input_time import input_work
 from commplan.cost.predictor import Predictor
-from commplan.cost.schedule.list_scheduler import Task, TaskTiming, chain, play
+from commplan.cost.schedule.list_scheduler import Task, TaskTiming, critical_path, run_tasks
 from commplan.cost.schedule.step import ASSUMED, Order, Readiness, StepComputation, readiness
-from commplan.cost.servers.server_traffic import ServerTiming, talk
+from commplan.cost.servers.server_traffic import ServerTiming, server_timing
 from commplan.input.measured_costs import InputCosts
 from commplan.ir.schedule import Collective, Elastic, Map, Op, Phase, Schedule, operands, results
 from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import Site
 
 DEVICE = "device"
-_Cost = tuple[float, CollectiveTime | None]  # seconds alone, and the prediction behind them
+_Cost = tuple[
+    float, CollectiveTime | None
+]  # seconds without other ops, and the prediction if the op communicates
 
 
 class OpTime(msgspec.Struct, frozen=True):
-    """One op in time. start, seconds: as simulated. alone: seconds if nothing else were on the network.
+    """One op in time, in seconds.
 
-    bound: seconds that no algorithm beats; source: where `alone` comes from. nbytes: of each level, what its
-    busiest link carries.
+    Attributes:
+        op, result, line, lane: The op, its results, its line in the plan, and its lane.
+        start, seconds: The simulated interval.
+        alone: The time without other traffic on the network.
+        algorithm, form: Of a collective.
+        bound: A lower bound for all algorithms.
+        source: The source of `alone`.
+        nbytes: For each level, its name and the bytes on its busiest link.
     """
 
     op: str
@@ -49,7 +57,7 @@ class OpTime(msgspec.Struct, frozen=True):
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """A part of the critical path: ops of one plan line in a row; line 0 is the step's computation."""
+    """A part of the critical path: consecutive ops of one plan line; line 0 is the step's computation."""
 
     line: int
     what: str
@@ -59,12 +67,16 @@ class Stretch(msgspec.Struct, frozen=True):
 class PhaseTime(msgspec.Struct, frozen=True):
     """One phase in time, in seconds.
 
-    alone: of the phase with nothing else running. computation: of the step that it runs beside, 0 without
-    one. exposed: from the end of that computation to the end of the phase; without a step that is `alone`.
-    bound: what the phase's collectives take at least on this topology, overlapping perfectly, and its own
-    computation. network, compute: in which some collective, some other op ran. nbytes: of each level, what
-    its busiest link carries in one direction, all collectives together. critical, ops: beside the step.
-    after: of the step's computation that waits for the phase, where the step says so.
+    Attributes:
+        name: The name of the phase.
+        alone: The time of the phase without a step.
+        computation: The time of the step's computation; 0 without a step.
+        exposed: From the end of that computation to the end of the phase; `alone` without a step.
+        bound: A lower bound from the phase's own computation, and from its collectives with perfect overlap.
+        network, compute: The time in which some collective, or some other op, runs.
+        nbytes: For each level, its name and the bytes on its busiest link in one direction, over all
+            collectives. critical, ops: The critical path and the ops, next to the step.
+        after: The step's computation after the phase, if the step specifies it.
     """
 
     name: str
@@ -81,20 +93,26 @@ class PhaseTime(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """Of the step and the phase together."""
+        """The time of the step and the phase together."""
         return self.computation + self.exposed + self.after
 
     @property
     def distance(self) -> float:
-        """Time alone over the bound; 1 where there is nothing to bound."""
+        """The ratio of `alone` to `bound`; 1 if there is no bound."""
         return self.alone / self.bound if self.bound > 0 else 1.0
 
 
 class Prediction(msgspec.Struct, frozen=True):
     """A schedule in time.
 
-    source: where the figures come from. step: the computation that they are beside. unknown: what was
-    charged nothing because its cost is not known. talks: ops that talk with servers.
+    Attributes:
+        plan, topology, backend, ranks: What was predicted.
+        phases: The phases.
+        source: The source of the costs.
+        step: A description of the step's computation.
+        unknown: Functions and sources without a known cost; they take no time in the prediction.
+        calibrated: The date of the calibration; "" if there is none.
+        talks: The ops that communicate with servers.
     """
 
     plan: str
@@ -105,7 +123,7 @@ class Prediction(msgspec.Struct, frozen=True):
     source: str
     step: str
     unknown: tuple[str, ...] = ()
-    calibrated: str = ""  # the date of the calibration, "" for the model alone
+    calibrated: str = ""  # the date of the calibration; "" without one
     talks: tuple[ServerTiming, ...] = ()
 
     def phase(self, name: str) -> PhaseTime:
@@ -122,14 +140,20 @@ def predict(
     order: Order | None = None,
     assumed_on: Predictor | None = None,
 ) -> Prediction:
-    """Run every phase of `schedule` once, on the network of `predictor`, beside `step`.
+    """Predict one run of every phase of `schedule` next to the computation of a step.
 
-    step: the computation of a step; without one, that of `ASSUMED`. compute: seconds of one call of a
-    function, or of one read of a source, by name; what is not in it takes no time and is named in `unknown`.
-    measured: what reads and host functions were measured to cost, for those that are not in `compute`.
-    order: name -> leaf paths in the order in which the backward pass makes them. assumed_on: the machine that
-    the step is assumed for, to compare several beside one step; by default that of `predictor`. Ops of the
-    compiler's own (packing, sums) are charged for their bytes.
+    Ops of the compiler, such as packing and local sums, are charged for their bytes.
+
+    Args:
+        schedule: The schedule.
+        predictor: The machine.
+        step: The computation of the step; None for the assumed step (`ASSUMED`).
+        compute: Seconds of one call of a function, or of one read of a source, by name. Others take no time
+            and are listed in `unknown`.
+        measured: Measured costs of reads and host functions, for those that are not in `compute`.
+        order: By input, leaf paths in the order in which the backward pass computes them.
+        assumed_on: The machine of the assumed step, by default that of `predictor`. Used to compare several
+            machines with the same step.
     """
     charge = _Charge(schedule, predictor, compute or {}, measured)
     machine = assumed_on or predictor
@@ -138,7 +162,7 @@ def predict(
     ranks, name = math.prod(schedule.mesh_sizes.values()), predictor.network.topology.name
     date = predictor.calibration.date if predictor.calibration else ""
     source = f"calibrated {date}" if date else "costs of the topology file, not measured"
-    computation = "none: what the program computes is not included"
+    computation = "none: the program's own computation is not included"
     if any(each.seconds for each in ready):
         on = f", on {assumed_on.network.topology.name}" if assumed_on is not None else ""
         computation = step.source if step is not None else f"assumed: {ASSUMED}{on}"
@@ -149,7 +173,7 @@ def predict(
 
 
 class _Charge:
-    """What an op costs alone."""
+    """Computes the cost of ops without other ops."""
 
     def __init__(
         self, schedule: Schedule, predictor: Predictor, compute: Mapping[str, float],
@@ -160,40 +184,40 @@ class _Charge:
         self.unknown: dict[str, None] = {}
         self.entry = {value.id: value.nbytes for value in schedule.entry}
         self.sites = sites(schedule)
-        self.here: dict[str, Site] = {}
+        self.site_of: dict[str, Site] = {}
         self.period = 1
         self.talks: list[ServerTiming] = []
 
     def enter(self, phase: Phase) -> None:
-        """Look up what the input of `phase` was measured to cost, and where it talks with servers."""
-        self.here = {site.result: site for site in self.sites.all if site.phase == phase.name}
+        """Select `phase`: its requests to servers, and the measured costs of its input."""
+        self.site_of = {site.result: site for site in self.sites.all if site.phase == phase.name}
         self.period = phase.period
         if self.measured is not None:
             topology = self.predictor.network.topology
             self.input = input_work(self.schedule, phase, self.measured, topology)
 
-    def of(self, op: Op, nbytes: Mapping[str, int]) -> _Cost:
-        """Seconds, and the prediction behind them for what communicates. nbytes: of the phase's values."""
+    def cost(self, op: Op, nbytes: Mapping[str, int]) -> _Cost:
+        """Seconds, and the prediction if the op communicates. `nbytes` are those of the phase's values."""
         first = next(iter(results(op)), "")
-        if first in self.here:
-            traffic, prediction = talk(self.here[first], self.sites, self.predictor, self.period)
+        if first in self.site_of:
+            traffic, prediction = server_timing(self.site_of[first], self.sites, self.predictor, self.period)
             self.talks.append(traffic)
             return prediction.seconds, prediction
         work = op.work(nbytes, lambda axes: self.predictor.layout(axes).ranks)
         if work.kind == "copy":
             return work.nbytes * self.predictor.network.gamma, None
         if work.kind == "call":
-            prediction, known = None, self.compute.get(work.name, self.input.get(first))
+            prediction, seconds = None, self.compute.get(work.name, self.input.get(first))
         else:
             prediction = self.predictor.query(work)
-            known = prediction.seconds if prediction else None
-        if known is None:
+            seconds = prediction.seconds if prediction else None
+        if seconds is None:
             self.unknown[work.label] = None
-        return known or 0.0, prediction
+        return seconds or 0.0, prediction
 
 
-class _Played(NamedTuple):
-    """A phase in time: what each of its ops costs, its tasks, when they run, and bytes by level."""
+class _SimulatedPhase(NamedTuple):
+    """A simulated phase: the cost of each op, its tasks, their intervals, and bytes by level."""
 
     costs: list[_Cost]
     tasks: list[Task]
@@ -208,53 +232,53 @@ class _Played(NamedTuple):
         return max(0.0, self.end - ready.seconds)
 
 
-def _played(phase: Phase, ready: Readiness, charge: _Charge) -> _Played:
+def _simulated(phase: Phase, ready: Readiness, charge: _Charge) -> _SimulatedPhase:
     nbytes = charge.entry | {value.id: value.nbytes for value in phase.values}
     charge.enter(phase)
-    costs = [charge.of(op, nbytes) for op in phase.ops]
+    costs = [charge.cost(op, nbytes) for op in phase.ops]
     total = dict.fromkeys((level.name for level in charge.predictor.network.levels), 0.0)
     for _, prediction in costs:
         for level, size in prediction.nbytes if prediction else ():
             total[level] += size
     tasks = _tasks(phase.ops, costs, ready, charge)
-    return _Played(costs, tasks, play(tasks), tuple(total.items()))
+    return _SimulatedPhase(costs, tasks, run_tasks(tasks), tuple(total.items()))
 
 
 def predict_exposed(
     schedule: Schedule, phase: Phase, predictor: Predictor, ready: Readiness,
     measured: InputCosts | None = None,
 ) -> tuple[float, float]:  # fmt: skip
-    """The exposed seconds of one phase of `schedule`, and the bytes on its busiest links together.
+    """The exposed seconds of one phase of `schedule`, and the sum of the bytes on its busiest links.
 
-    As `predict` has them, without the rest. ready: see `commplan.cost.schedule.step.readiness`.
+    The same values as those of `predict`, without the rest. See `commplan.cost.schedule.step.readiness`.
     """
-    played = _played(phase, ready, _Charge(schedule, predictor, {}, measured))
-    return played.exposed(ready), sum(nbytes for _, nbytes in played.nbytes)
+    simulated = _simulated(phase, ready, _Charge(schedule, predictor, {}, measured))
+    return simulated.exposed(ready), sum(nbytes for _, nbytes in simulated.nbytes)
 
 
 def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
-    played = _played(phase, ready, charge)
-    costs, timings = played.costs, played.timings
+    simulated = _simulated(phase, ready, charge)
+    costs, timings = simulated.costs, simulated.timings
     ops = tuple(
         _op_time(op, seconds, prediction, when)
         for op, (seconds, prediction), when in zip(phase.ops, costs, timings, strict=True)
     )
-    alone = played.end
+    alone = simulated.end
     if ready.seconds:
-        unreleased = play([replace(task, release=0.0) for task in played.tasks])
+        unreleased = run_tasks([replace(task, release=0.0) for task in simulated.tasks])
         alone = max((when.end for when in unreleased), default=0.0)
     spans = [(when.start, when.end) for when in timings]
-    moves = [prediction is not None for _, prediction in costs]
-    moving, working = compress(spans, moves), compress(spans, map(not_, moves))
+    communicates = [prediction is not None for _, prediction in costs]
+    network_spans, compute_spans = compress(spans, communicates), compress(spans, map(not_, communicates))
     bound = min(alone, _bound(phase.ops, costs, charge))
     return PhaseTime(
-        phase.name, alone, ready.seconds, played.exposed(ready), bound, _covered(moving), _covered(working),
-        played.nbytes, _critical(ops, timings), ops, ready.after,
+        phase.name, alone, ready.seconds, simulated.exposed(ready), bound, _covered(network_spans),
+        _covered(compute_spans), simulated.nbytes, _critical(ops, timings), ops, ready.after,
     )  # fmt: skip
 
 
 def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], ready: Readiness, charge: _Charge) -> list[Task]:
-    """One task for each op. A split collective leaves the device free, a blocking one under MPI does not."""
+    """One task per op. A blocking collective under MPI occupies the device, a split one does not."""
     maker: dict[str, int] = {}
     split = {index for index, op in enumerate(ops) if op.is_split}
     blocking = charge.schedule.backend == "mpi"
@@ -274,7 +298,7 @@ def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], ready: Readiness, charge: 
 
 
 def _use(seconds: float, prediction: CollectiveTime | None, charge: _Charge) -> tuple[float, ...]:
-    """How busy the busiest link of each level is while the op runs alone."""
+    """The utilization of the busiest link of each level while the op runs alone."""
     if prediction is None or seconds <= 0:
         return ()
     bandwidths: list[float] = charge.predictor.network.bandwidths.tolist()
@@ -286,28 +310,30 @@ def _op_time(op: Op, seconds: float, prediction: CollectiveTime | None, when: Ta
     kind = type(op).__name__.lower()
     name = op.kind if isinstance(op, Collective) else op.fn if isinstance(op, Map) else kind
     name = f"elastic {op.mode}" if isinstance(op, Elastic) and op.mode != "sync" else name
-    how = (str(op.algorithm), op.form or "") if isinstance(op, Collective) else ("", "")
+    via = (str(op.algorithm), op.form or "") if isinstance(op, Collective) else ("", "")
     bound, source, nbytes = 0.0, "", ()
     if prediction is not None:
         bound, source, nbytes = prediction.bound, prediction.source, prediction.nbytes
     values, took = ", ".join(results(op)), when.end - when.start
-    return OpTime(name, values, op.span.line, op.lane, when.start, took, seconds, *how, bound, source, nbytes)
+    return OpTime(name, values, op.span.line, op.lane, when.start, took, seconds, *via, bound, source, nbytes)
 
 
 def _bound(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> float:
-    """No collective is faster than its own bound, and links of a level carry what all of them must."""
+    """A lower bound: the largest bound of a collective, and the bytes of all of them on each level."""
     network = charge.predictor.network
     links = np.zeros(len(network.levels))
     lanes: dict[str, float] = {}
-    alone: list[float] = []
+    bounds: list[float] = []
     for op, (seconds, prediction) in zip(ops, costs, strict=True):
         if prediction is None:
             lanes[op.lane] = lanes.get(op.lane, 0.0) + seconds
             continue
-        alone.append(prediction.bound)
-        if isinstance(op, Collective) and op.kind != "broadcast":  # roots differ, so do the busiest links
+        bounds.append(prediction.bound)
+        if (
+            isinstance(op, Collective) and op.kind != "broadcast"
+        ):  # roots differ, and so do their busiest links
             links += charge.predictor.least_bytes(op) / network.bandwidths
-    return max([*lanes.values(), *alone, *links.tolist()])
+    return max([*lanes.values(), *bounds, *links.tolist()])
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -319,16 +345,16 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _critical(ops: Sequence[OpTime], played: Sequence[TaskTiming]) -> tuple[Stretch, ...]:
-    path = chain(played)
-    stretches = [Stretch(0, "computation", played[path[0]].start)] if path and played[path[0]].start else []
+def _critical(ops: Sequence[OpTime], timings: Sequence[TaskTiming]) -> tuple[Stretch, ...]:
+    path = critical_path(timings)
+    parts = [Stretch(0, "computation", timings[path[0]].start)] if path and timings[path[0]].start else []
     for index in path:
         op = ops[index]
         label = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
         if op.seconds <= 0:
             continue
-        if stretches and (stretches[-1].line, stretches[-1].what) == (op.line, label):
-            stretches[-1] = Stretch(op.line, label, stretches[-1].seconds + op.seconds)
+        if parts and (parts[-1].line, parts[-1].what) == (op.line, label):
+            parts[-1] = Stretch(op.line, label, parts[-1].seconds + op.seconds)
         else:
-            stretches.append(Stretch(op.line, label, op.seconds))
-    return tuple(stretches)
+            parts.append(Stretch(op.line, label, op.seconds))
+    return tuple(parts)

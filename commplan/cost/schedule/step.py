@@ -1,7 +1,7 @@
-"""The computation that a phase runs beside: when the backward pass has made which gradient.
+"""The computation next to which a phase runs, and when its gradients are available.
 
-Without a step, one is assumed (`ASSUMED`). It depends on the plan, its shapes and the machine alone, so that
-schedules of one plan are compared beside the same step.
+Without a step, one is assumed (`ASSUMED`). It depends only on the plan, its shapes and the machine, so that
+schedules of one plan are compared with the same step.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from commplan.ir.schedule import Backend, Op, Pack, Phase, Schedule, Value, oper
 
 Order = Mapping[str, Sequence[str]]
 ASSUMED = (
-    "a backward pass as long as the busiest links need at least for its reductions in the types of the "
-    "leaves, which makes leaves last first, in proportion to their bytes"
+    "a backward pass that takes the minimum time of the busiest links for its reductions in the types of the "
+    "leaves, and that computes leaves in reverse order, in proportion to their bytes"
 )
 
 
 class StepComputation(msgspec.Struct, frozen=True):
     """A step without its communication.
 
-    seconds: of the computation until all gradients are made. ready: name of an input, path of a leaf, and the
-    seconds after which the computation has made it, in that order; what is not listed is ready at the end.
-    source: in words. after: seconds of the computation that waits for the results of the plan.
+    Attributes:
+        seconds: The time until all gradients are available.
+        ready: Name of an input, path of a leaf, and the seconds until it is available. Others are available
+            at the end.
+        source: A description of the source.
+        after: Seconds of computation that depends on the results of the plan.
     """
 
     seconds: float
@@ -40,29 +43,33 @@ class StepComputation(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> dict[str, tuple[str, ...]]:
-        """The leaves of each input in the order in which they are made."""
+        """The leaves of each input in the order in which they become available."""
         paths: dict[str, list[str]] = {}
         for name, path, _ in sorted(self.ready, key=lambda leaf: leaf[2]):
             paths.setdefault(name, []).append(path)
-        return {name: tuple(each) for name, each in paths.items()}
+        return {name: tuple(ordered) for name, ordered in paths.items()}
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """When the leaves that a phase reads are ready. seconds: of the computation beside it, 0 without one.
-    leaves: of each value that the computation makes, for each of its leaves. after: of the computation that
-    waits for the phase."""
+    """When the leaves that a phase reads are available.
+
+    Attributes:
+        seconds: The time of the computation; 0 without one.
+        leaves: For each value that the computation produces, the time of each leaf.
+        after: The time of the computation that depends on the phase.
+    """
 
     seconds: float = 0.0
     leaves: Mapping[Ref, tuple[float, ...]] = {}
     after: float = 0.0
 
     def release(self, op: Op) -> float:
-        """The seconds after which `op` may start, as far as it reads what the computation makes."""
+        """The earliest start of `op`, from the computed values that it reads."""
         if not self.leaves:
             return 0.0
         if isinstance(op, Pack):
-            known = (self.leaves[part.value][part.leaf] for part in op.parts if part.value in self.leaves)
-            return max(known, default=0.0)
+            times = (self.leaves[part.value][part.leaf] for part in op.parts if part.value in self.leaves)
+            return max(times, default=0.0)
         read = (time for ref in operands(op) for time in self.leaves.get(ref, ()))
         return max(read, default=0.0)
 
@@ -70,14 +77,17 @@ class Readiness(msgspec.Struct, frozen=True):
 def readiness(
     schedule: Schedule, phase: Phase, predictor: Predictor, step: StepComputation | None, order: Order
 ) -> Readiness:
-    """When the leaves that `phase` reads are ready, in the `step` that is given or in the assumed one.
+    """When the leaves that `phase` reads are available, in `step` or in the assumed step.
 
-    order: name -> leaf paths in the order in which the backward pass makes them, for the assumed step.
+    `order` has leaf paths by input in the order in which the backward pass computes them, for the assumed
+    step.
     """
-    return _assumed(schedule, phase, predictor, order) if step is None else _given(schedule, phase, step)
+    return (
+        _assumed(schedule, phase, predictor, order) if step is None else _readiness_in(schedule, phase, step)
+    )
 
 
-def _given(schedule: Schedule, phase: Phase, step: StepComputation) -> Readiness:
+def _readiness_in(schedule: Schedule, phase: Phase, step: StepComputation) -> Readiness:
     times = {(name, path): seconds for name, path, seconds in step.ready}
     named = {name for name, _ in times}
     leaves = {
@@ -89,18 +99,18 @@ def _given(schedule: Schedule, phase: Phase, step: StepComputation) -> Readiness
 
 
 def _assumed(schedule: Schedule, phase: Phase, predictor: Predictor, order: Order) -> Readiness:
-    """The step of `ASSUMED`, for gradients whose reductions may run under it."""
+    """The step of `ASSUMED`, for gradients whose reductions can overlap with it."""
     entry = {value.id: value for value in schedule.entry if value.id in phase.inputs}
     network = predictor.network
     busy = np.zeros(len(network.levels))
-    ordered: list[tuple[Value, int]] = []  # leaves in the order in which they are made
+    ordered: list[tuple[Value, int]] = []  # leaves in the order in which they are computed
     for stage in gradient_stages(schedule, phase.name):
         value = entry.get(stage.operand)
-        if value is None or any(value is other for other, _ in ordered):
+        if value is None or any(value is seen_value for seen_value, _ in ordered):
             continue
         layout = predictor.layout(stage.axes)
         busy += busiest_bytes(str(stage.COLLECTIVE), value.nbytes, layout, network) / network.bandwidths
-        ordered += [(value, leaf) for leaf in _backwards(value, order)]
+        ordered += [(value, leaf) for leaf in _in_backward_order(value, order)]
     seconds, total = float(busy.max(initial=0.0)), sum(value.leaves[leaf].nbytes for value, leaf in ordered)
     if not seconds or not total:
         return Readiness()
@@ -113,20 +123,22 @@ def _assumed(schedule: Schedule, phase: Phase, predictor: Predictor, order: Orde
 
 
 def gradient_stages(schedule: Schedule, phase: str) -> Iterator[graph.Reduce | graph.Scatter]:
-    """The reductions of `phase` that may run under the computation that makes their operands."""
+    """The reductions of `phase` that can overlap with the computation of their operands."""
     plan = schedule.origin.plan if schedule.origin is not None else None
-    for stage in next((each.stages for each in plan.phases if each.name == phase), ()) if plan else ():
+    for stage in (
+        next((candidate.stages for candidate in plan.phases if candidate.name == phase), ()) if plan else ()
+    ):
         if isinstance(stage, graph.Reduce | graph.Scatter) and is_overlappable(stage, schedule.backend):
             yield stage
 
 
 def is_overlappable(stage: graph.Reduce | graph.Scatter, backend: Backend) -> bool:
-    """Whether a reduction may run under computation: in JAX always, under MPI if the stage says so."""
+    """Whether a reduction can overlap with computation: in JAX always, under MPI if the stage says so."""
     return backend == "jax" or stage.hints.overlap is not None
 
 
-def _backwards(value: Value, order: Order) -> Sequence[int]:
-    """The leaves of a gradient in the order in which a backward pass makes them."""
+def _in_backward_order(value: Value, order: Order) -> Sequence[int]:
+    """The leaves of a gradient in the order in which a backward pass computes them."""
     listed = order.get(name_of(value.id))
     if listed is None:
         return range(len(value.leaves))[::-1]

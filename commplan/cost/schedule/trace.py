@@ -1,7 +1,7 @@
-"""A prediction as a trace for Perfetto and Chrome: one track for each lane, one colour for each plan line.
+"""Writes a prediction as a trace for Perfetto and Chrome, with a track per lane and a colour per plan line.
 
-The format is Chrome's JSON: complete events (`ph` X) with times in microseconds, and metadata (`ph` M) that
-names processes and threads. A phase is a process, a lane is a thread.
+The format is Chrome's JSON: complete events (`ph` X) with times in microseconds, and metadata (`ph` M) with
+the names of processes and threads. A phase is a process, and a lane is a thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from commplan.cost.schedule.prediction import OpTime, PhaseTime, Prediction
 
-# Names of colours that viewers of the format know.
+# Colour names that viewers of the format support.
 COLOURS = (
     "thread_state_running", "thread_state_runnable", "thread_state_iowait", "rail_response", "rail_animation",
     "rail_idle", "rail_load", "startup", "heap_dump_stack_frame", "cq_build_running", "cq_build_passed",

@@ -1,1 +1,1 @@
-"""Seconds and bytes of what workers and servers send each other."""
+"""The time and bytes of traffic between workers and servers."""

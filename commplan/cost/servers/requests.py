@@ -1,16 +1,16 @@
-"""What talking with servers costs: who sends how many bytes to whom, on which links, and how long that takes.
+"""The cost of requests to servers: bytes between workers and servers, loads of links, and times.
 
-All workers ask at once. Bytes go where the sites say: each worker sends the units of a state to their owners
-and gets an answer from them. Links are full duplex, and shared by all who use them, so the time of a stage is
-that of its busiest link. Units stream: while the servers take in one, they serve the one before and send the
-answer to the one before that. With the pushes, the servers' work and the pulls of u units taking a, b and c,
-and j for the busiest link with both directions of traffic on it,
+All workers send at the same time. Each worker sends the units of a state to their owners, and receives
+answers from them. Links are full duplex and shared, so the time of a stage is that of its busiest link. Units
+are pipelined: while the servers receive one, they process the one before and send the answer to the one
+before that. Let a, b and c be the times of the pushes, the servers' work and the pulls of u units, and j the
+time of the busiest link with the traffic of both directions. Then
 
     seconds = 2 latency + call + (a + b + c) / u + (1 - 1/u) max(a, b, c, j)
 
-With `staleness` an answer waits for nothing of its own request, and the first term of the units falls away.
-A server looks at one message after another, which takes a call and what is added gamma for each byte.
-The bound is what the busiest link takes where the state is divided evenly, both directions at once.
+With `staleness`, an answer does not depend on its request, and the term (a + b + c) / u is 0. A server
+handles one message after another, which takes a call, and gamma per byte that is added. The bound is the time
+of the busiest link if the state is divided evenly and both directions are used at the same time.
 """
 
 from __future__ import annotations
@@ -28,15 +28,21 @@ from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis
 from commplan.protocol.sites import Buffer, Site, Sites
 
-PASSES = {"exchange": 1, "elastic": 3}  # over the bytes that arrive: a sum; a difference, a product, a sum
+PASSES = {"exchange": 1, "elastic": 3}  # over the received bytes: a sum; a difference, a product, a sum
 
 
 class RequestTraffic(NamedTuple):
-    """What every worker sends to, and gets from, each server: bytes and messages [servers].
+    """The traffic of one worker with each server: bytes and messages, [servers].
 
-    units: of the server that has most. senders: the workers that send `up`, None for all.
-    passes: over the bytes that arrive; updated: bytes of state that each server makes anew [servers]. stale:
-    whether answers wait for nothing of their own request. answered: whether there is an answer.
+    Attributes:
+        up, down: Bytes that are sent and received.
+        sent, got: Messages that are sent and received.
+        units: The units of the server with most of them.
+        senders: The workers that send `up`; None for all.
+        passes: The number of passes of a server over the received bytes.
+        updated: Bytes of state that each server updates.
+        stale: Whether answers do not depend on their request.
+        answered: Whether there is an answer.
     """
 
     up: Floats
@@ -52,18 +58,19 @@ class RequestTraffic(NamedTuple):
 
 
 def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> Ints:
-    """The place of each server, declarations in their order.
+    """The place of each server, in the order of declaration.
 
-    Servers start after the workers: they take the free places behind theirs, then other free ones. Those of a
-    declaration that is mapped to a level go round its members. Where no place is free, they sit on the last.
+    Servers start after the workers and take the free places after theirs, then other free places. The servers
+    of a declaration that is mapped to a level are distributed over its members. Without a free place, they
+    share the last one.
     """
-    taken: set[int] = set(workers.tolist())
+    occupied: set[int] = set(workers.tolist())
     last = int(workers.max(initial=0))
 
     def free(begin: int, end: int) -> Iterator[int]:
-        """The free ones among these places, those behind the workers first."""
-        behind = range(max(begin, last), end), range(begin, min(end, last))
-        return (place for place in itertools.chain(*behind) if place not in taken)
+        """The free places in this range, those after the workers first."""
+        ranges = range(max(begin, last), end), range(begin, min(end, last))
+        return (place for place in itertools.chain(*ranges) if place not in occupied)
 
     of_members: dict[tuple[int, int], Iterator[int]] = {}
     places: list[int] = []
@@ -79,22 +86,22 @@ def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> 
             place = next(of_members.setdefault(bounds, free(*bounds)), None)
             if place is not None:
                 places.append(place)
-                taken.add(place)
+                occupied.add(place)
             elif index is not None:
                 places.append((member + 1) * stride - 1)
             else:
                 crowded.append(len(places))
                 places.append(-1)
-    for number, where in enumerate(crowded):
-        places[where] = (network.places - len(crowded) + number) % network.places
+    for number, index in enumerate(crowded):
+        places[index] = (network.places - len(crowded) + number) % network.places
     return np.array(places, np.int64)
 
 
-def asked(site: Site, sites: Sites) -> RequestTraffic:
-    """What `site` moves."""
+def request_traffic(site: Site, sites: Sites) -> RequestTraffic:
+    """The traffic of a request of `site`."""
     groups = sites.members(site)
-    up, sent = _of(site.up, site.servers)
-    down, got = _of(site.down, site.servers)
+    up, sent = _sums(site.up, site.servers)
+    down, got = _sums(site.down, site.servers)
     units = max((len(site.layout.owned(server)) for server in range(site.servers)), default=0)
     senders = tuple(members[0] for members in groups) if site.kind == "put" else None
     updated, stale = np.zeros(site.servers), False
@@ -106,12 +113,12 @@ def asked(site: Site, sites: Sites) -> RequestTraffic:
 
 
 def elastic_load(nbytes: float, servers: int, units: int) -> RequestTraffic:
-    """An elastic exchange of `nbytes` with a centre that is divided evenly, where there is no site for it."""
-    each, messages = np.full(servers, nbytes / servers), np.full(servers, float(units))
-    return RequestTraffic(each, each, messages, messages, units, None, PASSES["elastic"], np.zeros(servers))
+    """The traffic of an elastic exchange of `nbytes` with an evenly divided center, which has no site."""
+    share, messages = np.full(servers, nbytes / servers), np.full(servers, float(units))
+    return RequestTraffic(share, share, messages, messages, units, None, PASSES["elastic"], np.zeros(servers))
 
 
-def _of(buffers: Sequence[Buffer], servers: int) -> tuple[Floats, Floats]:
+def _sums(buffers: Sequence[Buffer], servers: int) -> tuple[Floats, Floats]:
     nbytes, count = np.zeros(servers), np.zeros(servers)
     for buffer in buffers:
         for chunk in buffer.chunks:
@@ -121,79 +128,88 @@ def _of(buffers: Sequence[Buffer], servers: int) -> tuple[Floats, Floats]:
 
 
 class Cost(NamedTuple):
-    """seconds, bound: as in `CollectiveTime`; busy: of the busiest server's processor; limit: in words."""
+    """The cost of a request.
+
+    Attributes:
+        seconds, bound: As in `CollectiveTime`.
+        busy: Seconds of the busiest server's processor.
+        limit: A description of the bottleneck.
+        loads: Bytes on the busiest link of each level.
+    """
 
     seconds: float
     bound: float
     busy: float
     limit: str
-    loads: Floats  # bytes on the busiest link of each level
+    loads: Floats  # [levels]
 
     def prediction(self, network: Network) -> CollectiveTime:
-        """The same as collectives tell it."""
-        source = "model" + (", links as measured" if network.measured else "")
-        return CollectiveTime.of(self.seconds, self.loads, self.bound, network, source)
+        """The cost as a `CollectiveTime`."""
+        source = "model" + (", links measured" if network.measured else "")
+        return CollectiveTime.from_load(self.seconds, self.loads, self.bound, network, source)
 
 
-def cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
-    """What a request of all `workers` takes. workers, servers: their places."""
+def request_cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
+    """The cost of a request of all `workers`. `workers` and `servers` are their places."""
     senders = workers if traffic.senders is None else workers[list(traffic.senders)]
     members = _members(network, workers, servers)
     push, pull = _traffic(network, members, senders, workers, servers, traffic.up, traffic.down)
-    joint = np.array([_most(*ways) for ways in zip(push, pull, strict=True)])
+    joint = np.array([_busiest(*loads) for loads in zip(push, pull, strict=True)])
     a, c, j = (
-        float((np.array([_most(pair) for pair in push]) / network.bandwidths).max()),
-        float((np.array([_most(pair) for pair in pull]) / network.bandwidths).max()),
+        float((np.array([_busiest(pair) for pair in push]) / network.bandwidths).max()),
+        float((np.array([_busiest(pair) for pair in pull]) / network.bandwidths).max()),
         float((joint / network.bandwidths).max()),
     )
     messages = len(senders) * traffic.sent + len(workers) * traffic.got
     work = (len(senders) * traffic.up * traffic.passes + traffic.updated) * network.gamma
     b = float((messages * network.call + work).max(initial=0.0))
-    own = float(traffic.sent.sum() + traffic.got.sum()) * network.overhead
+    worker_messages = float(traffic.sent.sum() + traffic.got.sum()) * network.overhead
     latency = _latency(network, workers, servers) * (2 if traffic.answered else 1)
-    units, most = max(1, traffic.units), max(a, b, c, j, own)
-    fill = 0.0 if traffic.stale else (a + b + c - most) / units if units > 1 else a + b + c - most
-    least = _least(traffic, senders, workers, servers, network) + latency
+    units, longest = max(1, traffic.units), max(a, b, c, j, worker_messages)
+    fill = 0.0 if traffic.stale else (a + b + c - longest) / units if units > 1 else a + b + c - longest
+    bound = _bound(traffic, senders, workers, servers, network) + latency
     limit = f"links of level {network.levels[int((joint / network.bandwidths).argmax())].name}"
-    if most > j:
-        limit = "the servers' processors" if most == b else "messages of a worker"
-    seconds = latency + network.call + most + max(0.0, fill)
-    return Cost(seconds, min(least, seconds), b, limit, joint)
+    if longest > j:
+        limit = "the servers' processors" if longest == b else "messages of a worker"
+    seconds = latency + network.call + longest + max(0.0, fill)
+    return Cost(seconds, min(bound, seconds), b, limit, joint)
 
 
-def alone(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
-    """The same of one worker, the one furthest away, while no other asks."""
-    reached = np.zeros(len(workers))
+def cost_alone(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
+    """The cost of a request of the most distant worker, while no other worker sends."""
+    distance = np.zeros(len(workers))
     for index, level in enumerate(network.levels):
-        own, others = network.units(workers, index), np.unique(network.units(servers, index))
-        away = (own[:, None] != others[None, :]).any(axis=1)
-        reached[away] = np.maximum(reached[away], level.latency)
-    far = int(reached.argmax())
-    return cost(traffic._replace(senders=None), workers[far : far + 1], servers, network)
+        worker_units, server_units = network.units(workers, index), np.unique(network.units(servers, index))
+        is_remote = (worker_units[:, None] != server_units[None, :]).any(axis=1)
+        distance[is_remote] = np.maximum(distance[is_remote], level.latency)
+    farthest = int(distance.argmax())
+    return request_cost(traffic._replace(senders=None), workers[farthest : farthest + 1], servers, network)
 
 
-Ways = tuple[Floats, Floats]  # bytes on the up and on the down link of each member of a level
+LinkLoads = tuple[Floats, Floats]  # bytes on the up and on the down link of each member of a level
 
 
-def link_bytes(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> list[Ways]:
-    """What a request of all `workers`, answer included, puts on the links of each level."""
+def link_bytes(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> list[LinkLoads]:
+    """The bytes of a request of all `workers`, including the answer, on the links of each level."""
     senders = workers if traffic.senders is None else workers[list(traffic.senders)]
     members = [np.arange(network.places // stride) for stride in network.strides]
-    both = zip(*_traffic(network, members, senders, workers, servers, traffic.up, traffic.down), strict=True)
-    return [(push[0] + pull[0], push[1] + pull[1]) for push, pull in both]
+    directions = zip(
+        *_traffic(network, members, senders, workers, servers, traffic.up, traffic.down), strict=True
+    )
+    return [(push[0] + pull[0], push[1] + pull[1]) for push, pull in directions]
 
 
 def _members(network: Network, workers: Ints, servers: Ints) -> list[Ints]:
-    """The members of each level that hold a worker or a server, in order; others may be millions."""
-    everybody = np.concatenate([workers, servers])
-    return [np.unique(network.units(everybody, level)) for level in range(len(network.levels))]
+    """The members of each level that contain a worker or a server, sorted. The others may be millions."""
+    occupied = np.concatenate([workers, servers])
+    return [np.unique(network.units(occupied, level)) for level in range(len(network.levels))]
 
 
 def _traffic(
     network: Network, members: Sequence[Ints], senders: Ints, workers: Ints, servers: Ints, up: Floats,
     down: Floats,
-) -> tuple[list[Ways], list[Ways]]:  # fmt: skip
-    """What pushes and pulls put on the links of `members`, by level; up, down: of one worker, by server."""
+) -> tuple[list[LinkLoads], list[LinkLoads]]:  # fmt: skip
+    """The loads of pushes and pulls on the links of `members`, by level. `up` and `down` are per server."""
     sent = np.broadcast_to(up[None, :], (len(senders), len(servers)))
     got = np.broadcast_to(down[:, None], (len(servers), len(workers)))
     return _links(network, members, senders, servers, sent), _links(network, members, servers, workers, got)
@@ -201,41 +217,41 @@ def _traffic(
 
 def _links(
     network: Network, members: Sequence[Ints], sources: Ints, sinks: Ints, nbytes: Floats
-) -> list[Ways]:
-    """nbytes [sources, sinks]: what each sends to each."""
-    links: list[Ways] = []
-    for level, known in enumerate(members):
+) -> list[LinkLoads]:
+    """The loads of transfers of `nbytes` [sources, sinks] on the links of `members`, by level."""
+    links: list[LinkLoads] = []
+    for level, units in enumerate(members):
         source, sink = network.units(sources, level), network.units(sinks, level)
         moved = np.where(source[:, None] != sink[None, :], nbytes, 0.0)
-        up: Floats = np.zeros(len(known))
-        down: Floats = np.zeros(len(known))
-        np.add.at(up, np.searchsorted(known, source), moved.sum(axis=1))
-        np.add.at(down, np.searchsorted(known, sink), moved.sum(axis=0))
+        up: Floats = np.zeros(len(units))
+        down: Floats = np.zeros(len(units))
+        np.add.at(up, np.searchsorted(units, source), moved.sum(axis=1))
+        np.add.at(down, np.searchsorted(units, sink), moved.sum(axis=0))
         links.append((up, down))
     return links
 
 
-def _most(*ways: Ways) -> float:
-    """Bytes on the busiest link when all of them are under way."""
-    up, down = sum((way[0] for way in ways), np.zeros(1)), sum((way[1] for way in ways), np.zeros(1))
+def _busiest(*loads: LinkLoads) -> float:
+    """Bytes on the busiest link with all of these loads together."""
+    up, down = sum((load[0] for load in loads), np.zeros(1)), sum((load[1] for load in loads), np.zeros(1))
     return float(max(up.max(), down.max()))
 
 
 def _latency(network: Network, workers: Ints, servers: Ints) -> float:
-    """Of the longest way."""
-    all_of_them = np.concatenate([workers, servers])
+    """The latency of the outermost level between a worker and a server."""
+    occupied = np.concatenate([workers, servers])
     crossed = [
         level.latency
         for index, level in enumerate(network.levels)
-        if len(np.unique(network.units(all_of_them, index))) > 1
+        if len(np.unique(network.units(occupied, index))) > 1
     ]
     return max(crossed, default=0.0)
 
 
-def _least(traffic: RequestTraffic, senders: Ints, workers: Ints, servers: Ints, network: Network) -> float:
-    """Seconds that the bytes take at least, with the state divided evenly among these servers."""
+def _bound(traffic: RequestTraffic, senders: Ints, workers: Ints, servers: Ints, network: Network) -> float:
+    """A lower bound in seconds from the bytes, with the state divided evenly among the servers."""
     up, down = (np.full(len(servers), total.sum() / len(servers)) for total in (traffic.up, traffic.down))
     members = _members(network, workers, servers)
     push, pull = _traffic(network, members, senders, workers, servers, up, down)
-    joint = [_most(*ways) for ways in zip(push, pull, strict=True)]
+    joint = [_busiest(*loads) for loads in zip(push, pull, strict=True)]
     return max(nbytes / level.bandwidth for nbytes, level in zip(joint, network.levels, strict=True))

@@ -1,4 +1,4 @@
-"""What a plan says to its servers: messages, bytes and time of each op, and what elastic modes compare at."""
+"""Predicts the traffic of a plan with its servers, and compares elastic modes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from commplan.collectives import registry
 from commplan.collectives.program import Kind
 from commplan.cost.collective.cost import CollectiveTime
 from commplan.cost.predictor import Predictor
-from commplan.cost.servers.requests import alone, asked, cost, elastic_load, places_of_servers
+from commplan.cost.servers.requests import (
+    cost_alone,
+    elastic_load,
+    places_of_servers,
+    request_cost,
+    request_traffic,
+)
 from commplan.ir.assemble import assemble
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Elastic, Phase, Schedule
@@ -20,16 +26,25 @@ from commplan.protocol.sites import Held, Site, Sites
 
 MODES = ("round_robin", "async", "hogwild", "sync")
 Mode = Literal["round_robin", "async", "hogwild", "sync"]
-SLICE = 64 * 1024  # bytes of a message where an all-reduce is cut
+SLICE = 64 * 1024  # bytes of a message, if an all-reduce is sliced
 
 
 class ServerTiming(msgspec.Struct, frozen=True):
-    """One op that talks with servers, in time and bytes.
+    """One op that communicates with servers, in time and bytes. Messages and bytes are per worker.
 
-    period: steps from one to the next. places: of the servers. Messages and bytes are those of one worker.
-    seconds: until the last of all workers that ask at once is answered (of a `put`: until it has arrived);
-    alone: of one that has the servers for itself; busy: of the busiest server's processor. limit: what most
-    of the time goes by.
+    Attributes:
+        phase, line, kind, mode, staleness: The op.
+        server, workers, servers: The server axis, and the numbers of workers and servers.
+        places: The places of the servers.
+        period: The number of steps between two requests.
+        held: The state of each server.
+        messages_up, messages_down, nbytes_up, nbytes_down: The traffic of one worker.
+        seconds: Until the last of all workers, which send at the same time, is answered; for a `put` until
+            its messages have arrived.
+        alone: The same for a single worker.
+        bound: A lower bound of `seconds`.
+        busy: Seconds of the busiest server's processor.
+        limit: A description of the bottleneck.
     """
 
     phase: str
@@ -55,8 +70,14 @@ class ServerTiming(msgspec.Struct, frozen=True):
 
 
 class Exchanged(msgspec.Struct, frozen=True):
-    """One elastic exchange in one mode. seconds: of all workers at once; alone: of one that has the server
-    for itself (in `sync` there is no such thing). way: how it is carried out."""
+    """One elastic exchange in one mode.
+
+    Attributes:
+        mode: The mode.
+        seconds: The time if all workers exchange at once.
+        alone: The time of a single worker; the same as `seconds` for `sync`.
+        way: A description of the implementation.
+    """
 
     mode: Mode
     seconds: float
@@ -64,12 +85,14 @@ class Exchanged(msgspec.Struct, frozen=True):
     way: str
 
 
-def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[ServerTiming, CollectiveTime]:
-    """What the op of `site` takes. period: steps from one to the next."""
-    traffic, network = asked(site, sites), predictor.network
+def server_timing(
+    site: Site, sites: Sites, predictor: Predictor, period: int
+) -> tuple[ServerTiming, CollectiveTime]:
+    """Predict the op of `site`. `period` is the number of steps between two requests."""
+    traffic, network = request_traffic(site, sites), predictor.network
     places = predictor.servers[site.first : site.first + site.servers]
-    joint = cost(traffic, predictor.workers, places, network)
-    single = alone(traffic, predictor.workers, places, network)
+    joint = request_cost(traffic, predictor.workers, places, network)
+    single = cost_alone(traffic, predictor.workers, places, network)
     timing = assemble(
         ServerTiming, site, joint,
         line=site.span.line, mode=site.mode or "", workers=sites.workers, period=period,
@@ -83,23 +106,28 @@ def talk(site: Site, sites: Sites, predictor: Predictor, period: int) -> tuple[S
 def elastic_modes(
     predictor: Predictor, over: tuple[str, ...], nbytes: float, servers: int = 1
 ) -> tuple[Exchanged, ...]:
-    """Every mode of elastic averaging of `nbytes`, with a centre on `servers` servers, or for `sync` by the
-    fastest flat all-reduce."""
+    """Every mode of elastic averaging of `nbytes`.
+
+    Centers are on `servers` servers; `sync` uses the fastest flat all-reduce.
+    """
     network, workers = predictor.network, predictor.workers
     units = max(1, math.ceil(nbytes / servers / usual(int(nbytes), servers)))
     traffic = elastic_load(nbytes, servers, units)
     places = predictor.servers[:servers]
     if len(places) < servers:  # the plan has none
         places = places_of_servers(network, (Axis("center", AxisKind.SERVER, servers),), workers)
-    both = cost(traffic, workers, places, network).seconds, alone(traffic, workers, places, network).seconds
+    times = (
+        request_cost(traffic, workers, places, network).seconds,
+        cost_alone(traffic, workers, places, network).seconds,
+    )
     way = f"{servers} server{'s' * (servers != 1)}"
-    exchanges = [Exchanged(mode, *both, way) for mode in ("round_robin", "async", "hogwild")]
+    exchanges = [Exchanged(mode, *times, way) for mode in ("round_robin", "async", "hogwild")]
     seconds, name = _fastest(predictor, "all_reduce", over, nbytes)
     return (*exchanges, Exchanged("sync", seconds, seconds, f"all-reduce via {name}"))
 
 
 def elastic_of(schedule: Schedule, phase: Phase, op: Elastic, predictor: Predictor) -> tuple[Exchanged, ...]:
-    """Every mode for what `op` averages, on as many servers as its centre has, or on one."""
+    """Every mode for the average of `op`, on as many servers as its center has, or on one."""
     values = {value.id: value for value in (*schedule.entry, *phase.values)}
     server = values[op.center].placement.server
     count = schedule.axis(server).size if server is not None else 1
@@ -107,18 +135,18 @@ def elastic_of(schedule: Schedule, phase: Phase, op: Elastic, predictor: Predict
 
 
 def _fastest(predictor: Predictor, kind: Kind, over: tuple[str, ...], nbytes: float) -> tuple[float, str]:
-    """nbytes: of one rank's operand."""
-    tried: list[tuple[float, str]] = []
+    """The fastest flat algorithm, as seconds and name. `nbytes` are those of one rank's operand."""
+    times: list[tuple[float, str]] = []
     for name in ("native", *registry.algorithms(kind)):
         for chunk in (None, SLICE):
             timing = predictor.predict(kind, Algorithm(name), over, nbytes, chunk=chunk)
             if timing is not None:
-                tried.append((timing.seconds, name))
-    return min(tried)
+                times.append((timing.seconds, name))
+    return min(times)
 
 
-def instead(predictor: Predictor, site: Site, sites: Sites) -> tuple[tuple[str, float], ...]:
-    """What an exchange with servers takes without them: with owners among the workers, or without owners."""
+def alternatives_to_servers(predictor: Predictor, site: Site, sites: Sites) -> tuple[tuple[str, float], ...]:
+    """The time of an exchange without servers, with the states sharded over the workers or replicated."""
     over = tuple(name for name, size in sites.axes if name not in site.per and size > 1)
     if site.kind != "exchange" or not over:
         return ()
@@ -126,37 +154,36 @@ def instead(predictor: Predictor, site: Site, sites: Sites) -> tuple[tuple[str, 
     ranks = predictor.layout(over).ranks
     scatter, scatter_name = _fastest(predictor, "reduce_scatter", over, nbytes)
     gather, gather_name = _fastest(predictor, "all_gather", over, nbytes / ranks)
-    both, reduce_name = _fastest(predictor, "all_reduce", over, nbytes)
+    all_reduce, reduce_name = _fastest(predictor, "all_reduce", over, nbytes)
     parts = f"scatter via {scatter_name}, gather via {gather_name}"
     return (
-        (f"states with the workers, which own them in parts: {parts}", scatter + gather),
-        (f"states with the workers, which all update them: all-reduce via {reduce_name}", both),
+        (f"states sharded over the workers: {parts}", scatter + gather),
+        (f"states replicated on the workers: all-reduce via {reduce_name}", all_reduce),
     )
 
 
 def waiting(exchange: Exchanged, compute: float) -> tuple[float, float]:
-    """The share of the time that a worker communicates, between two exchanges `compute` seconds of work: at
-    least, and at most.
+    """The smallest and largest share of time that a worker communicates.
 
-    Workers that meet a server one by one spread over time until each finds it free, or it is never idle;
-    where all come at once, each waits for all. In `round_robin` and `sync` each always waits for all.
+    Between two exchanges there are `compute` seconds of computation. Workers that use a server one after the
+    other spread over time, until it is free for each of them, or never idle. If all of them arrive at once,
+    each waits for all. In `round_robin` and `sync` each always waits for all.
     """
-    most = exchange.seconds / (exchange.seconds + compute)
+    maximum = exchange.seconds / (exchange.seconds + compute)
     if exchange.mode in ("round_robin", "sync"):
-        return most, most
+        return maximum, maximum
     period = max(compute + exchange.alone, exchange.seconds)
-    return min(most, 1 - compute / period), most
+    return min(maximum, 1 - compute / period), maximum
 
 
 def least_compute(exchange: Exchanged, share: float) -> float:
-    """Seconds of work between two exchanges from which on communication takes at most `share` of the time, at
-    its best."""
+    """Seconds of computation between exchanges so that communication takes at most `share` of the time."""
     if exchange.mode in ("round_robin", "sync"):
         return exchange.seconds * (1 - share) / share
     return max(exchange.alone * (1 - share) / share, exchange.seconds * (1 - share))
 
 
 def hidden(exchange: Exchanged, compute: float, step: float) -> float:
-    """The share that is left where an exchange runs under one step of `step` seconds."""
-    left = max(0.0, exchange.seconds - step)
-    return left / (left + compute) if left else 0.0
+    """The share of time that communication takes if an exchange overlaps with one step of `step` seconds."""
+    exposed = max(0.0, exchange.seconds - step)
+    return exposed / (exposed + compute) if exposed else 0.0

@@ -141,7 +141,7 @@ def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
         adds = "sum" if kind not in ("all_gather", "broadcast") else None
         root = 0 if kind in ("reduce", "broadcast") else None
         query = Collective(kind, "", "", axes, dtype, nbytes, op.span, adds, root, hints=hints_of(op))
-        way = chooser.about(query)
+        way = chooser.estimate(query)
         return way.seconds if way is not None else None
 
     def both(down: float | None, up: float | None) -> float | None:

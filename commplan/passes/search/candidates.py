@@ -61,7 +61,7 @@ def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
         return [None]
     op = unit.collective
     # Under MPI a library's own gets slower than its best algorithm as messages grow: it comes last.
-    result: list[Algorithm | None] = [NATIVE, None] if chooser.jax else [None]
+    result: list[Algorithm | None] = [NATIVE, None] if chooser.is_jax else [None]
     for nbytes in dict.fromkeys((unit.nbytes, op.nbytes)):
         ways = chooser.flat(replace(op, nbytes=nbytes), few=True)
         fastest = sorted((way.seconds, index) for index, way in enumerate(ways) if way.algorithm != NATIVE)

@@ -204,4 +204,4 @@ def _ended(send: Any) -> bool:
 
 
 def _nbytes(program: Instructions, kind: int) -> int:
-    return sum(row.nbytes for row in program.code if row.what == kind)
+    return sum(row.nbytes for row in program.code if row.kind == kind)

@@ -70,9 +70,9 @@ struct Ring {
   int begin(int chunk) const { return count * chunk / kRanks; }
   int pieces(int chunk) const { return (begin(chunk + 1) - begin(chunk) + piece - 1) / piece; }
 
-  int add(What what, int64_t peer, int64_t src, int chunk, int i, const std::vector<int>& before) {
+  int add(InstructionKind kind, int64_t peer, int64_t src, int chunk, int i, const std::vector<int>& before) {
     int64_t at = begin(chunk) + i * piece, end = std::min(begin(chunk + 1), static_cast<int>(at) + piece);
-    list.code.push_back({what, peer, messages[peer]++, src, at * 4, kOutput, at * 4, (end - at) * 4});
+    list.code.push_back({kind, peer, messages[peer]++, src, at * 4, kOutput, at * 4, (end - at) * 4});
     waits.push_back(before);
     return static_cast<int>(list.code.size()) - 1;
   }
@@ -98,7 +98,7 @@ struct Ring {
       list.next.insert(list.next.end(), each.begin(), each.end());
       list.begins.push_back(static_cast<int64_t>(list.next.size()));
     }
-    list.ways = {2 * list.peers[0], 2 * list.peers[1] + 1};
+    list.links = {2 * list.peers[0], 2 * list.peers[1] + 1};
   }
 };
 
