@@ -55,7 +55,7 @@ def test_numbers_and_names_survive(number: float, name: str) -> None:
     [
         ("version = 1", "version = 2", "has version 2, expected 1"),
         ("version = 1", "", "has version None, expected 1"),
-        ("version = 1", "version =", "is no TOML"),
+        ("version = 1", "version =", "is not TOML"),
         ('topology = ""', r'topology = "\u001b[31m"', "matching regex"),
         ('backend = "mpi"', 'backend = "nccl"', "Invalid enum value 'nccl'"),
         ("gamma = 1e-10", "gamma = -1.0", "gamma"),
