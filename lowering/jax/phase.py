@@ -129,7 +129,7 @@ class Lowered:
         """Run the ops of `sequence` in order and add their results to `env`.
 
         Split collectives and requests to servers begin at their position, and complete before the first op
-        that reads their result. HLO and profiles show ops as `commplan/PHASE/lineN` with the line of the plan.
+        that reads their result. HLO and profiles show ops as `commplan/PHASE/lineN`.
         """
         sequence = tuple(sequence)
         elision = packing.pack_elision(sequence, self.values, self.backend)

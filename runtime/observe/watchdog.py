@@ -63,7 +63,7 @@ _CONDITIONS: Mapping[str, Condition] = {
     "stopped": "stopped",
     "stuck in the kernel": "stuck in the kernel",
 }
-EXCUSE = "put longer work into `with run.late():`, or bind(.., watchdog_s=SECONDS) waits longer"
+EXCUSE = "wrap longer work in `with run.late():`, or raise the limit: bind(.., watchdog_s=SECONDS)"
 Exchange = Callable[[Peer], Mapping[int, Peer]]
 
 
