@@ -1,6 +1,6 @@
-"""What a plan became, in words and pictures, for `commplan explain` and `commplan simulate`.
+"""Explains compiled plans, for `commplan explain`, `commplan simulate` and `commplan report`.
 
-`report` has one section per line of the plan; `stages` and `servers` say single stages and server states in
-words; `graph` draws the plan graph. Imported by the command and the public face alone; a new stage says its
-line itself (`ir.ops`), so that nothing is added here for it.
+`report` has one section per line of the plan; `stages` and `servers` describe single stages and server
+states; `graph` draws the plan graph. Only the command line and the public API import this package. A new
+stage defines its own text (`ir.ops`), so it needs no change here.
 """

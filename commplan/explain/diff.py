@@ -1,4 +1,4 @@
-"""What two schedules differ in: time, memory, rounds, bytes, collectives, buckets and ops of each phase."""
+"""Compares two schedules: time, memory, rounds, bytes, collectives, buckets and ops of each phase."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ Number = float | int
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One thing that is compared. subject: of what, where there are several; before, after: None where one of
-    the schedules does not have it, or it is not known."""
+    """One compared quantity.
+
+    Attributes:
+        phase: The phase; "" for the whole schedule.
+        measure: The quantity.
+        subject: The subject of the quantity, if there are several.
+        before, after: The values; None if a schedule does not have it, or if it is unknown.
+    """
 
     phase: str
     measure: str
@@ -30,37 +36,37 @@ class Change(msgspec.Struct, frozen=True):
     after: Number | str | None
 
     @property
-    def changed(self) -> bool:
+    def is_changed(self) -> bool:
         return self.before != self.after
 
     @property
     def growth(self) -> float | None:
-        """By how much of itself it grew; infinite from nothing. None of words and of unknown rounds."""
-        unknown = self.measure == "rounds" and None in (self.before, self.after)
+        """The relative growth; infinite from nothing. None for text and for unknown rounds."""
+        is_unknown = self.measure == "rounds" and None in (self.before, self.after)
         before, after = self.before or 0, self.after or 0
-        if unknown or isinstance(before, str) or isinstance(after, str) or before == after:
+        if is_unknown or isinstance(before, str) or isinstance(after, str) or before == after:
             return None
         return (after - before) / before if before else float("inf")
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """By how much of itself a measure may grow: 0.05 are 5%."""
+    """A limit for the relative growth of a measure; 0.05 is 5%."""
 
     measure: str
     share: float
 
-    def broken(self, changes: Sequence[Change]) -> list[Change]:
-        """The changes of this measure that are larger; a phase that only the second has grew from nothing."""
-        own = (change for change in changes if (change.measure, change.subject) == (self.measure, ""))
-        return [change for change in own if (change.growth or 0.0) > self.share]
+    def exceeded(self, changes: Sequence[Change]) -> list[Change]:
+        """The changes of this measure that exceed the limit. A phase that is new grew from nothing."""
+        relevant = (change for change in changes if (change.measure, change.subject) == (self.measure, ""))
+        return [change for change in relevant if (change.growth or 0.0) > self.share]
 
 
-_Facts = dict[tuple[str, str], Number | str]
+_Measures = dict[tuple[str, str], Number | str]
 """By measure and subject."""
 
 
 def diff(a: Schedule, b: Schedule, times: tuple[Prediction, Prediction] | None) -> tuple[Change, ...]:
-    """All that is compared, whether it changed or not. times: of both, on one topology."""
+    """All compared quantities, changed or not. `times` are the predictions of both, on one topology."""
     simulated_a, simulated_b = times or (None, None)
     before, after = _phases(a, simulated_a), _phases(b, simulated_b)
     changes = list(_changes("", _whole(a), _whole(b)))
@@ -70,7 +76,7 @@ def diff(a: Schedule, b: Schedule, times: tuple[Prediction, Prediction] | None) 
 
 
 def computations_text(before: Prediction, after: Prediction) -> str:
-    """The phases whose exposed times are beside different computations, in words; empty if there are none."""
+    """The phases whose exposed times refer to different computations; empty if there are none."""
     pairs = [
         (phase, next((other for other in after.phases if other.name == phase.name), phase))
         for phase in before.phases
@@ -82,23 +88,25 @@ def computations_text(before: Prediction, after: Prediction) -> str:
     )
 
 
-def _phases(schedule: Schedule, prediction: Prediction | None) -> dict[str, _Facts]:
-    """The facts of each phase by its name."""
-    facts = {phase.name: _facts(phase, schedule) for phase in schedule.phases}
-    for each in memory(schedule):
-        facts[each.phase]["memory", ""] = each.nbytes
+def _phases(schedule: Schedule, prediction: Prediction | None) -> dict[str, _Measures]:
+    """The measures of each phase, by name."""
+    measures = {phase.name: _phase_measures(phase, schedule) for phase in schedule.phases}
+    for entry in memory(schedule):
+        measures[entry.phase]["memory", ""] = entry.nbytes
     sent = Counter[str]()
     for (name, _), text in server_lines(schedule, None).items():
         sent[name] += text.sent
-    for name, phase in facts.items():
+    for name, phase in measures.items():
         if sent[name]:
             phase["bytes", "to servers"] = sent[name]
         moved = [nbytes for (measure, _), nbytes in phase.items() if measure == "bytes"]
         phase["bytes", ""] = sum(nbytes for nbytes in moved if not isinstance(nbytes, str))
     for time in prediction.phases if prediction else ():
-        facts[time.name] |= {(measure, ""): getattr(time, measure) for measure in TIMES}
-        facts[time.name] |= {("link bytes", level): round(nbytes) for level, nbytes in time.nbytes if nbytes}
-    return facts
+        measures[time.name] |= {(measure, ""): getattr(time, measure) for measure in TIMES}
+        measures[time.name] |= {
+            ("link bytes", level): round(nbytes) for level, nbytes in time.nbytes if nbytes
+        }
+    return measures
 
 
 TIMES = ("exposed", "alone")  # of `cost.schedule.prediction.PhaseTime`
@@ -106,50 +114,53 @@ _ORDER = (*TIMES, "memory", "rounds", "bytes", "link bytes", "buckets", "algorit
           "collective bytes", "ops")  # fmt: skip
 
 
-def _changes(phase: str, before: _Facts, after: _Facts) -> Iterator[Change]:
+def _changes(phase: str, before: _Measures, after: _Measures) -> Iterator[Change]:
     keys = dict.fromkeys([*before, *after])
     for key in sorted(keys, key=lambda key: _ORDER.index(key[0])) if phase else keys:
         yield Change(phase, *key, before.get(key), after.get(key))
 
 
-def _whole(schedule: Schedule) -> _Facts:
+def _whole(schedule: Schedule) -> _Measures:
     sizes = {("axis", axis.name): axis.size for axis in schedule.axes}
-    named = {"plan": schedule.plan, "backend": schedule.backend, "passes": schedule.pipeline or "none"}
-    return {**{(measure, ""): text for measure, text in named.items()}, **sizes}
+    texts = {"plan": schedule.plan, "backend": schedule.backend, "passes": schedule.pipeline or "none"}
+    return {**{(measure, ""): text for measure, text in texts.items()}, **sizes}
 
 
-def _facts(phase: Phase, schedule: Schedule) -> _Facts:
-    """What the ops of a phase are and move; rounds only where every collective is a chunk program."""
+def _phase_measures(phase: Phase, schedule: Schedule) -> _Measures:
+    """The measures of the ops of a phase; rounds only if every collective is a chunk program."""
     collectives = [op for op in phase.ops if isinstance(op, Collective)]
     moved = Counter[str]()
     for op in collectives:
         moved.update({", ".join(entry.axes): entry.nbytes for entry in traffic(op, schedule)})
-    alike = grouped(collectives, lambda op: f"{op.kind} {op.dtype.value} over {', '.join(op.axes)}")
+    by_kind = grouped(collectives, lambda op: f"{op.kind} {op.dtype.value} over {', '.join(op.axes)}")
     packed = {value.id: value.nbytes for value in phase.values}
     buckets = [packed[op.result] for op in phase.ops if isinstance(op, Pack)]
-    facts: _Facts = {("bytes", f"over {axes}"): nbytes for axes, nbytes in moved.items()}
+    measures: _Measures = {("bytes", f"over {axes}"): nbytes for axes, nbytes in moved.items()}
     rounds = _rounds(collectives, schedule)
     if collectives and rounds is not None:
-        facts["rounds", ""] = rounds
+        measures["rounds", ""] = rounds
     if buckets:
-        facts |= {("buckets", "number"): len(buckets), ("buckets", "largest"): max(buckets)}
-    for name, ops in alike.items():
-        facts["algorithm", name] = ", ".join(dict.fromkeys(str(op.algorithm) for op in ops))
-        facts |= {("collectives", name): len(ops), ("collective bytes", name): sum(op.nbytes for op in ops)}
+        measures |= {("buckets", "number"): len(buckets), ("buckets", "largest"): max(buckets)}
+    for name, ops in by_kind.items():
+        measures["algorithm", name] = ", ".join(dict.fromkeys(str(op.algorithm) for op in ops))
+        measures |= {
+            ("collectives", name): len(ops),
+            ("collective bytes", name): sum(op.nbytes for op in ops),
+        }
     counts: Mapping[str, int] = Counter(op.title for op in phase.ops if not isinstance(op, Collective))
-    return facts | {("ops", title): count for title, count in counts.items()}
+    return measures | {("ops", title): count for title, count in counts.items()}
 
 
 def _rounds(collectives: Sequence[Collective], schedule: Schedule) -> int | None:
-    """Rounds of all collectives, one after another; None where one is the backend's own."""
-    known: dict[tuple[object, ...], int | None] = {}
+    """The rounds of all collectives in sequence; None if one of them is native."""
+    rounds_by_key: dict[tuple[object, ...], int | None] = {}
     total = 0
     for op in collectives:
         key = (op.kind, op.axes, str(op.algorithm), op.root)
-        if key not in known:
+        if key not in rounds_by_key:
             proof = prove_op(schedule, op)
-            known[key] = proof.cost.rounds if proof else None
-        rounds = known[key]
+            rounds_by_key[key] = proof.cost.rounds if proof else None
+        rounds = rounds_by_key[key]
         if rounds is None:
             return None
         total += rounds

@@ -1,4 +1,4 @@
-"""Drawings of the plan graph: phases as boxes, stages as nodes, types and placements on the edges."""
+"""Draws the plan graph: phases as boxes, stages as nodes, types and placements on the edges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["source", "input", "state", "host", "device", "network", "output"
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A box of the graph: what stands in it, and its plan line."""
+    """A node of the graph with its text lines, and its line in the plan."""
 
     id: str
     kind: Kind
@@ -23,8 +23,14 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """A value on its way from a node to another. texts: name and type, placement; equal texts with one tail
-    are one value. line: where it is made, where that is looked up. back: it is a state's new value."""
+    """A value that flows from one node to another.
+
+    Attributes:
+        tail, head: The nodes.
+        texts: Name and type, and placement. Equal texts with the same tail are one value.
+        line: The line of the plan that makes it, if it is looked up.
+        back: Whether it is the new value of a state.
+    """
 
     tail: str
     head: str
@@ -40,7 +46,7 @@ class Box(msgspec.Struct, frozen=True):
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """What is drawn, whatever the language it is written in."""
+    """A drawing, independent of the output language."""
 
     title: str
     nodes: tuple[Node, ...]
@@ -49,15 +55,15 @@ class Drawing(msgspec.Struct, frozen=True):
 
     @property
     def every_node(self) -> list[Node]:
-        """Those inside boxes included."""
+        """All nodes, including those in boxes."""
         return [*self.nodes, *(node for box in self.boxes for node in box.nodes)]
 
 
 def drawing(plan: Plan) -> Drawing:
-    """The plan graph as boxes, nodes and arrows.
+    """The plan graph as boxes, nodes and edges.
 
-    Sources, inputs and states stand outside the phases, once each, and states that servers hold in a box of
-    the servers; every other node belongs to its phase.
+    Sources, inputs and states are outside of the phases, once each; states on servers are in a box for the
+    servers. Every other node belongs to its phase.
     """
     roots = [
         Node(f"source{i}", "source", (f"source {source.name}", str(source.type)), source.span.line)
@@ -66,16 +72,16 @@ def drawing(plan: Plan) -> Drawing:
     sources = {source.name: node.id for source, node in zip(plan.sources, roots, strict=True)}
     entry: dict[Ref, str] = {}
     servers = [axis for axis in plan.axes if axis.kind is AxisKind.SERVER]
-    held = {axis.name: list[Node]() for axis in servers}
+    states_on = {axis.name: list[Node]() for axis in servers}
     for word, refs in (("input", plan.inputs), ("state", plan.states)):
         for i, ref in enumerate(refs):
             entry[ref] = f"{word}{i}"
             kind: Kind = "input" if word == "input" else "state"
             value = plan.value(ref)
             node = Node(entry[ref], kind, (f"{word} {value.name}",), value.span.line)
-            held.get(value.placement.server or "", roots).append(node)
+            states_on.get(value.placement.server or "", roots).append(node)
     boxes = [
-        Box(f"server{i}", f"server {axis.name} = {axis.size or '?'}", tuple(held[axis.name]))
+        Box(f"server{i}", f"server {axis.name} = {axis.size or '?'}", tuple(states_on[axis.name]))
         for i, axis in enumerate(servers)
     ]
     edges: list[Edge] = []
@@ -89,7 +95,7 @@ def drawing(plan: Plan) -> Drawing:
 def _phase(
     plan: Plan, phase: Phase, box: str, entry: Mapping[Ref, str], sources: Mapping[str, str]
 ) -> tuple[Box, list[Edge]]:
-    """One phase: its nodes, and the arrows that end in it or leave it."""
+    """One phase: its nodes, and the edges that begin or end in it."""
     nodes: list[Node] = []
     edges: list[Edge] = []
     maker = dict(entry)
@@ -130,7 +136,7 @@ def _label(plan: Plan, ref: Ref) -> tuple[str, ...]:
 
 
 class Look(NamedTuple):
-    """How nodes of a kind are drawn: filled with a colour, in Graphviz's shape, in Mermaid's brackets."""
+    """The appearance of a kind of node: fill colour, Graphviz shape, Mermaid brackets."""
 
     fill: str
     shape: str
@@ -149,11 +155,7 @@ _LOOKS: dict[Kind, Look] = {
 
 
 def dot(plan: Plan) -> str:
-    """The plan graph in Graphviz's language: `dot -Tsvg` draws it.
-
-    Example:
-        commplan compile two_level.plan --emit dot | dot -Tsvg -o two_level.svg
-    """
+    """The plan graph in the language of Graphviz."""
     picture = drawing(plan)
     lines = [f"digraph {_quoted([picture.title])} {{", f"  label={_quoted([picture.title])}; labelloc=t;",
              '  rankdir=TB; fontname="Helvetica"; compound=true;',
@@ -166,7 +168,7 @@ def dot(plan: Plan) -> str:
         lines += [f"    {_dot_node(node)}" for node in box.nodes]
         lines.append("  }")
     for edge in picture.edges:
-        # A state's new value points upwards; it must not push the state below the phase.
+        # The edge of a state's new value points upwards; it must not move the state below the phase.
         style = ", style=dashed, constraint=false" if edge.back else ""
         lines.append(f"  {edge.tail} -> {edge.head} [label={_quoted(edge.texts)}{style}];")
     return "\n".join([*lines, "}"]) + "\n"
@@ -179,17 +181,13 @@ def _dot_node(node: Node) -> str:
 
 
 def _quoted(lines: Iterable[str]) -> str:
-    """A quoted string of DOT; inside it only the quote and the backslash are special."""
+    """A quoted string in DOT, in which only the quote and the backslash are special."""
     escaped = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return '"' + "\\n".join(escaped) + '"'
 
 
 def mermaid(plan: Plan) -> str:
-    """The plan graph as a Mermaid flowchart, as GitHub and many editors draw it.
-
-    Example:
-        commplan compile two_level.plan --emit mermaid
-    """
+    """The plan graph as a Mermaid flowchart, which GitHub and many editors display."""
     picture = drawing(plan)
     lines = ["---", f"title: {picture.title}", "---", "flowchart TB"]
     lines += [f"  {_mermaid_node(node)}" for node in picture.nodes]
@@ -215,6 +213,6 @@ def _mermaid_node(node: Node) -> str:
 
 
 def _entities(lines: Iterable[str]) -> str:
-    """A quoted Mermaid label: what its parser or HTML would read as markup becomes an entity."""
+    """A quoted Mermaid label. Characters that its parser or HTML would treat as markup become entities."""
     table = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;"})
     return '"' + "<br/>".join(line.translate(table) for line in lines) + '"'

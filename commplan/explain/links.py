@@ -1,4 +1,4 @@
-"""Times of compiled collectives by the links of a topology, from the cost model that prices schedules."""
+"""Predicts compiled collectives on the links of a topology, with the cost model of schedules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commplan.ir.types import sized
 from commplan.lowering.audit.step import CompiledCollective
 from commplan.topology import Topology, place
 
-_PRICED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+_PREDICTED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _NATIVE = Algorithm("native")
 
 
@@ -29,32 +29,32 @@ class TopologyLinks:
         self.levels = tuple(level.name for level in self._network.levels)
         date = predictor.calibration.date if predictor.calibration else ""
         rates = ", ".join(f"{level.name} {sized(level.bandwidth)}/s" for level in self._network.levels)
-        how = f"calibrated {date}" if date else "not measured"
-        self.source = f"links of topology `{self._network.topology.name}`, {how}: {rates}"
+        origin = f"calibrated {date}" if date else "not measured"
+        self.source = f"links of topology `{self._network.topology.name}`, {origin}: {rates}"
 
     def seconds(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
-        """Seconds of one collective alone, and for how much of that each level is busy."""
+        """Seconds of one collective alone, and the seconds that it occupies each level."""
         key = (collective.kind, collective.nbytes, collective.groups)
         if key not in self._times:
-            self._times[key] = self._priced(collective)
+            self._times[key] = self._predicted(collective)
         return self._times[key]
 
-    def _priced(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
+    def _predicted(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
         ranks = np.asarray(collective.groups, np.int64)
         workers = self._predictor.workers
         places: Ints = workers[ranks] if ranks.max() < len(workers) else ranks % self._network.places
-        if collective.kind not in _PRICED:
-            return self._sent(places, collective.nbytes)
+        if collective.kind not in _PREDICTED:
+            return self._permute(places, collective.nbytes)
         nbytes = collective.nbytes * (places.shape[1] if collective.kind == "all_gather" else 1)
         predicted = collective_time(
             _NATIVE, cast("CostKind", collective.kind), Layout(places), nbytes, self._network,
             calibration=self._predictor.calibration, backend=self._predictor.backend,
         )  # fmt: skip
-        assert predicted is not None  # the backend has all kinds
+        assert predicted is not None  # the backend supports all kinds
         return predicted.seconds, self._busy(np.array([moved for _, moved in predicted.nbytes]))
 
-    def _sent(self, pairs: Ints, nbytes: int) -> tuple[float, dict[str, float]]:
-        """Of one message for each pair of source and target, all at once."""
+    def _permute(self, pairs: Ints, nbytes: int) -> tuple[float, dict[str, float]]:
+        """The time of one message for each pair of source and target, all at the same time."""
         load, latency = np.zeros(len(self.levels)), 0.0
         crossing = pairs[pairs[:, 0] != pairs[:, 1]]
         for index, level in enumerate(self._network.levels):
@@ -72,10 +72,12 @@ class TopologyLinks:
 
 
 def links_of(schedule: Schedule, topology: Topology, calibration: Calibration | None = None) -> TopologyLinks:
-    """The links of `topology` for the steps of `schedule`, with what `calibration` measured of them.
+    """The links of `topology` for the steps of `schedule`, with the costs of `calibration`.
 
-    The axes lie as the schedule was compiled, or by name if it was compiled for no topology or another one.
-    Raises CP0713 if they do not fit, and CP0753 for a calibration of another backend.
+    Axes are mapped as in the schedule, or by name if it was compiled for no topology or for another one.
+
+    Raises:
+        CommplanError: CP0713 if they do not fit, CP0753 for a calibration of another backend.
     """
     if calibration is not None:
         calibration.check_backend(schedule.backend)

@@ -1,4 +1,4 @@
-"""Predictions of one plan on several machines, side by side."""
+"""Compares the predictions of one plan on several machines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from commplan.explain.times import MEASURES
 from commplan.ir.types import sized, timed
 
 Row = tuple[str, tuple[str, ...]]
-"""The name of a figure, and its value on each machine."""
+"""The name of a measure, and its value on each machine."""
 
 
 def rows(predictions: Sequence[Prediction], phase: str) -> Iterator[Row]:
-    """The figures of one phase, under the names of `PhaseTime`, with one value for each machine."""
+    """The measures of one phase, under the names of `PhaseTime`, with one value per machine."""
     times = [prediction.phase(phase) for prediction in predictions]
     for title, measure in MEASURES.items():
         seconds: list[float] = [getattr(time, measure) for time in times]
         if any(seconds):
             first = seconds[0]
-            yield title, tuple(timed(each) + _compared(each, first) for each in seconds)
+            yield title, tuple(timed(value) + _compared(value, first) for value in seconds)
     for level in dict.fromkeys(level for time in times for level, nbytes in time.nbytes if nbytes):
         moved = (dict(time.nbytes).get(level, 0) for time in times)
         yield f"link of {level}", tuple(sized(nbytes) if nbytes else "-" for nbytes in moved)
@@ -33,6 +33,6 @@ def _compared(seconds: float, first: float) -> str:
 
 
 def _collectives(time: PhaseTime) -> str:
-    """How many collectives there are of each kind and algorithm."""
+    """The number of collectives of each kind and algorithm."""
     counts = Counter(f"{op.op} via {op.algorithm}" for op in time.ops if op.algorithm)
     return "\n".join(f"{count} x {name}" for name, count in counts.items()) or "none"

@@ -1,11 +1,10 @@
-"""What each line of a plan became, what it moves, what was chosen and what was rejected.
+"""Explains each line of a plan: its ops, its traffic, the choices and the rejected alternatives.
 
-Bytes on the wire are lower bounds: what a rank must at least send (in a broadcast: receive),
-whatever the algorithm. With n ranks and an operand of S bytes on each of them that is 2(n-1)/n S for
-an all-reduce, (n-1)/n S for a reduce-scatter and an all-to-all, (n-1) S for an all-gather, and S for
-a broadcast: the bandwidth bounds of Chan, Heimlich, Purkayastha and van de Geijn, "Collective
-communication: theory, practice, and experience" (2007); nccl-tests' bus bandwidths use the same
-factors. A hierarchy is charged level by level.
+Bytes on the wire are lower bounds for any algorithm: what a rank must send (in a broadcast: receive). For n
+ranks with an operand of S bytes each, that is 2(n-1)/n S for an all-reduce, (n-1)/n S for a reduce-scatter
+and an all-to-all, (n-1) S for an all-gather, and S for a broadcast. These are the bandwidth bounds of Chan,
+Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience" (2007);
+the bus bandwidths of nccl-tests use the same factors. A hierarchy is charged level by level.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 from commplan.cost import Prediction, Predictor
 from commplan.cost.schedule.prediction import PhaseTime
 from commplan.diagnostics import Span
-from commplan.explain.servers import Said, ServerText, server_lines
+from commplan.explain.servers import ServerText, ServerTexts, server_lines
 from commplan.explain.stages import filler_lines, levels_text, phase_title, stage_text, table_lines
 from commplan.explain.step_cost import StepCost, step_costs
 from commplan.explain.times import basis, compared, phase_times
@@ -33,7 +32,7 @@ from commplan.verify.claims import Claims, claims
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What one rank must at least move over `axes`, in bytes, and by which formula."""
+    """A lower bound on the bytes that one rank moves over `axes`, and its formula."""
 
     axes: tuple[str, ...]
     ranks: int
@@ -41,9 +40,11 @@ class Traffic(msgspec.Struct, frozen=True):
     formula: str
 
 
-class Step(msgspec.Struct, frozen=True):
-    """One op. `nbytes` is the size of one rank's operand, of what is packed that of the buffer, of what
-    servers are asked what travels to them or from them; `algorithm` is set for collectives.
+class OpSummary(msgspec.Struct, frozen=True):
+    """One op.
+
+    `nbytes` is the size of one rank's operand; for a pack the size of the buffer, for a request to servers
+    the bytes that are sent or received. `algorithm` is set for collectives.
     """
 
     kind: str
@@ -57,7 +58,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """One buffer that the compiler packs: its size in bytes and the leaves with a part in it."""
+    """A buffer that the compiler packs: its size in bytes, and the leaves with a part in it."""
 
     buffer: str
     nbytes: int
@@ -65,60 +66,71 @@ class Bucket(msgspec.Struct, frozen=True):
     leaves: tuple[str, ...]
 
 
-class Line(msgspec.Struct, frozen=True):
-    """One stage of the plan and what became of it; or a state that a phase asks servers for, at the line that
-    declares it. `sent` are the bytes that a worker sends to servers, the one that sends most.
+class StageSummary(msgspec.Struct, frozen=True):
+    """One stage of the plan and its ops; or a state that a phase gets from servers, at the line of its
+    declaration.
+
+    `sent` are the bytes that the busiest worker sends to servers.
     """
 
     line: int
     stage: str
     results: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[OpSummary, ...]
     buckets: tuple[Bucket, ...]
-    traffic: tuple[Traffic, ...]  # summed over the steps, one entry for each group of axes
+    traffic: tuple[Traffic, ...]  # the sum over the steps, one entry per group of axes
     choices: tuple[Choice, ...]
-    servers: tuple[str, ...] = ()  # what lives on servers, what goes there and back, and what that takes
+    servers: tuple[str, ...] = ()  # states on servers, traffic with them, and its time
     sent: int = 0
-    filler: tuple[str, ...] = ()  # of a load: how many of its rows only fill a batch
+    filler: tuple[str, ...] = ()  # of a load: the number of rows that only fill a batch
 
 
 class PhaseLines(msgspec.Struct, frozen=True):
-    """A phase: its stages, and what a rank must at least move in one run of it."""
+    """A phase: its stages, and a lower bound on the bytes that a rank moves in one run."""
 
     name: str
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[StageSummary, ...]
     traffic: tuple[Traffic, ...]
     outputs: tuple[str, ...] = ()
-    times: PhaseTime | None = None  # as predicted
+    times: PhaseTime | None = None  # predicted
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A whole plan explained; `msgspec.json.encode` writes it as JSON, `text()` for people.
+    """An explained plan. `msgspec.json.encode` writes it as JSON, `text()` as text.
 
-    axes: with their sizes, servers among them. servers: the names of those. claims: of a schedule that the
-    passes proved.
+    Attributes:
+        plan, backend, pipeline: The name of the plan, the backend and the passes.
+        axes: The sizes of the axes, including servers.
+        phases: The phases.
+        choices: Choices that belong to no single line.
+        placement: The levels of the topology that each axis maps to.
+        topology: The topology, if there is one.
+        servers: The names of the server axes.
+        claims: The properties that the compiler has proved.
+        times: The source of predicted times, and what they include.
+        steps: The cost of phases `each step`, with predicted times.
     """
 
     plan: str
     axes: dict[str, int]
     pipeline: str
     phases: tuple[PhaseLines, ...]
-    choices: tuple[Choice, ...]  # those that belong to no single line
+    choices: tuple[Choice, ...]  # of no single line
     backend: ir.Backend = "jax"
-    placement: dict[str, str] = {}  # the levels of the topology that each axis lies on, where one is given
+    placement: dict[str, str] = {}  # by axis, if there is a topology
     topology: ir.CompiledTopology | None = None
     servers: tuple[str, ...] = ()
     claims: Claims | None = None
-    times: str = ""  # where predicted times come from, and what they include
+    times: str = ""  # the source of predicted times, and what they include
     steps: tuple[StepCost, ...] = ()  # of phases `each step`, with predicted times
 
     def text(self) -> str:
-        """The explanation in plain text, ops of one kind on one line."""
+        """The explanation as text, with ops of one kind on one line."""
         axes = ", ".join(self._axis(name) for name in self.axes if name not in self.servers)
         lines = [f"plan {self.plan}, compiled for {self.backend}"]
         lines += [f"  axes: {axes}"] if axes else []
-        lines += [f"  servers: {self._served()}"] if self.servers else []
+        lines += [f"  servers: {self._server_ranks()}"] if self.servers else []
         if self.topology is not None:
             lines.append(f"  topology: {self.topology.name}")
             lines += [f"    assumed: {text}" for text in self.topology.assumed]
@@ -141,21 +153,21 @@ class Explanation(msgspec.Struct, frozen=True):
         return "\n".join(lines) + "\n"
 
     def _axis(self, name: str) -> str:
-        where = f" on {self.placement[name]}" if name in self.placement else ""
-        return f"{name} = {self.axes[name]}{where}"
+        position = f" on {self.placement[name]}" if name in self.placement else ""
+        return f"{name} = {self.axes[name]}{position}"
 
-    def _served(self) -> str:
-        """Which ranks serve: the last ones."""
+    def _server_ranks(self) -> str:
+        """The ranks of the servers, which are the last ones."""
         first = math.prod(size for name, size in self.axes.items() if name not in self.servers)
         ranges: list[str] = []
         for name in self.servers:
             last = first + self.axes[name] - 1
             word = "and" if last == first + 1 else "to"
-            where = f"rank {first}" if first == last else f"ranks {first} {word} {last}"
-            ranges.append(f"{name} = {self.axes[name]} ({where})")
+            ranks_text = f"rank {first}" if first == last else f"ranks {first} {word} {last}"
+            ranges.append(f"{name} = {self.axes[name]} ({ranks_text})")
             first = last + 1
-        where = "" if self.backend == "mpi" else "; they run under MPI alone: `--backend mpi` shows that"
-        return ", ".join(ranges) + where
+        note = "" if self.backend == "mpi" else "; servers need MPI: compile with `--backend mpi`"
+        return ", ".join(ranges) + note
 
 
 def explain_plan(
@@ -165,21 +177,25 @@ def explain_plan(
     records: Mapping[str, int] | None = None,
     prediction: Prediction | None = None,
 ) -> Explanation:
-    """What each line of `plan` became in `schedule`, which was compiled from it.
+    """Explain each line of `plan`, which `schedule` was compiled from.
 
-    predictor: of the topology that it was compiled for: with it, talking with servers and elastic averaging
-    have their predicted times beside those of other ways. records: how many records sources have, by name.
-    prediction: of `schedule`.
+    Args:
+        plan: The plan.
+        schedule: The schedule.
+        predictor: The machine, if the schedule was compiled for a topology. Adds predicted times of requests
+            to servers and elastic averaging, and of alternatives.
+        records: The number of records of each source.
+        prediction: The prediction of `schedule`.
     """
     spans = {stage.span for phase in plan.phases for stage in phase.stages}
-    tellings = server_lines(schedule, predictor)
-    chosen = grouped(schedule.choices, lambda choice: choice.span)
+    server_texts = server_lines(schedule, predictor)
+    choices = grouped(schedule.choices, lambda choice: choice.span)
     return Explanation(
         plan=plan.name,
         axes={axis.name: axis.size for axis in schedule.axes},
         pipeline=schedule.pipeline,
         phases=tuple(
-            _phase(phase, schedule, tellings, chosen, records or {}, prediction) for phase in plan.phases
+            _phase(phase, schedule, server_texts, choices, records or {}, prediction) for phase in plan.phases
         ),
         choices=tuple(choice for choice in schedule.choices if choice.span not in spans),
         backend=schedule.backend,
@@ -193,27 +209,32 @@ def explain_plan(
 
 
 def _phase(
-    phase: graph.Phase, schedule: ir.Schedule, tellings: Said,
-    chosen: Mapping[Span | None, Sequence[Choice]], records: Mapping[str, int], prediction: Prediction | None,
+    phase: graph.Phase, schedule: ir.Schedule, server_texts: ServerTexts,
+    choices: Mapping[Span | None, Sequence[Choice]], records: Mapping[str, int],
+    prediction: Prediction | None,
 ) -> PhaseLines:  # fmt: skip
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
     ops, spans = grouped(compiled.ops, lambda op: op.span), {stage.span for stage in phase.stages}
-    lines: list[Line] = []
-    # What a phase gets from servers without a stage that says so: states that it puts out as they are.
+    lines: list[StageSummary] = []
+    # States that the phase gets from servers without a stage, because it returns them unchanged.
     for op in (op for op in compiled.ops if op.span not in spans):
-        step, telling = _step(op, values, schedule), tellings.get((phase.name, op.span), ServerText())
+        step, server_text = _step(op, values, schedule), server_texts.get((phase.name, op.span), ServerText())
         stage, resulting = f"{step.kind} {step.detail}", ir.results(op)
-        lines.append(Line(op.span.line, stage, resulting, (step,), (), (), (), telling.lines, telling.sent))
+        lines.append(
+            StageSummary(
+                op.span.line, stage, resulting, (step,), (), (), (), server_text.lines, server_text.sent
+            )
+        )
     for stage in phase.stages:
-        telling = tellings.get((phase.name, stage.span), ServerText())
-        own = ops.get(stage.span, [])
-        steps = tuple(_step(op, values, schedule) for op in own)
-        line = Line(
+        server_text = server_texts.get((phase.name, stage.span), ServerText())
+        stage_ops = ops.get(stage.span, [])
+        steps = tuple(_step(op, values, schedule) for op in stage_ops)
+        line = StageSummary(
             stage.span.line, stage_text(stage), graph.results(stage), steps,
-            buckets=tuple(_bucket(op, values) for op in own if isinstance(op, ir.Pack)),
+            buckets=tuple(_bucket(op, values) for op in stage_ops if isinstance(op, ir.Pack)),
             traffic=_sum(entry for step in steps for entry in step.traffic),
-            choices=tuple(chosen.get(stage.span, ())), servers=telling.lines, sent=telling.sent,
+            choices=tuple(choices.get(stage.span, ())), servers=server_text.lines, sent=server_text.sent,
             filler=filler_lines(stage, records.get(stage.source)) if isinstance(stage, graph.Load) else (),
         )  # fmt: skip
         lines.append(line)
@@ -232,12 +253,12 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
     return Bucket(op.result, buffer.nbytes, buffer.leaves[0].dtype, tuple(leaves))
 
 
-def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> Step:
-    # States that live on servers stay there, but for what a worker gets of them.
+def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> OpSummary:
+    # States on servers stay there; only the values that a worker gets are counted.
     moved = worker_operands(op) or ir.results(op) if op.uses_servers(values) else ir.operands(op)
     moved = ir.results(op) if isinstance(op, ir.Pack) else moved
     nbytes = sum(values[ref].nbytes for ref in moved)
-    step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)
+    step = OpSummary(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)
     if not isinstance(op, ir.Collective):
         return step
     return replace(
@@ -246,9 +267,9 @@ def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> S
 
 
 def traffic(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
-    """What one rank must at least move for `op`, one entry for each level of a hierarchy.
+    """Lower bounds on the bytes that one rank moves for `op`, one entry for each level of a hierarchy.
 
-    The formulas are those of the head of this module.
+    The formulas are those at the beginning of this module.
     """
     if op.algorithm.name == "hierarchical":
         return _levels(op, schedule)
@@ -256,14 +277,15 @@ def traffic(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
 
 
 def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
-    """An all-reduce: reduce-scatter inwards, all-reduce outermost, all-gather outwards. A reduce-scatter
-    leaves less to move for each level outside, an all-gather begins outermost.
+    """The traffic of a hierarchy.
 
-    Any other collective moves all its bytes on every level.
+    The inner levels of an all-reduce are a reduce-scatter and an all-gather, and the outermost an all-reduce.
+    After a reduce-scatter at one level, less is left for the next outer level; an all-gather begins at the
+    outermost. Other collectives move all bytes on every level.
     """
     spans = {spread.level: spread.count for name in op.axes for spread in schedule.axis(name).levels}
     axes = {name: schedule.size((name,)) for name in op.axes}
-    # A level is an axis, or one that an axis spans.
+    # A key is an axis, or a level that an axis spans.
     sizes = {key: axes.get(key) or spans.get(key, 1) for key, _ in op.algorithm.levels}
     outermost = [*sizes][-1]
     whole = op.nbytes * (math.prod(sizes.values()) if op.kind == "all_gather" else 1)
@@ -292,7 +314,7 @@ def _charge(kind: str, over: tuple[str, ...], nbytes: int, ranks: int) -> Traffi
 
 
 def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
-    """One entry for each group of axes, in the order in which they come first."""
+    """The sum, with one entry for each group of axes, in order of first occurrence."""
     totals: dict[tuple[str, ...], Traffic] = {}
     for entry in entries:
         before = totals.get(entry.axes)
@@ -306,23 +328,23 @@ def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
     return tuple(totals.values())
 
 
-def line_text(line: Line) -> list[str]:
-    """A line with what became of it and why, indented below the stage."""
+def line_text(line: StageSummary) -> list[str]:
+    """A line of the plan with its ops and choices, indented below the stage."""
     lines = [f"line {line.line}: {line.stage}", *(f"    {text}" for text in line_lines(line))]
     return lines + [f"    {text}" for choice in line.choices for text in _choice(choice)]
 
 
-def line_lines(line: Line) -> list[str]:
-    """What a line became and moves, ops of one kind on one line."""
+def line_lines(line: StageSummary) -> list[str]:
+    """The ops and the traffic of a line, with ops of one kind on one line."""
     lines: list[str] = []
-    alike = grouped(line.steps, lambda step: (step.kind, step.detail, step.lane))
-    for (kind, detail, lane), steps in alike.items():
+    by_kind = grouped(line.steps, lambda step: (step.kind, step.detail, step.lane))
+    for (kind, detail, lane), steps in by_kind.items():
         count = f"{len(steps)} x " if len(steps) > 1 else ""
         nbytes = sum(step.nbytes for step in steps)
         moved = f", {sized(nbytes)}" if nbytes else ""
         lines.append(f"{count}{kind} {detail}".rstrip() + f"{moved}  [{lane.replace('_', ' ')}]")
     if not line.steps:
-        lines.append("nothing is left of it")
+        lines.append("removed: no op is left")
     if line.buckets:
         sizes = ", ".join(f"{sized(bucket.nbytes)} ({_leaves(bucket)})" for bucket in line.buckets[:8])
         more = f", and {len(line.buckets) - 8} more" if len(line.buckets) > 8 else ""
@@ -357,10 +379,10 @@ _HEAD = ("", "design", "members part", "CPU", "of the limit", "step", "waits for
 
 
 def sharing_table(rows: Sequence[SharingCost]) -> list[str]:
-    """What each design would cost, one line each, the one taken marked with `>`; nothing without rows.
+    """The cost of each design, one per line, with `>` at the selected one; empty without rows.
 
-    CPU: per record and member, and in how many times the physical limit. step: predicted time of one. Bytes:
-    what arrives from other hosts in a step, and the slots on the fullest host.
+    CPU is per record and member, also as a multiple of the physical limit. `step` is the predicted time of a
+    step. Bytes are those received from other hosts in a step, and those of the slots on the fullest host.
     """
     if not rows:
         return []
@@ -384,11 +406,11 @@ def _sharing_row(cost: SharingCost) -> tuple[str, ...]:
 
 
 def _alternative(alternative: Alternative, choice: Choice, width: int) -> str:
-    """An alternative, its predicted time, how much longer that is, and what else speaks against it."""
+    """An alternative, its predicted time, the difference, and other disadvantages."""
     if alternative.seconds is None:
         return f"{alternative.what}: {alternative.why or 'without a topology its time is not known'}"
     parts = [f"{timed(alternative.seconds):>8}"]
     if choice.seconds:
         parts.append(compared(alternative.seconds / choice.seconds))
-    why = f"; {alternative.why}" if alternative.why else ""
-    return f"{alternative.what:<{width}}  {', '.join(parts)}{why}"
+    reason = f"; {alternative.why}" if alternative.why else ""
+    return f"{alternative.what:<{width}}  {', '.join(parts)}{reason}"

@@ -1,4 +1,4 @@
-"""In words: what lives on servers, what workers say to them, and what that takes."""
+"""Describes states on servers, the traffic between workers and servers, and its time."""
 
 from __future__ import annotations
 
@@ -26,38 +26,40 @@ from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import Buffer, Held, Site, Sites, nbytes_of
 from commplan.topology import Topology
 
-TENTH = 0.1  # the share of communication that is asked for where no step is given
+TENTH = 0.1  # share of communication for which step times are shown if the step is unknown
 _UNKNOWN_STEP = ("10% if steps take", "or, under a step,")
 
 
 class ServerText(msgspec.Struct, frozen=True):
-    """What is said of one plan line. sent: bytes that go to servers from the worker that sends most; nothing
-    where workers may find the servers' memory on their own host.
+    """The text for one line of the plan.
+
+    `sent` are the bytes that the busiest worker sends to servers; 0 if workers may use the servers' memory
+    directly.
     """
 
     lines: tuple[str, ...] = ()
     sent: int = 0
 
 
-Said = dict[tuple[str, Span], ServerText]
+ServerTexts = dict[tuple[str, Span], ServerText]
 
 
-def server_lines(schedule: Schedule, predictor: Predictor | None) -> Said:
-    """What is said of servers and of elastic averaging, by phase and plan line."""
-    surveyed, texts = sites(schedule), dict[tuple[str, Span], ServerText]()
+def server_lines(schedule: Schedule, predictor: Predictor | None) -> ServerTexts:
+    """The texts about servers and elastic averaging, by phase and line of the plan."""
+    all_sites, texts = sites(schedule), dict[tuple[str, Span], ServerText]()
     periods = {phase.name: phase.period for phase in schedule.phases}
 
-    def add(where: tuple[str, Span], lines: Sequence[str], sent: int = 0) -> None:
-        before = texts.get(where, ServerText())
-        texts[where] = ServerText((*before.lines, *lines), before.sent + sent)
+    def add(key: tuple[str, Span], lines: Sequence[str], sent: int = 0) -> None:
+        before = texts.get(key, ServerText())
+        texts[key] = ServerText((*before.lines, *lines), before.sent + sent)
 
-    for site in surveyed.all:
-        lines = [f"{title(site)}:", *(f"  {line}" for line in site_lines(site, surveyed))]
+    for site in all_sites.all:
+        lines = [f"{title(site)}:", *(f"  {line}" for line in site_lines(site, all_sites))]
         if predictor is not None:
-            timing, _ = server_timing(site, surveyed, predictor, periods[site.phase])
+            timing, _ = server_timing(site, all_sites, predictor, periods[site.phase])
             lines += [f"  {line}" for line in talk_lines(timing, predictor.network.topology)]
-            others = alternatives_to_servers(predictor, site, surveyed)
-            lines += [f"  instead: {way}: {timed(seconds)}" for way, seconds in others]
+            alternatives = alternatives_to_servers(predictor, site, all_sites)
+            lines += [f"  instead: {way}: {timed(seconds)}" for way, seconds in alternatives]
         add((site.phase, site.span), lines, 0 if site.mode == "hogwild" else nbytes_of(site.up))
     if predictor is None:
         return texts
@@ -71,42 +73,46 @@ def server_lines(schedule: Schedule, predictor: Predictor | None) -> Said:
 
 
 def title(site: Site) -> str:
-    """`exchange with hub`, `async with master`."""
+    """Titles such as `exchange with hub` and `elastic async with master`."""
     kind = f"elastic {site.mode}" if site.kind == "elastic" else site.kind
     return f"{kind} {'from' if site.kind == 'get' else 'on' if site.kind == 'put' else 'with'} {site.server}"
 
 
 def site_lines(site: Site, sites: Sites) -> list[str]:
-    """Where the states of a site lie, and what goes back and forth."""
-    lines = [held_line(held) for held in site.held]
+    """The states of a site and its traffic."""
+    lines = [state_line(held) for held in site.held]
     up, down = _counted(site.up), _counted(site.down)
-    who = "the first worker of each group" if site.kind == "put" and site.per else "each worker"
-    who = "the first worker" if site.kind == "put" and not site.per else who
-    lines.append(f"{who} sends {up} and " + (f"gets {down}" if site.down else "waits for nothing"))
+    sender = "the first worker of each group" if site.kind == "put" and site.per else "each worker"
+    sender = "the first worker" if site.kind == "put" and not site.per else sender
+    lines.append(f"{sender} sends {up} and " + (f"gets {down}" if site.down else "expects no answer"))
     if site.token:
-        others = sites.workers - len(sites.members(site))
-        if others == 1:
+        other_workers = sites.workers - len(sites.members(site))
+        if other_workers == 1:
             lines.append(f"the other worker sends {_counted(site.token)}")
-        elif others:
-            lines.append(f"each of the other {others} workers sends {_counted(site.token)}")
+        elif other_workers:
+            lines.append(f"each of the other {other_workers} workers sends {_counted(site.token)}")
     if site.kind == "exchange":
-        late = site.staleness or 0
+        staleness = site.staleness or 0
         lines.append(
             "each waits for the terms of all workers"
-            if not late
-            else f"each runs ahead of the slowest by at most {late} exchange{'s' * (late != 1)}"
+            if not staleness
+            else f"each runs ahead of the slowest by at most {staleness} exchange{'s' * (staleness != 1)}"
         )
     return lines
 
 
-def held_line(held: Held) -> str:
-    """`weights`: how many units on how many servers, and how even."""
-    most, least, units = max(held.nbytes), min(held.nbytes), f"{held.units} unit{'s' * (held.units != 1)}"
+def state_line(held: Held) -> str:
+    """The number of units of a state, the number of servers, and the balance."""
+    largest, smallest, units = (
+        max(held.nbytes),
+        min(held.nbytes),
+        f"{held.units} unit{'s' * (held.units != 1)}",
+    )
     if len(held.nbytes) == 1:
-        return f"`{held.state}`: {units} on 1 server, {sized(most)}"
-    spread = " to ".join(dict.fromkeys((sized(least), sized(most))))
+        return f"`{held.state}`: {units} on 1 server, {sized(largest)}"
+    sizes_text = " to ".join(dict.fromkeys((sized(smallest), sized(largest))))
     return (
-        f"`{held.state}`: {units} on {len(held.nbytes)} servers, {spread} on each"
+        f"`{held.state}`: {units} on {len(held.nbytes)} servers, {sizes_text} on each"
         f" (largest / mean {held.balance:.3f})"
     )
 
@@ -119,15 +125,15 @@ def _counted(buffers: Sequence[Buffer]) -> str:
 
 
 def talk_lines(timing: ServerTiming, topology: Topology) -> list[str]:
-    """What a request takes on a topology."""
+    """The time of a request on a topology."""
     where = ", ".join(dict.fromkeys(_place(place, topology) for place in timing.places))
-    asked = f"all {timing.workers} workers at once" if timing.kind != "put" else "to arrive"
+    subject = f"all {timing.workers} workers at once" if timing.kind != "put" else "to arrive"
     times = timing.seconds / timing.bound if timing.bound else 1.0
     bound = f"{times:.2f} times the bound of {timed(timing.bound)}"
-    goes_by = f"{'on the' if timing.limit.startswith('links') else 'in'} {timing.limit}"
+    bottleneck = f"{'on the' if timing.limit.startswith('links') else 'in'} {timing.limit}"
     lines = [
         f"server{'s' * (timing.servers != 1)} on {where}",
-        f"{asked} {timed(timing.seconds)}, {bound}; most of it {goes_by}",
+        f"{subject} {timed(timing.seconds)}, {bound}; most of it {bottleneck}",
     ]
     if timing.kind in ("exchange", "elastic"):
         busy = f"the busiest server computes {timed(timing.busy)}"
@@ -136,7 +142,7 @@ def talk_lines(timing: ServerTiming, topology: Topology) -> list[str]:
 
 
 def _place(place: int, topology: Topology) -> str:
-    """`host 3`, `host 1 of rack 2`: counted from 0."""
+    """The name of a place such as `host 3` or `host 1 of rack 2`, counted from 0."""
     if topology.hosts:
         return topology.hosts[place // topology.host_places]
     names: list[str] = []
@@ -146,14 +152,15 @@ def _place(place: int, topology: Topology) -> str:
     return " of ".join(names)
 
 
-def mode_lines(modes: Sequence[Exchanged], taken: str, period: int, step: float | None) -> list[str]:
-    """What each mode of elastic averaging would take, and the share of the time that is communication.
+def mode_lines(modes: Sequence[Exchanged], selected: str, period: int, step: float | None) -> list[str]:
+    """A table of the modes of elastic averaging: their times, and the share of time for communication.
 
-    step: seconds of work in a step; None where nobody knows: then how long it has to be.
+    `step` are the seconds of computation in a step. If it is None, the table has the minimum for a share of
+    10%.
     """
     shares = ("of the time", "under a step") if step is not None else _UNKNOWN_STEP
     head = ["", "mode", "all at once", "alone", *shares, "way"]
-    return table_lines([head, *(_row(mode, mode.mode == taken, period, step) for mode in modes)])
+    return table_lines([head, *(_row(mode, mode.mode == selected, period, step) for mode in modes)])
 
 
 def every(period: int) -> str:
@@ -161,21 +168,21 @@ def every(period: int) -> str:
 
 
 def one_mode(exchange: Exchanged, period: int, step: float | None) -> dict[str, Any]:
-    """The same as data: shares of the time, where the seconds of a step are known."""
+    """A mode as data, with shares of time if the seconds of a step are known."""
     content: dict[str, Any] = msgspec.structs.asdict(exchange)
     if step is not None:
-        least, most = waiting(exchange, period * step)
-        content |= {"share": [least, most], "share_under_a_step": hidden(exchange, period * step, step)}
+        minimum, maximum = waiting(exchange, period * step)
+        content |= {"share": [minimum, maximum], "share_under_a_step": hidden(exchange, period * step, step)}
     return content
 
 
-def _row(exchange: Exchanged, taken: bool, period: int, step: float | None) -> list[str]:
+def _row(exchange: Exchanged, is_selected: bool, period: int, step: float | None) -> list[str]:
     alone = timed(exchange.alone) if exchange.mode != "sync" else ""
-    cells = [">" if taken else "", exchange.mode, timed(exchange.seconds), alone]
+    cells = [">" if is_selected else "", exchange.mode, timed(exchange.seconds), alone]
     if step is None:
-        waits = least_compute(exchange, TENTH) / period
-        under = exchange.seconds / (1 + period * TENTH / (1 - TENTH))
-        return [*cells, timed(waits), timed(under), exchange.way]
-    least, most = waiting(exchange, period * step)
-    share = f"{most:.0%}" if round(least, 2) == round(most, 2) else f"{least:.0%} to {most:.0%}"
+        minimum_step = least_compute(exchange, TENTH) / period
+        overlapped_step = exchange.seconds / (1 + period * TENTH / (1 - TENTH))
+        return [*cells, timed(minimum_step), timed(overlapped_step), exchange.way]
+    minimum, maximum = waiting(exchange, period * step)
+    share = f"{maximum:.0%}" if round(minimum, 2) == round(maximum, 2) else f"{minimum:.0%} to {maximum:.0%}"
     return [*cells, share, f"{hidden(exchange, period * step, step):.0%}", exchange.way]

@@ -1,4 +1,4 @@
-"""Stages in words, for drawings and explanations: close to how they are written, one line a thought."""
+"""Texts of stages for drawings and explanations, close to the syntax of plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from commplan.ir.types import sized
 
 
 def phase_title(phase: Phase) -> str:
-    """The header of a phase, as written: `every 4 steps`."""
+    """The header of a phase as in the plan, such as `every 4 steps`."""
     match phase.kind:
         case "start":
             return "at start"
@@ -25,58 +25,61 @@ def phase_title(phase: Phase) -> str:
 
 
 def stage_lines(stage: Stage) -> tuple[str, ...]:
-    """What `stage` does, then where, then how, then its hints: one string each, empty ones left out."""
-    lines = (*stage.summary(), *_how(stage))
+    """The operation of `stage`, its axes, its algorithm and its hints, one string each."""
+    lines = (*stage.summary(), *_algorithm_and_hints(stage))
     return tuple(line for line in lines if line)
 
 
 def stage_text(stage: Stage) -> str:
-    """`stage` on one line, close to how it is written: `grads = reduce grads over data by mean`."""
+    """`stage` on one line, close to the syntax: `grads = reduce grads over data by mean`."""
     names = ", ".join(name_of(ref) for ref in results(stage))
-    parts = (names, "=", *stage.written(), *_how(stage))
+    parts = (names, "=", *stage.written(), *_algorithm_and_hints(stage))
     return " ".join(part for part in parts if part)
 
 
-def _how(stage: Stage) -> tuple[str, ...]:
+def _algorithm_and_hints(stage: Stage) -> tuple[str, ...]:
     via = getattr(stage, "via", None)
     return (f"via {via}" if via else "", hints_text(getattr(stage, "hints", NO_HINTS)))
 
 
 def filler_lines(stage: Load, records: int | None) -> tuple[str, ...]:
-    """How many rows of an epoch only fill the last batch of a load, for each size of its batches.
+    """The number of rows of an epoch that only fill the last batch of a load, for each batch size.
 
-    records: of its source; None if that is not known.
+    `records` is the number of records of its source; None if it is unknown.
     """
     orders = [Order(records or 1, batch, 0, stage.visit, stage.tail) for batch in dict.fromkeys(stage.batch)]
     lines: list[str] = []
     for order in (order for order in orders if order.filler):
         rows, batch = order.steps * order.batch, order.batch
-        some = f"{order.filler:,} of {rows:,} rows of an epoch in batches of {batch}"
+        rows_text = f"{order.filler:,} of {rows:,} rows of an epoch in batches of {batch}"
         if records is None:
-            some = f"up to {batch - 1} rows of the last batch of {batch}"
-        lines.append(f"{some} repeat records and do not count: `item.mask` is False there")
+            rows_text = f"up to {batch - 1} rows of the last batch of {batch}"
+        lines.append(f"{rows_text} repeat records to fill the batch: `item.mask` is False for them")
     return tuple(lines)
 
 
 def hints_text(hints: Hints) -> str:
-    """`{ bucket = 25 MiB, wire = bf16 }`, or nothing where there are none."""
-    given = [
-        f"{field} = {sized(value) if field in ('bucket', 'chunk') else value}"
-        for field in Hints.__struct_fields__
-        if (value := getattr(hints, field)) is not None
+    """Hints as text, such as `{ bucket = 25 MiB, wire = bf16 }`; empty if there are none."""
+    fields = [
+        f"{name} = {sized(value) if name in ('bucket', 'chunk') else value}"
+        for name in Hints.__struct_fields__
+        if (value := getattr(hints, name)) is not None
     ]
-    return f"{{ {', '.join(given)} }}" if given else ""
+    return f"{{ {', '.join(fields)} }}" if fields else ""
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """`rows` with their cells in columns, the first row among them."""
+    """`rows` as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return [line.rstrip() for line in lines]
 
 
 def levels_text(axis: ScheduledAxis) -> str:
-    """`host x 4, rack x 2`: the levels that an axis is spread over, innermost first; one level by name."""
+    """The levels that an axis spans, innermost first, such as `host x 4, rack x 2`.
+
+    A single level has only its name.
+    """
     if len(axis.levels) == 1:
         return axis.levels[0].level
     return ", ".join(f"{spread.level} x {spread.count}" for spread in axis.levels)

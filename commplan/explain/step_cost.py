@@ -1,4 +1,4 @@
-"""What a training step costs with its plan, and which line to change first."""
+"""The cost of a training step with its plan, and the line to change first."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from commplan.ir.remark import Alternative, Choice
 from commplan.ir.types import DType, sized, timed
 from commplan.verify.memory import memory
 
-NEAR_BOUND = 1.1  # times the lower bound: below, no other algorithm gains more than a tenth
+NEAR_BOUND = 1.1  # times the lower bound; below, no other algorithm is more than a tenth faster
 
 
 class LineCost(msgspec.Struct, frozen=True):
-    """The line that exposes most, in seconds, and what would change that, a sentence each."""
+    """The line with the most exposed time, in seconds, and advice to reduce it, one sentence each."""
 
     line: int
     stage: str
@@ -31,11 +31,15 @@ class LineCost(msgspec.Struct, frozen=True):
 
 
 class StepCost(msgspec.Struct, frozen=True):
-    """One run of a phase `each step` beside the computation, in seconds.
+    """One run of a phase `each step` next to the computation, in seconds.
 
-    computation, after, exposed, seconds: as in `PhaseTime`. communication: in which some collective runs.
-    memory: bytes of a rank, as the plan needs them at most. source: of the computation. first: the line to
-    change first; None if nothing is exposed.
+    Attributes:
+        phase: The phase.
+        computation, after, exposed, seconds: As in `PhaseTime`.
+        communication: The time in which some collective runs.
+        memory: An upper bound on the bytes of a rank that the plan needs.
+        source: The source of the computation.
+        first: The line to change first; None if nothing is exposed.
     """
 
     phase: str
@@ -49,7 +53,7 @@ class StepCost(msgspec.Struct, frozen=True):
     first: LineCost | None = None
 
     def lines(self) -> list[str]:
-        """The same in words."""
+        """The cost as text."""
         after = f", and {timed(self.after)} after the phase" if self.after else ""
         share = f", {self.exposed / self.seconds:.0%} of it exposed" if self.seconds else ""
         source = "assumed as said above" if self.source.startswith("assumed") else self.source
@@ -67,7 +71,7 @@ class StepCost(msgspec.Struct, frozen=True):
 
 def step_costs(plan: graph.Plan, schedule: ir.Schedule, prediction: Prediction) -> tuple[StepCost, ...]:
     """The cost of each phase `each step` of `plan` that communicates."""
-    nbytes = {each.phase: each.nbytes for each in memory(schedule)}
+    nbytes = {entry.phase: entry.nbytes for entry in memory(schedule)}
     costs: list[StepCost] = []
     for phase in (phase for phase in plan.phases if phase.kind == "step"):
         time = prediction.phase(phase.name)
@@ -82,12 +86,12 @@ def step_costs(plan: graph.Plan, schedule: ir.Schedule, prediction: Prediction) 
 
 
 def exposed_by_line(time: PhaseTime) -> dict[int, float]:
-    """The exposed seconds of a phase by plan line: the end of its critical path belongs to the last lines."""
-    left, lines = time.exposed, defaultdict[int, float](float)
-    for stretch in reversed(time.critical):
-        if stretch.line:
-            lines[stretch.line] += min(left, stretch.seconds)
-            left -= min(left, stretch.seconds)
+    """The exposed seconds of a phase by line, which are those at the end of its critical path."""
+    remaining, lines = time.exposed, defaultdict[int, float](float)
+    for part in reversed(time.critical):
+        if part.line:
+            lines[part.line] += min(remaining, part.seconds)
+            remaining -= min(remaining, part.seconds)
     return dict(lines)
 
 
@@ -97,13 +101,13 @@ def _first(phase: graph.Phase, schedule: ir.Schedule, time: PhaseTime) -> LineCo
     exposed = {line: seconds for line, seconds in lines.items() if line in stages and seconds > 0}
     if not exposed:
         return None
-    line = max(exposed, key=lambda each: exposed[each])
+    line = max(exposed, key=lambda candidate: exposed[candidate])
     stage = stages[line]
     return LineCost(line, stage_text(stage), exposed[line], tuple(_advice(stage, schedule, time)))
 
 
 def _advice(stage: graph.Stage, schedule: ir.Schedule, time: PhaseTime) -> Iterator[str]:
-    """What is known to change the time of `stage`."""
+    """Changes that are known to reduce the time of `stage`."""
     best = _best([choice for choice in schedule.choices if choice.span == stage.span])
     if best is not None:
         alternative, longer = best
@@ -111,18 +115,23 @@ def _advice(stage: graph.Stage, schedule: ir.Schedule, time: PhaseTime) -> Itera
     if time.distance <= NEAR_BOUND:
         yield (
             f"alone it takes {time.distance:.2f} times its lower bound: fewer bytes or faster links help,"
-            " other algorithms hardly"
+            " other algorithms hardly do"
         )
     ops = [op for op in schedule.phase(time.name).ops if op.span == stage.span]
     packed = {graph.name_of(part.value) for op in ops if isinstance(op, ir.Pack) for part in op.parts}
-    others = packed - {graph.name_of(ref) for ref in graph.operands(stage)}
-    if others:
-        yield f"its buckets carry {listed(sorted(others))} too"
+    other_values = packed - {graph.name_of(ref) for ref in graph.operands(stage)}
+    if other_values:
+        yield f"its buckets carry {listed(sorted(other_values))} too"
     collectives = [op for op in ops if isinstance(op, ir.Collective)]
-    wide = any(op.dtype in (DType.F32, DType.F64) for op in collectives)
-    # Over several levels unsummed values would cross the outer links: that may be slower.
-    inside = all(len(_levels(op, schedule)) < 2 for op in collectives)
-    if wide and inside and isinstance(stage, graph.Reduce | graph.Scatter) and stage.hints.wire is None:
+    is_wide = any(op.dtype in (DType.F32, DType.F64) for op in collectives)
+    # With several levels, values that are not yet summed would cross the outer links, which may be slower.
+    is_single_level = all(len(_levels(op, schedule)) < 2 for op in collectives)
+    if (
+        is_wide
+        and is_single_level
+        and isinstance(stage, graph.Reduce | graph.Scatter)
+        and stage.hints.wire is None
+    ):
         yield "{ wire = bf16 } sends fewer bytes, and rounds each value"
 
 
@@ -132,12 +141,12 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> set[str]:
 
 
 def _best(choices: Sequence[Choice]) -> tuple[Alternative, float] | None:
-    """The best alternative, and how many times as long it takes as what was taken."""
-    known = [
+    """The best alternative, and the ratio of its time to that of the selected one."""
+    ratios = [
         (alternative, alternative.seconds / choice.seconds)
         for choice in choices
         if choice.seconds
         for alternative in choice.alternatives
         if alternative.seconds is not None
     ]
-    return min(known, key=lambda pair: pair[1], default=None)
+    return min(ratios, key=lambda pair: pair[1], default=None)

@@ -1,23 +1,23 @@
-"""Predicted times in words: the same figures under the same names wherever they are printed."""
+"""Texts of predicted times, with the same names everywhere."""
 
 from __future__ import annotations
 
 from commplan.cost.schedule.prediction import PhaseTime, Prediction
 from commplan.ir.types import timed
 
-MEASURES = {  # of `PhaseTime`, in seconds, by their titles
+MEASURES = {  # titles, and the fields of `PhaseTime` in seconds
     "exposed": "exposed", "computation": "computation", "after": "after", "in all": "seconds",
     "alone": "alone", "bound": "bound",
 }  # fmt: skip
 
 
 def basis(prediction: Prediction) -> str:
-    """Where the figures come from, and the computation that they include."""
+    """The source of the costs, and the computation that is included."""
     return f"{prediction.source}; computation {prediction.step}"
 
 
 def phase_times(phase: PhaseTime) -> list[str]:
-    """The times of a phase, one a line: exposed beside the computation if there is one, and alone."""
+    """The times of a phase, one per line: exposed next to the computation if there is one, and alone."""
     bound = f"; {phase.distance:.2f} times its lower bound, {timed(phase.bound)}" if phase.bound > 0 else ""
     lines = [f"alone {timed(phase.alone)}{bound}"]
     if phase.computation:
@@ -30,7 +30,7 @@ def phase_times(phase: PhaseTime) -> list[str]:
 
 
 def compared(ratio: float) -> str:
-    """`ratio` of an alternative's time to that of the choice, in words: `20% longer`, `3 times as long`."""
+    """The ratio of two times as text: `20% longer`, `3 times as long`."""
     if abs(ratio - 1) < 0.005:
         return "as long"
     if ratio >= 2:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from commplan.cost.schedule.prediction import PhaseTime
-from commplan.explain.report import Explanation, line_lines
-from commplan.explain.report import Line as ExplainedLine
+from commplan.explain.report import Explanation, StageSummary, line_lines
 from commplan.ir.remark import Choice
 from commplan.report.cut import cut_text, first_of
 from commplan.report.document import LineSummary
@@ -39,7 +38,7 @@ def lines(explanation: Explanation, times: Iterable[PhaseTime]) -> tuple[tuple[L
     ), left_out
 
 
-def _became(line: ExplainedLine) -> tuple[str, ...]:
+def _became(line: StageSummary) -> tuple[str, ...]:
     sentences, left_out = first_of(line_lines(line), BECAME, "sentences")
     return (*map(cut_text, sentences), *([left_out] if left_out else []))
 

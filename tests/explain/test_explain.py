@@ -85,7 +85,7 @@ def test_rows_that_only_fill_a_batch_are_counted():
     plan, schedule, explanation = explained("ensemble_training")
     assert "up to 63 rows of the last batch of 64 repeat records" in explanation.text()
     counted = explain_plan(plan.graph, schedule, records={"images": 1797}).text()
-    assert "59 of 1,856 rows of an epoch in batches of 64 repeat records and do not count" in counted
+    assert "59 of 1,856 rows of an epoch in batches of 64 repeat records to fill the batch" in counted
     whole = step(explain_plan(plan.graph, schedule, records={"images": 1856}))
     assert all(not line.filler for line in whole.lines)
 
@@ -284,7 +284,7 @@ def test_servers_have_a_line_of_their_own_that_says_who_serves(served: Explanati
     ]  # fmt: skip
     assert served.servers == ("hub",)
     _, _, alone = explained("easgd_async")
-    assert "\n  servers: master = 1 (rank 4); they run under MPI alone: " in alone.text()
+    assert "\n  servers: master = 1 (rank 4); servers need MPI: " in alone.text()
 
 
 def test_what_counts_of_an_exchange_is_what_travels(served: Explanation) -> None:

@@ -49,12 +49,12 @@ def run(args: Namespace, console: Console) -> int:
             for name, timed in zip(names, (first, second), strict=True)
         ]
     changes = diff(a, b, times)
-    worse = [change for limit in limits for change in limit.broken(changes)]
+    worse = [change for limit in limits for change in limit.exceeded(changes)]
     same = schedule_digest(a) == schedule_digest(b)
     if console.human:
         console.show(lambda rich: _print(rich, changes, worse, same=same, names=names), 110)
     else:
-        facts = [{**msgspec.to_builtins(change), "changed": change.changed} for change in changes]
+        facts = [{**msgspec.to_builtins(change), "changed": change.is_changed} for change in changes]
         schedules = [
             {"file": name_of(file), "digest": schedule_digest(schedule), "topology": path}
             for file, schedule, path in zip(files, (a, b), paths, strict=False)
@@ -68,7 +68,7 @@ def _print(
     rich: Any, changes: Sequence[Change], worse: Sequence[Change], *, same: bool, names: Sequence[str]
 ) -> None:
     a, b = names
-    shown = [change for change in changes if change.changed]
+    shown = [change for change in changes if change.is_changed]
     if same:
         rich.print(f"{a} and {b}: the same schedule", markup=False)
     if same and not shown:

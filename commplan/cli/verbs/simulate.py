@@ -17,7 +17,7 @@ from commplan.cost.schedule.prediction import OpTime, PhaseTime
 from commplan.cost.servers.server_traffic import elastic_of
 from commplan.diagnostics import fail
 from commplan.explain.machines import rows
-from commplan.explain.servers import every, held_line, mode_lines, one_mode, talk_lines, title
+from commplan.explain.servers import every, mode_lines, one_mode, state_line, talk_lines, title
 from commplan.explain.times import basis, phase_times
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.ir.types import sized, timed
@@ -126,7 +126,7 @@ class _Servers:
         talks = [timing for timing in self.prediction.talks if timing.phase == phase]
         for site, timing in zip(sites, talks, strict=True):
             lines.append(f"  line {timing.line}: {title(site)}")
-            details = (*map(held_line, timing.held), *talk_lines(timing, self.topology))
+            details = (*map(state_line, timing.held), *talk_lines(timing, self.topology))
             lines += [f"    {line}" for line in details]
         for (name, _), (op, period, modes) in self.met.items():
             if name == phase:
