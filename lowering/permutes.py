@@ -41,7 +41,7 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class PermutePart:
     """A window of `length` elements that each rank sends, and one that each receives.
 
     Attributes:
@@ -77,11 +77,11 @@ class Part:
         return (*self.start, self.low, self.high, self.adds)
 
 
-class Move(NamedTuple):
+class Permute(NamedTuple):
     """One ppermute of (source, destination) pairs, at most one of each per rank; parts are concatenated."""
 
     pairs: tuple[tuple[int, int], ...]
-    parts: tuple[Part, ...]
+    parts: tuple[PermutePart, ...]
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -89,19 +89,19 @@ class Move(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def moves(program: ChunkProgram, size: int) -> tuple[tuple[Move, ...], ...]:
+def moves(program: ChunkProgram, size: int) -> tuple[tuple[Permute, ...], ...]:
     """The ppermutes of each round of `program`; `size` is the number of elements of the whole buffer."""
     edges = bounds(program.kind, program.ranks, program.chunks, size)
     rounds = (tuple(_moves_of(sends, edges, program.ranks)) for sends in program.rounds)
     return tuple(moves_ for moves_ in rounds if moves_)
 
 
-def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Move]:
+def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Permute]:
     """As few ppermutes as possible, since each rank sends and receives at most once in one."""
     for group in message_groups(sends, edges):
         longest = max(len(message) for message in group.values())
         columns = [[message[i] for message in group.values() if i < len(message)] for i in range(longest)]
-        yield Move(tuple(sorted(group)), tuple(_part(column, int(edges[-1]), ranks) for column in columns))
+        yield Permute(tuple(sorted(group)), tuple(_part(column, int(edges[-1]), ranks) for column in columns))
 
 
 def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list[Transfer]]]:
@@ -134,7 +134,7 @@ def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list
     return groups
 
 
-def _part(column: Sequence[Transfer], size: int, ranks: int) -> Part:
+def _part(column: Sequence[Transfer], size: int, ranks: int) -> PermutePart:
     length = max(transfer.length for transfer in column)
     start = np.zeros((2, ranks), np.int64)
     low, high = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
@@ -148,10 +148,10 @@ def _part(column: Sequence[Transfer], size: int, ranks: int) -> Part:
             transfer.high - first,
             transfer.adds,
         )
-    return Part(length, start, low, high, adds)
+    return PermutePart(length, start, low, high, adds)
 
 
-class Step(NamedTuple):
+class PermuteRound(NamedTuple):
     """A round.
 
     Attributes:
@@ -160,7 +160,7 @@ class Step(NamedTuple):
         stores: Whether received data is written to its slot.
     """
 
-    moves: tuple[Move, ...]
+    moves: tuple[Permute, ...]
     forwards: bool
     stores: bool
 
@@ -170,16 +170,16 @@ class Step(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def steps(program: ChunkProgram, size: int) -> tuple[Step, ...]:
+def steps(program: ChunkProgram, size: int) -> tuple[PermuteRound, ...]:
     """The rounds of `program` on `size` elements. The last one stores nothing if it receives the result."""
     rounds = moves(program, size)
     forwards = [False, *(is_forwarded(*pair) for pair in itertools.pairwise(rounds))][: len(rounds)]
     ends_in_result = bool(rounds) and is_result(program, size, rounds[-1])
     stores = stored_rounds(program, size, forwards, ends_in_result)
-    return tuple(Step(*fields) for fields in zip(rounds, forwards, stores, strict=True))
+    return tuple(PermuteRound(*fields) for fields in zip(rounds, forwards, stores, strict=True))
 
 
-def stretches(rounds: Sequence[Step]) -> Iterator[Sequence[Step]]:
+def stretches(rounds: Sequence[PermuteRound]) -> Iterator[Sequence[PermuteRound]]:
     """Split rounds into single rounds and sequences of more than `UNROLLED` rounds of one form."""
     for _, group in itertools.groupby(rounds, key=lambda step: step.form):
         sequence = list(group)
@@ -189,7 +189,7 @@ def stretches(rounds: Sequence[Step]) -> Iterator[Sequence[Step]]:
             yield from ([step] for step in sequence)
 
 
-def is_forwarded(before: Sequence[Move], now: Sequence[Move]) -> bool:
+def is_forwarded(before: Sequence[Permute], now: Sequence[Permute]) -> bool:
     """Whether all data that is sent `now` was received in the round `before`, at the same place."""
     first, second = _single_part(before), _single_part(now)
     if first is None or second is None or first.length != second.length:
@@ -204,7 +204,7 @@ def is_forwarded(before: Sequence[Move], now: Sequence[Move]) -> bool:
     )
 
 
-def is_result(program: ChunkProgram, size: int, last: Sequence[Move]) -> bool:
+def is_result(program: ChunkProgram, size: int, last: Sequence[Permute]) -> bool:
     """Whether the data received last is the complete result of every rank: its block."""
     part = _single_part(last)
     if part is None or program.kind not in ("reduce_scatter", "scatter"):
@@ -244,6 +244,6 @@ def _has_data(sends: Round, edges: Ints) -> bool:
     return any(bool((edges[send.chunk] < edges[send.chunk + send.count]).any()) for send in sends)
 
 
-def _single_part(round_: Sequence[Move]) -> Part | None:
+def _single_part(round_: Sequence[Permute]) -> PermutePart | None:
     """The only part of the only move of a round; None if there are more."""
     return round_[0].parts[0] if len(round_) == 1 and len(round_[0].parts) == 1 else None

@@ -21,7 +21,7 @@ from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.verify.programs.proof import prove
 
 
-class Level(NamedTuple):
+class HierarchyLevel(NamedTuple):
     """One level of a hierarchical collective.
 
     Attributes:
@@ -51,7 +51,7 @@ def levels(
     axes: Sequence[str],
     sizes: Mapping[str, int],
     spread: Mapping[str, tuple[Spread, ...]],
-) -> tuple[Level, ...]:
+) -> tuple[HierarchyLevel, ...]:
     """The levels of a `hierarchical` algorithm over `axes`, innermost first; empty for other algorithms.
 
     Args:
@@ -77,12 +77,12 @@ def levels(
     for name in reversed(ranks):
         strides[name] = math.prod(ranks[later] for later in strides)
     return tuple(
-        Level(level.name, ranks[name], strides[name], name if name in axes else None)
+        HierarchyLevel(level.name, ranks[name], strides[name], name if name in axes else None)
         for name, level in algorithm.levels
     )
 
 
-def by_level(op: Collective, levels: Sequence[Level]) -> list[tuple[Kind, Level]]:
+def by_level(op: Collective, levels: Sequence[HierarchyLevel]) -> list[tuple[Kind, HierarchyLevel]]:
     """The collectives that `op` consists of, one per level in order, if a backend runs some levels natively.
 
     A sum is scattered from the inside out, reduced at the outermost level and gathered back: each level moves
@@ -97,7 +97,7 @@ def by_level(op: Collective, levels: Sequence[Level]) -> list[tuple[Kind, Level]
         case "broadcast" | "all_gather" as kind:
             return [(kind, level) for level in reversed(levels)]
         case _ if op.op == "sum":
-            scattered: list[tuple[Kind, Level]] = [("reduce_scatter", level) for level in inner]
+            scattered: list[tuple[Kind, HierarchyLevel]] = [("reduce_scatter", level) for level in inner]
             return [*scattered, ("all_reduce", outer), *(("all_gather", level) for level in reversed(inner))]
         case _:
             return [("all_reduce", level) for level in levels]
@@ -139,7 +139,9 @@ def program_of(
         )
 
 
-def program_at(level: Level, kind: Kind, op: Collective, nbytes: int, file: str = "") -> ChunkProgram:
+def program_at(
+    level: HierarchyLevel, kind: Kind, op: Collective, nbytes: int, file: str = ""
+) -> ChunkProgram:
     """The program for `kind` at one level of `op` on `nbytes` bytes; see `program_of`."""
     root = level.place(op.root or 0)
     with _errors_at(op, file):
@@ -163,7 +165,7 @@ def program_named(
     root: int,
     nbytes: int,
     chunk: int | None,
-    levels: tuple[Level, ...] = (),
+    levels: tuple[HierarchyLevel, ...] = (),
 ) -> ChunkProgram:
     """The program of algorithm `name`, proved and cut into slices for messages of `chunk` bytes.
 
@@ -177,7 +179,7 @@ def program_named(
     return whole if slices == 1 else _proved(name, levels, kind, ranks, root, slices)
 
 
-def members(level: Level, ranks: int) -> Ints:
+def members(level: HierarchyLevel, ranks: int) -> Ints:
     """The ranks of each group of a level, out of `ranks`; [groups, ranks of the level]."""
     rank = np.arange(ranks, dtype=np.int64)
     return rank[level.place(rank) == 0][:, None] + np.arange(level.ranks) * level.stride
@@ -185,7 +187,7 @@ def members(level: Level, ranks: int) -> Ints:
 
 @lru_cache(maxsize=256)
 def _proved(
-    name: str, levels: tuple[Level, ...], kind: Kind, ranks: int, root: int, slices: int
+    name: str, levels: tuple[HierarchyLevel, ...], kind: Kind, ranks: int, root: int, slices: int
 ) -> ChunkProgram:
     if levels:
         # Ranks of the innermost level are adjacent.

@@ -21,7 +21,7 @@ from commplan.ir.plan import Algorithm
 from commplan.ir.remark import Alternative
 from commplan.ir.schedule import Collective, Schedule
 from commplan.select import options
-from commplan.select.options import FEW, MOST_RANKS, NATIVE, Level
+from commplan.select.options import FEW, MOST_RANKS, NATIVE, CrossedLevel
 from commplan.select.size_thresholds import rule
 from commplan.topology import Topology
 
@@ -191,7 +191,7 @@ class Chooser:
             return self._stepwise(op, levels)
         return self._greedy(op, levels, few=few)
 
-    def _greedy(self, op: Collective, levels: tuple[Level, ...], *, few: bool) -> list[Candidate]:
+    def _greedy(self, op: Collective, levels: tuple[CrossedLevel, ...], *, few: bool) -> list[Candidate]:
         """Start with one default algorithm per level, then change it level by level if that is faster."""
         choices = options.algorithms_per_level(op.kind, levels)
         if not all(choices):
@@ -210,7 +210,7 @@ class Chooser:
         best = self._candidate(op, best.algorithm) if best is not None else None
         return [best] if best is not None else []
 
-    def _stepwise(self, op: Collective, levels: tuple[Level, ...]) -> list[Candidate]:
+    def _stepwise(self, op: Collective, levels: tuple[CrossedLevel, ...]) -> list[Candidate]:
         """One native collective per level; the time is the sum of theirs."""
         if op.kind == "all_reduce" and op.op != "sum":
             return []

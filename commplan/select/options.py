@@ -33,7 +33,7 @@ def pieces(nbytes: int) -> list[int]:
     return [size for size in PIECES if nbytes // 1024 < size < nbytes]
 
 
-class Level(NamedTuple):
+class CrossedLevel(NamedTuple):
     """One level of a hierarchy.
 
     Attributes:
@@ -58,7 +58,7 @@ def flat(kind: CollectiveKind, ranks: int) -> tuple[Algorithm, ...]:
     return (NATIVE, *map(Algorithm, names))
 
 
-def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None) -> tuple[Level, ...]:
+def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None) -> tuple[CrossedLevel, ...]:
     """The levels that `op` crosses, innermost first; none if it is on one level, or does not fill its levels.
 
     With several axes, each must be on a level of its own, and is a level. A single axis has one level for
@@ -73,32 +73,34 @@ def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None
         return ()
     order = [level.name for level in topology.levels]
     inner_first = sorted(axes, key=lambda axis: order.index(axis.level or ""))
-    return tuple(Level(axis.name, axis.size) for axis in inner_first)
+    return tuple(CrossedLevel(axis.name, axis.size) for axis in inner_first)
 
 
-def _within(axis: Axis, topology: Topology) -> tuple[Level, ...]:
+def _within(axis: Axis, topology: Topology) -> tuple[CrossedLevel, ...]:
     """The levels that one axis spans, if it fills them."""
     order = [level.name for level in topology.levels]
     spreads = sorted((s for s in axis.levels if s.count > 1), key=lambda spread: order.index(spread.level))
     fills_axis = math.prod(spread.count for spread in spreads) == axis.size
     are_unique = len({spread.level for spread in spreads}) == len(spreads)
-    levels = tuple(Level(spread.level, spread.count) for spread in spreads)
+    levels = tuple(CrossedLevel(spread.level, spread.count) for spread in spreads)
     return levels if len(levels) > 1 and fills_axis and are_unique else ()
 
 
-def pinned_levels(op: Collective, schedule: Schedule) -> tuple[Level, ...]:
+def pinned_levels(op: Collective, schedule: Schedule) -> tuple[CrossedLevel, ...]:
     """The levels that the plan or an earlier pass has specified, with their algorithms."""
     axes = {axis.name: axis.size for axis in schedule.axes}
     spreads = {s.level: s.count for axis in schedule.axes if axis.name in op.axes for s in axis.levels}
-    levels: list[Level] = []
+    levels: list[CrossedLevel] = []
     for arg in op.algorithm.args:
         key = arg.key or str(arg.value)
         ranks = axes[key] if key in op.axes else spreads.get(key, 1)
-        levels.append(Level(key, ranks, str(arg.value) if arg.key else None))
+        levels.append(CrossedLevel(key, ranks, str(arg.value) if arg.key else None))
     return tuple(levels)
 
 
-def algorithms_per_level(kind: CollectiveKind, levels: tuple[Level, ...]) -> tuple[tuple[str, ...], ...]:
+def algorithms_per_level(
+    kind: CollectiveKind, levels: tuple[CrossedLevel, ...]
+) -> tuple[tuple[str, ...], ...]:
     """For each level, the programs that can run it.
 
     The inner levels of an all-reduce scatter and gather; only the outermost level reduces.
@@ -122,7 +124,7 @@ def default_per_level(choices: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     return tuple("ring" if "ring" in names else names[0] for names in choices) if all(choices) else ()
 
 
-def hierarchy(levels: tuple[Level, ...], names: tuple[str, ...]) -> Algorithm:
+def hierarchy(levels: tuple[CrossedLevel, ...], names: tuple[str, ...]) -> Algorithm:
     """The algorithm `hierarchical(gpu = ring, node = halving_doubling)`."""
     pairs = zip(levels, names, strict=True)
     return Algorithm("hierarchical", tuple(Arg(name, level.key) for level, name in pairs))

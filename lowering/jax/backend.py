@@ -17,7 +17,7 @@ from commplan.lowering.jax.servers import Service
 Array = Any  # a jax.Array or a tracer of one
 
 
-class Run(NamedTuple):
+class BufferRun(NamedTuple):
     """Elements `offset` to `offset + size - 1` of a buffer: those from `start` on of array number `array`."""
 
     offset: int
@@ -35,7 +35,7 @@ class BufferLayout:
     """
 
     size: int
-    runs: tuple[Run, ...]
+    runs: tuple[BufferRun, ...]
     shapes: tuple[tuple[int, ...], ...]
 
 

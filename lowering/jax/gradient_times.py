@@ -17,7 +17,7 @@ from typing import Any
 
 from commplan.ir.schedule import Value
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.jaxprs import Program, called_by, evaluate_alone, inlined
+from commplan.lowering.jax.jaxprs import JaxprProgram, called_by, evaluate_alone, inlined
 from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import ad_checkpoint, jax
 
@@ -63,7 +63,7 @@ class GradientTimes:
 
     shares: tuple[tuple[str, str, float], ...]
     operations: float
-    program: Program
+    program: JaxprProgram
     arguments: tuple[Any, ...]
 
     def evaluate(self, *arguments: Array) -> list[Array]:
@@ -90,7 +90,7 @@ def gradient_times(step: Any, arguments: Sequence[Any]) -> GradientTimes | None:
             key=lambda share: share[2],
         )
         variables = [variable for _, variable, _ in walk.marks]
-        program = Program(body.replace(outvars=variables))
+        program = JaxprProgram(body.replace(outvars=variables))
         used = program.used([True] * len(variables))
         restricted = program.restricted([True] * len(variables), 0)
         types = tuple(var.aval for var, needed in zip(body.invars, used, strict=True) if needed)

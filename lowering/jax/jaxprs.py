@@ -27,7 +27,7 @@ _BETWEEN_RANKS = (
 
 
 @dataclass(frozen=True)
-class Program:
+class JaxprProgram:
     """A jaxpr with its constants; calling it evaluates the jaxpr."""
 
     jaxpr: Jaxpr
@@ -41,23 +41,23 @@ class Program:
         return tuple(var.aval for var in self.jaxpr.outvars)
 
     @property
-    def hoisted(self) -> Program:
+    def hoisted(self) -> JaxprProgram:
         """The program with its constants as first arguments."""
-        return Program(_compat.with_constants_as_arguments(self.jaxpr))
+        return JaxprProgram(_compat.with_constants_as_arguments(self.jaxpr))
 
     def used(self, results: Sequence[bool]) -> list[bool]:
         """For each argument, whether the selected results depend on it."""
         return _compat.without_dead_code(self.jaxpr, results, [False] * len(self.jaxpr.invars))[1]
 
-    def restricted(self, results: Sequence[bool], count: int) -> Program:
+    def restricted(self, results: Sequence[bool], count: int) -> JaxprProgram:
         """The program reduced to these results. The first `count` arguments are kept."""
         required = [number < count for number in range(len(self.jaxpr.invars))]
-        return Program(_compat.without_dead_code(self.jaxpr, results, required)[0], self.consts)
+        return JaxprProgram(_compat.without_dead_code(self.jaxpr, results, required)[0], self.consts)
 
 
-def traced(function: Callable[..., Any], *arguments: Array) -> Program:
+def traced(function: Callable[..., Any], *arguments: Array) -> JaxprProgram:
     """Trace `function` to a program. Arrays that it closes over become constants."""
-    return Program(*_compat.jaxpr_and_constants(jax.make_jaxpr(function)(*arguments)))
+    return JaxprProgram(*_compat.jaxpr_and_constants(jax.make_jaxpr(function)(*arguments)))
 
 
 def called_by(equation: Any) -> Iterator[tuple[Jaxpr, tuple[Array, ...]]]:

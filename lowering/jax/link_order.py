@@ -26,14 +26,14 @@ _KEY = re.compile(r'combiner_key = "([^"]*)"')
 _INSIDE = frozenset({"builtin.module", "func.func", "sdy.manual_computation"})
 
 
-class Link(NamedTuple):
+class SharedLink(NamedTuple):
     """A collective on shared links: the exchange with this `number`, or the bucket with this key."""
 
     bucket: str = ""
     number: int = 0
 
 
-def link_order(compiled: str, machine: Machine) -> tuple[Link, ...]:
+def link_order(compiled: str, machine: Machine) -> tuple[SharedLink, ...]:
     """The best order found for the exchanges and buckets of a compiled step, outside of its loops.
 
     Empty if the step does not have both, or already has this order.
@@ -46,7 +46,7 @@ def link_order(compiled: str, machine: Machine) -> tuple[Link, ...]:
     return best if best != current else ()
 
 
-def _links(step: CompiledStep, moved: CompiledStep) -> tuple[Link, ...]:
+def _links(step: CompiledStep, moved: CompiledStep) -> tuple[SharedLink, ...]:
     """The exchanges and buckets of `moved`, a reordering of `step`, in the order in which they start.
 
     Exchanges are numbered in the order of `step`.
@@ -55,13 +55,13 @@ def _links(step: CompiledStep, moved: CompiledStep) -> tuple[Link, ...]:
     exchanges = [c for c in step.collectives if c.kind == "all_to_all" and c.computation == step.entry]
     numbers = {c.name: n for n, c in enumerate(sorted(exchanges, key=lambda c: c.start))}
     return tuple(
-        Link(number=numbers[c.name]) if c.name in numbers else Link(c.bucket)
+        SharedLink(number=numbers[c.name]) if c.name in numbers else SharedLink(c.bucket)
         for c in sorted(outside, key=lambda c: c.start)
         if c.name in numbers or (c.kind == "all_reduce" and c.bucket)
     )
 
 
-def in_order(module: Any, order: Sequence[Link]) -> Any:
+def in_order(module: Any, order: Sequence[SharedLink]) -> Any:
     """A copy of a StableHLO `module` whose exchanges and buckets are in this `order`.
 
     Only pairs of an exchange and a bucket are ordered explicitly, since each kind is in order already. None
@@ -91,17 +91,17 @@ def _blocks(operation: Any) -> Iterator[Any]:
                 yield from _blocks(view.operation)
 
 
-def _by_link(ops: Sequence[Any]) -> Mapping[Link, list[Any]]:
+def _by_link(ops: Sequence[Any]) -> Mapping[SharedLink, list[Any]]:
     """The exchanges and buckets among `ops`. A bucket has one op for each of its arrays."""
-    result = defaultdict[Link, list[Any]](list)
+    result = defaultdict[SharedLink, list[Any]](list)
     numbers = itertools.count()
     for op in ops:
         if op.name == "stablehlo.all_to_all":
-            result[Link(number=next(numbers))].append(op)
+            result[SharedLink(number=next(numbers))].append(op)
         elif op.name == "stablehlo.all_reduce" and "mhlo.frontend_attributes" in op.attributes:
             key = _KEY.search(str(op.attributes["mhlo.frontend_attributes"]))
             if key:
-                result[Link(key[1])].append(op)
+                result[SharedLink(key[1])].append(op)
     return result
 
 

@@ -25,7 +25,7 @@ _KINDS = {
 }
 
 
-class Listed(NamedTuple):
+class ListedEquation(NamedTuple):
     """An operation of a trace: the equation, its JAX name scope, and the loops and branches around it."""
 
     equation: Any
@@ -33,12 +33,12 @@ class Listed(NamedTuple):
     loops: str
 
 
-def equations(jaxpr: Any, scope: str = "", loops: str = "") -> Iterator[Listed]:
+def equations(jaxpr: Any, scope: str = "", loops: str = "") -> Iterator[ListedEquation]:
     """The operations of `jaxpr` and of jaxprs in it: loop bodies once, all branches of conditionals."""
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         inner = f"{scope}/{equation.source_info.name_stack}".strip("/")
-        yield Listed(equation, inner, loops)
+        yield ListedEquation(equation, inner, loops)
         surrounding = f"{loops}, in {name}" if name in ("scan", "while", "cond") else loops
         surrounding += f" of length {equation.params['length']}" if name == "scan" else ""
         for called, _ in called_by(equation):

@@ -9,7 +9,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.shard_shapes import row_size
 from commplan.lowering.jax import ops
-from commplan.lowering.jax.backend import Array, Backend, BufferLayout, Run
+from commplan.lowering.jax.backend import Array, Backend, BufferLayout, BufferRun
 from commplan.lowering.jax.pytree import LEAF, Tree
 
 KINDS = ("all_reduce", "broadcast", "reduce_scatter", "all_gather")
@@ -124,13 +124,13 @@ def _leaves(pack: ir.Pack, env: Mapping[str, Tree]) -> tuple[Array, ...]:
 
 def _flat(value: ir.Value) -> BufferLayout:
     (leaf,) = value.leaves
-    return BufferLayout(leaf.size, (Run(0, 0, 0, leaf.size),), (leaf.shape,))
+    return BufferLayout(leaf.size, (BufferRun(0, 0, 0, leaf.size),), (leaf.shape,))
 
 
 def _operand_layout(pack: ir.Pack, values: Mapping[str, ir.Value]) -> BufferLayout:
     """The layout of the buffer of `pack`: row by row, as in `ops.pack`."""
     size, sources = values[pack.result].leaves[0].size, _sources(pack)
-    width, runs = size // pack.ways, list[Run]()
+    width, runs = size // pack.ways, list[BufferRun]()
     for part in pack.parts:
         value = values[part.value]
         leaf = value.leaves[part.leaf]
@@ -139,7 +139,9 @@ def _operand_layout(pack: ir.Pack, values: Mapping[str, ir.Value]) -> BufferLayo
             low = number * row + part.start
             count = min(part.size, leaf.size - low)
             if count > 0:
-                runs.append(Run(number * width + part.offset, sources[part.value, part.leaf], low, count))
+                runs.append(
+                    BufferRun(number * width + part.offset, sources[part.value, part.leaf], low, count)
+                )
     shapes = tuple(values[value].leaves[leaf].shape for value, leaf in sources)
     return BufferLayout(size, tuple(sorted(runs)), shapes)
 
@@ -149,7 +151,7 @@ def _result_layout(
 ) -> BufferLayout:
     """One array for each part: the whole leaf if it is in one part, otherwise the rows of the part."""
     size, ways = values[op.result].leaves[0].size, parts[0][0].ways
-    width, runs, shapes = size // ways, list[Run](), list[tuple[int, ...]]()
+    width, runs, shapes = size // ways, list[BufferRun](), list[tuple[int, ...]]()
     for array, (unpack, part) in enumerate(parts):
         leaf = values[unpack.result].leaves[part.leaf]
         is_whole_leaf = sum(sibling.leaf == part.leaf and sibling.size > 0 for sibling in unpack.parts) == 1
@@ -158,5 +160,5 @@ def _result_layout(
         for number in range(ways):
             count = min(part.size, nelements - number * part.size)
             if count > 0:
-                runs.append(Run(number * width + part.offset, array, number * part.size, count))
+                runs.append(BufferRun(number * width + part.offset, array, number * part.size, count))
     return BufferLayout(size, tuple(sorted(runs)), tuple(shapes))

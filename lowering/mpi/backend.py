@@ -20,7 +20,7 @@ from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import jax, lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
-from commplan.lowering.mpi.service import Requests, Service, send_leave, waiting_line
+from commplan.lowering.mpi.service import MpiService, Requests, send_leave, waiting_line
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
@@ -28,7 +28,7 @@ from commplan.protocol.sites import Sites
 Array = Any
 
 
-class Order:
+class TokenOrder:
     """The token of the last operation in the function that is being traced.
 
     Each operation depends on the previous one through its token, across phases too. Every rank therefore runs
@@ -77,8 +77,8 @@ class MpiBackend:
     spread: Mapping[str, tuple[Spread, ...]]
     file: str = ""
     typed: bool = False
-    order: Order = field(default_factory=Order)
-    service: Service | None = None
+    order: TokenOrder = field(default_factory=TokenOrder)
+    service: MpiService | None = None
     opening: tuple[tuple[Collective, str], ...] = ()
 
     @property
@@ -205,7 +205,7 @@ def backend_of(
         CommplanError: CP0830 if the plan has servers and the engine is not available, CP0849 if a rank does
             not join.
     """
-    sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
+    sizes, order, file = schedule.mesh_sizes, TokenOrder(), schedule.file
     job, service = requests.job if requests is not None else "", None
     channel = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan, job=job, meet=meet)
     opening: list[tuple[Collective, str]] = []
@@ -220,7 +220,7 @@ def backend_of(
         if channel.engine is None or requests is None:
             send_leave(whole, sites)
             fail("CP0830", "plans with servers need the MPI engine, which is not available here", file=file)
-        service = Service(requests, whole, sites, server_names(schedule), order, file)
+        service = MpiService(requests, whole, sites, server_names(schedule), order, file)
     spread = spreads(schedule)
     return MpiBackend(sizes, channel, spread, file, order=order, service=service, opening=tuple(opening))
 

@@ -24,7 +24,7 @@ import numpy as np
 from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
-from commplan.lowering.jax.backend import BufferLayout, Run
+from commplan.lowering.jax.backend import BufferLayout, BufferRun
 from commplan.lowering.jax.collectives.bitcast import from_ordered, to_ordered
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
@@ -400,7 +400,7 @@ def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Ar
 def _in_slots(blocks: Sequence[int], size: int) -> BufferLayout:
     """The layout of a buffer whose slots hold these equal blocks of one array of `size` elements."""
     length = size // len(blocks)
-    runs = tuple(Run(slot * length, 0, block * length, length) for slot, block in enumerate(blocks))
+    runs = tuple(BufferRun(slot * length, 0, block * length, length) for slot, block in enumerate(blocks))
     return BufferLayout(size, runs, ((size,),))
 
 

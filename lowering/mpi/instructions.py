@@ -73,7 +73,7 @@ class Instructions:
     rounds: tuple[int, ...] = ()
 
 
-class Transfer(NamedTuple):
+class PieceTransfer(NamedTuple):
     """A piece that this rank sends (`outgoing`) or receives: elements `lo` to `hi` - 1 of the slots."""
 
     outgoing: bool
@@ -84,14 +84,14 @@ class Transfer(NamedTuple):
     hi: int
 
 
-def transfers(program: ChunkProgram, rank: int, bounds: Ints, piece: int) -> Iterator[list[Transfer]]:
+def transfers(program: ChunkProgram, rank: int, bounds: Ints, piece: int) -> Iterator[list[PieceTransfer]]:
     """The transfers of `rank` in each round, in pieces of at most `piece` elements.
 
     Both ends of a transfer cut and number its messages in the same way: a number identifies a message.
     """
     counts: dict[tuple[bool, int], int] = {}
     for sends in program.rounds:
-        transfers_of_round: list[Transfer] = []
+        transfers_of_round: list[PieceTransfer] = []
         for send in sends:
             for outgoing, peer, lo, hi in of_rank(send, rank, bounds):
                 pieces = -(-(hi - lo) // piece)
@@ -99,7 +99,7 @@ def transfers(program: ChunkProgram, rank: int, bounds: Ints, piece: int) -> Ite
                 counts[outgoing, peer] = first + pieces
                 cuts = [lo + (hi - lo) * i // pieces for i in range(pieces)] + [hi]
                 transfers_of_round += (
-                    Transfer(outgoing, send.reduce, peer, first + i, cuts[i], cuts[i + 1])
+                    PieceTransfer(outgoing, send.reduce, peer, first + i, cuts[i], cuts[i + 1])
                     for i in range(pieces)
                 )
         yield transfers_of_round
@@ -139,7 +139,7 @@ class _Builder:
     """
 
     def __init__(
-        self, program: ChunkProgram, rank: int, bounds: Ints, itemsize: int, rounds: list[list[Transfer]]
+        self, program: ChunkProgram, rank: int, bounds: Ints, itemsize: int, rounds: list[list[PieceTransfer]]
     ) -> None:
         self.kind, self.itemsize, self.rounds = program.kind, itemsize, rounds
         chunks = program.chunks // program.ranks if program.kind in BLOCKED else 0
@@ -203,9 +203,9 @@ class _Builder:
             if self.home == OUTPUT and i not in last:
                 yield self.edges[u] * self.itemsize, (self.edges[u + 1] - self.edges[u]) * self.itemsize
 
-    def _last_arrivals(self) -> dict[int, Transfer]:
+    def _last_arrivals(self) -> dict[int, PieceTransfer]:
         """For each unit of this rank's block, the transfer that brings its last value."""
-        last: dict[int, Transfer] = {}
+        last: dict[int, PieceTransfer] = {}
         if self.home == SCRATCH:
             for now in self.rounds:
                 for t in now:
@@ -216,14 +216,14 @@ class _Builder:
     def _units(self, lo: int, hi: int) -> range:
         return range(self.unit[lo], self.unit[hi])
 
-    def _send(self, t: Transfer) -> None:
+    def _send(self, t: PieceTransfer) -> None:
         place = self._gathered(t.lo, t.hi)
         i = self._add(SEND, t.lo, t.hi, t, src=place)
         if place != INPUT:
             for u in self._units(t.lo, t.hi):
                 self.readers[u].append((i, place))
 
-    def _receive(self, t: Transfer, final: dict[int, Transfer]) -> None:
+    def _receive(self, t: PieceTransfer, final: dict[int, PieceTransfer]) -> None:
         units = self._units(t.lo, t.hi)
         to = OUTPUT if all(final.get(u) is t for u in units) else self.home
         if self.kind == "swap" and OUTPUT in {self.place[u] for u in units}:
@@ -262,7 +262,14 @@ class _Builder:
         return runs
 
     def _add(
-        self, kind: int, lo: int, hi: int, t: Transfer | None = None, *, src: int | None = None, dst: int = -1
+        self,
+        kind: int,
+        lo: int,
+        hi: int,
+        t: PieceTransfer | None = None,
+        *,
+        src: int | None = None,
+        dst: int = -1,
     ) -> int:
         """Append an instruction on elements lo to hi that waits for the producers of its operands."""
         i, units = len(self.code), self._units(lo, hi)

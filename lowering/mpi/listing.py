@@ -18,7 +18,7 @@ _ISSUING = (
 _OPS = ((MPI.SUM, "sum"), (MPI.MAX, "max"), (MPI.MIN, "min"), (MPI.PROD, "prod"))
 
 
-class Listed(NamedTuple):
+class ListedCollective(NamedTuple):
     """A collective of a traced function.
 
     Attributes:
@@ -36,7 +36,7 @@ class Listed(NamedTuple):
     planned: bool = False
 
 
-def collectives_of(jaxpr: Any, channel: Channel) -> Iterator[Listed]:
+def collectives_of(jaxpr: Any, channel: Channel) -> Iterator[ListedCollective]:
     """The collectives of `jaxpr` and of the functions that it calls, in order.
 
     A collective in a loop body is listed once; all branches of a conditional are listed. Messages between two
@@ -52,16 +52,16 @@ def collectives_of(jaxpr: Any, channel: Channel) -> Iterator[Listed]:
                 reduction = f"({spec.op})" if spec.kind in REDUCING else ""
                 text = f"{spec.kind}{reduction} {array} over {', '.join(axes)}"
                 text += (f" from {spec.root}" if spec.root else "") + f" by {spec.algorithm}{loops}"
-                yield Listed(text, scope, groups.comm, groups.along(axes), groups is channel.groups)
+                yield ListedCollective(text, scope, groups.comm, groups.along(axes), groups is channel.groups)
         elif name.endswith("_mpi") and name not in _BETWEEN_TWO:
             yield _of_mpi4jax(equation, scope, loops)
 
 
-def _of_mpi4jax(equation: Any, scope: str, around: str) -> Listed:
+def _of_mpi4jax(equation: Any, scope: str, around: str) -> ListedCollective:
     params = {key: getattr(value, "wrapped", value) for key, value in equation.params.items()}
     op = next((name for op, name in _OPS if op == params.get("op")), "op" if "op" in params else "")
     options = ", ".join(filter(None, (op, f"root {params['root']}" if "root" in params else "")))
     arrays = " ".join(typed(str(x.aval.dtype), x.aval.shape) for x in equation.invars)
     text = f"mpi4jax.{equation.primitive.name.removesuffix('_mpi')}({options}) {arrays}".rstrip()
     comm = params["comm"]
-    return Listed(f"{text}{around}", scope, comm, tuple(range(comm.Get_size())))
+    return ListedCollective(f"{text}{around}", scope, comm, tuple(range(comm.Get_size())))

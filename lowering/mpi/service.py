@@ -93,7 +93,7 @@ def requests_of(
     return Requests(library, channel, watch, answers[0][2])
 
 
-class Service:
+class MpiService:
     """Implements `lowering.jax.servers.Service` over MPI.
 
     Args:
@@ -298,7 +298,7 @@ def why_ending() -> str:
     return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else ""
 
 
-_open: weakref.WeakSet[Service] = weakref.WeakSet()
+_open: weakref.WeakSet[MpiService] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_open.clear)
 os.register_at_fork(after_in_child=_departing.clear)
 

@@ -55,14 +55,14 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProgramChoice:
     """A program for the ranks along the axes, and the bytes per message (`piece`)."""
 
     program: ChunkProgram
     piece: int
 
 
-def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | None:
+def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> ProgramChoice | None:
     """The program of `spec` for slots of `size` elements; None for MPI's own collective.
 
     MPI's own collectives cannot count blocks of 2 GiB or more. They are replaced by a ring, and a swap by a
@@ -73,7 +73,7 @@ def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | Non
     """
     nbytes, kind = size * itemsize, spec.kind
     if kind == "shift":
-        return Choice(_shift(groups.ways(spec.axes or ()), spec.root), message(nbytes, spec.chunk))
+        return ProgramChoice(_shift(groups.ways(spec.axes or ()), spec.root), message(nbytes, spec.chunk))
     if spec.algorithm.name == NATIVE.name or kind == "all_to_all":
         in_blocks = kind in IN_BLOCKS or kind == "all_to_all"  # others are passed to MPI in parts
         if not in_blocks or nbytes // groups.ways(spec.axes or ()) <= COUNTED:
@@ -88,10 +88,10 @@ def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | Non
     program = programs.program_named(
         spec.algorithm.name, kind, groups.ways(axes), spec.root, nbytes, spec.chunk, levels
     )
-    return Choice(program, message(nbytes / program.chunks, spec.chunk))
+    return ProgramChoice(program, message(nbytes / program.chunks, spec.chunk))
 
 
-def _without_native(level: programs.Level, kind: Kind) -> programs.Level:
+def _without_native(level: programs.HierarchyLevel, kind: Kind) -> programs.HierarchyLevel:
     """Replace a native level by a program: only then do the phases of a hierarchy overlap.
 
     hierarchical(gpu, node = chain)  -->  hierarchical(gpu = ring, node = chain)

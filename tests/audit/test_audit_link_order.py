@@ -18,10 +18,10 @@ from commplan.lowering.jax import _jit
 from commplan.lowering.jax._jit import PROFILE
 from commplan.lowering.jax.collectives import native
 from commplan.lowering.jax.latency_profile import LatencyProfile
-from commplan.lowering.jax.link_order import Link, in_order, link_order
+from commplan.lowering.jax.link_order import SharedLink, in_order, link_order
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
-FIRST, SECOND, BUCKET = Link(), Link(number=1), Link("b0")
+FIRST, SECOND, BUCKET = SharedLink(), SharedLink(number=1), SharedLink("b0")
 
 
 def asynchronous(line: str, kind: str) -> list[str]:
@@ -83,7 +83,9 @@ def kinds(module: Any) -> list[str]:
         ([BUCKET, FIRST, SECOND], [*["all_reduce"] * 2, "barrier", *["all_to_all"] * 2]),
     ],
 )
-def test_barriers_hold_the_order_and_change_no_value(order: Sequence[Link], expected: list[str]) -> None:
+def test_barriers_hold_the_order_and_change_no_value(
+    order: Sequence[SharedLink], expected: list[str]
+) -> None:
     seen: list[Any] = []
 
     def recompile(_: Any, again: Any) -> Any:
@@ -109,9 +111,9 @@ def test_what_waits_by_itself_needs_no_barrier() -> None:
 
 @pytest.mark.parametrize(
     ("after", "order"),
-    [(True, [BUCKET, FIRST, SECOND]), (False, [FIRST, BUCKET]), (False, [FIRST, SECOND, Link("b1")])],
+    [(True, [BUCKET, FIRST, SECOND]), (False, [FIRST, BUCKET]), (False, [FIRST, SECOND, SharedLink("b1")])],
 )
-def test_an_order_that_the_step_cannot_have_is_left(after: bool, order: Sequence[Link]) -> None:
+def test_an_order_that_the_step_cannot_have_is_left(after: bool, order: Sequence[SharedLink]) -> None:
     left: list[Any] = []
 
     def recompile(plain: Any, again: Any) -> Any:

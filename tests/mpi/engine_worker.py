@@ -24,7 +24,7 @@ from commplan.collectives.program import KINDS as PROGRAMMED
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType
-from commplan.lowering.jax.backend import BufferLayout, Run
+from commplan.lowering.jax.backend import BufferLayout, BufferRun
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import KINDS, NATIVE, Spec, choice
@@ -165,7 +165,7 @@ def laid(cuts: tuple[int, ...], gap: int, rows: int) -> BufferLayout:
     width = sum(cuts) + gap
     begins = np.cumsum([0, *cuts]).tolist()
     runs = [
-        Run(row * width + begins[i], i, row * size, size)
+        BufferRun(row * width + begins[i], i, row * size, size)
         for row in range(rows)
         for i, size in enumerate(cuts)
     ]

@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from commplan.cost.network.link_traffic import Pattern, Step
+from commplan.cost.network.link_traffic import Pattern, RoundTraffic
 from commplan.cost.network.network import Floats, Network
 
 SIMULATED_SLICES = 48  # maximum number of simulated slices; others are extrapolated
@@ -109,7 +109,7 @@ def _all_scalars(pattern: Pattern, network: Network, piece: float) -> list[_Scal
     return scalars
 
 
-def _scalars(step: Step, network: Network, piece: float) -> _Scalars:
+def _scalars(step: RoundTraffic, network: Network, piece: float) -> _Scalars:
     """Seconds on the links of each level, seconds of a message alone, and seconds after its arrival."""
     lanes = step.lanes
     busy = lanes.per_level * piece / network.bandwidths
@@ -118,7 +118,7 @@ def _scalars(step: Step, network: Network, piece: float) -> _Scalars:
     return loads, float(alone.max()), float(after.mean())
 
 
-def _per_transfer(step: Step, network: Network, piece: float) -> tuple[Floats, Floats]:
+def _per_transfer(step: RoundTraffic, network: Network, piece: float) -> tuple[Floats, Floats]:
     """For each transfer: its seconds without others, and the seconds from its last byte to usable data."""
     level = step.lanes.level
     slowest = np.minimum.accumulate(network.bandwidths)
@@ -131,7 +131,7 @@ def _per_transfer(step: Step, network: Network, piece: float) -> tuple[Floats, F
 class _StepTimes:
     """Properties of a step that depend on sizes and network, but not on the slice."""
 
-    def __init__(self, step: Step, pattern: Pattern, network: Network, piece: float) -> None:
+    def __init__(self, step: RoundTraffic, pattern: Pattern, network: Network, piece: float) -> None:
         lanes = step.lanes
         self.step, self.used = step, lanes.used
         self.columns, self.single, self.once = step.columns, step.is_single, step.gives_once
@@ -220,7 +220,7 @@ def _sparse(pattern: Pattern, network: Network, piece: float, slices: int) -> fl
     return max(max(slots) for slots in ready)
 
 
-def _listed(step: Step, times: _StepTimes) -> tuple[list[_Message], _Links]:
+def _listed(step: RoundTraffic, times: _StepTimes) -> tuple[list[_Message], _Links]:
     """The messages of a round, and the links that they use, each with its messages."""
     lanes, bounds = step.lanes, [*step.begins.tolist(), len(step.takes)]
     used: list[int] = lanes.used.tolist()

@@ -44,7 +44,7 @@ class Lanes:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class RoundTraffic:
     """One round: its messages between the ranks of the first group.
 
     A message from `src` to `dst` [t] contains `size` chunks [t], of which `reduced` are added. `takes` and
@@ -113,7 +113,7 @@ class Pattern:
 
     ranks: int
     chunks: int
-    steps: tuple[Step, ...]
+    steps: tuple[RoundTraffic, ...]
     level_of: Ints
     load: Floats
     own: bool
@@ -169,7 +169,7 @@ def _step(
     network: Network,
     first: Ints,
     lanes_by_key: dict[tuple[bytes, ...], Lanes],
-) -> Step | None:
+) -> RoundTraffic | None:
     parts = [part for part in transfers if len(part.src)]
     if not parts:
         return None
@@ -188,7 +188,7 @@ def _step(
         lanes_by_key[key] = _lanes(src, dst, size.astype(np.float64), layout, network, first)
     takes = _runs(src[of] * program.chunks + chunk, count)
     gives = _runs(dst[of] * program.chunks + chunk, count)
-    return Step(
+    return RoundTraffic(
         src, dst, size, reduced, takes, gives, np.repeat(of, count), np.cumsum(size) - size, lanes_by_key[key]
     )
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from commplan.collectives.program import Ints
-from commplan.cost.network.link_traffic import Pattern, Step
+from commplan.cost.network.link_traffic import Pattern, RoundTraffic
 from commplan.cost.network.max_min import max_min
 from commplan.cost.network.network import Network
 
@@ -90,7 +90,7 @@ def _fair_rates(
     return tuple(rates)
 
 
-def _slots(indices: Ints, step: Step, message: int) -> list[int]:
+def _slots(indices: Ints, step: RoundTraffic, message: int) -> list[int]:
     return [int(slot) for slot in indices[step.message == message]]
 
 

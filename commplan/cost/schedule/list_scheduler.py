@@ -21,7 +21,7 @@ TINY = 1e-15  # seconds
 
 
 @dataclass(frozen=True)
-class Task:
+class LaneTask:
     """A task.
 
     Attributes:
@@ -50,13 +50,13 @@ class TaskTiming:
     cause: int | None
 
 
-def run_tasks(tasks: Sequence[Task]) -> tuple[TaskTiming, ...]:
+def run_tasks(tasks: Sequence[LaneTask]) -> tuple[TaskTiming, ...]:
     """Run all tasks. Each task must come after the tasks that it depends on."""
     return _Simulation(tasks).run()
 
 
 class _Simulation:
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[LaneTask]) -> None:
         self.tasks = tasks
         self.now = 0.0
         self.start: list[float | None] = [None] * len(tasks)

@@ -19,7 +19,7 @@ from commplan.lowering.jax.collectives.bitcast import as_bits
 from commplan.lowering.jax.ops import mask_to_root, pad
 from commplan.lowering.jax.primitives import assume_same
 from commplan.lowering.jax.typing_shim import jnp, lax
-from commplan.lowering.programs import NATIVE, Level, by_level, members, program_at
+from commplan.lowering.programs import NATIVE, HierarchyLevel, by_level, members, program_at
 
 Array = Any
 
@@ -29,7 +29,7 @@ class HierarchicalCollective:
     """The collective `op` over `ranks` ranks; `levels` are innermost first."""
 
     op: Collective
-    levels: tuple[Level, ...]
+    levels: tuple[HierarchyLevel, ...]
     ranks: int
     platform: str
     file: str = ""
@@ -77,11 +77,11 @@ class HierarchicalCollective:
 
     # native collectives of one level
 
-    def _reduce_scatter(self, flat: Array, level: Level) -> Array:
+    def _reduce_scatter(self, flat: Array, level: HierarchyLevel) -> Array:
         axes, groups = self._groups(level)
         return lax.psum_scatter(flat, axes, tiled=True, axis_index_groups=groups)
 
-    def _all_gather(self, flat: Array, level: Level) -> Array:
+    def _all_gather(self, flat: Array, level: HierarchyLevel) -> Array:
         axes, groups = self._groups(level)
 
         def gather(moved: Array) -> Array:
@@ -91,13 +91,13 @@ class HierarchicalCollective:
 
         return as_bits(gather, flat) if self.platform == "cpu" else gather(flat)
 
-    def _all_reduce(self, flat: Array, level: Level) -> Array:
+    def _all_reduce(self, flat: Array, level: HierarchyLevel) -> Array:
         axes, groups = self._groups(level)
         if groups is None:
             return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[self.op.op or "sum"](flat, axes)
         return subgroups.all_reduce(flat, axes, groups, self.op.op or "sum")
 
-    def _broadcast(self, flat: Array, level: Level) -> Array:
+    def _broadcast(self, flat: Array, level: HierarchyLevel) -> Array:
         axes, groups = self._groups(level)
         root = level.place(self.op.root or 0)
         if groups is None:
@@ -111,7 +111,7 @@ class HierarchicalCollective:
 
         return as_bits(from_root, flat, always=True)
 
-    def _program(self, kind: Kind, flat: Array, level: Level) -> Array:
+    def _program(self, kind: Kind, flat: Array, level: HierarchyLevel) -> Array:
         whole = flat.nbytes * (level.ranks if kind == "all_gather" else 1)
         program = program_at(level, kind, self.op, whole, self.file)
         axes, _ = self._groups(level)
@@ -123,7 +123,7 @@ class HierarchicalCollective:
         scattered = kind == "reduce_scatter" or level.axis is None
         return result if scattered else assume_same(result, axes)
 
-    def _groups(self, level: Level) -> tuple[tuple[str, ...], list[list[int]] | None]:
+    def _groups(self, level: HierarchyLevel) -> tuple[tuple[str, ...], list[list[int]] | None]:
         if level.axis is not None:
             return (level.axis,), None
         return self.op.axes, members(level, self.ranks).tolist()

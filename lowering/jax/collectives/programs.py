@@ -20,7 +20,7 @@ from commplan.collectives.program import REDUCING, Bools, ChunkProgram, Ints
 from commplan.lowering.jax.collectives import native
 from commplan.lowering.jax.collectives.bitcast import as_bits, to_bits
 from commplan.lowering.jax.typing_shim import jnp, lax
-from commplan.lowering.permutes import Move, Part, Step, stretches
+from commplan.lowering.permutes import Permute, PermutePart, PermuteRound, stretches
 from commplan.lowering.permutes import steps as steps_of
 
 Array = Any
@@ -119,13 +119,13 @@ class _Rank:
         self.op = op
         self.on_cpu = on_cpu
 
-    def round(self, slots: Array, last: Array | None, step: Step) -> tuple[Array, Array]:
+    def round(self, slots: Array, last: Array | None, step: PermuteRound) -> tuple[Array, Array]:
         """Run one round. Returns the slots after it, and the last received window."""
         return self._round(
             slots, last, step, [[self._row(part) for part in move.parts] for move in step.moves]
         )
 
-    def rounds(self, slots: Array, last: Array | None, steps: Sequence[Step]) -> tuple[Array, Array]:
+    def rounds(self, slots: Array, last: Array | None, steps: Sequence[PermuteRound]) -> tuple[Array, Array]:
         """Run rounds that differ only in their tables as a loop."""
         first = steps[0]
         rows = [
@@ -141,19 +141,19 @@ class _Rank:
             last = _window(slots, 0, first.moves[-1].parts[-1].length)
         return lax.fori_loop(0, len(steps), body, (slots, last))
 
-    def _row(self, part: Part) -> _Row:
+    def _row(self, part: PermutePart) -> _Row:
         """This rank's entries in the tables; plain numbers if they are the same on all ranks."""
         return _Row(
             *(t[0].item() if (t == t[0]).all() else jnp.asarray(_narrow(t))[self.place] for t in part.tables)
         )
 
-    def _rows(self, steps: Sequence[Part]) -> _Row:
+    def _rows(self, steps: Sequence[PermutePart]) -> _Row:
         """`_row` for several rounds, with a leading dimension."""
         tables = zip(*(part.tables for part in steps), strict=True)
         return _Row(*(jnp.asarray(_narrow(np.stack(each, 1)))[self.place] for each in tables))
 
     def _round(
-        self, slots: Array, last: Array | None, step: Step, rows: Sequence[Sequence[_Row]]
+        self, slots: Array, last: Array | None, step: PermuteRound, rows: Sequence[Sequence[_Row]]
     ) -> tuple[Array, Array]:
         """All sends are read before anything is written."""
         arrived = [
@@ -168,11 +168,11 @@ class _Rank:
                     slots = last if whole else lax.dynamic_update_slice(slots, last, (entries.put,))
         return slots, last
 
-    def _read(self, slots: Array, move: Move, row: Sequence[_Row]) -> list[Array]:
+    def _read(self, slots: Array, move: Permute, row: Sequence[_Row]) -> list[Array]:
         parts = zip(move.parts, row, strict=True)
         return [_window(slots, entries.take, part.length) for part, entries in parts]
 
-    def _transfer(self, windows: Sequence[Array], move: Move) -> list[Array]:
+    def _transfer(self, windows: Sequence[Array], move: Permute) -> list[Array]:
         """The windows that this rank receives; zeros if no rank sends to it."""
         message = windows[0] if len(windows) == 1 else jnp.concatenate(windows)
         members = self.groups.members
@@ -184,7 +184,7 @@ class _Rank:
         ends = itertools.accumulate(part.length for part in move.parts)
         return [message[end - part.length : end] for part, end in zip(move.parts, ends, strict=True)]
 
-    def _merge(self, slots: Array, message: Array, part: Part, entries: _Row) -> Array:
+    def _merge(self, slots: Array, message: Array, part: PermutePart, entries: _Row) -> Array:
         """The content of the window after `message` has arrived."""
         old = _window(slots, entries.put, part.length)
         new = message

@@ -16,7 +16,7 @@ from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.taps import COPY_NBYTES
 
 if TYPE_CHECKING:  # these modules import this one
-    from commplan.lowering.jax.backend import BufferLayout, Run
+    from commplan.lowering.jax.backend import BufferLayout, BufferRun
 
 Array = Any
 
@@ -47,7 +47,7 @@ def is_enabled() -> bool:
 class Piece(NamedTuple):
     """A run of the operand buffer, and the index of the result array that it becomes."""
 
-    run: Run
+    run: BufferRun
     result: int
 
 
@@ -78,7 +78,7 @@ def operands(xs: Sequence[Array], cut: Sequence[Piece]) -> tuple[list[Array], li
     return [array(group) for group in groups], groups
 
 
-def part(xs: Sequence[Array], run: Run) -> Array:
+def part(xs: Sequence[Array], run: BufferRun) -> Array:
     """The elements of `run`: the whole array unchanged, or a flat slice of it."""
     x = xs[run.array]
     return x if run.size == x.size else x.reshape(-1)[run.start : run.start + run.size]

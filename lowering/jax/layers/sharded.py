@@ -55,7 +55,7 @@ class Layer:
 
 
 @dataclass
-class Window:
+class GatherWindow:
     """Gathered weights that have not been used yet, by layer. `last` is the layer that was gathered last.
 
     Gathers are ordered, so that XLA does not combine those of different layers.
@@ -86,7 +86,7 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
     kind_of = [list(consts).index(id(layer.vjp)) for layer in layers]
 
     def forward(consts: Any, shards: Sequence[Arrays], x: Arrays, *, keeps: bool) -> tuple[Any, Any]:
-        window, residuals = Window(layers, shards), list[Arrays]()
+        window, residuals = GatherWindow(layers, shards), list[Arrays]()
         weights: Arrays = ()
         for number, layer in enumerate(layers):
             for ahead in range(number, min(number + prefetch, last) + 1):
@@ -104,7 +104,7 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
         consts, shards, saved, weights = residuals
         cotangents = without_float0(cotangents)
-        window = Window(layers, shards, {last: weights}, last)
+        window = GatherWindow(layers, shards, {last: weights}, last)
         gradients: list[Arrays] = [[] for _ in range(len(layers) + SCATTERS_IN_FLIGHT)]
         of_consts: list[Any] = [None for _ in consts]
         for number in reversed(range(len(layers))):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.lowering.jax.jaxprs import Program, traced
+from commplan.lowering.jax.jaxprs import JaxprProgram, traced
 from commplan.lowering.jax.pytree import Structure
 from commplan.lowering.jax.typing_shim import jax, jnp
 
@@ -37,9 +37,9 @@ class LayerVjp:
     structure: Structure
     types: tuple[Any, ...]
     needs_weights: bool
-    _plain: Program  # consts and arguments -> y
-    _forward: Program  # consts, weights, x -> y and the stored residuals
-    _recompute: Program  # consts, weights -> the other residuals
+    _plain: JaxprProgram  # consts and arguments -> y
+    _forward: JaxprProgram  # consts, weights, x -> y and the stored residuals
+    _recompute: JaxprProgram  # consts, weights -> the other residuals
     _is_stored: tuple[bool, ...]
     _vjp: Structure
 

@@ -23,7 +23,7 @@ CPUINFO = Path("/proc/cpuinfo")
 LEVELS = {"x86-64-v3": frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})}
 
 
-class Target(msgspec.Struct, frozen=True):
+class EngineTarget(msgspec.Struct, frozen=True):
     """The platform that an engine is compiled for."""
 
     mpi: str  # the result of MPI_Get_library_version
@@ -35,10 +35,10 @@ class Target(msgspec.Struct, frozen=True):
         return f"{self.mpi.split(',')[0]}, XLA FFI {self.ffi}, {self.level or self.machine}"
 
 
-def target() -> Target | None:
+def target() -> EngineTarget | None:
     """The target of the engine in this package; None if the package has none."""
     try:
-        return io.decode_json(io.read(DESCRIPTION), Target)
+        return io.decode_json(io.read(DESCRIPTION), EngineTarget)
     except (OSError, ValueError):
         return None
 
@@ -54,7 +54,7 @@ def engine(mpi: str, include: str) -> Path | None:
     if built is None:
         return None
     version = ffi_version(include)
-    if not version or built != Target(mpi, version, platform.machine(), built.level):
+    if not version or built != EngineTarget(mpi, version, platform.machine(), built.level):
         return None
     return ENGINE if built.level is None or built.level in levels() else None
 

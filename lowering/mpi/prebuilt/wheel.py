@@ -20,7 +20,7 @@ import msgspec
 
 from commplan.lowering.jax.typing_shim import jax
 from commplan.lowering.mpi import build
-from commplan.lowering.mpi.prebuilt import DESCRIPTION, ENGINE, Target, ffi_version, levels
+from commplan.lowering.mpi.prebuilt import DESCRIPTION, ENGINE, EngineTarget, ffi_version, levels
 from commplan.lowering.mpi.typing_shim import MPI
 
 # Not MPI's compiler wrapper, which would store the local path of the library in the engine.
@@ -36,7 +36,9 @@ def compiled_wheel(wheel: Path) -> Path:
     """
     vendor, numbers = MPI.get_vendor()
     level = next(iter(levels()), None)
-    description = Target(build.mpi_version(), ffi_version(jax.ffi.include_dir()), platform.machine(), level)
+    description = EngineTarget(
+        build.mpi_version(), ffi_version(jax.ffi.include_dir()), platform.machine(), level
+    )
     with tempfile.TemporaryDirectory() as folder:
         _wheel("unpack", str(wheel), "--dest", folder)
         (tree,) = Path(folder).iterdir()  # must run before the folder contains other files
