@@ -37,8 +37,8 @@ from commplan.recorder.lane import Lane
 from commplan.runtime.input.cache import table
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring.words import Shape
-from commplan.runtime.param_server.checkpoint import Keep
-from commplan.runtime.param_server.event_log import Recorder, about, recorded
+from commplan.runtime.param_server.checkpoint import Checkpoint
+from commplan.runtime.param_server.event_log import Recorder, log_header, read_events
 from commplan.topology import load_topology
 from tests.support.server_jobs import Job
 
@@ -247,7 +247,7 @@ def _job() -> Any:
 
 @functools.cache
 def _recordings() -> tuple[bytes, ...]:
-    recorder = Recorder(_here() / "x.order", about(_job().sites, 0))
+    recorder = Recorder(_here() / "x.order", log_header(_job().sites, 0))
     for number in range(40):
         recorder.add(number % 2, 16 + number % 3)
         if number % 10 == 9:
@@ -257,7 +257,7 @@ def _recordings() -> tuple[bytes, ...]:
 
 
 def _read_recording(path: Path) -> int:
-    list(recorded(path, about(_job().sites, 0)))
+    list(read_events(path, log_header(_job().sites, 0)))
     return 0
 
 
@@ -271,7 +271,7 @@ def _repair_recording(rng: random.Random, data: bytes) -> bytes:
 
 @functools.cache
 def _checkpoints() -> tuple[bytes, ...]:
-    keep = Keep(_here() / "kept", _job().drivers[0].store, 0)
+    keep = Checkpoint(_here() / "kept", _job().drivers[0].store, 0)
     for cell, kept in keep.store:
         kept.slots = [np.zeros(kept.unit.size, dtype.numpy_name) for dtype in kept.dtypes]
         kept.scalars = [np.zeros((), dtype.numpy_name) for dtype in kept.scalar_dtypes]
@@ -282,7 +282,7 @@ def _checkpoints() -> tuple[bytes, ...]:
 
 
 def _read_checkpoint(path: Path) -> int:
-    keep = Keep(path.parent, _job().drivers[0].store, 0)
+    keep = Checkpoint(path.parent, _job().drivers[0].store, 0)
     if keep.found:
         keep.load()
         for cell, kept in keep.store:

@@ -22,10 +22,10 @@ from commplan.protocol.build_sites import sites as survey
 from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, receives, sends, sent
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.driver import Driver
-from commplan.runtime.param_server.event_log import LOST, Recorder, about, recorded
+from commplan.runtime.param_server.event_log import LOST, Recorder, log_header, read_events
 from commplan.runtime.param_server.mailbox import Mail
-from commplan.runtime.param_server.routing import Desks
-from commplan.runtime.param_server.serve import SORRY, Serving
+from commplan.runtime.param_server.routing import RoutingTable
+from commplan.runtime.param_server.serve import ABORT, ServerLoop
 from commplan.runtime.run import known_structures
 
 Array = Any
@@ -39,14 +39,16 @@ class Made:
 
     case: Case
     sites: Sites
-    desks: tuple[Desks, ...]
+    desks: tuple[RoutingTable, ...]
 
 
 def made(case: Case) -> Made:
     compiled = program(case)
     sites = survey(compiled.schedule)
     structures = known_structures(compiled)
-    desks = [Desks(compiled.schedule, sites, k, functions(case), structures) for k in range(sites.servers)]
+    desks = [
+        RoutingTable(compiled.schedule, sites, k, functions(case), structures) for k in range(sites.servers)
+    ]
     return Made(case, sites, tuple(desks))
 
 
@@ -60,7 +62,7 @@ class Ends:
     lost: tuple[int, ...]
 
 
-class Silent(Serving):
+class Silent(ServerLoop):
     """A server that tells nobody what happens."""
 
     def say(self, event: str) -> None:
@@ -92,7 +94,7 @@ class Wires:
         if worker >= len(self.inbox):
             mail = Mail(len(self.inbox) + self.number, tag, array.view(np.uint8))
             self.beside.append((worker - len(self.inbox), mail))
-        elif tag == SORRY:
+        elif tag == ABORT:
             self.sorry.add(worker)
         else:
             self.inbox[worker].setdefault(tag, deque()).append(np.array(array).reshape(-1))
@@ -126,9 +128,9 @@ class Job:
         for k, serving in enumerate(self.serving):
             path = folder / f"{k}.order"
             if replay:
-                serving.follow(recorded(path, about(self.sites, k)))
+                serving.follow(read_events(path, log_header(self.sites, k)))
             else:
-                serving.recorder = Recorder(path, about(self.sites, k))
+                serving.recorder = Recorder(path, log_header(self.sites, k))
                 self.recorders.append(serving.recorder)
         self.weights: list[list[str]] = [[] for _ in workers]
         self.asking: dict[int, Site | None] = dict.fromkeys(workers)

@@ -55,7 +55,7 @@ from commplan.runtime.machines.rank_calls import RankCalls
 from commplan.runtime.machines.server import Serving
 from commplan.runtime.observe.abort_hook import alike, watch
 from commplan.runtime.observe.peers import Peer
-from commplan.runtime.param_server.startup_guard import expect
+from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
 
 Array = Any
@@ -315,7 +315,7 @@ def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
         workers = meet.among(range(roles.workers))
         backend = backend_of(schedule, part, roles, own, requests, bound_s, workers)
         return _worker(comm, part, backend, schedule.file, bound_s, workers)
-    expect(own, roles)
+    expect_serving(own, roles)
     name = server_names(schedule)[server]
     return Serving(comm, own, roles, server, name, schedule.file, requests and requests.watch)
 

@@ -1,7 +1,8 @@
-"""What a server process does while training runs: it keeps states, sums, updates and answers.
+"""The server process of a parameter server: it stores states, adds gradients, updates states and answers
+requests.
 
-`commplan.protocol` says which messages there are and what a server does with them; `driver` carries that
-out on the arrays of `store`, `serve` brings it what arrives through a `mailbox`, `routing` says which unit
-lies where. `checkpoint` writes the states (not the sums of an unfinished update) after each change and
-before its answer.
+- `commplan.protocol` defines the messages, and the state machine of a server.
+- `driver` carries out its effects on the arrays of `store`; `routing` maps tags to units.
+- `serve` is the loop of the process, and `mailbox` its messages over MPI.
+- `checkpoint` writes each changed state before it is answered. Sums of unfinished updates are not written.
 """

@@ -1,13 +1,13 @@
-"""What a server keeps in a file, so that a killed one loses nothing that a worker was told of.
+"""The checkpoint file of a server. A killed server loses no update that a worker received an answer for.
 
-Every unit of every state has two places in the file, and is written to them in turn before anything of its
-new value is said to anyone: whenever the process is killed, one of the two is whole, and the newest whole one
-is what counts. The file does not grow. A process that dies loses nothing of what it has written; a machine
-that loses power may, but for what was on the disk when `every_s` last passed.
+Every unit of every state has two places in the file. New values are written to them alternately, before any
+worker receives an answer. If the process is killed, at least one of the two is complete, and the newest
+complete one is used. The file does not grow. Written values survive the death of the process. If the machine
+loses power, values survive that were written before the last fsync (`every_s`).
 
-The file begins with a line of text and one of JSON that says of which plan and server it is; from the next
-page on stand the places: version, updates, bytes and CRC-32 (u64 u64 u64 u32), and from the 64th byte on the
-slots of the unit one after another, and its scalars.
+The file begins with a line of text and a line of JSON, which identifies the plan and the server. The places
+begin on the next page. Each has version, updates, bytes and CRC-32 (u64 u64 u64 u32), and from byte 64 on the
+slots of the unit and its scalars.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from commplan.ir.types import Digest, Name
 from commplan.protocol.sites import Sites
 from commplan.runtime.input.layout import aligned
 from commplan.runtime.input.sources.record_convert import numpy_dtype
-from commplan.runtime.param_server.store import Array, Cell, Kept, Store, raw
+from commplan.runtime.param_server.store import Array, Shard, StateCell, Store, raw
 from commplan.wait import Wait, joined
 
 _FORMAT = b"commplan states of a server "
 _MAGIC = _FORMAT + b"2\n"
 _PAGE, _PLACE = 4096, 64
-_MOST = 2**62  # of versions and updates
-_SYNCED_S = 60.0  # in which a disk takes what was written
+_MOST = 2**62  # upper limit of versions and updates
+_SYNCED_S = 60.0  # timeout of an fsync
 _HEAD = struct.Struct("<QQQI")
-_OTHER = "go on from another copy of the folder, or begin with an empty one"
+_RESTORE_FIX = "restore the folder from another copy, or start with an empty one"
 
 
-class About(msgspec.Struct, frozen=True):
-    """Of what a file is. digest: of the states' layouts on this server. states: for who reads the file."""
+class CheckpointHeader(msgspec.Struct, frozen=True):
+    """Identifies a checkpoint file; `digest` is that of the states' layouts on this server."""
 
     digest: Digest
     server: int
     states: tuple[Name, ...]
 
 
-class Found(NamedTuple):
-    """What stands in a place."""
+class StoredCopy(NamedTuple):
+    """The content of a place."""
 
     version: int
     updates: int
@@ -61,42 +61,49 @@ class Found(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where a unit's two places begin, and how many bytes of data each has."""
+    """The offsets of a unit's two places, and the bytes of data in each."""
 
     first: int
     second: int
     nbytes: int
 
 
-def about(store: Store, server: int) -> About:
-    """The plan's part: which states lie here, and how."""
-    cells = [(key, cell.layout, [kept.scalar_dtypes for kept in cell.units.values()][:1])
+def header_of(store: Store, server: int) -> CheckpointHeader:
+    """The header for the states of `store` on this server."""
+    cells = [(key, cell.layout, [shard.scalar_dtypes for shard in cell.units.values()][:1])
              for key, cell in sorted(store.cells.items())]  # fmt: skip
     digest = hashlib.sha256(msgspec.json.encode(cells)).hexdigest()
-    return About(digest, server, tuple(dict.fromkeys(name for name, _ in sorted(store.cells))))
+    return CheckpointHeader(digest, server, tuple(dict.fromkeys(name for name, _ in sorted(store.cells))))
 
 
-class Keep:
-    """The file of one server in `folder`.
+class Checkpoint:
+    """The checkpoint file of one server in `folder`.
 
-    every_s: seconds between two times that it is forced to the disk; never if None. found: whether it was
-    there already.
+    Attributes:
+        found: Whether the file existed.
 
-    Raises CP0973 for a file of another plan, CP0974 where it cannot be read, written or locked.
+    Args:
+        folder: The folder; created if necessary.
+        store: The states of the server.
+        server: The number of the server.
+        every_s: Seconds between two calls of fsync; None for none.
+
+    Raises:
+        CommplanError: CP0973 for the file of another plan, CP0974 if it cannot be read, written or locked.
     """
 
     def __init__(self, folder: Path, store: Store, server: int, every_s: float | None = None) -> None:
         self.path = folder / f"server-{server}.state"
-        self.store, self.about = store, about(store, server)
+        self.store, self.header = store, header_of(store, server)
         self._places: dict[tuple[str, int, int], Places] = {}
-        self._head = _MAGIC + msgspec.json.encode(self.about) + b"\n"
-        at = -(-len(self._head) // _PAGE) * _PAGE
-        for cell, kept in store:
-            nbytes = _nbytes(kept)
+        self._head = _MAGIC + msgspec.json.encode(self.header) + b"\n"
+        offset = -(-len(self._head) // _PAGE) * _PAGE
+        for cell, shard in store:
+            nbytes = _nbytes(shard)
             size = _PLACE + -(-nbytes // _PLACE) * _PLACE
-            self._places[cell.name, cell.group, kept.unit.number] = Places(at, at + size, nbytes)
-            at += 2 * size
-        self._size = at
+            self._places[cell.name, cell.group, shard.unit.number] = Places(offset, offset + size, nbytes)
+            offset += 2 * size
+        self._size = offset
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock()
@@ -107,7 +114,7 @@ class Keep:
         except OSError as error:
             self._refuse(f"cannot be opened: {error.strerror}")
         self._check()
-        self._trouble = ""
+        self._sync_error = ""
         self._ending = threading.Event()
         self._syncing: threading.Thread | None = None
         if every_s is not None:
@@ -117,16 +124,20 @@ class Keep:
             self._syncing.start()
 
     def load(self, pairs: Sequence[tuple[str, str]] = ()) -> bool:
-        """Fill the store with what was kept; whether there was anything.
+        """Restore the store from the file. Returns whether the file contained any values.
 
-        pairs: states that are updated together. If the process was killed between the two, the one that was
-        written goes back to where the other is. Raises CP0974 for a unit that was written and cannot be read,
-        and where two states of a pair do not meet: no kill does that, and to begin anew would be a loss.
+        Args:
+            pairs: States that are updated together. If the process was killed between two writes, the state
+                that was written is restored to the previous version.
+
+        Raises:
+            CommplanError: CP0974 for a unit that was written and has no readable copy, and for a pair of
+                states without copies of the same update. A killed process does not cause either.
         """
-        best: dict[tuple[str, int, int], list[Found]] = {}
-        for cell, kept in self.store:
-            copies = sorted(self._both(cell, kept), key=lambda copy: copy.version, reverse=True)
-            best[cell.name, cell.group, kept.unit.number] = copies
+        best: dict[tuple[str, int, int], list[StoredCopy]] = {}
+        for cell, shard in self.store:
+            copies = sorted(self._both(cell, shard), key=lambda copy: copy.version, reverse=True)
+            best[cell.name, cell.group, shard.unit.number] = copies
         for first, second in pairs:
             for (name, group, unit), copies in best.items():
                 other = best.get((second, group, unit))
@@ -136,31 +147,32 @@ class Keep:
                         places.sort(key=lambda copy: copy.updates != updates)
                     if copies[0].updates != other[0].updates:
                         self._refuse(
-                            f"is damaged: unit {unit} of `{first}` is not of the time of `{second}`", _OTHER
+                            f"is damaged: unit {unit} of `{first}` and `{second}` are of different updates",
+                            _RESTORE_FIX,
                         )
-        for cell, kept in self.store:
-            for newest in best[cell.name, cell.group, kept.unit.number][:1]:
-                kept.version, kept.updates = newest.version, newest.updates
-                _unpack(kept, newest.data)
+        for cell, shard in self.store:
+            for newest in best[cell.name, cell.group, shard.unit.number][:1]:
+                shard.version, shard.updates = newest.version, newest.updates
+                _unpack(shard, newest.data)
         return any(best.values())
 
-    def save(self, cell: Cell, kept: Kept) -> None:
-        """Keep a unit; one that is not whole yet waits for the rest of it."""
-        if self._trouble:
-            self._refuse(self._trouble)
-        if not kept.whole:
+    def save(self, cell: StateCell, shard: Shard) -> None:
+        """Write a unit, if all of its values are set."""
+        if self._sync_error:
+            self._refuse(self._sync_error)
+        if not shard.is_complete:
             return
-        places = self._places[cell.name, cell.group, kept.unit.number]
-        at = places.second if kept.version % 2 else places.first
-        arrays = [_view(raw(np.ascontiguousarray(array))) for array in kept.arrays()]
-        head = _HEAD.pack(kept.version, kept.updates, places.nbytes, _crc(kept, arrays))
+        places = self._places[cell.name, cell.group, shard.unit.number]
+        offset = places.second if shard.version % 2 else places.first
+        arrays = [_view(raw(np.ascontiguousarray(array))) for array in shard.arrays()]
+        head = _HEAD.pack(shard.version, shard.updates, places.nbytes, _crc(shard, arrays))
         try:
-            self._write([memoryview(head.ljust(_PLACE, b"\0")), *arrays], at)
+            self._write([memoryview(head.ljust(_PLACE, b"\0")), *arrays], offset)
         except OSError as error:
             self._refuse(f"cannot be written: {error.strerror}")
 
     def close(self) -> None:
-        """Let go of the file; it is on the disk if that was asked for."""
+        """Close the file, after an fsync if `every_s` was set."""
         self._ending.set()
         if self._syncing is not None:
             joined(self._syncing, Wait(_SYNCED_S, self._unsynced))
@@ -169,9 +181,9 @@ class Keep:
         os.close(self._locked)
 
     def _create(self) -> None:
-        """With all its size, under its name only when it is whole."""
+        """Create the file with its full size. It gets its name only once it is complete."""
         new = self.path.with_suffix(".new")
-        new.unlink(missing_ok=True)  # of a run that was killed; or a link, which is not followed
+        new.unlink(missing_ok=True)  # left by a run that was killed; or a link, which is not followed
         file = io.open_file(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         try:
             os.pwrite(file, self._head, 0)
@@ -182,7 +194,7 @@ class Keep:
         new.replace(self.path)
 
     def _lock(self) -> None:
-        """Before anything is looked at: a file beside the other, never replaced and never removed."""
+        """Lock a separate file, which is never replaced or removed, before the checkpoint is read."""
         lock = io.open_file(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -198,82 +210,86 @@ class Keep:
         if not head.startswith(_MAGIC):
             if head.startswith(_FORMAT):
                 self._refuse(
-                    "was written by another version of commplan", "go on with that version, or begin anew"
+                    "was written by another version of commplan",
+                    "continue with that version, or start with an empty folder",
                 )
-            self._refuse("holds no states of a server", _OTHER)
+            self._refuse("is not a checkpoint of a server", _RESTORE_FIX)
         try:
-            header = io.decode_json(head[len(_MAGIC) :].partition(b"\n")[0], About)
+            header = io.decode_json(head[len(_MAGIC) :].partition(b"\n")[0], CheckpointHeader)
         except ValueError:
-            self._refuse("is damaged", _OTHER)
-        if header == self.about:
+            self._refuse("is damaged", _RESTORE_FIX)
+        if header == self.header:
             size = os.fstat(self._file).st_size
             if size != self._size:
-                self._refuse(f"is damaged: it has {size} bytes, expected {self._size}", _OTHER)
+                self._refuse(f"is damaged: it has {size} bytes, expected {self._size}", _RESTORE_FIX)
             return
         fail(
             "CP0973",
-            f"the checkpoint {str(self.path)!r} is one of another plan, of other shapes or another server",
-            f"it holds {_told(header)}",
-            f"expected {_told(self.about)}",
-            "bind the program that it was made with, or give an empty folder",
+            f"the checkpoint {str(self.path)!r} belongs to another plan, other shapes or another server",
+            f"it contains {_described(header)}",
+            f"expected {_described(self.header)}",
+            "bind the program that wrote it, or use an empty folder",
         )
 
-    def _both(self, cell: Cell, kept: Kept) -> list[Found]:
-        """Of a unit's places those that are whole."""
-        places = self._places[cell.name, cell.group, kept.unit.number]
-        copies = [self._place(at, places.nbytes) for at in (places.first, places.second)]
-        whole = [copy for copy in copies if copy is not None]
-        if not whole and all(self._version(at) for at in (places.first, places.second)):
-            self._refuse(f"is damaged: no copy of unit {kept.unit.number} of `{cell.name}` is whole", _OTHER)
-        return whole
+    def _both(self, cell: StateCell, shard: Shard) -> list[StoredCopy]:
+        """The complete copies of a unit."""
+        places = self._places[cell.name, cell.group, shard.unit.number]
+        copies = [self._place(offset, places.nbytes) for offset in (places.first, places.second)]
+        complete = [copy for copy in copies if copy is not None]
+        if not complete and all(self._version(offset) for offset in (places.first, places.second)):
+            unit = shard.unit.number
+            self._refuse(f"is damaged: unit {unit} of `{cell.name}` has no complete copy", _RESTORE_FIX)
+        return complete
 
-    def _version(self, at: int) -> int:
-        """Of a place, 0 where nothing was ever written."""
-        return int(_HEAD.unpack_from(os.pread(self._file, _PLACE, at).ljust(_PLACE, b"\0"))[0])
+    def _version(self, offset: int) -> int:
+        """The version in a place; 0 if nothing was written there."""
+        return int(_HEAD.unpack_from(os.pread(self._file, _PLACE, offset).ljust(_PLACE, b"\0"))[0])
 
-    def _place(self, at: int, nbytes: int) -> Found | None:
-        version, updates, size, crc = _HEAD.unpack_from(os.pread(self._file, _PLACE, at).ljust(_PLACE, b"\0"))
+    def _place(self, offset: int, nbytes: int) -> StoredCopy | None:
+        version, updates, size, crc = _HEAD.unpack_from(
+            os.pread(self._file, _PLACE, offset).ljust(_PLACE, b"\0")
+        )
         if not version or size != nbytes or max(version, updates) >= _MOST:
             return None
-        copy = Found(version, updates, aligned((nbytes,), np.dtype(np.uint8)))
-        got = os.preadv(self._file, [_view(copy.data)], at + _PLACE)
-        return copy if got == nbytes and _crc(copy, [_view(copy.data)]) == crc else None
+        copy = StoredCopy(version, updates, aligned((nbytes,), np.dtype(np.uint8)))
+        nbytes_read = os.preadv(self._file, [_view(copy.data)], offset + _PLACE)
+        return copy if nbytes_read == nbytes and _crc(copy, [_view(copy.data)]) == crc else None
 
-    def _write(self, pieces: Sequence[memoryview], at: int) -> None:
-        wanted = sum(len(piece) for piece in pieces)
-        done = os.pwritev(self._file, pieces, at)
-        if done < wanted:  # a signal, or the last bytes of a disk
-            rest = b"".join(bytes(piece) for piece in pieces)
-            while done < wanted:
-                done += os.pwrite(self._file, rest[done:], at + done)
+    def _write(self, pieces: Sequence[memoryview], offset: int) -> None:
+        total = sum(len(piece) for piece in pieces)
+        written = os.pwritev(self._file, pieces, offset)
+        if written < total:  # after a signal, or if the disk is full
+            data = b"".join(bytes(piece) for piece in pieces)
+            while written < total:
+                written += os.pwrite(self._file, data[written:], offset + written)
 
     def _sync(self, every_s: float) -> None:
         while not self._ending.wait(every_s):
             try:
                 os.fsync(self._file)
-            except OSError as error:  # told at the next thing that is to be kept
-                self._trouble = f"cannot be forced to the disk: {error.strerror}"
+            except OSError as error:  # reported by the next `save`
+                self._sync_error = f"cannot be synchronized to the disk: {error.strerror}"
 
     def _unsynced(self, waited: float) -> NoReturn:
         self._refuse(
-            f"has not reached its disk within {waited:.0f} s", "give a folder on a disk that answers"
+            f"was not synchronized to the disk within {waited:.0f} s", "use a folder on a disk that responds"
         )
 
     def _refuse(
-        self, message: str, fix: str = "give a folder that can be written, and is not full"
+        self, message: str, fix: str = "use a folder that is writable and has free space"
     ) -> NoReturn:
         fail("CP0974", f"the checkpoint {str(self.path)!r} {message}", fix)
 
 
 def check_prompt(sites: Sites, file: str) -> None:
-    """Raises CP0980 for an exchange that is answered before it is applied: until then it is in no file."""
+    """Raise CP0980 for an exchange with `staleness`, which is answered before its update is stored."""
     for site in sites.all:
         if site.kind == "exchange" and site.staleness:
             fail(
                 "CP0980",
-                f"`staleness = {site.staleness}` answers before anything is applied, and a checkpoint keeps"
-                " what was answered",
-                "leave `staleness` out, or write 0; or serve without a checkpoint",
+                f"`staleness = {site.staleness}` answers requests before they are applied, but a checkpoint"
+                " must contain every answered update",
+                "remove `staleness` or set it to 0, or serve without a checkpoint",
                 span=site.span,
                 file=file,
             )
@@ -283,28 +299,30 @@ def _view(array: Any) -> memoryview:
     return memoryview(array)
 
 
-def _told(header: About) -> str:
+def _described(header: CheckpointHeader) -> str:
     return f"{', '.join(header.states) or 'nothing'} of server {header.server}, digest {header.digest[:12]}"
 
 
-def _nbytes(kept: Kept) -> int:
-    slots = sum(kept.unit.size * dtype.nbytes for dtype in kept.dtypes)
-    return slots + sum(dtype.nbytes for dtype in kept.scalar_dtypes)
+def _nbytes(shard: Shard) -> int:
+    slots = sum(shard.unit.size * dtype.nbytes for dtype in shard.dtypes)
+    return slots + sum(dtype.nbytes for dtype in shard.scalar_dtypes)
 
 
-def _crc(of: Kept | Found, arrays: Sequence[memoryview]) -> int:
-    crc = zlib.crc32(struct.pack("<QQ", of.version, of.updates))
+def _crc(copy: Shard | StoredCopy, arrays: Sequence[memoryview]) -> int:
+    crc = zlib.crc32(struct.pack("<QQ", copy.version, copy.updates))
     for array in arrays:
         crc = zlib.crc32(array, crc)
     return crc
 
 
-def _unpack(kept: Kept, data: Array) -> None:
-    at = 0
-    for number, dtype in enumerate(kept.dtypes):
-        size = kept.unit.size * dtype.nbytes
-        kept.slots[number] = raw(data[at : at + size]).view(numpy_dtype(dtype)).copy()
-        at += size
-    for number, dtype in enumerate(kept.scalar_dtypes):
-        kept.scalars[number] = data[at : at + dtype.nbytes].view(numpy_dtype(dtype)).reshape(()).copy()
-        at += dtype.nbytes
+def _unpack(shard: Shard, data: Array) -> None:
+    offset = 0
+    for number, dtype in enumerate(shard.dtypes):
+        size = shard.unit.size * dtype.nbytes
+        shard.slots[number] = raw(data[offset : offset + size]).view(numpy_dtype(dtype)).copy()
+        offset += size
+    for number, dtype in enumerate(shard.scalar_dtypes):
+        shard.scalars[number] = (
+            data[offset : offset + dtype.nbytes].view(numpy_dtype(dtype)).reshape(()).copy()
+        )
+        offset += dtype.nbytes

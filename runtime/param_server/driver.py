@@ -1,4 +1,4 @@
-"""What the state machine of a server asks for, carried out on arrays."""
+"""Carries out the effects of a server's state machine on arrays."""
 
 from __future__ import annotations
 
@@ -15,28 +15,33 @@ from commplan.protocol.server import Effect, Machine
 from commplan.protocol.sites import FIRST_TAG, LEAVE, Buffer, Chunk, Sites
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.reductions import Sum, pulled, scalar
-from commplan.runtime.param_server.routing import Desk, Desks, Scalars
-from commplan.runtime.param_server.store import Array, Cell, Kept, Pool, Store, converted
+from commplan.runtime.param_server.routing import Factor, RoutingTable, SiteRoutes
+from commplan.runtime.param_server.store import Array, Pool, Shard, StateCell, Store, converted
 
 if TYPE_CHECKING:
-    from commplan.runtime.param_server.checkpoint import Keep
+    from commplan.runtime.param_server.checkpoint import Checkpoint
     from commplan.runtime.param_server.serve_record import ServeRecord
 
 _TOKEN = np.zeros(1, np.int32)
 
 
 @dataclass
-class Term:
-    """A message that has come and is not used up."""
+class ReceivedTerm:
+    """A message that was received and is not used yet."""
 
     data: Array
     buffer: Array
 
 
 @dataclass
-class Served:
-    """What has been asked of a server. requests, messages, nbytes: by worker, what came. answered: bytes that
-    went out. updates: units updated."""
+class ServerCounters:
+    """Counters of a server.
+
+    Attributes:
+        requests, messages, nbytes: What was received, by worker.
+        answered: Bytes that were sent.
+        updates: Units that were updated.
+    """
 
     requests: dict[int, int] = field(default_factory=dict[int, int])
     messages: dict[int, int] = field(default_factory=dict[int, int])
@@ -46,29 +51,37 @@ class Served:
 
 
 class Driver:
-    """One server's machine with its arrays. send: (worker, tag, array) is called for every answer; the array
-    does not change after that.
+    """The state machine of one server, and its arrays.
 
-    Raises `CommplanError`: CP0975 where the start is run again on restored states, CP0978 where nothing more
-    can be served, CP0979 for a message of another size than the plan says.
+    Args:
+        sites: The calls to servers in the plan.
+        server: The number of the server.
+        routing: The routes of its messages.
+        send: Called as (worker, tag, array) for every answer. The array does not change afterwards.
+        pool: Memory for messages.
+        checkpoint: The checkpoint, if there is one.
+
+    Raises:
+        CommplanError: CP0975 if the start runs again on restored states, CP0978 if the server cannot
+            continue, CP0979 for a message of an unexpected size.
     """
 
     def __init__(
         self,
         sites: Sites,
         server: int,
-        desks: Desks,
+        routing: RoutingTable,
         send: Callable[[int, int, Array], None],
         pool: Pool | None = None,
-        keeper: Keep | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.machine = Machine(sites, server)
-        self.sites, self.desks, self.send = sites, desks, send
-        self.store = Store(sites, server, desks.leaves)
-        self.pool, self.keeper = pool or Pool(), keeper
-        self.seen = Served()
+        self.sites, self.routing, self.send = sites, routing, send
+        self.store = Store(sites, server, routing.leaves)
+        self.pool, self.checkpoint = pool or Pool(), checkpoint
+        self.counters = ServerCounters()
         self.restored = False
-        self.published: Callable[[Machine], None] | None = None  # called after a state has been set
+        self.on_set: Callable[[Machine], None] | None = None  # called after a state has been set
         self.record: ServeRecord | None = None
         self._effects = {
             "set": self._set,
@@ -77,11 +90,15 @@ class Driver:
             "pull": self._pull,
             "answer": self._answer,
         }
-        self.terms: dict[tuple[int, int], deque[Term]] = {}  # by worker and tag, oldest first
+        self.terms: dict[tuple[int, int], deque[ReceivedTerm]] = {}  # by worker and tag, oldest first
         self.sums: dict[tuple[str, int, int], tuple[Sum, list[Array]]] = {}  # by state, group and unit
         self.scalars: dict[tuple[int, int, int], Array] = {}  # by worker, tag and request
-        self.begun: dict[tuple[int, int], int] = {}  # by worker and tag of a scalar, how many have come
-        self.left: dict[tuple[int, int, int], int] = {}  # by site, worker and request, units that need them
+        self.scalar_counts: dict[
+            tuple[int, int], int
+        ] = {}  # by worker and tag of a scalar: how many were received
+        self.pending_units: dict[
+            tuple[int, int, int], int
+        ] = {}  # by site, worker and request: units that still need its scalars
 
     @property
     def over(self) -> bool:
@@ -89,94 +106,93 @@ class Driver:
         return self.machine.over
 
     def restore(self) -> None:
-        """Go on with what is in the store from an earlier run. If that was killed before all states were set,
-        they are set anew."""
-        self.restored = all(cell.whole for cell in self.store.cells.values())
+        """Continue with the states of an earlier run, if all were set; otherwise they are set anew."""
+        self.restored = all(cell.is_complete for cell in self.store.cells.values())
         if self.restored:
             self.machine.restored()
 
     def arrive(self, worker: int, tag: int, buffer: Array) -> None:
-        """A message has come: u8 [nbytes], taken from the pool, and the driver's from now on."""
+        """Handle a message, u8 [nbytes] of the pool. The driver owns it from now on."""
         if tag == LEAVE:
             self.pool.give(buffer)
             if self.record is not None:
                 self.record.lost(worker)
         elif worker not in self.machine.gone:
-            self._hold(worker, tag, buffer)
+            self._store_message(worker, tag, buffer)
         for effect in self.machine.arrive(worker, tag):
             self._do(effect)
-            if effect.kind == "set" and self.published is not None:
-                self.published(self.machine)
+            if effect.kind == "set" and self.on_set is not None:
+                self.on_set(self.machine)
 
     def lost(self, worker: int) -> None:
-        """A worker has died."""
+        """Handle the death of a worker."""
         if self.record is not None:
             self.record.lost(worker)
         for effect in self.machine.lost(worker):
             self._do(effect)
 
-    def _hold(self, worker: int, tag: int, buffer: Array) -> None:
+    def _store_message(self, worker: int, tag: int, buffer: Array) -> None:
         if self.record is not None:
             self.record.message(worker, tag)
-        desk = self.desks.of_tag.get(tag)
-        seen = self.seen
-        seen.messages[worker] = seen.messages.get(worker, 0) + 1
-        seen.nbytes[worker] = seen.nbytes.get(worker, 0) + buffer.size
-        wanted = -1
-        if desk is not None:
-            part, chunk = desk.up[tag]
-            wanted = chunk.size * part.dtype.nbytes
-            seen.requests[worker] = seen.requests.get(worker, 0) + (tag in desk.last)
-            if buffer.size == wanted and part.what == "token":
+        routes = self.routing.by_tag.get(tag)
+        counters = self.counters
+        counters.messages[worker] = counters.messages.get(worker, 0) + 1
+        counters.nbytes[worker] = counters.nbytes.get(worker, 0) + buffer.size
+        expected = -1
+        if routes is not None:
+            part, chunk = routes.up[tag]
+            expected = chunk.size * part.dtype.nbytes
+            counters.requests[worker] = counters.requests.get(worker, 0) + (tag in routes.last)
+            if buffer.size == expected and part.what == "token":
                 self.pool.give(buffer)
                 return
-        if desk is None or buffer.size != wanted:
+        if routes is None or buffer.size != expected:
             fail(
                 "CP0979",
                 f"rank {worker} sent {buffer.size} bytes with tag {tag}, expected "
-                + (f"{wanted}" if desk is not None else f"tags from {FIRST_TAG} that the plan has"),
+                + (f"{expected}" if routes is not None else f"tags from {FIRST_TAG} that the plan has"),
                 "all ranks of a job compile the same plan for the same shapes",
-                file=self.desks.schedule.file,
+                file=self.routing.schedule.file,
             )
-        if self.restored and desk.site.kind == "put" and desk.site.phase == "start":
+        if self.restored and routes.site.kind == "put" and routes.site.phase == "start":
             fail(
                 "CP0975",
-                f"`{desk.site.states[0]}` was restored from a checkpoint, and rank {worker} starts anew",
-                "its value, with every push that was acknowledged, would be lost",
-                "go on without run.start, and ask for the weights in a phase that outputs them;"
-                " or begin with an empty folder",
-                span=desk.site.span,
-                file=self.desks.schedule.file,
+                f"`{routes.site.states[0]}` was restored from a checkpoint, but rank {worker} sets it again",
+                "this would overwrite the restored value, with all updates that workers received answers for",
+                "continue without run.start, and get the weights in a phase that outputs them;"
+                " or use an empty folder",
+                span=routes.site.span,
+                file=self.routing.schedule.file,
             )
-        data = buffer.view(numpy_dtype(desk.up[tag][0].dtype))
-        if tag in desk.scalars:
-            number = self.begun.get((worker, tag), 0)
-            self.begun[worker, tag] = number + 1
+        data = buffer.view(numpy_dtype(routes.up[tag][0].dtype))
+        if tag in routes.scalars:
+            number = self.scalar_counts.get((worker, tag), 0)
+            self.scalar_counts[worker, tag] = number + 1
             self.scalars[worker, tag, number] = data.reshape(()).copy()
             self.pool.give(buffer)
             return
-        self.terms.setdefault((worker, tag), deque()).append(Term(data, buffer))
+        self.terms.setdefault((worker, tag), deque()).append(ReceivedTerm(data, buffer))
 
     # --- effects ---
 
     def _do(self, effect: Effect) -> None:
         if effect.kind == "fail":
-            fail("CP0978", effect.text, "the servers cannot go on", file=self.desks.schedule.file)
+            fail("CP0978", effect.text, "the servers cannot continue", file=self.routing.schedule.file)
         self._effects[effect.kind](effect)
 
-    def _cell(self, effect: Effect, state: int = 0) -> Cell:
+    def _cell(self, effect: Effect, state: int = 0) -> StateCell:
         site = self.sites.all[effect.site]
         return self.store.cells[site.states[state], self.machine.group[site.number, effect.worker]]
 
-    def _take(self, worker: int, tag: int) -> Term:
+    def _take(self, worker: int, tag: int) -> ReceivedTerm:
         return self.terms[worker, tag].popleft()
 
     def _set(self, effect: Effect) -> None:
-        buffer, chunk = self.desks.all[effect.site].up[effect.tag]
+        buffer, chunk = self.routing.sites[effect.site].up[effect.tag]
         cell = self._cell(effect)
         if buffer.what == "token":  # of a state without leaves
-            for kept in cell.units.values():
-                self._changed(cell, kept)
+            for shard in cell.units.values():
+                self._changed(cell, shard)
             return
         term = self._take(effect.worker, effect.tag)
         if buffer.what == "scalar":
@@ -187,113 +203,113 @@ class Driver:
             changed = [cell.units[chunk.unit]]
         if buffer.what == "scalar" or cell.shared:
             self.pool.give(term.buffer)
-        for kept in changed:
-            self._changed(cell, kept)
+        for shard in changed:
+            self._changed(cell, shard)
 
     def _add(self, effect: Effect) -> None:
-        desk = self.desks.all[effect.site]
+        routes = self.routing.sites[effect.site]
         cell = self._cell(effect)
         part = cell.units[effect.unit].unit.part
         key = (cell.name, cell.group, effect.unit)
         if key not in self.sums:
-            self.sums[key] = Sum(desk.gradients[part], desk.accumulate[part]), []
+            self.sums[key] = Sum(routes.gradients[part], routes.accumulate[part]), []
         total, buffers = self.sums[key]
-        term = self._take(effect.worker, desk.data[effect.unit])
+        term = self._take(effect.worker, routes.data[effect.unit])
         weight = None
-        for tag in desk.scalars:
+        for tag in routes.scalars:
             weight = self.scalars[effect.worker, tag, effect.request]
         if total.add(term.data, weight):
             buffers.append(term.buffer)
         else:
             self.pool.give(term.buffer)
-        self._scalars_used(desk, effect)
+        self._scalars_used(routes, effect)
 
     def _apply(self, effect: Effect) -> None:
-        desk = self.desks.all[effect.site]
+        routes = self.routing.sites[effect.site]
         cell = self._cell(effect)
         total, buffers = self.sums.pop((cell.name, cell.group, effect.unit))
-        g = total.take(len(effect.workers), mean=desk.site.mean)
-        kept = cell.units[effect.unit]
-        second = self._cell(effect, 1) if len(desk.site.states) > 1 else None
+        g = total.take(len(effect.workers), mean=routes.site.mean)
+        shard = cell.units[effect.unit]
+        second = self._cell(effect, 1) if len(routes.site.states) > 1 else None
         momentum = second.units[effect.unit] if second is not None else None
-        assert desk.update is not None
+        assert routes.update is not None
         slots, scalars = ([], []) if momentum is None else (momentum.slots, momentum.scalars)
-        updated = desk.update(kept.weights(), [x for x in slots if x is not None],
+        updated = routes.update(shard.weights(), [x for x in slots if x is not None],
                            [x for x in scalars if x is not None], g)  # fmt: skip
-        kept.slots[0] = updated[0]
+        shard.slots[0] = updated[0]
         for buffer in buffers:
             self.pool.give(buffer)
-        self.seen.updates += 1
-        kept.updates += 1
+        self.counters.updates += 1
+        shard.updates += 1
         if second is not None and momentum is not None:
-            momentum.updates = kept.updates
+            momentum.updates = shard.updates
             momentum.slots, momentum.scalars = list(updated[1]), list(updated[2])
             self._changed(second, momentum)
-        self._changed(cell, kept)
+        self._changed(cell, shard)
 
     def _pull(self, effect: Effect) -> None:
-        desk = self.desks.all[effect.site]
+        routes = self.routing.sites[effect.site]
         cell = self._cell(effect)
-        kept = cell.units[effect.unit]
-        term = self._take(effect.worker, desk.data[effect.unit])
-        dtype = kept.dtypes[0]
-        eta, rho = (self._factor(effect, factor, dtype) for factor in (desk.eta, desk.rho))
-        buffer, chunk = desk.down[effect.unit]
-        reply = pulled(term.data, kept.weights(), eta, rho, buffer.dtype)
+        shard = cell.units[effect.unit]
+        term = self._take(effect.worker, routes.data[effect.unit])
+        dtype = shard.dtypes[0]
+        eta, rho = (self._factor(effect, factor, dtype) for factor in (routes.eta, routes.rho))
+        buffer, chunk = routes.down[effect.unit]
+        reply = pulled(term.data, shard.weights(), eta, rho, buffer.dtype)
         self.pool.give(term.buffer)
-        self._scalars_used(desk, effect)
-        self.seen.updates += 1
-        kept.updates += 1
-        self._changed(cell, kept)
+        self._scalars_used(routes, effect)
+        self.counters.updates += 1
+        shard.updates += 1
+        self._changed(cell, shard)
         self._send(effect.worker, chunk.tag, reply)
 
     def _answer(self, effect: Effect) -> None:
-        desk = self.desks.all[effect.site]
-        if desk.site.kind == "get":
+        routes = self.routing.sites[effect.site]
+        if routes.site.kind == "get":
             cell = self._cell(effect)
-            for buffer, chunk in desk.whole:
+            for buffer, chunk in routes.whole:
                 self._send(effect.worker, chunk.tag, _copied(cell, buffer, chunk))
         elif effect.unit < 0:
-            assert desk.token is not None
-            self._send(effect.worker, desk.token, _TOKEN)
+            assert routes.token is not None
+            self._send(effect.worker, routes.token, _TOKEN)
         else:
-            buffer, chunk = desk.down[effect.unit]
+            buffer, chunk = routes.down[effect.unit]
             weights = self._cell(effect).units[effect.unit].weights()
             self._send(effect.worker, chunk.tag, converted(weights, buffer.dtype))
 
     def _send(self, worker: int, tag: int, array: Array) -> None:
-        self.seen.answered += array.nbytes
+        self.counters.answered += array.nbytes
         if self.record is not None:
             self.record.message(worker, tag)
         self.send(worker, tag, array)
 
-    def _changed(self, cell: Cell, kept: Kept) -> None:
-        kept.version += 1
-        if self.keeper is not None:
-            self.keeper.save(cell, kept)
+    def _changed(self, cell: StateCell, shard: Shard) -> None:
+        shard.version += 1
+        if self.checkpoint is not None:
+            self.checkpoint.save(cell, shard)
 
-    # --- the scalars of a request, which all its units use ---
+    # --- the scalars of a request, which all of its units use ---
 
-    def _factor(self, effect: Effect, given: Scalars, dtype: DType) -> Array:
-        if given.tag is None:
-            return scalar(given.value, dtype)
-        return self.scalars[effect.worker, given.tag, effect.request]
+    def _factor(self, effect: Effect, factor: Factor, dtype: DType) -> Array:
+        if factor.tag is None:
+            return scalar(factor.value, dtype)
+        return self.scalars[effect.worker, factor.tag, effect.request]
 
-    def _scalars_used(self, desk: Desk, effect: Effect) -> None:
-        """Forget the scalars of a request when its last unit has used them."""
-        if not desk.scalars:
+    def _scalars_used(self, routes: SiteRoutes, effect: Effect) -> None:
+        """Remove the scalars of a request once its last unit has used them."""
+        if not routes.scalars:
             return
         key = (effect.site, effect.worker, effect.request)
-        left = self.left.pop(key, len(desk.data)) - 1
-        if left:
-            self.left[key] = left
+        remaining = self.pending_units.pop(key, len(routes.data)) - 1
+        if remaining:
+            self.pending_units[key] = remaining
             return
-        for tag in desk.scalars:
+        for tag in routes.scalars:
             del self.scalars[effect.worker, tag, effect.request]
 
 
-def _copied(cell: Cell, buffer: Buffer, chunk: Chunk) -> Array:
-    """A part of a state for a `get`; later changes do not show in it."""
+def _copied(cell: StateCell, buffer: Buffer, chunk: Chunk) -> Array:
+    """A copy of a part of a state for a `get`."""
     if buffer.what == "scalar":
         number = cell.layout.scalars.index(buffer.leaves[0])
         scalar = next(iter(cell.units.values())).scalars[number]

@@ -1,6 +1,7 @@
-"""Whether a traced function makes each element from the same element of its flat operands alone.
+"""Checks that each element of a function's results depends only on the same element of its flat operands.
 
-What is known to do so is listed, and everything else is refused: JAX has more operations every year.
+Operations that are known to be elementwise are listed; all others are refused, since JAX keeps adding new
+ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ELEMENT = frozenset({
     "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical",
     "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
 })  # fmt: skip
-# These keep the order of elements.
+# These preserve the order of elements.
 _SHAPED = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
 _INNER = frozenset({
     "checkpoint", "closed_call", "cond", "core_call", "custom_jvp_call", "custom_vjp_call",
@@ -32,18 +33,20 @@ _INNER = frozenset({
 })  # fmt: skip
 
 
-def why_not(traced: Any, longer: Any) -> str:
-    """What in a function looks beyond the element; "" if nothing does.
+def non_elementwise_reason(traced: Any, longer: Any) -> str:
+    """The operation that makes a function not elementwise, as text; "" if there is none.
 
-    traced, longer: closed jaxprs of the function for arrays of two lengths, both more than 1. Scalars may be
-    computed from scalars in any way that is the same for both.
+    Args:
+        traced, longer: Closed jaxprs of the function for arrays of two lengths, both greater than 1. Scalars
+        may be
+            computed from scalars in any way that is the same for both.
     """
     reason = _constants(traced.consts) or _search(traced.jaxpr)
     if reason:
         return reason
     for (name, number), (_, other) in zip(_numbers(traced), _numbers(longer), strict=False):
         if number != other:
-            return f"`{name}` is given {number} or {other} by the length of the arrays; a chunk has another"
+            return f"`{name}` has {number} or {other} by the length of the arrays; a chunk has another length"
     return ""
 
 
@@ -58,47 +61,47 @@ def _equation(equation: Any) -> str:
         reason = reason or _constants(consts) or _search(inner)
     if reason:
         return reason
-    takes = [operand.aval for operand in equation.invars if getattr(operand.aval, "ndim", 0)]
-    makes = [operand.aval for operand in equation.outvars if getattr(operand.aval, "ndim", 0)]
-    if not makes and (not takes or not equation.outvars or name in _INNER):
+    operands = [operand.aval for operand in equation.invars if getattr(operand.aval, "ndim", 0)]
+    results = [operand.aval for operand in equation.outvars if getattr(operand.aval, "ndim", 0)]
+    if not results and (not operands or not equation.outvars or name in _INNER):
         return ""
-    if name == "broadcast_in_dim" and all(operand.size == 1 for operand in takes):
+    if name == "broadcast_in_dim" and all(operand.size == 1 for operand in operands):
         return ""
     if name in _INNER:
         return _looped(equation) if name == "scan" else ""
-    sizes = {int(operand.size) for operand in (*takes, *makes)}
-    if takes and name in _ELEMENT | _SHAPED and len(sizes) == 1:
+    sizes = {int(operand.size) for operand in (*operands, *results)}
+    if operands and name in _ELEMENT | _SHAPED and len(sizes) == 1:
         return ""
-    if not takes:
-        return f"`{name}` makes elements by their place; a chunk does not know where it lies"
-    return f"`{name}` makes an element from several, or is not known not to; a chunk has only its own"
+    if not operands:
+        return f"`{name}` produces elements from their index; a chunk has no index in the whole array"
+    return f"`{name}` is not known to be elementwise; a chunk has only its own elements"
 
 
 def _looped(equation: Any) -> str:
-    """A loop may carry arrays along, and not walk through them."""
+    """A loop may carry arrays, but not iterate over them."""
     consts, carry = scan_operands(equation.params)
-    walks = len(equation.invars) > consts + carry or len(equation.outvars) > carry
-    return "`scan` walks from element to element; a chunk has only its own" if walks else ""
+    iterates = len(equation.invars) > consts + carry or len(equation.outvars) > carry
+    return "`scan` iterates over elements; a chunk has only its own" if iterates else ""
 
 
 def _constants(values: Any) -> str:
     for value in values:
         shape = tuple(getattr(value, "shape", ()))
         if shape and not _uniform(value):
-            return f"it holds a constant of shape {list(shape)}; a chunk does not know where it lies"
+            return f"it has a constant of shape {list(shape)}; a chunk has no index in the whole array"
     return ""
 
 
 def _uniform(value: Any) -> bool:
     try:
         array = np.asarray(value)
-    except TypeError:  # keys of random numbers
+    except TypeError:  # random keys
         return False
     return array.size > 0 and array.tobytes() == array.size * array.reshape(-1)[:1].tobytes()
 
 
 def _numbers(closed: Any) -> Iterator[tuple[str, str]]:
-    """The numbers that stand in a function, each with the operation that is given it."""
+    """The numbers in a function, each with the operation that uses it."""
     yield from (("constant", _text(value)) for value in closed.consts)
     yield from _in_equations(closed.jaxpr)
 
@@ -116,6 +119,6 @@ def _in_equations(jaxpr: Any) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    """Of an array, which is uniform, its element."""
+    """The text of a number; for an array, which is uniform, of its element."""
     array = np.asarray(value)
     return str(array.reshape(-1)[0] if array.size else array)

@@ -1,8 +1,9 @@
-"""The order in which a server heard its workers, written down; and the same order again.
+"""The log of the order in which a server received messages, and its replay.
 
-What a server does follows from that order alone, so a run with the same data ends with the same bits. A file
-is a line of text, one of JSON that says of which plan and server it is, and blocks of at most `_BLOCK`
-events: their number, bytes and CRC-32 (u32 each), then the events, u64 (worker << 32 | tag), through zlib.
+The results of a server depend only on this order, so a run with the same data ends with the same bits. A file
+is a line of text, a line of JSON that identifies the plan and the server, and blocks of at most `_BLOCK`
+events. A block has the number of events, their bytes and CRC-32 (u32 each), then the events, u64
+(worker << 32 | tag), compressed with zlib.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ _BLOCK = 1 << 14
 _HEAD = struct.Struct("<III")
 
 
-class About(msgspec.Struct, frozen=True):
-    """Of what a recording is. digest: of all that servers and workers say to each other."""
+class LogHeader(msgspec.Struct, frozen=True):
+    """Identifies a recording. `digest` is that of all messages between servers and workers."""
 
     digest: Digest
     server: int
     workers: int
 
 
-def about(sites: Sites, server: int) -> About:
-    """The plan's part in a recording: where it stands in its file does not matter."""
-    nowhere = tuple(msgspec.structs.replace(site, span=Span(0, 0, 0, 0)) for site in sites.all)
-    text = msgspec.json.encode(msgspec.structs.replace(sites, all=nowhere))
-    return About(hashlib.sha256(text).hexdigest(), server, sites.workers)
+def log_header(sites: Sites, server: int) -> LogHeader:
+    """The header of a recording of this plan. Line numbers in the plan file are ignored."""
+    without_lines = tuple(msgspec.structs.replace(site, span=Span(0, 0, 0, 0)) for site in sites.all)
+    text = msgspec.json.encode(msgspec.structs.replace(sites, all=without_lines))
+    return LogHeader(hashlib.sha256(text).hexdigest(), server, sites.workers)
 
 
 class Recorder:
-    """Writes a recording. Raises CP0976 where it cannot be written."""
+    """Writes a recording. Raises CP0976 if that fails."""
 
-    def __init__(self, path: Path, header: About) -> None:
+    def __init__(self, path: Path, header: LogHeader) -> None:
         self.path, self._events = path, array("Q")
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -66,7 +67,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what there is to the system: it outlives this process."""
+        """Write the buffered events to the file, where they survive this process."""
         if not self._events:
             return
         packed = zlib.compress(self._events.tobytes(), 1)
@@ -82,40 +83,40 @@ class Recorder:
         self._file.close()
 
 
-def recorded(path: Path, expected: About) -> Iterator[tuple[int, int]]:
-    """The events of a recording, (worker, tag), as far as it was written. Raises CP0976."""
+def read_events(path: Path, expected: LogHeader) -> Iterator[tuple[int, int]]:
+    """The events of a recording as (worker, tag), as far as it was written. Raises CP0976."""
     try:
         data = io.read(path, io.SCHEDULE)
     except OSError as error:
         _refuse(path, f"cannot be read: {error.strerror}")
     end = data.find(b"\n", len(_MAGIC))
     if not data.startswith(_MAGIC) or end < 0:
-        _refuse(path, "is no recording")
+        _refuse(path, "is not a recording")
     try:
-        header = io.decode_json(data[len(_MAGIC) : end], About)
+        header = io.decode_json(data[len(_MAGIC) : end], LogHeader)
     except ValueError:
-        _refuse(path, "is no recording")
+        _refuse(path, "is not a recording")
     if header != expected:
-        _refuse(path, "is one of another plan, other shapes, another server or another number of workers")
+        _refuse(path, "belongs to another plan, other shapes, another server or another number of workers")
     return _events(path, data, end + 1, expected.workers)
 
 
-def _events(path: Path, data: bytes, at: int, workers: int) -> Iterator[tuple[int, int]]:
-    while at + _HEAD.size <= len(data):
-        count, nbytes, crc = _HEAD.unpack_from(data, at)
-        packed = data[at + _HEAD.size : at + _HEAD.size + nbytes]
+def _events(path: Path, data: bytes, offset: int, workers: int) -> Iterator[tuple[int, int]]:
+    while offset + _HEAD.size <= len(data):
+        count, nbytes, crc = _HEAD.unpack_from(data, offset)
+        packed = data[offset + _HEAD.size : offset + _HEAD.size + nbytes]
         if len(packed) < nbytes:
-            return  # the server was killed while it wrote this
+            return  # the server was killed while it wrote this block
         if not 0 < count <= _BLOCK or zlib.crc32(packed) != crc:
-            _refuse(path, f"is damaged at byte {at}")
+            _refuse(path, f"is damaged offset byte {offset}")
         try:
             events = array("Q", io.decompress(packed, 8 * count))
         except ValueError:
-            _refuse(path, f"is damaged at byte {at}")
-        if any(event >> 32 >= workers for event in events):  # nobody would ever send what is waited for
-            _refuse(path, f"is damaged at byte {at}")
+            _refuse(path, f"is damaged offset byte {offset}")
+        if any(event >> 32 >= workers for event in events):  # no message of such a worker would ever arrive
+            _refuse(path, f"is damaged offset byte {offset}")
         yield from ((event >> 32, event & 0xFFFFFFFF) for event in events)
-        at += _HEAD.size + nbytes
+        offset += _HEAD.size + nbytes
 
 
 def _refuse(path: Path, message: str) -> NoReturn:
@@ -127,10 +128,15 @@ def _refuse(path: Path, message: str) -> NoReturn:
 
 
 class Replay:
-    """Hands messages on in the order of a recording; those that come early wait.
+    """Passes on messages in the order of a recording, and holds back those that arrive early.
 
-    hear: (worker, tag, buffer). lose: (worker), a worker that died then; living ones are to be told. Raises
-    CP0977 where the run is another one than was recorded, or goes on after its end.
+    Args:
+        events: The events of the recording.
+        hear: Called with (worker, tag, buffer).
+        lose: Called with a worker that died at this point of the recording.
+
+    Raises:
+        CommplanError: CP0977 if the run differs from the recording, or continues after its end.
     """
 
     def __init__(
@@ -141,28 +147,28 @@ class Replay:
     ) -> None:
         self._events, self._hear, self._lose = events, hear, lose
         self._early: dict[int, deque[tuple[int, Array]]] = {}
-        self._gone: set[int] = set()
+        self._dead: set[int] = set()
         self.count = 0
         self._next = next(events, None)
-        self._go_on()
+        self._advance()
 
     def arrive(self, worker: int, tag: int, buffer: Array) -> None:
-        """A message has come."""
-        if worker in self._gone:
+        """Handle a message that has arrived."""
+        if worker in self._dead:
             return
         self._early.setdefault(worker, deque()).append((tag, buffer))
-        self._go_on()
+        self._advance()
 
     def died(self, worker: int) -> None:
-        """A worker has died now."""
+        """Handle the death of a worker in this run."""
         self.arrive(worker, LOST, np.zeros(0, np.uint8))
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         while self._next is not None:
             worker, tag = self._next
             early = self._early.get(worker)
             if tag == LOST:
-                self._gone.add(worker)
+                self._dead.add(worker)
                 self._early.pop(worker, None)
                 self._lose(worker)
             elif not early:
@@ -177,7 +183,7 @@ class Replay:
             while early:
                 tag, buffer = early.popleft()
                 if tag != LEAVE:
-                    message = f"the recording ends after {self.count} messages, and worker {worker} goes on"
+                    message = f"the recording ends after {self.count} messages, but worker {worker} continues"
                     fail("CP0977", message, "replay as many steps as were recorded")
                 self._hear(worker, tag, buffer)
 
@@ -185,6 +191,6 @@ class Replay:
         event = {LEAVE: "leaves", LOST: "has died"}.get(actual, f"sends a message with tag {actual}")
         fail(
             "CP0977",
-            f"worker {worker} {event}, and its message {self.count} of the recording has tag {tag}",
+            f"worker {worker} {event}, but its message {self.count} in the recording has tag {tag}",
             "a replay needs the same program on the same ranks, step by step",
         )

@@ -1,4 +1,4 @@
-"""Sums and pulls of a server, in NumPy: the same bits every time for the same order."""
+"""Sums and pulls of a server in NumPy, with reproducible bits for the same order of terms."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from commplan.runtime.param_server.store import Array, converted
 
 
 class Sum:
-    """Terms of an update of one unit, added as they are given.
+    """The sum of the terms of one unit, in the order in which they are added.
 
-    dtype: of the gradient; terms may come in a narrower one. accumulate: in which they are added.
+    Args:
+        dtype: The dtype of the gradient. Terms may have a narrower one.
+        accumulate: The dtype of the sum.
     """
 
     def __init__(self, dtype: DType, accumulate: DType) -> None:
@@ -23,7 +25,7 @@ class Sum:
         self.weights: list[Array] = []
 
     def add(self, term: Array, weight: Array | None) -> bool:
-        """Add `term` times `weight`; weight 0 adds zero, NaN or not. Returns whether the sum owns `term`."""
+        """Add `term` times `weight`; weight 0 adds zero, even for NaN. Returns whether it keeps `term`."""
         x = converted(term, self.accumulate)
         with np.errstate(all="ignore"):
             if weight is not None:
@@ -36,37 +38,39 @@ class Sum:
         return False
 
     def take(self, terms: int, *, mean: bool) -> Array:
-        """The sum or the mean, in the gradient's dtype; the sum begins again. A mean is divided before it is
-        rounded to that dtype, which need not hold the sum."""
+        """Return the sum or the mean in the gradient's dtype, and reset the sum.
+
+        A mean is divided before it is rounded to this dtype, which might not represent the sum.
+        """
         total, weights = self.total, self.weights
         assert total is not None, "a sum without terms"
         self.total, self.weights = None, []
         if mean:
-            divisor = _added(weights) if weights else np.asarray(terms)
-            by = converted(np.asarray(divisor), self.accumulate)
+            divisor = converted(np.asarray(_added(weights) if weights else terms), self.accumulate)
             with np.errstate(all="ignore"):  # the mean of no records is zero
-                total = np.divide(total, by, out=total) if by else np.zeros_like(total)
+                total = np.divide(total, divisor, out=total) if divisor else np.zeros_like(total)
         return converted(total, self.dtype)
 
 
 def _added(weights: Sequence[Array]) -> Array:
-    """Their sum: of integers in i64, where records of all workers have room, of floats in f64."""
+    """The sum of weights: of integers in i64, which has room for all records, of floats in f64."""
     wide = np.int64 if weights[0].dtype.kind in "iub" else np.float64
     with np.errstate(all="ignore"):
         return np.asarray(sum(weight.astype(wide) for weight in weights))
 
 
-def pulled(own: Array, center: Array, eta: Array, rho: Array, wire: DType) -> Array:
-    """d = eta * rho * (W - C), in f32 at least and rounded once to the dtype of C; C <- C + d in place
-    (Zhang, Choromanska, LeCun 2015).
+def pulled(local: Array, center: Array, eta: Array, rho: Array, wire: DType) -> Array:
+    """Apply the force of elastic averaging (Zhang, Choromanska, LeCun 2015).
 
-    Returns d in `wire`. What C gains is what travels, so that no part of it is lost to rounding.
+    d = eta * rho * (W - C), computed in f32 or wider and rounded once to the dtype of C; C <- C + d in place.
+
+    Returns d in the dtype `wire`. C changes by exactly the value that is sent, so rounding loses nothing.
     """
     dtype = center.dtype
     wide = np.promote_types(np.float32, dtype)
     with np.errstate(all="ignore"):
         factor = np.multiply(eta.astype(wide), rho.astype(wide))
-        pull = np.subtract(own.astype(wide, copy=False), center, dtype=wide)
+        pull = np.subtract(local.astype(wide, copy=False), center, dtype=wide)
         np.multiply(pull, factor, out=pull)
         pull = pull.astype(dtype, copy=False)
         sent = converted(pull, wire)

@@ -1,4 +1,4 @@
-"""A site as one server sees it: what each tag carries, and under which tags it answers."""
+"""The routes of messages on one server: the content of each tag, and the tags of answers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from commplan.ir import schedule as ir
 from commplan.ir.types import DType
 from commplan.lowering.jax.pytree import Structure, structure_by
 from commplan.protocol.sites import Buffer, Chunk, Site, Sites
-from commplan.runtime.param_server.update import Beside, Update
+from commplan.runtime.param_server.update import AuxiliaryState, ChunkUpdate
 
 
 @dataclass(frozen=True)
-class Scalars:
-    """A factor of an elastic request: a number of the plan, or the tag of the message that brings it."""
+class Factor:
+    """A factor of an elastic request: a literal of the plan, or the tag of its message."""
 
     value: float = 0.0
     tag: int | None = None
@@ -23,12 +23,21 @@ class Scalars:
 
 
 @dataclass
-class Desk:
-    """One site on one server.
+class SiteRoutes:
+    """The messages of one site on one server.
 
-    up: by tag, what comes. data: by unit, the tag of its terms. scalars: the tags of a request's scalars.
-    down: by unit, buffer and chunk of its answer. whole: of a `get`, everything that is answered. token: the
-    tag of an answer without data. last: the tags that end a request.
+    Attributes:
+        site: The site.
+        up: The received buffer and chunk, by tag.
+        data: The tag of the terms, by unit.
+        scalars: The tags of a request's scalars.
+        down: The buffer and chunk of the answer, by unit.
+        whole: All buffers and chunks of the answer to a `get`.
+        token: The tag of an answer without data.
+        last: The tags that end a request.
+        update: The update function of an exchange.
+        gradients, accumulate: The dtypes of gradients and of their sums, by part.
+        eta, rho: The factors of an elastic request.
     """
 
     site: Site
@@ -39,26 +48,26 @@ class Desk:
     whole: tuple[tuple[Buffer, Chunk], ...] = ()
     token: int | None = None
     last: frozenset[int] = frozenset()
-    update: Update | None = None
+    update: ChunkUpdate | None = None
     gradients: tuple[DType, ...] = ()
     accumulate: tuple[DType, ...] = ()
-    eta: Scalars = Scalars()
-    rho: Scalars = Scalars()
+    eta: Factor = Factor()
+    rho: Factor = Factor()
 
 
-def desk(site: Site, own: int) -> Desk:
-    """The messages of `site` to and from its server `own`."""
-    result = Desk(site)
+def site_routes(site: Site, server: int) -> SiteRoutes:
+    """The messages of `site` to and from its server number `server`."""
+    result = SiteRoutes(site)
     ends: list[int] = []
     for buffers in (site.up, site.token):
-        tags = [(b, c) for b in buffers for c in b.chunks if c.server == own]
+        tags = [(b, c) for b in buffers for c in b.chunks if c.server == server]
         result.up |= {chunk.tag: (buffer, chunk) for buffer, chunk in tags}
         ends += [chunk.tag for _, chunk in tags[-1:]]
     result.last = frozenset(ends)
     result.data = {chunk.unit: tag for tag, (buffer, chunk) in result.up.items() if buffer.what == "data"}
     if site.kind in ("exchange", "elastic"):
         result.scalars = tuple(tag for tag, (buffer, _) in result.up.items() if buffer.what == "scalar")
-    down = [(b, c) for b in site.down for c in b.chunks if c.server == own]
+    down = [(b, c) for b in site.down for c in b.chunks if c.server == server]
     result.token = next((chunk.tag for buffer, chunk in down if buffer.what == "token"), None)
     if site.kind == "get":
         result.whole = tuple(down)
@@ -67,8 +76,8 @@ def desk(site: Site, own: int) -> Desk:
     return result
 
 
-class Desks:
-    """All sites of a plan as server `server` sees them. Raises CP0970, CP0971, CP0972 (see `Update`)."""
+class RoutingTable:
+    """The routes of all sites of a plan on one server. Raises CP0970 to CP0972 (see `ChunkUpdate`)."""
 
     def __init__(
         self,
@@ -80,66 +89,66 @@ class Desks:
     ) -> None:
         self.schedule, self.functions, self.structures = schedule, functions, structures
         self.entry = {ref.rsplit(".", 1)[0]: value for ref, value in _entry(schedule).items()}
-        self.all: dict[int, Desk] = {}
+        self.sites: dict[int, SiteRoutes] = {}
         for site in sites.all:
-            own = server - site.first
-            if 0 <= own < site.servers:
-                self.all[site.number] = self._desk(site, own)
-        self.of_tag = {tag: entry for entry in self.all.values() for tag in entry.up}
+            index = server - site.first
+            if 0 <= index < site.servers:
+                self.sites[site.number] = self._routes(site, index)
+        self.by_tag = {tag: routes for routes in self.sites.values() for tag in routes.up}
 
     @property
     def leaves(self) -> dict[str, tuple[ir.Leaf, ...]]:
         """The leaves of each state."""
         return {name: value.leaves for name, value in self.entry.items()}
 
-    def _desk(self, site: Site, own: int) -> Desk:
-        entry = desk(site, own)
+    def _routes(self, site: Site, index: int) -> SiteRoutes:
+        routes = site_routes(site, index)
         if site.kind == "elastic":
-            entry.eta, entry.rho = self._factor(entry, site.eta), self._factor(entry, site.rho)
+            routes.eta, routes.rho = self._factor(routes, site.eta), self._factor(routes, site.rho)
         if site.kind == "exchange":
-            self._exchange(entry)
-        return entry
+            self._exchange(routes)
+        return routes
 
-    def _factor(self, entry: Desk, given: float | str) -> Scalars:
-        if not isinstance(given, str):
-            return Scalars(given)
-        for tag in entry.scalars:
-            if entry.up[tag][0].value == given:
-                return Scalars(tag=tag, dtype=entry.up[tag][0].dtype)
-        return Scalars()  # a server that owns nothing of a small state is not asked
+    def _factor(self, routes: SiteRoutes, factor: float | str) -> Factor:
+        if not isinstance(factor, str):
+            return Factor(factor)
+        for tag in routes.scalars:
+            if routes.up[tag][0].value == factor:
+                return Factor(tag=tag, dtype=routes.up[tag][0].dtype)
+        return Factor()  # a server without a unit of a small state receives no request
 
-    def _exchange(self, entry: Desk) -> None:
-        site = entry.site
+    def _exchange(self, routes: SiteRoutes) -> None:
+        site = routes.site
         phase = next(phase for phase in self.schedule.phases if phase.name == site.phase)
         values = _entry(self.schedule) | {value.id: value for value in phase.values}
         op = next(o for o in phase.ops if isinstance(o, ir.Exchange) and o.results[0] == site.result)
         gradient = values[op.gradient].leaves
-        entry.gradients = tuple(gradient[part.leaves[0]].dtype for part in site.layout.parts)
+        routes.gradients = tuple(gradient[part.leaves[0]].dtype for part in site.layout.parts)
         is_weighted = op.weight is not None
         hints = op.hints
         if site.mean:
-            hints = hints.for_mean(entry.gradients, None, is_weighted=is_weighted)
-        sums = [hints.accumulate or dtype for dtype in entry.gradients]
-        if is_weighted:  # a value times its weight, which 16 bits may not hold
+            hints = hints.for_mean(routes.gradients, None, is_weighted=is_weighted)
+        sums = [hints.accumulate or dtype for dtype in routes.gradients]
+        if is_weighted:  # the product with a weight may exceed the range of 16 bits
             sums = [DType.F32 if dtype.nbytes < DType.F32.nbytes else dtype for dtype in sums]
-        wires = [self._wire(entry, number) for number in range(len(sums))]
-        # Adding in less than what travels would lose what was paid for.
-        entry.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(sums, wires, strict=True))
-        entry.update = Update(
-            site.fn, self.functions[site.fn], site.layout, entry.gradients, self._beside(site), site.span,
+        wires = [self._wire(routes, number) for number in range(len(sums))]
+        # Adding in a narrower dtype than that of the messages would lose precision.
+        routes.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(sums, wires, strict=True))
+        routes.update = ChunkUpdate(
+            site.fn, self.functions[site.fn], site.layout, routes.gradients, self._auxiliary(site), site.span,
             self.schedule.file,
         )  # fmt: skip
 
-    def _wire(self, entry: Desk, part: int) -> DType:
-        return next(b.dtype for b in entry.site.up if b.what == "data" and b.part == part)
+    def _wire(self, routes: SiteRoutes, part: int) -> DType:
+        return next(b.dtype for b in routes.site.up if b.what == "data" and b.part == part)
 
-    def _beside(self, site: Site) -> Beside | None:
+    def _auxiliary(self, site: Site) -> AuxiliaryState | None:
         if len(site.states) == 1:
             return None
-        weights, kept = (self.entry[name] for name in site.states)
-        return Beside(
-            site.layouts[1], kept.leaves, self._structure(kept), self._structure(weights), site.span,
-            self.schedule.file,
+        weights, auxiliary = (self.entry[name] for name in site.states)
+        return AuxiliaryState(
+            site.layouts[1], auxiliary.leaves, self._structure(auxiliary), self._structure(weights),
+            site.span, self.schedule.file,
         )  # fmt: skip
 
     def _structure(self, value: ir.Value) -> Structure:

@@ -1,4 +1,4 @@
-"""What a server does, in the record of its run: requests heard and answered, and who is waited for."""
+"""The flight record of a server: requests, answers, and workers that answers wait for."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from typing import NamedTuple
 
 from commplan.protocol.sites import Buffer
 from commplan.recorder.lane import Lane
-from commplan.runtime.param_server.routing import Desk
+from commplan.runtime.param_server.routing import SiteRoutes
 
-_LASTS_S = 1.0  # without an answer, before it is recorded who is waited for
+_LASTS_S = 1.0  # seconds without an answer after which the awaited worker is recorded
 
 
-class Message(NamedTuple):
-    """One message of a request. name: of the request's line, in the record. messages: of one request, to this
-    server and from it."""
+class RequestMessage(NamedTuple):
+    """One message of a request.
+
+    Attributes:
+        site: The number of the site.
+        name: The index of the request's line in the record.
+        messages: The number of messages of one request to and from this server.
+    """
 
     site: int
     name: int
@@ -25,40 +30,56 @@ class Message(NamedTuple):
 
 
 @dataclass
-class Open:
-    """A request that is not answered whole. name: as of `Message`. left: messages that have not come, or have
-    not gone. since: on `time.monotonic`."""
+class OpenRequest:
+    """A request that is not completely answered.
+
+    Attributes:
+        operation: Its number in the record.
+        name: As in `RequestMessage`.
+        left: Messages that have not been received or sent yet.
+        since: The time of its first message, of `time.monotonic`.
+    """
 
     operation: int
     name: int
-    left: int
+    pending: int
     since: float
 
 
 class ServeRecord:
-    """Of one server. desks: its sites. file: of the plan.
+    """The flight record of one server.
 
-    Each message of a request has a tag of its own: how often a worker's message with a tag has come, or gone
-    to it, is the number of the request.
+    Each message of a request has a separate tag. The number of a request is therefore the number of messages
+    with this tag from, or to, the worker.
+
+    Args:
+        lane: The lane of the record.
+        routes: The sites of the server.
+        file: The plan's file.
     """
 
-    def __init__(self, lane: Lane, desks: Iterable[Desk], file: str) -> None:
+    def __init__(self, lane: Lane, routes: Iterable[SiteRoutes], file: str) -> None:
         self.lane = lane
-        self._by_tag: dict[int, Message] = {}
-        for desk in desks:
-            name = lane.name(f"line {desk.site.span.line} of {file or 'the plan'}", "serve", desk.site.kind)
-            down = [chunk.tag for _, chunk in (*desk.whole, *desk.down.values())]
-            down += [desk.token] if desk.token is not None else []
-            sets = [_tags(desk, desk.site.up), _tags(desk, desk.site.token)]  # a worker sends one of them
-            for tags in (*sets, down):
-                messages = len(tags if tags is not down else sets[0]) + len(down)
-                self._by_tag |= dict.fromkeys(tags, Message(desk.site.number, name, messages))
+        self._by_tag: dict[int, RequestMessage] = {}
+        for site_routes in routes:
+            name = lane.name(
+                f"line {site_routes.site.span.line} of {file or 'the plan'}", "serve", site_routes.site.kind
+            )
+            down = [chunk.tag for _, chunk in (*site_routes.whole, *site_routes.down.values())]
+            down += [site_routes.token] if site_routes.token is not None else []
+            alternatives = [
+                _tags(site_routes, site_routes.site.up),
+                _tags(site_routes, site_routes.site.token),
+            ]  # a worker sends one of these
+            for tags in (*alternatives, down):
+                messages = len(tags if tags is not down else alternatives[0]) + len(down)
+                self._by_tag |= dict.fromkeys(tags, RequestMessage(site_routes.site.number, name, messages))
         self._count: Counter[tuple[int, int]] = Counter()  # by worker and tag
-        self._open: dict[tuple[int, int, int], Open] = {}  # by site, worker and number
+        self._open: dict[tuple[int, int, int], OpenRequest] = {}  # by site, worker and number
         self._awaited: tuple[int, int] = (0, -1)  # the operation and the rank that were recorded last
 
     def message(self, worker: int, tag: int) -> None:
-        """A message of a worker's request has come, or its answer has gone."""
+        """Count a message that was received from, or sent to, a worker."""
         message = self._by_tag.get(tag)
         if message is None:
             return
@@ -67,20 +88,22 @@ class ServeRecord:
         request = self._open.get(key)
         if request is None:
             operation = self.lane.begin(message.name, number, worker)
-            request = self._open[key] = Open(operation, message.name, message.messages, time.monotonic())
-        request.left -= 1
-        if not request.left:
+            request = self._open[key] = OpenRequest(
+                operation, message.name, message.messages, time.monotonic()
+            )
+        request.pending -= 1
+        if not request.pending:
             self.lane.end(message.name, request.operation, number)
             del self._open[key]
 
     def lost(self, worker: int) -> None:
-        """A worker has left or died: it is answered nothing more."""
+        """End the requests of a worker that has left or died."""
         for key in [key for key in self._open if key[1] == worker]:
             request = self._open.pop(key)
             self.lane.end(request.name, request.operation, key[2])
 
     def waits(self, workers: Sequence[int]) -> None:
-        """Answers wait for these workers."""
+        """Record that answers wait for these workers."""
         if not self._open or not workers:
             return
         request = next(iter(self._open.values()))
@@ -89,5 +112,5 @@ class ServeRecord:
             self.lane.awaits(request.name, *self._awaited)
 
 
-def _tags(desk: Desk, buffers: Iterable[Buffer]) -> list[int]:
-    return [chunk.tag for buffer in buffers for chunk in buffer.chunks if chunk.tag in desk.up]
+def _tags(routes: SiteRoutes, buffers: Iterable[Buffer]) -> list[int]:
+    return [chunk.tag for buffer in buffers for chunk in buffer.chunks if chunk.tag in routes.up]

@@ -1,4 +1,4 @@
-"""States of a server in memory that the workers of its host see too (Hogwild): they add there themselves."""
+"""States in memory that workers on the server's host update themselves (Hogwild)."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from commplan.lowering.mpi.shared import CLOSED, GROUPS, HEADER, PUTS, REQUESTS,
 from commplan.protocol.server import Machine
 from commplan.protocol.sites import Site, Sites
 from commplan.runtime.input.sources.record_convert import numpy_dtype
-from commplan.runtime.param_server.store import Array, Cell, Store
+from commplan.runtime.param_server.store import Array, StateCell, Store
 
 
-def offered(sites: Sites) -> bool:
-    """Whether workers wait for a server's word on shared memory."""
+def uses_shared_memory(sites: Sites) -> bool:
+    """Whether workers wait for a message about shared memory."""
     return any(site.kind == "elastic" and site.mode == "hogwild" for site in sites.all)
 
 
-class Shared:
-    """The memory of one server. Nothing has a name, so nothing is left behind when the process is killed."""
+class SharedStates:
+    """The shared memory of one server. It has no file name, so it vanishes with the process."""
 
     def __init__(self, sites: Sites, store: Store) -> None:
         self._files: dict[str, tuple[int, int, Array]] = {}  # by state: descriptor, token, counters
         for site in sites.all:
             cells = [cell for cell in store.cells.values() if cell.name == site.states[0]]
-            if _suits(site) and 0 < len(cells) <= GROUPS and site.states[0] not in self._files:
+            if _can_share(site) and 0 < len(cells) <= GROUPS and site.states[0] not in self._files:
                 self._share(site.states[0], cells)
 
-    def _share(self, name: str, cells: Sequence[Cell]) -> None:
+    def _share(self, name: str, cells: Sequence[StateCell]) -> None:
         layout = cells[0].layout
         begins = offsets(layout)
         try:
             descriptor = os.memfd_create(f"commplan-{name}", os.MFD_CLOEXEC)
             os.posix_fallocate(descriptor, 0, HEADER + len(cells) * begins[-1])
-        except OSError:  # messages do as well
+        except OSError:  # messages are used instead
             return
         memory = mmap.mmap(descriptor, 0)
         token = secrets.randbits(62) | 1
@@ -48,41 +48,45 @@ class Shared:
         for cell in cells:
             cell.shared = True
             block = HEADER + cell.group * begins[-1]
-            for kept in cell.units.values():
-                unit, dtype = kept.unit, numpy_dtype(kept.dtypes[0])
+            for shard in cell.units.values():
+                unit, dtype = shard.unit, numpy_dtype(shard.dtypes[0])
                 start = block + begins[unit.part] + unit.start * dtype.itemsize
-                kept.slots[0] = np.frombuffer(memory, dtype, unit.size, start)
+                shard.slots[0] = np.frombuffer(memory, dtype, unit.size, start)
         self._files[name] = descriptor, token, counters
 
-    def hello(self) -> bytes:
-        """What workers are told: see `lowering.mpi.shared`."""
+    def offer(self) -> bytes:
+        """The offer to workers; see `lowering.mpi.shared`."""
         shared = {
             name: {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "token": token}
             for name, (descriptor, token, _) in self._files.items()
         }
         return json.dumps({"host": socket.gethostname(), "shared": shared}).encode()
 
-    def published(self, machine: Machine) -> None:
-        """Let workers see how often each group's state has been set."""
+    def update_counts(self, machine: Machine) -> None:
+        """Publish how often each group's state has been set."""
         for (name, group), cell in machine.cells.items():
             if name in self._files:
                 self._files[name][2][PUTS + group] = cell.puts
 
     @property
     def requests(self) -> int:
-        """What workers have served themselves."""
+        """The number of requests that workers served themselves."""
         return sum(int(counters[REQUESTS]) for _, _, counters in self._files.values())
 
     def close(self) -> None:
-        """Say that nobody looks after the memory any more."""
+        """Mark the memory as closed, and release it."""
         for descriptor, _, counters in self._files.values():
             counters[CLOSED] = 1
             os.close(descriptor)
         self._files.clear()
 
 
-def _suits(site: Site) -> bool:
-    """Workers who keep a distance must be counted, and what is narrower on its way must be rounded."""
+def _can_share(site: Site) -> bool:
+    """Whether workers may update the state of `site` directly.
+
+    With a staleness bound the server must count requests. If messages have a narrower dtype, values must be
+    rounded.
+    """
     if site.kind != "elastic" or site.mode != "hogwild" or site.staleness is not None:
         return False
     return [buffer.dtype for buffer in site.down] == [part.dtype for part in site.layout.parts]

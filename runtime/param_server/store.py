@@ -1,4 +1,4 @@
-"""The arrays of a server: its units of every state, and memory for what arrives."""
+"""The arrays of a server: its units of all states, and memory for messages."""
 
 from __future__ import annotations
 
@@ -18,37 +18,42 @@ from commplan.runtime.input.sources.record_convert import numpy_dtype
 
 Array = npt.NDArray[Any]
 _BYTE = np.dtype(np.uint8)
-_KEPT = 64  # free buffers of one size
+_MAX_FREE = 64  # maximum number of free buffers of one size
 
 
 class Pool:
-    """Memory for messages, used again: fresh pages cost more than what is done with them."""
+    """Memory for messages. It is reused, because touching fresh pages would take longer than the work."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Array]] = {}
 
     def take(self, nbytes: int) -> Array:
-        """u8 [nbytes], aligned, its content undefined."""
+        """u8 [nbytes], aligned, with undefined content."""
         free = self._free.get(nbytes)
         return free.pop() if free else aligned((nbytes,), _BYTE)
 
     def give(self, buffer: Array) -> None:
-        """Take `buffer`, which came from `take`, back; nobody may read it any more."""
+        """Return `buffer`, which came from `take`, to the pool. It must not be used any more."""
         free = self._free.setdefault(buffer.size, [])
-        if len(free) < _KEPT:
+        if len(free) < _MAX_FREE:
             free.append(buffer)
 
 
 def raw(array: Array) -> Array:
-    """The bytes of a contiguous array, u8 [nbytes]; shared."""
+    """The bytes of a contiguous array, u8 [nbytes], without a copy."""
     return array.reshape(-1).view(np.uint8)
 
 
 @dataclass
-class Kept:
-    """One unit of a state: a flat array for each of its slots, and its scalars; None before they are set.
+class Shard:
+    """One unit of a state: a flat array for each slot, and scalars; None if they are not set.
 
-    version: how often it was set, updated or pulled; updates: how often updated alone.
+    Attributes:
+        unit: The unit.
+        dtypes, scalar_dtypes: The dtypes of the slots and of the scalars.
+        slots, scalars: The arrays.
+        version: How often it was set, updated or pulled.
+        updates: How often it was updated.
     """
 
     unit: Unit
@@ -60,90 +65,90 @@ class Kept:
     updates: int = 0
 
     @property
-    def whole(self) -> bool:
-        """Whether all of it is set."""
+    def is_complete(self) -> bool:
+        """Whether all values are set."""
         return all(array is not None for array in (*self.slots, *self.scalars))
 
     def arrays(self) -> list[Array]:
-        """All of it, where it is set."""
+        """All arrays that are set."""
         return [array for array in (*self.slots, *self.scalars) if array is not None]
 
     def weights(self) -> Array:
-        """The unit's elements of its only slot."""
+        """The array of its only slot."""
         array = self.slots[0]
-        assert array is not None, "asked for before it was set"
+        assert array is not None, "used before it was set"
         return array
 
 
 @dataclass
-class Cell:
-    """A state as one group of workers has it, on this server.
+class StateCell:
+    """A state of one group of workers on this server.
 
-    shared: whether other processes write it too, so that its arrays stay where they are.
+    `shared` is whether other processes write it, too, so that its arrays must not move.
     """
 
     name: str
     group: int
     layout: Layout
-    units: dict[int, Kept] = field(default_factory=dict[int, Kept])
+    units: dict[int, Shard] = field(default_factory=dict[int, Shard])
     shared: bool = False
 
     @property
-    def whole(self) -> bool:
-        return all(kept.whole for kept in self.units.values())
+    def is_complete(self) -> bool:
+        return all(shard.is_complete for shard in self.units.values())
 
 
 class Store:
     """All states of server `server`, counted over all declarations.
 
-    leaves: of each state that lies on a server, by its name.
+    `leaves` are those of each state on a server, by name.
     """
 
     def __init__(self, sites: Sites, server: int, leaves: Mapping[str, tuple[Leaf, ...]]) -> None:
-        self.cells: dict[tuple[str, int], Cell] = {}
+        self.cells: dict[tuple[str, int], StateCell] = {}
         for site in sites.all:
-            own = server - site.first
-            if not 0 <= own < site.servers:
+            index = server - site.first
+            if not 0 <= index < site.servers:
                 continue
             for group in range(len(sites.members(site))):
                 for name, layout in zip(site.states, site.layouts, strict=True):
                     if (name, group) not in self.cells:
-                        self.cells[name, group] = _cell(name, group, layout, own, leaves[name])
+                        self.cells[name, group] = _cell(name, group, layout, index, leaves[name])
 
-    def __iter__(self) -> Iterator[tuple[Cell, Kept]]:
+    def __iter__(self) -> Iterator[tuple[StateCell, Shard]]:
         for cell in self.cells.values():
-            for kept in cell.units.values():
-                yield cell, kept
+            for shard in cell.units.values():
+                yield cell, shard
 
-    def put(self, cell: Cell, unit: int, slot: int, array: Array) -> None:
-        """`array` becomes slot `slot` of a unit; it is the store's from now on, unless the cell is shared."""
-        kept = cell.units[unit]
-        old = kept.slots[slot]
-        if cell.shared and old is not None:
-            np.copyto(old, array)
+    def put(self, cell: StateCell, unit: int, slot: int, array: Array) -> None:
+        """Set a slot of a unit. The store owns `array` from now on, unless the cell is shared."""
+        shard = cell.units[unit]
+        current = shard.slots[slot]
+        if cell.shared and current is not None:
+            np.copyto(current, array)
         else:
-            kept.slots[slot] = array
+            shard.slots[slot] = array
 
-    def put_scalar(self, cell: Cell, place: int, value: Array) -> None:
-        """The leaf `place` of a state, a scalar, which is kept with every unit."""
+    def put_scalar(self, cell: StateCell, place: int, value: Array) -> None:
+        """Set the leaf `place` of a state, a scalar, which is stored with every unit."""
         number = cell.layout.scalars.index(place)
-        for kept in cell.units.values():
-            kept.scalars[number] = value.reshape(()).copy()
+        for shard in cell.units.values():
+            shard.scalars[number] = value.reshape(()).copy()
 
 
-def _cell(name: str, group: int, layout: Layout, own: int, leaves: tuple[Leaf, ...]) -> Cell:
-    cell = Cell(name, group, layout)
+def _cell(name: str, group: int, layout: Layout, index: int, leaves: tuple[Leaf, ...]) -> StateCell:
+    cell = StateCell(name, group, layout)
     scalars = tuple(leaves[place].dtype for place in layout.scalars)
-    for unit in layout.owned(own):
+    for unit in layout.owned(index):
         dtypes = tuple(parts[unit.part].dtype for parts in layout.slots)
-        cell.units[unit.number] = Kept(unit, dtypes, scalars, [None] * len(dtypes), [None] * len(scalars))
+        cell.units[unit.number] = Shard(unit, dtypes, scalars, [None] * len(dtypes), [None] * len(scalars))
     return cell
 
 
 def converted(array: Array, dtype: DType) -> Array:
-    """`array` as `dtype`, rounded to nearest even where that is narrower; itself if it is that already."""
-    wanted = numpy_dtype(dtype)
-    if array.dtype == wanted:
+    """`array` as `dtype`, rounded to nearest even; `array` itself if it has this dtype."""
+    target = numpy_dtype(dtype)
+    if array.dtype == target:
         return array
     with np.errstate(all="ignore"):
-        return array.astype(wanted)
+        return array.astype(target)

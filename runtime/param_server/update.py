@@ -1,7 +1,7 @@
-"""The function of an exchange on flat chunks: compiled once for each size of chunk.
+"""Applies the function of an exchange to flat chunks. It is compiled once per chunk size.
 
-Weights and gradient come as flat arrays. What is kept beside the weights comes as the tree that it is, with a
-flat array in the place of every copy of the weights' structure; scalars stay.
+Weights and gradients are flat arrays. An auxiliary state, such as momentum, is a pytree in which every copy
+of the weights' structure is replaced by one flat array. Scalars are unchanged.
 """
 
 from __future__ import annotations
@@ -18,21 +18,29 @@ from commplan.lowering.jax.pytree import LEAF, Structure
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.protocol.units import Layout
 from commplan.runtime.input.sources.record_convert import numpy_dtype
-from commplan.runtime.param_server.elementwise import why_not
+from commplan.runtime.param_server.elementwise import non_elementwise_reason
 from commplan.runtime.param_server.store import Array
 
-# Of what is kept beside the weights: whether it is a scalar, and which.
+# Of a node of the auxiliary state: whether it is a scalar, and its index among scalars or slots.
 Role = tuple[bool, int]
 
 
-class Update:
-    """`fn` on chunks.
+class ChunkUpdate:
+    """A function on chunks, FN(w, g) -> w or FN(w, m, g) -> w, m.
 
-    fn: FN(w, g) -> w or FN(w, m, g) -> w, m. weights: the layout of w. beside: that of m, its leaves and its
-    structure, and the structure of the weights; None where there is no m. gradients: by part, the dtype of g.
+    Args:
+        name: The name of the function.
+        fn: The function.
+        weights: The layout of w.
+        gradients: The dtype of g, by part.
+        auxiliary: The auxiliary state m, if there is one.
+        span: The span of the exchange.
+        file: The plan's file.
 
-    Raises CP0970 where `fn` fails on flat arrays or is not elementwise, CP0971 where it returns something
-    else than it is given, CP0972 where m has the weights in it in another structure.
+    Raises:
+        CommplanError: CP0970 if `fn` fails on flat arrays or is not elementwise, CP0971 if its results differ
+            from its operands in structure, shape or dtype, CP0972 if m contains the weights in another
+            structure.
     """
 
     def __init__(
@@ -41,11 +49,11 @@ class Update:
         fn: Callable[..., Any],
         weights: Layout,
         gradients: Sequence[DType],
-        scalars: Beside | None,
+        auxiliary: AuxiliaryState | None,
         span: Span,
         file: str,
     ) -> None:
-        self.name, self.fn, self.beside = name, fn, scalars
+        self.name, self.fn, self.auxiliary = name, fn, auxiliary
         self.weights, self.gradients = weights, tuple(gradients)
         self.span, self.file = span, file
         for number in sorted({unit.part for unit in weights.units}):
@@ -55,29 +63,31 @@ class Update:
     def __call__(
         self, w: Array, slots: Sequence[Array], scalars: Sequence[Array], g: Array
     ) -> tuple[Array, list[Array], list[Array]]:
-        """New weights, slots and scalars; read-only arrays, none of which shares memory with `g`."""
+        """New weights, slots and scalars: read-only arrays that share no memory with `g`."""
         updated = self._compiled(w, tuple(slots), tuple(scalars), g)
-        arrays = [_own(np.asarray(array), g) for array in (updated[0], *updated[1], *updated[2])]
+        arrays = [_without_aliasing(np.asarray(array), g) for array in (updated[0], *updated[1], *updated[2])]
         count = 1 + len(slots)
         return arrays[0], arrays[1:count], arrays[count:]
 
     def _called(self, w: Any, slots: Sequence[Any], scalars: Sequence[Any], g: Any) -> tuple[Any, Any, Any]:
-        if self.beside is None:
+        if self.auxiliary is None:
             new = self.fn(w, g)
             return self._array(new, w.shape, w.dtype, "weights"), (), ()
-        answer = self.fn(w, self.beside.tree(slots, scalars), g)
-        if not isinstance(answer, tuple | list) or len(cast("Sequence[Any]", answer)) != 2:
-            kind = type(cast("object", answer)).__name__
-            self._wrong(f"returned a {kind}, and should return two values in a tuple")
-        new, kept = cast("Sequence[Any]", answer)
-        nodes, structure = jax.tree_util.tree_flatten(kept)
-        if structure != self.beside.structure:
-            self._wrong("returned what is beside the weights in another structure than it came")
-        places: tuple[list[Any], list[Any]] = ([None] * len(slots), [None] * len(scalars))
-        for (is_scalar, which), node in zip(self.beside.roles, nodes, strict=True):
-            like = (scalars if is_scalar else slots)[which]
-            places[is_scalar][which] = self._array(node, like.shape, like.dtype, "what is beside the weights")
-        return self._array(new, w.shape, w.dtype, "weights"), tuple(places[0]), tuple(places[1])
+        returned = self.fn(w, self.auxiliary.tree(slots, scalars), g)
+        if not isinstance(returned, tuple | list) or len(cast("Sequence[Any]", returned)) != 2:
+            kind = type(cast("object", returned)).__name__
+            self._wrong(f"returned a {kind}, expected a tuple of two values")
+        new, state = cast("Sequence[Any]", returned)
+        nodes, structure = jax.tree_util.tree_flatten(state)
+        if structure != self.auxiliary.structure:
+            self._wrong("returned the auxiliary state in another structure than that of its argument")
+        results: tuple[list[Any], list[Any]] = ([None] * len(slots), [None] * len(scalars))
+        for (is_scalar, index), node in zip(self.auxiliary.roles, nodes, strict=True):
+            argument = (scalars if is_scalar else slots)[index]
+            results[is_scalar][index] = self._array(
+                node, argument.shape, argument.dtype, "the auxiliary state"
+            )
+        return self._array(new, w.shape, w.dtype, "weights"), tuple(results[0]), tuple(results[1])
 
     def _array(self, value: Any, shape: tuple[int, ...], dtype: Any, subject: str) -> Any:
         if jax.tree_util.tree_structure(value) != LEAF:
@@ -85,23 +95,23 @@ class Update:
         weak = isinstance(value, bool | int | float) or bool(getattr(value, "weak_type", False))
         x = jnp.asarray(value, dtype) if weak else jnp.asarray(value)
         if x.shape != shape or x.dtype != dtype:
-            got, wanted = f"{x.dtype}{list(x.shape)}", f"{np.dtype(dtype)}{list(shape)}"
-            self._wrong(f"returned {got} for {wanted} of {subject}")
+            actual, expected = f"{x.dtype}{list(x.shape)}", f"{np.dtype(dtype)}{list(shape)}"
+            self._wrong(f"returned {actual} for {subject}, expected {expected}")
         return x
 
     def _wrong(self, subject: str) -> NoReturn:
         fail(
             "CP0971",
             f"function `{self.name}` {subject}",
-            "owners of chunks give it flat arrays of their elements, and keep what it returns in their place",
+            "servers call it with flat arrays of their elements, and store its results in their place",
             span=self.span,
             file=self.file,
         )
 
     def _check(self, part: int, size: int) -> None:
         """Trace the function for a chunk of `size` elements, and for a longer one."""
-        length = max(size, 4)  # where every array has one element nothing shows
-        reason = why_not(self._traced(part, length), self._traced(part, length + 3))
+        length = max(size, 4)  # arrays of one element would hide violations
+        reason = non_elementwise_reason(self._traced(part, length), self._traced(part, length + 3))
         if reason:
             self._refuse("is not elementwise", reason)
 
@@ -110,9 +120,9 @@ class Update:
             return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))
 
         slots = scalars = ()
-        if self.beside is not None:
-            slots = tuple(shaped(parts[part].dtype, size) for parts in self.beside.layout.slots)
-            scalars = tuple(shaped(dtype) for dtype in self.beside.scalars)
+        if self.auxiliary is not None:
+            slots = tuple(shaped(parts[part].dtype, size) for parts in self.auxiliary.layout.slots)
+            scalars = tuple(shaped(dtype) for dtype in self.auxiliary.scalars)
         w, g = shaped(self.weights.parts[part].dtype, size), shaped(self.gradients[part], size)
         try:
             return jax.make_jaxpr(self._called)(w, slots, scalars, g)
@@ -125,20 +135,28 @@ class Update:
     def _refuse(self, subject: str, reason: str) -> NoReturn:
         fail(
             "CP0970",
-            f"function `{self.name}` updates chunks on their owners, and {subject}",
+            f"function `{self.name}` updates chunks on servers, but {subject}",
             reason,
-            "each element of what it returns must depend on the same element of what it is given alone",
-            "write it with jax.tree.map over w and g, without names of leaves; an optimiser that needs a view"
-            " of the whole tree updates after `reduce` instead",
+            "each element of a result must depend only on the same element of the arguments",
+            "write it with jax.tree.map over w and g, without names of leaves; an optimiser that needs the"
+            " whole tree must update after `reduce` instead",
             span=self.span,
             file=self.file,
         )
 
 
-class Beside:
-    """What is kept beside the weights, as a tree with flat arrays in it. Raises CP0972.
+class AuxiliaryState:
+    """An auxiliary state, as a tree that contains flat arrays.
 
-    leaves, structure: of the state. weights: the structure of the weights.
+    Args:
+        layout: The layout of the state.
+        leaves, structure: The leaves and the pytree structure of the state.
+        weights: The pytree structure of the weights.
+        span: The span of the exchange.
+        file: The plan's file.
+
+    Raises:
+        CommplanError: CP0972 if the state contains the weights in another structure.
     """
 
     def __init__(
@@ -166,19 +184,19 @@ class Beside:
                 path = leaves[places[0]].path
                 fail(
                     "CP0972",
-                    f"what is beside the weights holds `{path}` in another structure than the weights have",
-                    "on its owners a copy of the weights is one flat array: it must be the same kind of tree",
-                    "give the shapes of both states from pytrees of the same classes",
+                    f"the auxiliary state contains `{path}` in another structure than the weights",
+                    "on servers a copy of the weights is one flat array: it must be the same kind of tree",
+                    "pass the shapes of both states as pytrees of the same classes",
                     span=span,
                     file=file,
                 )
 
     def tree(self, slots: Sequence[Any], scalars: Sequence[Any]) -> Any:
         """The tree of a chunk."""
-        nodes = [(scalars if is_scalar else slots)[which] for is_scalar, which in self.roles]
+        nodes = [(scalars if is_scalar else slots)[index] for is_scalar, index in self.roles]
         return jax.tree_util.tree_unflatten(self.structure, nodes)
 
 
-def _own(array: Array, g: Array) -> Array:
-    """What a function returns as it came is the memory that it came in."""
+def _without_aliasing(array: Array, g: Array) -> Array:
+    """`array`, copied if it shares memory with `g`, as it does if a function returns an argument."""
     return array.copy() if np.may_share_memory(array, g) else array

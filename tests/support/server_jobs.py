@@ -21,7 +21,7 @@ from commplan.protocol.build_sites import sites as survey
 from commplan.protocol.sites import LEAVE, Buffer, Chunk, Site, Sites
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.driver import Driver
-from commplan.runtime.param_server.routing import Desks
+from commplan.runtime.param_server.routing import RoutingTable
 
 Array = Any
 # What a worker does: yields a site and its operands by name, gets the leaves of the site's answer.
@@ -65,7 +65,7 @@ class Job:
         self.sites = survey(schedule)
         self.drivers = []
         for server in range(self.sites.servers):
-            desks = Desks(schedule, self.sites, server, self.functions, structures(self.program))
+            desks = RoutingTable(schedule, self.sites, server, self.functions, structures(self.program))
             self.drivers.append(Driver(self.sites, server, desks, self.answer))
 
     def site(self, kind: str, phase: str, state: str | None = None) -> Site:

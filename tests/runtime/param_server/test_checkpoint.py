@@ -13,7 +13,7 @@ import pytest
 from support.server_jobs import Job, compiled
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.param_server.checkpoint import Keep, check_prompt
+from commplan.runtime.param_server.checkpoint import Checkpoint, check_prompt
 
 TEXT = """plan p
 axis worker = 2
@@ -52,14 +52,14 @@ def job(folder: Path, text: str = TEXT) -> Job:
     return Job(compiled(folder, text, shapes), {"step": step, "zeros": lambda tree: tree})
 
 
-def keeping(made: Job, folder: Path) -> list[Keep]:
+def keeping(made: Job, folder: Path) -> list[Checkpoint]:
     """Every server keeps its states in `folder`, and goes on with what is there."""
-    found: list[Keep] = []
+    found: list[Checkpoint] = []
     for server, driver in enumerate(made.drivers):
-        keep = Keep(folder, driver.store, server)
+        keep = Checkpoint(folder, driver.store, server)
         if keep.found and keep.load([("weights", "moment")]):
             driver.restore()
-        driver.keeper = keep
+        driver.checkpoint = keep
         found.append(keep)
     return found
 
@@ -138,7 +138,7 @@ def test_what_was_answered_is_kept_whenever_a_server_is_killed(tmp_path: Path, m
     done: list[list[int]] = [[], []]
     first.run({w: stepping(first, w, 0, 3, done[w]) for w in range(2)}, most, leave=False, most=most)
     for driver in first.drivers:
-        driver.keeper.close()  # type: ignore[union-attr]  the locks, which die with a process
+        driver.checkpoint.close()  # type: ignore[union-attr]  the locks, which die with a process
     second = job(tmp_path)
     keeping(second, tmp_path / "kept")
     least = max(len(each) for each in done)  # nobody is answered before the update
@@ -188,7 +188,7 @@ def test_a_half_written_place_is_not_believed(tmp_path: Path):
         data[newest + 64 + 5] ^= 1
         keep.path.write_bytes(data)
     second = job(tmp_path)
-    found = [Keep(tmp_path / "kept", driver.store, i) for i, driver in enumerate(second.drivers)]
+    found = [Checkpoint(tmp_path / "kept", driver.store, i) for i, driver in enumerate(second.drivers)]
     for keep, driver in zip(found, second.drivers, strict=True):
         keep.load([("weights", "moment")])
         updates = [kept.updates for kept in driver.store.cells["weights", 0].units.values()]
@@ -233,10 +233,10 @@ def test_another_plan_is_refused_and_another_run_too(tmp_path: Path):
     state = tmp_path / "kept" / "server-0.state"
     state.write_bytes(state.read_bytes().replace(b'"states":["', b'"states":["../', 1))
     with pytest.raises(CommplanError, match=r"CP0974.*is damaged"):
-        Keep(tmp_path / "kept", job(tmp_path).drivers[0].store, 0)
+        Checkpoint(tmp_path / "kept", job(tmp_path).drivers[0].store, 0)
     (tmp_path / "kept" / "server-1.state").write_bytes(b"something else")
     with pytest.raises(CommplanError, match="CP0974"):
-        Keep(tmp_path / "kept", job(tmp_path).drivers[1].store, 1)
+        Checkpoint(tmp_path / "kept", job(tmp_path).drivers[1].store, 1)
     (tmp_path / "file").write_text("")
     with pytest.raises(CommplanError, match="CP0974"):
         keeping(job(tmp_path), tmp_path / "file")
@@ -246,11 +246,11 @@ def test_names_of_states_may_take_more_than_a_page(tmp_path: Path):
     long = f"weights_{'of_a_long_name_' * 600}"
     text = TEXT.replace("weights", long)
 
-    def kept(folder: Path) -> list[Keep]:
+    def kept(folder: Path) -> list[Checkpoint]:
         start = {"count": np.int32(0), "mu": SHAPE}
         shapes = {"params": SHAPE, "grads": SHAPE, long: SHAPE, "moment": start}
         made = Job(compiled(tmp_path, text, shapes), {"step": step, "zeros": lambda tree: tree})
-        return [Keep(folder, driver.store, number) for number, driver in enumerate(made.drivers)]
+        return [Checkpoint(folder, driver.store, number) for number, driver in enumerate(made.drivers)]
 
     for keep in kept(tmp_path / "kept"):
         assert not keep.found
@@ -284,15 +284,15 @@ def test_a_run_that_begins_beside_another_is_refused(tmp_path: Path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         with pytest.raises(CommplanError, match=r"CP0974.*in use by another run"):
-            Keep(kept, store, 0)
+            Checkpoint(kept, store, 0)
         assert [path.name for path in kept.iterdir()] == ["server-0.lock"]
         other.communicate()
     (kept / "server-0.new").write_bytes(b"left by a run that was killed")
-    keep = Keep(kept, store, 0)
+    keep = Checkpoint(kept, store, 0)
     assert not keep.found
     assert {path.name for path in kept.iterdir()} == {"server-0.lock", "server-0.state"}
     keep.close()
-    again = Keep(kept, store, 0)
+    again = Checkpoint(kept, store, 0)
     assert again.found
     again.close()
 
@@ -305,10 +305,10 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path: Path, suffix: str):
     (kept / "server-0.state").with_suffix(suffix).symlink_to(target)
     store = job(tmp_path).drivers[0].store
     if suffix == ".new":  # of a run that was killed
-        Keep(kept, store, 0).close()
+        Checkpoint(kept, store, 0).close()
     else:
         with pytest.raises(CommplanError, match=r"CP0974.*it is a symbolic link"):
-            Keep(kept, store, 0)
+            Checkpoint(kept, store, 0)
     assert target.read_text() == "of somebody else"
 
 

@@ -131,7 +131,7 @@ def test_weighted_mean_is_that_of_the_records(tmp_path: Path):
         total = sum(n * flat(gradient(worker, step)) for worker, n in enumerate(weights))
         w = w - np.float32(0.5) * total / sum(weights)
         np.testing.assert_allclose(seen[0][step], w, rtol=1e-5, atol=1e-6)
-    assert not job.drivers[0].scalars and not job.drivers[1].left
+    assert not job.drivers[0].scalars and not job.drivers[1].pending_units
 
 
 def test_a_state_is_set_before_it_is_asked_for(tmp_path: Path):

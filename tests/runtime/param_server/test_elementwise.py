@@ -10,7 +10,7 @@ import optax  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.runtime.param_server.elementwise import why_not
+from commplan.runtime.param_server.elementwise import non_elementwise_reason
 
 Update = Callable[[Any, Any], Any]
 PATTERN = np.arange(19, dtype=np.float32) % 2
@@ -21,7 +21,7 @@ def told(function: Callable[..., Any], scalars: int = 0) -> str:
         array = jax.ShapeDtypeStruct((size,), np.float32)
         return jax.make_jaxpr(function)(array, array, *[jax.ShapeDtypeStruct((), np.float32)] * scalars)
 
-    return why_not(traced(16), traced(19))
+    return non_elementwise_reason(traced(16), traced(19))
 
 
 def walked(carry: Any, x: Any) -> Any:
@@ -45,18 +45,18 @@ def noise(x: Any) -> Any:
 
 
 BEYOND: list[tuple[Update, str]] = [
-    (lambda w, g: w - g * jnp.arange(w.size), "`iota` makes elements by their place"),
+    (lambda w, g: w - g * jnp.arange(w.size), "`iota` produces elements from their index"),
     (lambda w, g: w - g * noise(w), "`random_bits`"),
     (lambda w, g: w - g * PATTERN[: w.size], "a constant of shape [16]"),
-    (lambda w, g: w - g / g.size, "`div` is given 16.0 or 19.0 by the length"),
+    (lambda w, g: w - g / g.size, "`div` has 16.0 or 19.0 by the length"),
     (lambda w, g: w - g / jnp.sqrt(jnp.sum(g * g)), "`reduce_sum`"),
     (lambda w, g: w - jnp.cumsum(g), "`cumsum`"),
     (lambda w, g: jnp.sort(w) - g, "`sort`"),
     (lambda w, g: w - g[::-1], "`rev`"),
-    (lambda w, g: w - g[0], "makes an element from several"),
+    (lambda w, g: w - g[0], "is not known to be elementwise"),
     (lambda w, g: w - jnp.where(jnp.max(g) > 1, 0.0, g), "`reduce_max`"),
-    (lambda w, g: w - jnp.outer(g, g)[0], "makes an element from several"),
-    (lambda w, g: w - jax.lax.scan(walked, 0.0, g)[1], "`scan` walks"),
+    (lambda w, g: w - jnp.outer(g, g)[0], "is not known to be elementwise"),
+    (lambda w, g: w - jax.lax.scan(walked, 0.0, g)[1], "`scan` iterates"),
     (lambda w, g: jax.lax.fori_loop(0, w.size, halved, w) - g, "by the length"),
     (lambda w, g: jax.jit(centred)(w) - g, "`reduce_sum`"),
     (lambda w, g: jax.lax.cond(True, same, centred, w) - g, "`reduce_sum`"),

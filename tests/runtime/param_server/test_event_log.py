@@ -13,7 +13,7 @@ import pytest
 from support.server_jobs import Job, compiled
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.param_server.event_log import LOST, Recorder, Replay, about, recorded
+from commplan.runtime.param_server.event_log import LOST, Recorder, Replay, log_header, read_events
 
 TEXT = """plan p
 axis worker = 3
@@ -43,7 +43,7 @@ def averaging(made: Job, worker: int, steps: int) -> Any:
 
 
 def recording(made: Job, path: Path, seed: int, dies: int | None = None) -> None:
-    recorder = Recorder(path, about(made.sites, 0))
+    recorder = Recorder(path, log_header(made.sites, 0))
 
     def hear(server: int, worker: int, tag: int, buffer: Any) -> None:
         recorder.add(worker, tag)
@@ -70,7 +70,7 @@ def replaying(made: Job, path: Path, seed: int, steps: int = 5) -> list[int]:
         lost.append(worker)
         made.drivers[0].lost(worker)
 
-    replay = Replay(recorded(path, about(made.sites, 0)), made.drivers[0].arrive, lose)
+    replay = Replay(read_events(path, log_header(made.sites, 0)), made.drivers[0].arrive, lose)
     made.hear = lambda server, worker, tag, buffer: replay.arrive(worker, tag, buffer)
     made.run({worker: averaging(made, worker, steps) for worker in range(3)}, seed)
     return lost
@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_after_the_recording_is_told(tmp_path: Path):
 def test_a_recording_that_was_cut_short_is_followed_to_its_last_whole_block(tmp_path: Path):
     program = compiled(tmp_path, TEXT.replace("MODE", "async"), {})
     made = Job(program, {})
-    recorder = Recorder(tmp_path / "x.order", about(made.sites, 0))
+    recorder = Recorder(tmp_path / "x.order", log_header(made.sites, 0))
     events = [(0, 16), (1, 17), (2, 1), (0, LOST)]
     for event in events[:2]:
         recorder.add(*event)
@@ -111,26 +111,26 @@ def test_a_recording_that_was_cut_short_is_followed_to_its_last_whole_block(tmp_
     for event in events[2:]:
         recorder.add(*event)
     recorder.close()
-    assert list(recorded(tmp_path / "x.order", about(made.sites, 0))) == events
+    assert list(read_events(tmp_path / "x.order", log_header(made.sites, 0))) == events
     data = (tmp_path / "x.order").read_bytes()
     (tmp_path / "x.order").write_bytes(data[:-1])
-    assert list(recorded(tmp_path / "x.order", about(made.sites, 0))) == events[:2]
+    assert list(read_events(tmp_path / "x.order", log_header(made.sites, 0))) == events[:2]
     for at, bit in ((-1, 1), (data.index(b"\n", data.index(b"{")) + 1, 2)):  # an event; how many there are
         damaged = bytearray(data)
         damaged[at] ^= bit
         (tmp_path / "x.order").write_bytes(damaged)
         with pytest.raises(CommplanError, match=r"CP0976.*is damaged at byte"):
-            list(recorded(tmp_path / "x.order", about(made.sites, 0)))
+            list(read_events(tmp_path / "x.order", log_header(made.sites, 0)))
 
 
 @pytest.mark.parametrize(("count", "size"), [(3, 2**24), (2**32 - 1, 2**24), (2**21, 2**24), (0, 0)])
 def test_a_recording_unpacks_to_no_more_than_it_says(tmp_path: Path, count: int, size: int):
     made, path = Job(compiled(tmp_path, TEXT.replace("MODE", "async"), {}), {}), tmp_path / "x.order"
-    Recorder(path, about(made.sites, 0)).close()
+    Recorder(path, log_header(made.sites, 0)).close()
     packed = zlib.compress(bytes(size))
     with path.open("ab") as file:
         file.write(struct.pack("<III", count, len(packed), zlib.crc32(packed)) + packed)
-    events = recorded(path, about(made.sites, 0))
+    events = read_events(path, log_header(made.sites, 0))
     tracemalloc.start()
     with pytest.raises(CommplanError, match=r"CP0976.*is damaged at byte"):
         next(events)
@@ -150,7 +150,7 @@ def test_a_recorded_death_happens_again_at_its_place(tmp_path: Path):
         lost.append(worker)
         again.kill(worker)
 
-    events = recorded(tmp_path / "x.order", about(again.sites, 0))
+    events = read_events(tmp_path / "x.order", log_header(again.sites, 0))
     replay = Replay(events, again.drivers[0].arrive, lose)
     again.hear = lambda server, worker, tag, buffer: replay.arrive(worker, tag, buffer)
     with pytest.raises(CommplanError, match="CP0977"):  # the recording ends with the death, this run does not
@@ -168,6 +168,6 @@ def test_recordings_of_something_else_are_refused(tmp_path: Path):
     for path, sites in ((tmp_path / "x.order", other.sites), (tmp_path / "text", made.sites),
                         (tmp_path / "missing", made.sites)):  # fmt: skip
         with pytest.raises(CommplanError, match="CP0976"):
-            list(recorded(path, about(sites, 0)))
+            list(read_events(path, log_header(sites, 0)))
     with pytest.raises(CommplanError, match="CP0976"):
-        Recorder(tmp_path / "no" / "folder", about(made.sites, 0))
+        Recorder(tmp_path / "no" / "folder", log_header(made.sites, 0))

@@ -9,7 +9,7 @@ import pytest
 from support.server_jobs import Job, compiled
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.param_server.serve import Awaited
+from commplan.runtime.param_server.serve import PutTimeout
 
 TEXT = """
 plan sets
@@ -29,19 +29,19 @@ phase again {
 def test_workers_that_do_not_come_are_named(tmp_path: Path):
     job = Job(compiled(tmp_path, TEXT, {}), {})
     (driver,) = job.drivers
-    awaited = Awaited(driver, 0.0)
+    awaited = PutTimeout(driver, 0.0)
     values = {"weights": np.ones(8, np.float32)}
     for phase, workers in (("start", (0, 1, 2)), ("again", (0, 1))):
-        assert awaited.word() == "", phase
+        assert awaited.message() == "", phase
         for worker in workers:
             job.ask(worker, job.site("put", phase), values)
             while job.wires[worker, 0]:
                 job.deliver(worker, 0)
     with pytest.raises(CommplanError, match="worker 2 did not come") as error:
-        awaited.word()
+        awaited.message()
     assert error.value.diagnostics[0].code == "CP0981"
     driver.lost(2)
-    assert awaited.word() == ""
+    assert awaited.message() == ""
 
 
 def test_a_server_knows_whose_messages_wait_and_who_has_none_there(tmp_path: Path):
