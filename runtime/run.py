@@ -37,7 +37,7 @@ from commplan.runtime.input.stages.functions import checked_functions
 from commplan.runtime.layers import ShardedWeights
 from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.machines.machine import Binding
-from commplan.runtime.machines.server import Serving
+from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
@@ -382,7 +382,7 @@ class TypedRun(Bound):
     @property
     def role(self) -> Literal["worker", "server"]:
         """What this process is: under MPI the ranks after the workers' are the plan's servers."""
-        return "server" if isinstance(self.context.machine, Serving) else "worker"
+        return "server" if isinstance(self.context.machine, ServerMachine) else "worker"
 
     def serve(self, **how: Any) -> Any:
         """On a server: serve until every worker has left, and tell what was served. On a worker: None.
@@ -390,7 +390,7 @@ class TypedRun(Bound):
         how: see `commplan.runtime.param_server.serve.serve`.
         """
         machine = self.context.machine
-        if not isinstance(machine, Serving):
+        if not isinstance(machine, ServerMachine):
             return None
         from commplan.runtime.param_server.serve import serve  # noqa: PLC0415  only where there are servers
 

@@ -137,7 +137,7 @@ class _OnRanks:
             return Outcome(values)
         self._phases(schedule, run, values)
         if self.served:
-            _wait(run.context.machine.own)
+            _wait(run.context.machine.comm)
             run.close()
         return Outcome(values)
 
@@ -155,7 +155,7 @@ class _OnRanks:
 
     def _called(self, run: Any, phase: str, state: Any, own: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         """The results of a phase. Workers call elastic phases with servers one after another."""
-        workers = run.context.machine.own
+        workers = run.context.machine.comm
         turns = self.served and any(isinstance(op, Elastic) for op in run.context.schedule.phase(phase).ops)
         for worker in range(workers.Get_size() if turns else 1):
             if not turns or worker == workers.Get_rank():

@@ -20,7 +20,9 @@ from bench.faults.mpi import draw as drawn_rank
 
 BEFORE = "before "  # of what happens before the program is bound
 KINDS = (*OF_RANKS, BEFORE + "stop", BEFORE + "sleep")
-AWAITED = re.compile(r"commplan: process(?:es)? ([\d, ]+) ha\w+ not come for .* waits in `program\.bind`")
+AWAITED = re.compile(
+    r"commplan: process(?:es)? ([\d, ]+) ha\w+ not arrived after .* waits in `program\.bind`"
+)
 
 
 def process(fault: Fault, port: int, index: int) -> None:

@@ -50,7 +50,7 @@ def run(case: Case, comm: Any, number: int, path: Path, how: str) -> Weights:
     if run.serve(**{how: path}) is not None:
         _wait(comm)
         return []
-    worker, pace = run.context.machine.own.Get_rank(), random.Random(f"{number} {how} {comm.Get_rank()}")
+    worker, pace = run.context.machine.comm.Get_rank(), random.Random(f"{number} {how} {comm.Get_rank()}")
     most = pace.choice((0.0, 0.0, 1e-3, 5e-3))  # of a thought
     _, state = run.start(run.init(), **started(case, worker))
     w = noise(case, worker if case.elastic else 0)
@@ -60,7 +60,7 @@ def run(case: Case, comm: Any, number: int, path: Path, how: str) -> Weights:
         out, state = run.step(state, **asked(case, worker, step, w))
         w = stepped(case, worker, step, w, out.pull if case.elastic else out.weights)
         weights.append(_bytes(w))
-    _wait(run.context.machine.own)  # nobody is still on the way to the servers
+    _wait(run.context.machine.comm)  # nobody is still on the way to the servers
     out, state = run.look(state)
     weights.append(_bytes(out.center if case.elastic else out.weights))
     run.close()

@@ -1,2 +1,5 @@
-"""What a bound program asks of the machine that it runs on (`machine`): a mesh of devices, the ranks of a
-communicator, or a server process. A third kind is one more file."""
+"""The machines on which a bound program runs (`machine.Machine`).
+
+There are three kinds: a mesh of devices, the ranks of a communicator, and a parameter server. A fourth kind
+is one more file.
+"""

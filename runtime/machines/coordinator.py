@@ -1,6 +1,6 @@
 """The key-value store of the coordinator of `jax.distributed`.
 
-Nothing here runs on devices, so it neither waits for programs that run nor delays them.
+Nothing here runs on devices, so it neither waits for running programs nor delays them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ from commplan.lowering.jax.typing_shim import jax
 
 
 def address() -> str:
-    """HOST:PORT of the coordinator."""
+    """The address of the coordinator, HOST:PORT."""
     return str(_compat.coordination().coordinator_address)
 
 
 def all_gather_text(key: str, text: str, processes: Sequence[int], timeout_s: float) -> dict[int, str]:
-    """The text of each of `processes`, by process. All of them call this, once for each `key`.
+    """Exchange a text between processes.
 
-    Raises: JaxRuntimeError, as `barrier` does.
+    All of `processes` call this once for each `key`.
+
+    Returns:
+      The text of each process, by its number.
+
+    Raises:
+      JaxRuntimeError: if a process does not arrive within `timeout_s` seconds.
     """
     _compat.coordination().client.key_value_set(f"{key}/{jax.process_index()}", text)
     barrier(key, processes, timeout_s)
@@ -27,11 +33,11 @@ def all_gather_text(key: str, text: str, processes: Sequence[int], timeout_s: fl
 
 
 def texts(key: str) -> dict[int, str]:
-    """The text of each process that has called `all_gather_text` so far."""
+    """The texts of the processes that have called `all_gather_text` so far, by process."""
     entries = _compat.coordination().client.key_value_dir_get(key)
     return {int(name.rpartition("/")[2]): text for name, text in entries}
 
 
 def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
-    """Wait for all of `processes`. Raises a JaxRuntimeError if one of them does not arrive in time."""
+    """Wait for all of `processes`; raises a JaxRuntimeError after `timeout_s` seconds."""
     _compat.coordination().client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))

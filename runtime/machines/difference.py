@@ -1,4 +1,4 @@
-"""The first line in which the descriptions of several processes differ, found without sending all lines."""
+"""Find the first line in which the descriptions of several processes differ, without sending all lines."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from typing import Any
 
 import msgspec
 
-_HEAD, _BEFORE, _LONGEST = (
-    56,
-    24,
-    200,
-)  # characters of a long line: its head, before the first that differs, all
+# Numbers of characters of a long line that are shown: its head, before the first difference, and in all.
+_HEAD, _BEFORE, _LONGEST = 56, 24, 200
 
 
 class Checksums(msgspec.Struct, frozen=True, array_like=True):
-    """A checksum of 4 bytes for each line of a process."""
+    """The checksums of a process's lines, 4 bytes each."""
 
     lines: bytes
 
 
-class Line(msgspec.Struct, frozen=True, array_like=True):
-    """One line of a process; empty if it has no such line."""
+class LineText(msgspec.Struct, frozen=True, array_like=True):
+    """One line of a process, or "" if the process has no such line."""
 
     text: str
 
@@ -32,12 +29,13 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
 def first_difference(
     lines: Sequence[str], exchange: Callable[[Any], Mapping[int, Any]], shown: Sequence[str] = ()
 ) -> dict[int, str]:
-    """The first line that differs between processes, by process.
+    """Return the first line that differs between processes, by process.
 
     Args:
-      lines: those of this process; a process without any is not compared.
-      exchange: returns the values of all processes by their numbers. All processes call this function alike.
-      shown: what is returned in place of a line of this process, such as the line and its source.
+      lines: the lines of this process. A process without lines is not compared.
+      exchange: returns the values of all processes by process number. All processes call this function in the
+          same order.
+      shown: texts to return instead of `lines`, for example each line with its source.
 
     Returns:
       The line of each process, cut around the first character that differs; empty if all lines are equal.
@@ -50,12 +48,12 @@ def first_difference(
     place = next(differing, None)
     if place is None:
         return {}
-    answers = exchange(Line("".join((shown or lines)[place : place + 1])))
+    answers = exchange(LineText("".join((shown or lines)[place : place + 1])))
     return excerpts({n: answers[n].text or f"nothing after {place}" for n in columns})
 
 
 def excerpts(texts: Mapping[int, str]) -> dict[int, str]:
-    """`texts`, the long ones cut to their heads and the first characters that differ."""
+    """Cut long texts to their heads and the text around the first character that differs."""
     columns = zip(*texts.values(), strict=False)
     start = sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
     if start < _HEAD + _BEFORE or all(len(text) <= _LONGEST for text in texts.values()):

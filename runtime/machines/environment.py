@@ -1,4 +1,4 @@
-"""What all processes that bind a program must have alike, so that they compile and compute the same."""
+"""The properties that all processes of a program must share so that they compile and compute the same."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _OPTIONS = (
     "jax_default_prng_impl", "jax_threefry_partitionable", "jax_use_shardy_partitioner",
     "jax_optimization_level", "jax_disable_most_optimizations",
 )  # fmt: skip
-# What is compared: how a difference is called, and how it is mended. The first one that differs is named, so
-# what may be the cause of others comes before them.
+# The properties that are compared: the words of the error and the fix. The first difference is reported, so
+# causes come before their effects.
 ALIKE = {
     "commplan": ("with the same version of commplan", _INSTALL),
     "jax": ("with the same version of jax", _INSTALL),
@@ -32,14 +32,14 @@ ALIKE = {
     "program": ("the same program", "every {who} must compile the same plan, for the same shapes and sizes"),
     "seed": ("with the same seed", "random functions draw from it: give every {who} the same one"),
 }
-# Flags that say what a process writes, reads or has, and change no result.
-_OWN = re.compile(r"dump|dir=|file=|path=|log|device_count")
+# Flags that name files and logs of a process, or count its devices: they change no result.
+_LOCAL_FLAG = re.compile(r"dump|dir=|file=|path=|log|device_count")
 
 
 def environment(schedule: ir.Schedule) -> dict[str, str]:
-    """What this process has of `ALIKE`, all but the program and the seed."""
+    """The values of this process for the names of `ALIKE`, except `program` and `seed`."""
     versions = {"commplan": commplan, "jax": jax, "jaxlib": jax.lib, "numpy": np}
-    flags = sorted(flag for flag in os.environ.get("XLA_FLAGS", "").split() if not _OWN.search(flag))
+    flags = sorted(flag for flag in os.environ.get("XLA_FLAGS", "").split() if not _LOCAL_FLAG.search(flag))
     spread = {axis.name: axis.levels for axis in schedule.axes if axis.levels}
     levels = [
         f"{name} on {', '.join(f'{level.count} x {level.level}' for level in levels)}"

@@ -1,4 +1,4 @@
-"""What the processes of `jax.distributed` say to each other through its coordinator, before steps run."""
+"""Exchanges between the processes of `jax.distributed` through the coordinator, before steps run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.machine import digest
 from commplan.wait import Wait, apart
 
-NOTICE_S = 10.0  # until it is said who is awaited, where no watchdog says otherwise
-_READ_TIMEOUT_S = 10.0  # for a process that has still to read what all said
-_counts: collections.Counter[str] = collections.Counter()  # of gatherings, by their processes and purpose
+NOTICE_S = 10.0  # Seconds before late processes are reported, unless a watchdog has its own limit.
+_READ_TIMEOUT_S = 10.0  # Seconds that the other processes get to read the answers.
+# Numbers of exchanges so far, by processes and purpose.
+_counts: collections.Counter[str] = collections.Counter()
 
 
 @dataclasses.dataclass
 class Notice:
-    """What is printed of processes that are late, once, `after_s` seconds after the wait began."""
+    """A message about late processes, printed once.
+
+    after_s: seconds of waiting before it is printed. waiting: who waits, and for what.
+    """
 
     after_s: float
-    what_for: str
+    waiting: str
     is_due: bool = True
 
     def since(self, waited: float) -> bool:
@@ -34,15 +38,25 @@ class Notice:
 
     def say(self, missing: Sequence[int], waited: float) -> None:
         which = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        text = f"commplan: {which} {'have' if len(missing) > 1 else 'has'} not come for {waited:.0f} s"
-        print(f"{text}, and {self.what_for}", file=sys.stderr, flush=True)
+        text = f"commplan: {which} {'have' if len(missing) > 1 else 'has'} not arrived after {waited:.0f} s"
+        print(f"{text}; {self.waiting}", file=sys.stderr, flush=True)
 
 
 def gathered(
     purpose: str, text: str, processes: tuple[int, ...], timeout_s: float, notice: Notice | None = None
 ) -> tuple[dict[int, str], str]:
-    """The text of each of `processes`; where not all come, of those that did, and what JAX says of that. All
-    of them call this equally often for each `purpose`."""
+    """Exchange a text between `processes`, which call this equally often for each `purpose`.
+
+    Args:
+      purpose: a name of the exchange, part of the key in the coordinator's store.
+      text: the text of this process.
+      processes: the numbers of all processes that take part.
+      timeout_s: seconds to wait for the others.
+      notice: printed once if processes are late.
+
+    Returns:
+      The texts of the processes that arrived, by process number, and JAX's error, or "" if all arrived.
+    """
     if len(processes) == 1:
         return {processes[0]: text}, ""
     key = f"commplan/{digest(repr(processes)).hex()}/{purpose}"
@@ -51,12 +65,12 @@ def gathered(
     error, answers = "", {int(jax.process_index()): text}
 
     def late(waited: float) -> NoReturn:
-        raise TimeoutError(f"the coordinator, process 0, does not answer for {waited:.0f} s")
+        raise TimeoutError(f"the coordinator, process 0, has not answered for {waited:.0f} s")
 
     def look(waited: float) -> None:
         if notice is not None and notice.since(waited):
-            came = _answer(lambda: coordinator.texts(key), late, NOTICE_S / 4)
-            missing = [number for number in processes if number not in came] if came else [0]
+            arrived = _answer(lambda: coordinator.texts(key), late, NOTICE_S / 4)
+            missing = [number for number in processes if number not in arrived] if arrived else [0]
             notice.say(missing, waited)
 
     wait = Wait(timeout_s + 2 * _READ_TIMEOUT_S, late, look)
@@ -65,7 +79,7 @@ def gathered(
     except (jax.errors.JaxRuntimeError, TimeoutError) as raised:
         error, answers = str(raised), _answer(lambda: coordinator.texts(key), late) or answers
     if error or len({*answers.values()}) > 1:
-        # The first to end takes all this with it.
+        # The first process that ends would take the coordinator with it.
         _answer(lambda: coordinator.barrier(f"{key}/read", sorted(answers), _READ_TIMEOUT_S), late)
     return answers, error
 
@@ -73,11 +87,11 @@ def gathered(
 def refuse_absence(
     processes: Sequence[int], purpose: str, timeout_s: float, error: str, fix: str, file: str
 ) -> NoReturn:
-    """Raises CP0849. error: what JAX says."""
+    """Raise CP0849 for processes that did not arrive. error: JAX's message."""
     fail(
         "CP0849",
-        f"not all of processes {', '.join(map(str, processes))} {purpose}: one did not come",
-        f"this is process {jax.process_index()}, which waited up to {timeout_s:.0f} s",
+        f"not all of processes {', '.join(map(str, processes))} {purpose}: one did not arrive",
+        f"this is process {jax.process_index()}: it waited up to {timeout_s:.0f} s",
         f"JAX says: {error}",
         fix,
         file=file,
@@ -87,7 +101,7 @@ def refuse_absence(
 def _answer(
     call: Callable[[], Any], late: Callable[[float], NoReturn], seconds: float = 2 * _READ_TIMEOUT_S
 ) -> Any:
-    """What the coordinator answers, in time; else None."""
+    """The coordinator's answer, or None if it fails or does not arrive in time."""
     with contextlib.suppress(jax.errors.JaxRuntimeError, TimeoutError):
         return apart(call, Wait(seconds, late))
     return None

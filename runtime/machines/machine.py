@@ -1,6 +1,6 @@
-"""What a bound program asks of the machine that it runs on, a mesh of devices or the ranks of a communicator.
+"""The interface of the machine on which a bound program runs: a mesh, or the ranks of a communicator.
 
-`mesh` and `ranks` answer; everything else in this room is the same for both.
+`mesh` and `ranks` implement it. Everything else in this package is the same for both.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ Array = Any
 Host = npt.NDArray[Any]
 Local = Mapping[str, tuple[int, ...]]
 OnFailure = Literal["stop", "continue"]
-_LONG = 80  # characters of a list of ranks
-_LEFT_OUT = re.compile(r"span=Span\([^)]*\), |\w+=(None|\(\)), ")  # of the text of an operation
+_LONG = 80  # The most characters of a list of ranks in a message.
+# Parts of the text of an operation that are not compared.
+_LEFT_OUT = re.compile(r"span=Span\([^)]*\), |\w+=(None|\(\)), ")
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Processes that share what they load, in the order of what they hold.
+    """Processes that share the data they load, in the order of their shards.
 
-    run_id: a name that no other run has. index: this process's place among them. hosts: the host of each,
-    numbered as they first appear. ranks: the number of each on the machine (of the process, or of the rank).
-    places: the first place along the shared axes that each holds.
+    run_id: a name that no other run has. index: the index of this process. hosts: the host index of each
+        process, numbered by first appearance. ranks: the number of each process on the machine (its process
+        index or its rank). places: the first index of each process along the shared axes.
     """
 
     run_id: str
@@ -59,8 +60,8 @@ class Peers:
 class Issue(msgspec.Struct, frozen=True, array_like=True):
     """A collective that a compiled step issues.
 
-    text: what it moves, over what. place: who asks for it: a line of the plan, or a scope of the program.
-    ranks: who takes part, by their numbers on the machine; empty where all do.
+    text: the operation, its arguments and its axes. place: its origin, a line of the plan or a scope of the
+    program. ranks: the participants by their numbers on the machine; empty if all take part.
     """
 
     text: str
@@ -69,7 +70,7 @@ class Issue(msgspec.Struct, frozen=True, array_like=True):
 
 
 def place_of(scope: str) -> str:
-    """The plan's line that JAX's name of an operation tells, else that name without those of functions."""
+    """The plan's line in an operation's name, or the name without function names if it has no line."""
     line = re.search(r"commplan/(\w+)/line(\d+)", scope)
     if line is not None:
         return f"line {line[2]} of the plan, in phase `{line[1]}`"
@@ -81,7 +82,7 @@ class Machine(Protocol):
 
     @property
     def mesh(self) -> Any:
-        """What the user bound the program to."""
+        """The mesh or communicator to which the user bound the program."""
         ...
 
     @property
@@ -89,132 +90,179 @@ class Machine(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """How arrays lie outside of `run.spmd`: `global`, or `local` as inside."""
+        """The layout of arrays outside `run.spmd`: `global`, or `local`, as inside."""
         ...
 
     @property
     def calls(self) -> Calls | None:
-        """Where compiled steps are counted, so that a watchdog sees them; None where nobody is awaited in
-        them, or an engine watches its collectives itself."""
+        """The counter of compiled steps that the watchdog reads.
+
+        None if steps wait for no other process, or if the engine watches its own collectives.
+        """
         ...
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which functions of global arrays are compiled and called: JAX's mesh is this one."""
+        """The context that makes this mesh JAX's while functions of global arrays are compiled and run."""
         ...
 
     def manual(self) -> dict[str, int]:
-        """The axes, and their sizes, along which the code around us sees one rank's arrays."""
+        """The sizes of the current trace's Manual axes: the caller sees one rank's arrays along them."""
         ...
 
     def spread(
         self, body: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
     ) -> Callable[..., Any]:
-        """`body`, a function of one rank's arrays, as a function of the arrays outside.
+        """Map `body`, a function of one rank's arrays, over the plan's axes.
 
-        check_vma: whether JAX types arrays by the axes over which they vary."""
+        Args:
+          body: the function to map.
+          in_specs: the specs of its arguments.
+          out_specs: the specs of its results.
+          check_vma: whether JAX types arrays by the axes over which they vary.
+
+        Returns:
+          A function of arrays in `layout`.
+        """
         ...
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
-        """A leaf of zeros as it lies outside."""
+        """A leaf of zeros in `layout`."""
         ...
 
     def process(self) -> tuple[int, int]:
-        """The number of this process, and how many there are."""
+        """The index of this process and the number of processes."""
         ...
 
     def participants(self) -> tuple[int, ...]:
-        """The numbers of the processes that run steps here; only this one's where no other one takes part."""
+        """The numbers of the processes that run steps here, this process included."""
         ...
 
     @property
     def joint(self) -> JointCalls:
-        """The calls of steps that the participants make together."""
+        """The calls of steps that all participants make together."""
         ...
 
     def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
-        """The text of each participant. All call it alike; those that do not come in time are missing.
+        """Exchange a text between the participants, which all call this in the same order.
 
-        look: called now and then with the seconds waited, unless another thread watches the wait."""
+        Args:
+          text: the text of this process.
+          timeout_s: seconds to wait for the others.
+          look: called now and then with the seconds waited, unless another thread watches the wait.
+
+        Returns:
+          The text of each participant that arrived in time, by its number.
+        """
         ...
 
     def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
-        """The collectives of a step, a `jax.stages.Traced` and its `Compiled`, in the order of issue; without
-        `compiled` those that were traced."""
+        """The collectives of a step in the order of issue.
+
+        Args:
+          traced: the step as a `jax.stages.Traced`.
+          compiled: its `jax.stages.Compiled`; if None, the collectives of the trace are returned.
+        """
         ...
 
     def copies(
         self, leaf: Any, placement: Placement | None
     ) -> Iterable[tuple[tuple[int, ...], Mapping[str, Any]]]:
-        """The copies that this process holds of an argument, or of pieces of it, if there are several in all:
-        the numbers of the processes that hold one, and arrays by device. placement: as declared, if it is."""
+        """The copies of an argument, or of its pieces, that this process holds.
+
+        Args:
+          leaf: one array of the argument.
+          placement: its declared placement, or None if the argument is not declared.
+
+        Returns:
+          For each piece that has several copies: the numbers of the processes that hold one, and this
+          process's arrays by device.
+        """
         ...
 
     def local(self) -> dict[str, tuple[int, ...]]:
-        """For each axis of the plan the indices that this process holds."""
+        """The indices of this process along each axis of the plan."""
         ...
 
     def array(self, host: Host, placement: Placement, local: Local) -> Array:
-        """This process's part of a value (dimensions for `per` axes, then its rows) as it lies outside."""
+        """An array in `layout` from this process's part: dimensions of the `per` axes, then its rows."""
         ...
 
     def pinning(self) -> Pinning | None:
-        """What registers memory of this process with its devices; None where they use it as it is."""
+        """The registrar of host memory with this process's devices, or None if they need none."""
         ...
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
-        """The processes that give the same key; None where this one is alone. Every process calls it alike.
+        """Find the processes that pass the same key. Every process of the machine calls this.
 
-        host: the name of this process's host. place: the first place along the shared axes that it holds.
-        timeout: seconds to wait for the others, which may still compile.
+        Args:
+          key: the name of the shared data.
+          host: the name of this process's host.
+          place: the first index of this process along the shared axes.
+          timeout: seconds to wait for the others, which may still compile.
+
+        Returns:
+          The processes with this key, or None if this process is the only one.
         """
         ...
 
     def carrier(
         self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
     ) -> Carrier | None:
-        """What moves the rows of `division` between the hosts of `peers`, all of which call this alike.
+        """Open the transport that moves rows of `division` between hosts; all of `peers` call this.
 
-        None where nothing moves between them. blame: what the plan says there, its place, and the file.
-        timeout: seconds to wait for a host that lives but is silent.
+        Args:
+          peers: the processes that share the data.
+          division: the rows that each host loads and those that it needs.
+          blame: the plan's text, its place and its file, for errors.
+          on_failure: whether the run stops or continues if a host fails.
+          timeout: seconds to wait for a host that is alive but does not answer.
+
+        Returns:
+          The transport, or None if no rows move between hosts.
         """
         ...
 
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> Machine:
-        """The part of the machine that belongs to member `place` of `axis`, for its own schedule."""
+        """The part of the machine that belongs to member `place` of `axis`, for the member's schedule."""
         ...
 
-    def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
-        """The part of outside arrays that lies on `own`, a member's machine; nothing moves."""
+    def part(self, name: str, tree: Any, placement: Placement, axis: str, member: Machine) -> Any:
+        """The part of arrays in `layout` on `member`, a member's machine; nothing is sent."""
         ...
 
     def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
-        """The way back, from the parts of the members that this process holds."""
+        """Join the parts of this process's members, the inverse of `part`."""
         ...
 
 
-def peers_of(me: int, seen: Mapping[int, tuple[bytes, bytes, int, str]]) -> Peers | None:
-    """The peers of rank `me`, of what every rank said: digests of its key and host, its place, a token."""
-    key = seen[me][0]
-    alike = sorted((place, rank) for rank, (other, _, place, _) in seen.items() if other == key)
-    if len(alike) == 1:
+def peers_of(me: int, hellos: Mapping[int, tuple[bytes, bytes, int, str]]) -> Peers | None:
+    """The peers of rank `me`. hellos: by rank, digests of its key and host, its place, and a token."""
+    key = hellos[me][0]
+    matching = sorted((place, rank) for rank, (other, _, place, _) in hellos.items() if other == key)
+    if len(matching) == 1:
         return None
-    ranks = tuple(rank for _, rank in alike)
-    order = list(dict.fromkeys(seen[rank][1] for rank in ranks))
-    hosts = tuple(order.index(seen[rank][1]) for rank in ranks)
-    return Peers(seen[ranks[0]][3], ranks.index(me), hosts, ranks, tuple(place for place, _ in alike))
+    ranks = tuple(rank for _, rank in matching)
+    order = list(dict.fromkeys(hellos[rank][1] for rank in ranks))
+    hosts = tuple(order.index(hellos[rank][1]) for rank in ranks)
+    return Peers(hellos[ranks[0]][3], ranks.index(me), hosts, ranks, tuple(place for place, _ in matching))
 
 
-class Said(NamedTuple):
-    """What a process says of the program that it binds: what all must have alike, under the names of `ALIKE`;
-    `wrong` where it cannot, and why."""
+class BindReport(NamedTuple):
+    """A process's answer about the program that it binds.
+
+    alike: its values for the names of `ALIKE`. wrong: the reason why it cannot bind, or "".
+    """
 
     alike: Mapping[str, str] = {}
     wrong: str = ""
 
 
 class Binding(NamedTuple):
-    """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here.
-    watchdog_s, timeout_s: see `Program.bind`."""
+    """A program that a process binds.
+
+    program: the digest of the schedule. check: raises the errors of this process's machine. watchdog_s,
+    timeout_s: see `Program.bind`.
+    """
 
     schedule: ir.Schedule
     program: str
@@ -224,26 +272,32 @@ class Binding(NamedTuple):
     timeout_s: float
 
 
-def agree(who: str, mine: Binding, exchange: Callable[[Any], Mapping[int, Any]]) -> None:
-    """Raises what is wrong here, once the others know, and CP0845 where one of them cannot bind, or not all
-    bind the same with the same seed.
+def agree(who: str, binding: Binding, exchange: Callable[[Any], Mapping[int, Any]]) -> None:
+    """Check that all processes bind the same program with the same seed.
 
-    who: what they are, a rank or a process. exchange: returns the values of all, by their numbers, of a
-    `msgspec` type; all of them call it.
+    Args:
+      who: the kind of the participants, "rank" or "process".
+      binding: the program of this process.
+      exchange: returns the values of all participants by their numbers. Values have a `msgspec` type. All
+          participants call it in the same order.
+
+    Raises:
+      CommplanError: the error of this process, once the others know of it; CP0845 if another process cannot
+          bind the program, or if the programs differ.
     """
-    file = mine.schedule.file
+    file = binding.schedule.file
     try:
-        mine.check()
-        seed = f"seed {operator.index(mine.seed)}"
+        binding.check()
+        seed = f"seed {operator.index(binding.seed)}"
     except Exception as error:
-        answers: Mapping[int, Said] = {}
+        answers: Mapping[int, BindReport] = {}
         with contextlib.suppress(CommplanError):
-            answers = exchange(Said(wrong=reason(error)))
+            answers = exchange(BindReport(wrong=reason(error)))
         if {answer.wrong for answer in answers.values()} == {reason(error)}:
             common(error)
         raise
-    program = f"plan `{mine.schedule.plan}`, schedule {mine.program}"
-    answers = exchange(Said({**environment(mine.schedule), "program": program, "seed": seed}))
+    program = f"plan `{binding.schedule.plan}`, schedule {binding.program}"
+    answers = exchange(BindReport({**environment(binding.schedule), "program": program, "seed": seed}))
     failed = [
         f"{who} {n} cannot bind the program: {answers[n].wrong}" for n in sorted(answers) if answers[n].wrong
     ]
@@ -251,15 +305,15 @@ def agree(who: str, mine: Binding, exchange: Callable[[Any], Mapping[int, Any]])
         fail("CP0845", *failed[:4], file=file)
     for name, (subject, fix) in ALIKE.items():
         values = {number: answers[number].alike.get(name, "") for number in sorted(answers)}
-        usual = Counter(values.values()).most_common(1)[0][0]  # of as many, that of the first
+        usual = Counter(values.values()).most_common(1)[0][0]  # The earliest of equally frequent ones.
         first = next(number for number in values if values[number] == usual)
         other = [number for number in values if values[number] != usual]
         if not other:
             continue
-        lines = first_difference(_lines(mine.schedule), exchange) if name == "program" else {}
+        lines = first_difference(_lines(binding.schedule), exchange) if name == "program" else {}
         fail(
             "CP0845",
-            f"not every {who} binds {subject}: {who} {other[0]} another one than {who} {first}",
+            f"not every {who} binds {subject}: {who} {other[0]} differs from {who} {first}",
             *(f"{who} {number}: {lines.get(number, values[number])}" for number in (first, *other[:3])),
             fix.format(who=who),
             file=file,
@@ -267,7 +321,7 @@ def agree(who: str, mine: Binding, exchange: Callable[[Any], Mapping[int, Any]])
 
 
 def _lines(schedule: ir.Schedule) -> list[str]:
-    """The leaves of inputs and states of `schedule`, its sizes, its plan's stages, then its operations."""
+    """Describe `schedule` for a comparison: entry leaves, axis sizes, the plan's stages, operations."""
     leaves = [
         f"{leaf.label(value.id)}: {leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
         for value in schedule.entry
@@ -276,27 +330,27 @@ def _lines(schedule: ir.Schedule) -> list[str]:
     sizes = [f"axis `{axis.name}` has {axis.size} places" for axis in schedule.axes]
     ops = [
         f"line {op.span.line} of the plan, in phase `{phase.name}`: {_LEFT_OUT.sub('', str(op))}"
-        for phase, own in (
+        for phase, items in (
             *((phase, phase.stages) for phase in (schedule.origin.plan.phases if schedule.origin else ())),
             *((phase, phase.ops) for phase in schedule.phases),
         )
-        for op in own
+        for op in items
     ]
     return [*leaves, *sizes, *ops]
 
 
 def reason(error: Exception) -> str:
-    """An error in a few words, for those that it keeps from going on."""
+    """A short description of an error, for the processes that it stops."""
     if isinstance(error, CommplanError):
         return f"{error.diagnostics[0].code} {error.diagnostics[0].message}"
     return f"{type(error).__name__} {error}"
 
 
 def digest(text: str) -> bytes:
-    """8 bytes that stand for `text`."""
+    """An 8-byte digest of `text`."""
     return hashlib.sha256(text.encode()).digest()[:8]
 
 
 def shortened(text: str) -> str:
-    """`text` if it is short, else its beginning, and a digest that stands for all of it."""
+    """Return `text`, or its beginning and a digest of all of it if it is long."""
     return text if len(text) <= _LONG else f"{text[:_LONG]}... ({digest(text).hex()})"

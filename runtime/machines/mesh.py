@@ -60,9 +60,12 @@ Array = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeshMachine:
-    """See `machine.Machine`. `sizes`: the axes of the mesh that the plan names. `placings`: by what
-    distinguishes them, how host arrays seen so far go to the devices. `whole`: the processes of the mesh of
-    which this one is a member's part. `unwatched`: the calls of steps without a watchdog."""
+    """The mesh machine; see `machine.Machine`.
+
+    sizes: the mesh axes that the plan names. placings: how host arrays were put on the devices, by their
+    placement, shape and dtype. whole: the processes of the mesh of which this machine is a member's part.
+    unwatched: the calls of steps without a watchdog.
+    """
 
     mesh: Any
     sizes: Mapping[str, int]
@@ -93,7 +96,7 @@ class MeshMachine:
     def spread(
         self, body: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
     ) -> Callable[..., Any]:
-        """`jax.shard_map` over the plan's axes; other axes of the mesh stay with the compiler."""
+        """Map `body` by `jax.shard_map` over the plan's axes; other mesh axes are left to the compiler."""
         names = frozenset(self.sizes)
         mapped = _compat.shard_map(
             body,
@@ -112,20 +115,22 @@ class MeshMachine:
             return call
 
         def placed(specs: Any, tree: Any) -> Any:
-            def leaves(own: PartitionSpec, part: Any) -> Any:
-                own_of = functools.partial(resharded, own, self.mesh, self.sizes, self.file)
-                return jax.tree_util.tree_map(own_of, part)
+            def leaves(declared: PartitionSpec, part: Any) -> Any:
+                reshard = functools.partial(resharded, declared, self.mesh, self.sizes, self.file)
+                return jax.tree_util.tree_map(reshard, part)
 
             return jax.tree_util.tree_map(leaves, specs, tree, is_leaf=_is_spec)
 
-        return lambda *trees: call(*(placed(own, tree) for own, tree in zip(in_specs, trees, strict=True)))
+        return lambda *trees: call(
+            *(placed(specs, tree) for specs, tree in zip(in_specs, trees, strict=True))
+        )
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
-        """Made shard by shard: no process sends anything, and a leaf of size 0 has its sharding too."""
+        """A leaf of zeros, made shard by shard: nothing is sent, and a leaf of size 0 is sharded, too."""
         shape = global_shape(value, leaf, self.sizes)
         sharding = NamedSharding(self.mesh, spec(value.placement, scalar=not leaf.shape))
 
-        def piece(_: object) -> Any:  # memory of its own: JAX may use it as it is, and states are donated
+        def piece(_: object) -> Any:  # A new array: JAX may use it without a copy, and states are donated.
             return np.zeros(sharding.shard_shape(shape), jnp.dtype(leaf.dtype.numpy_name))
 
         with _context.explicit():
@@ -143,11 +148,11 @@ class MeshMachine:
         return self.unwatched if self.calls is None else self.calls.joint
 
     def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
-        del look  # the watchdog does
+        del look  # The watchdog reports late processes.
         return gathered("gather", text, self.participants(), timeout_s)[0]
 
     def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
-        """Those of the trace or of the scheduled HLO, in which all partitions of the mesh take part."""
+        """The collectives of the trace or of the scheduled HLO; all partitions take part in them."""
         if compiled is None:
             listed = collectives_of(traced.jaxpr.jaxpr, self.mesh.shape)
             return tuple(Issue(text, place_of(scope)) for text, scope in listed)
@@ -174,7 +179,7 @@ class MeshMachine:
         return tuple(Issue(text(each), place_of(each.op_name)) for each in step.collectives)
 
     def copies(self, leaf: Any, placement: Placement | None) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Of all arguments: JAX takes replicas, and arrays of the host, to be the same everywhere."""
+        """The copies of any argument: JAX assumes that replicas and host arrays are equal everywhere."""
         shape, pieces = tuple(np.shape(leaf)), dict[Any, Any]()
         sharding: Any = None
         if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
@@ -184,23 +189,23 @@ class MeshMachine:
             sharding = NamedSharding(self.mesh, spec(placement, scalar=len(shape) == len(placement.per)))
         else:
             sharding = NamedSharding(self.mesh, PartitionSpec())
-        places: dict[Any, list[Any]] = {}
+        shards: dict[Any, list[Any]] = {}
         indices: dict[Any, Cut] = getattr(sharding, "devices_indices_map")(shape)  # noqa: B009  untyped
         for device, index in indices.items():
-            places.setdefault(bounds(index, shape), []).append((device, index))
+            shards.setdefault(bounds(index, shape), []).append((device, index))
         copies: list[tuple[tuple[int, ...], dict[str, Any]]] = []
-        for places_of in places.values():
-            holders = tuple(sorted({int(device.process_index) for device, _ in places_of}))
+        for copies_of_shard in shards.values():
+            holders = tuple(sorted({int(device.process_index) for device, _ in copies_of_shard}))
             if pieces:
-                arrays = {str(device): pieces[device] for device, _ in places_of if device in pieces}
+                arrays = {str(device): pieces[device] for device, _ in copies_of_shard if device in pieces}
             else:
-                arrays = {"": leaf[places_of[0][1]] if shape else leaf}
-            if len(places_of) > 1 and int(jax.process_index()) in holders:
+                arrays = {"": leaf[copies_of_shard[0][1]] if shape else leaf}
+            if len(copies_of_shard) > 1 and int(jax.process_index()) in holders:
                 copies.append((holders, arrays))
         return copies
 
     def local(self) -> dict[str, tuple[int, ...]]:
-        """Raises CP0819 where the devices of this process are no block of the mesh."""
+        """Indices per axis; raises CP0819 if the devices of this process are not a block of the mesh."""
         mesh = self.mesh
         is_local = np.array(
             [device.process_index == jax.process_index() for device in mesh.devices.flat], dtype=np.bool_
@@ -208,19 +213,19 @@ class MeshMachine:
         local: dict[str, tuple[int, ...]] = {}
         block = np.ones(is_local.shape, np.bool_)
         for place, name in enumerate(mesh.axis_names):
-            others = tuple(i for i in range(is_local.ndim) if i != place)
-            held = is_local.any(axis=others)
+            other_dims = tuple(i for i in range(is_local.ndim) if i != place)
+            is_local_index = is_local.any(axis=other_dims)
             shape = [1] * is_local.ndim
             shape[place] = -1
-            block &= held.reshape(shape)
+            block &= is_local_index.reshape(shape)
             if name in self.sizes:
-                local[name] = tuple(int(i) for i in np.flatnonzero(held))
+                local[name] = tuple(int(i) for i in np.flatnonzero(is_local_index))
         if not is_local.any() or not (block == is_local).all():
             fail(
                 "CP0819",
                 f"process {jax.process_index()} does not hold a block of the mesh",
-                "the devices of a process should be all combinations of some indices along each axis",
-                "order the devices of the mesh by process: jax.make_mesh does",
+                "expected the devices of a process to be all combinations of some indices along each axis",
+                "order the devices of the mesh by process, as jax.make_mesh does",
                 file=self.file,
             )
         return local
@@ -228,9 +233,9 @@ class MeshMachine:
     def array(self, host: Host, placement: Placement, local: Local) -> Array:
         """A global array from the part of each process."""
         kind = (placement, host.shape, host.dtype, *local.values())
-        known = self.placings.get(kind)
-        if known is not None:
-            return known.put(host)
+        placing = self.placings.get(kind)
+        if placing is not None:
+            return placing.put(host)
         array, placing = self._first(host, placement, local)
         if placing is not None:
             self.placings[kind] = placing
@@ -265,7 +270,7 @@ class MeshMachine:
         return first_placed(host, shape, sharding, cut, on_cpu=self.backend.on_cpu)
 
     def _shards(self, split: tuple[str, ...], local: Local) -> list[int]:
-        """The shards that this process holds, in order."""
+        """The shards of this process, in order."""
         points = itertools.product(*(local[axis] for axis in split))
         return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
 
@@ -273,25 +278,24 @@ class MeshMachine:
         return pinning_of(self.mesh.local_devices)
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
-        if jax.process_count() == 1:  # the mesh may be one that is only described
+        if jax.process_count() == 1:  # The mesh may be described only.
             return None
         processes = self.whole or self.participants()
         hello = (digest(key), digest(host), place, secrets.token_hex(8))
         answers, error = gathered("peers", msgspec.json.encode(hello).decode(), processes, timeout)
         if error:
-            fix = "every process opens the same batches; run.batches(timeout=SECONDS) waits longer"
-            refuse_absence(processes, "come to share what they load", timeout, error, fix, self.file)
+            fix = "open the same batches in every process; run.batches(timeout=SECONDS) waits longer"
+            refuse_absence(processes, "share the data that they load", timeout, error, fix, self.file)
         kind = tuple[bytes, bytes, int, str]
-        seen = {number: msgspec.json.decode(answer, type=kind) for number, answer in answers.items()}
-        return peers_of(int(jax.process_index()), seen)
+        hellos = {number: msgspec.json.decode(answer, type=kind) for number, answer in answers.items()}
+        return peers_of(int(jax.process_index()), hellos)
 
     def carrier(
         self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
     ) -> JaxCarrier | None:
-        """A mesh of one CPU device for each host: rows stay in the memory of hosts, whatever computes, and
-        whatever JAX_PLATFORMS says.
+        """A transport on a mesh of one CPU device per host: rows stay in host memory.
 
-        Whatever `on_failure` says, a host that dies is an error: JAX's collectives do not go on without it.
+        A host failure is an error whatever `on_failure` is: JAX's collectives cannot continue without a host.
         """
         del on_failure
         if not division.moves():
@@ -300,34 +304,34 @@ class MeshMachine:
         return JaxCarrier(division, peers.hosts[peers.index], cpu_devices(leaders), timeout, blame)
 
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> MeshMachine:
-        """The devices of one member; a mesh without `axis`."""
+        """The devices of one member, as a mesh without `axis`."""
         mesh = self.mesh
         at = mesh.axis_names.index(axis)
         devices = np.take(mesh.devices, place, axis=at)
         names = tuple(name for name in mesh.axis_names if name != axis)
         types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != at)
-        own = Mesh(devices, names, axis_types=types)
-        calls = watchdog.part(self.calls, _processes(own), schedule.plan)
-        return machine_of(schedule, own, calls, self.whole or _processes(mesh))
+        submesh = Mesh(devices, names, axis_types=types)
+        calls = watchdog.part(self.calls, _processes(submesh), schedule.plan)
+        return machine_of(schedule, submesh, calls, self.whole or _processes(mesh))
 
-    def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
-        """One member's part of global arrays, on its own mesh, without the dimension of `axis`.
+    def part(self, name: str, tree: Any, placement: Placement, axis: str, member: Machine) -> Any:
+        """One member's part of global arrays on its own mesh, without the dimension of `axis`.
 
-        Raises CP0805 for arrays that lie otherwise on this mesh.
+        Raises CP0805 for arrays whose sharding on this mesh is another one.
         """
         at = placement.per.index(axis) if axis in placement.per else None
-        devices = set(own.mesh.devices.flat)
+        devices = set(member.mesh.devices.flat)
         expected = NamedSharding(self.mesh, spec(placement))
         paths, flat = flatten(tree)
         for path, x in zip(paths, flat.leaves, strict=True):
             if getattr(x, "sharding", None) is None or not x.sharding.is_equivalent_to(expected, x.ndim):
                 fail(
                     "CP0805",
-                    f"`{name}`{f' at `{path}`' if path else ''} does not lie as the plan says",
-                    f"it is placed `{placement}`: expected a jax.Array with spec {expected.spec} on the mesh"
-                    " of the run",
+                    f"`{name}`{f' at `{path}`' if path else ''} has another sharding than the plan",
+                    f"its placement is `{placement}`: expected a jax.Array with spec {expected.spec} on the"
+                    " mesh of the run",
                 )
-        sharding = NamedSharding(own.mesh, _without(spec(placement), at))
+        sharding = NamedSharding(member.mesh, _without(spec(placement), at))
 
         def take(x: Any) -> Any:
             pieces = [shard.data for shard in x.addressable_shards if shard.device in devices]
@@ -362,7 +366,7 @@ class MeshMachine:
 def machine_of(
     schedule: ir.Schedule, mesh: Any, calls: Calls | None = None, whole: tuple[int, ...] = ()
 ) -> MeshMachine:
-    """The machine of `mesh` for `schedule`; `calls` where its processes are watched. whole: see there."""
+    """The machine of `mesh` for `schedule`. calls, whole: see `MeshMachine`."""
     levels = spreads(schedule)
     return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, levels, calls=calls, whole=whole)
 
@@ -377,17 +381,17 @@ def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:
 
 
 def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
-    """Raises CP0801 for a mesh without the plan's axes, CP0802 for axes of a type that cannot be used."""
+    """Raise CP0801 for a mesh without the plan's axes, and CP0802 for axis types that cannot be used."""
     sizes = schedule.mesh_sizes
     shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
     actual = _sizes(shape)
 
     def refuse(message: str, *notes: str) -> NoReturn:
-        ours = f"the plan was compiled for {_sizes(sizes)}"
-        fail("CP0801", message, f"the mesh has {actual}", ours, *notes, file=schedule.file)
+        expected = f"the plan was compiled for {_sizes(sizes)}"
+        fail("CP0801", message, f"the mesh has {actual}", expected, *notes, file=schedule.file)
 
     if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):
-        refuse(f"a {type(mesh).__name__} is no mesh of devices", "expected a jax.sharding.Mesh")
+        refuse(f"a {type(mesh).__name__} is not a mesh of devices", "expected a jax.sharding.Mesh")
     for name in sizes:
         if name not in shape:
             refuse(f"the mesh has no axis `{name}`")
@@ -399,16 +403,16 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
         if name in sizes and kind is AxisType.Manual:
             fail(
                 "CP0802",
-                f"axis `{name}` of the mesh is Manual, outside of any shard_map",
-                "phases and run.spmd make the plan's axes manual themselves, inside",
-                "make the mesh by jax.make_mesh(sizes, names): its axes are Explicit; Auto ones do, too",
+                f"axis `{name}` of the mesh is Manual outside any shard_map",
+                "phases and run.spmd make the plan's axes Manual inside",
+                "make the mesh with jax.make_mesh(sizes, names): its axes are Explicit; Auto axes work, too",
                 file=schedule.file,
             )
         if name not in sizes and kind is AxisType.Explicit and shape[name] > 1 and packed:
             fail(
                 "CP0802",
-                f"leaves that may be cut over `{name}`, an Explicit axis of the mesh, would be packed",
-                f"the plan does not name `{name}`: JAX cannot flatten an array that is cut over it",
+                f"leaves that may be sharded over `{name}`, an Explicit axis of the mesh, would be packed",
+                f"the plan does not name `{name}`: JAX cannot flatten an array that is sharded over it",
                 "compile for the mesh, plan.compile(mesh, ...), without `{ bucket = .. }`: leaves are then"
                 " reduced one by one; or make the axis Auto",
                 span=packed[0].span,
@@ -417,29 +421,33 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
 
 
 def check_processes(binding: Binding, mesh: Any) -> Calls | None:
-    """Processes that hold the mesh together bind the same program, in the same order, and watch each other.
+    """Check that all processes of the mesh bind the same program in the same order, and start the watchdog.
 
-    Raises what `agree` does, and CP0849 where one does not come, on all of them.
+    Returns:
+      The counter of steps for the watchdog, or None if no process of the mesh runs here.
+
+    Raises:
+      CommplanError: the errors of `agree`; CP0849, on all processes, if one does not arrive.
     """
     schedule = binding.schedule
     processes = _processes(mesh)
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
         binding.check()
         runs = all(device in jax.local_devices() for device in mesh.devices.flat)
-        # A mesh of devices that are only described has processes that do not run.
+        # A mesh that is only described has processes that do not run.
         return alone.start(schedule.plan, binding.watchdog_s) if runs else None
     notice = Notice(
         binding.watchdog_s or NOTICE_S,
         f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`",
     )
 
-    def exchange(mine: Any, purpose: str = "bind") -> dict[int, Any]:
-        text = msgspec.json.encode(mine).decode()
+    def exchange(message: Any, purpose: str = "bind") -> dict[int, Any]:
+        text = msgspec.json.encode(message).decode()
         answers, error = gathered(purpose, text, processes, binding.timeout_s, notice)
         if error:
-            fix = "every process that holds devices of the mesh binds the same programs in the same order"
+            fix = "bind the same programs in the same order in every process that holds devices of the mesh"
             refuse_absence(processes, f"bind `{schedule.plan}`", binding.timeout_s, error, fix, schedule.file)
-        kind: Any = cast("Any", type(mine))
+        kind: Any = cast("Any", type(message))
         return {number: msgspec.json.decode(answer, type=kind) for number, answer in answers.items()}
 
     with alike("process", int(jax.process_index()), processes[0]):
@@ -447,7 +455,7 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
     return watchdog.start(
         int(jax.process_index()),
         coordinator.address(),
-        lambda own: exchange(own, "watchdog"),
+        lambda address: exchange(address, "watchdog"),
         binding.watchdog_s,
         binding.schedule.plan,
     )

@@ -1,4 +1,4 @@
-"""How arrays of the host go onto the devices of a mesh."""
+"""Put host arrays on the devices of a mesh."""
 
 from __future__ import annotations
 
@@ -18,34 +18,43 @@ Cut = tuple[slice, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Placing:
-    """How host arrays of one shape go onto the devices: what is cut how is worked out once for all of them.
+    """A plan for putting host arrays of one shape on the devices, computed once.
 
-    sharding: of the global array. cuts: the parts of the host's array that devices hold, each once. which:
-    for each of this process's devices, in the order of the sharding, the place of its part among them.
-    on_cpu: devices use the memory of the host as it is, where it is aligned. type: JAX's, of the result."""
+    sharding: the sharding of the global array. devices: the devices of this process. cuts: the distinct parts
+        of the host array that devices hold. which: for each device the index of its part in `cuts`. on_cpu:
+        whether devices use aligned host memory without a copy. type: the JAX type of the result.
+    """
 
     sharding: Any
     devices: tuple[Any, ...]
     cuts: tuple[Cut, ...]
-    which: tuple[int, ...]
+    cut_indices: tuple[int, ...]
     on_cpu: bool
     type: Any
 
     def put(self, host: Host) -> Array:
-        """The global array; devices that hold the same see one memory."""
+        """The global array; devices with the same part share one memory if they are CPUs."""
         pieces = _pieces_of(host, self.cuts, on_cpu=self.on_cpu)
         with _context.explicit():
             return _compat.put(
-                self.type, self.sharding, [pieces[place] for place in self.which], self.devices
+                self.type, self.sharding, [pieces[place] for place in self.cut_indices], self.devices
             )
 
 
 def first_placed(
     host: Host, shape: tuple[int, ...], sharding: Any, cut: Any, *, on_cpu: bool
 ) -> tuple[Array, Placing | None]:
-    """The first array of a kind, and how to place all others like it; None where JAX changes their dtype.
+    """Put the first array of a kind on the devices.
 
-    cut: from a device's index into the global array to that into `host`.
+    Args:
+      host: this process's part.
+      shape: the shape of the global array.
+      sharding: its sharding.
+      cut: maps a device's index into the global array to its index into `host`.
+      on_cpu: whether devices use aligned host memory without a copy.
+
+    Returns:
+      The global array, and the plan for all arrays like it, or None if JAX changes their dtype.
     """
     indices: dict[Any, Cut] = sharding.addressable_devices_indices_map(shape)
     keys = [bounds(index, shape) for index in indices.values()]
@@ -60,22 +69,22 @@ def first_placed(
         array = jax.make_array_from_callback(shape, sharding, part)
     if array.dtype != host.dtype:
         return array, None
-    which = tuple(list(index_of_key).index(key) for key in keys)
-    return array, Placing(sharding, tuple(indices), cuts, which, on_cpu, array.aval)
+    cut_indices = tuple(list(index_of_key).index(key) for key in keys)
+    return array, Placing(sharding, tuple(indices), cuts, cut_indices, on_cpu, array.aval)
 
 
 def bounds(index: Cut, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Where an index begins and ends, along each dimension: slices cannot be looked up."""
+    """The bounds of an index along each dimension, which are hashable; slices are not."""
     return tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))
 
 
 def _pieces_of(host: Host, cuts: tuple[Cut, ...], *, on_cpu: bool) -> list[Host]:
-    pieces = [host[(*cut, ...)] for cut in cuts]  # arrays, of no dimension too
+    pieces = [host[(*cut, ...)] for cut in cuts]  # The ellipsis makes a scalar an array, too.
     return [_aligned(piece) for piece in pieces] if on_cpu else pieces
 
 
 def _aligned(piece: Host) -> Host:
-    """`piece` as JAX on CPUs takes it without a copy; itself a copy where it does not lie so."""
+    """`piece` itself if JAX on CPUs takes it without a copy; else an aligned copy."""
     if piece.flags.c_contiguous and piece.__array_interface__["data"][0] % ALIGNMENT == 0:
         return piece
     copy = aligned(piece.shape, piece.dtype)

@@ -1,8 +1,8 @@
-"""How far other ranks are with the steps that all call together, requested over MPI while a step is compared.
+"""How far other ranks are with the steps that all call together, asked over MPI while a step is compared.
 
-A thread of each rank answers, since the main thread may wait in a collective. If a rank finds that another
-one runs the step that it compares, is stopped or dead, or has ended its program, it sends the error to all
-others and raises it, and they end the job.
+A thread of each rank answers, because the main thread may wait in a collective. A rank finds that another
+rank already runs the compared step, is stopped, is dead, or has ended its program. It then sends the error to
+all others and raises it, and they end the job.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from commplan.runtime.observe.joint_calls import SETTLE_S, JointCalls, JointRepo
 from commplan.runtime.observe.peers import DOWN, Peer
 
 _TICK_S = 0.1
-_END_S = 10.0  # for the listener to end, before MPI does
-_NOTICE_S = 10.0  # until a rank that keeps others waiting is named
-_SILENT_S = 2.5 * SETTLE_S  # without an answer
-_SHOWN = 4  # ranks that a message names
-Key = tuple[bytes, int]  # a digest of the ranks in COMM_WORLD, and which of their programs
+_END_S = 10.0  # Seconds for the listener to end before MPI does.
+_NOTICE_S = 10.0  # Seconds of waiting before late ranks are named.
+_SILENT_S = 2.5 * SETTLE_S  # Seconds without an answer after which a rank is silent.
+_SHOWN = 4  # The most ranks that a message names.
+Key = tuple[bytes, int]  # A digest of the ranks in COMM_WORLD, and the number of their program.
 
 
 class RankCalls(JointCalls):
-    """Those of the ranks `processes` of `comm`, all of which make one.
+    """The joint calls of the ranks `processes` of `comm`.
 
-    busy: whether a collective runs here.
+    busy: returns whether a collective runs here.
     """
 
     def __init__(self, comm: Any, processes: Sequence[Peer], busy: Any) -> None:
@@ -50,43 +50,43 @@ class RankCalls(JointCalls):
         self.busy = busy
         self.verdict: Diagnostic | None = None
         self.key = _listener().add(self)
-        self._asked, self._is_said = 0.0, False
-        self._answered: dict[int, tuple[float, JointReport]] = {}  # by rank, since the wait began
+        self._asked_at, self._is_reported = 0.0, False
+        self._answered: dict[int, tuple[float, JointReport]] = {}  # By rank, since the wait began.
 
     def look(self, waited: float) -> None:
         listener, now, rank = _listener(), time.monotonic(), int(MPI.COMM_WORLD.Get_rank())
         if self.verdict is not None:
             raise self._error(self.verdict)
         if waited < SETTLE_S:
-            self._is_said = False
+            self._is_reported = False
             self._answered.clear()
-        if waited < SETTLE_S or now < self._asked + SETTLE_S:
+        if waited < SETTLE_S or now < self._asked_at + SETTLE_S:
             return
-        answers = dict(listener.answers.pop(self.key, {}))  # the listener may still add one
+        answers = dict(listener.answers.pop(self.key, {}))  # The listener may still add one.
         reports = {self.numbers[world]: report for world, report in answers.items()}
         self._answered |= {number: (now, report) for number, report in reports.items()}
-        others = [world for world in self.numbers if world != rank]
+        other_ranks = [world for world in self.numbers if world != rank]
         diagnostic = self.disagreement(reports) or self._departure(now) or self._silence(now, waited, rank)
         if diagnostic is not None:
-            listener.send("verdict", self.key, diagnostic, others)
-            time.sleep(SETTLE_S / 2)  # others print it before this rank ends
+            listener.send("verdict", self.key, diagnostic, other_ranks)
+            time.sleep(SETTLE_S / 2)  # The others print the error before this rank ends.
             raise self._error(diagnostic)
-        if waited > _NOTICE_S and not self._is_said:
+        if waited > _NOTICE_S and not self._is_reported:
             self._notice(now, waited, rank)
-        self._asked = now
-        listener.send("ask", self.key, rank, others)
+        self._asked_at = now
+        listener.send("ask", self.key, rank, other_ranks)
 
     def _error(self, diagnostic: Diagnostic) -> CommplanError:
-        """The error that all ranks raise. The first one prints it whole, unless that is the missing one."""
+        """The error that all ranks raise. The first rank prints it in full, unless it is the missing one."""
         error, (world, first) = CommplanError(diagnostic), next(iter(self.numbers.items()))
-        is_gone = world in _listener().left or self.processes[first].state in DOWN
+        is_gone = world in _listener().departed or self.processes[first].state in DOWN
         if not is_gone and self.waited() < FIRST * (self.bound_s or inf):
             common(error)
         return error
 
     def _departure(self, now: float) -> Diagnostic | None:
-        """The error if the program of a rank has ended before the step that this one compares."""
-        for world, (heard, calls) in _listener().left.items():
+        """The error if a rank's program has ended before the compared step."""
+        for world, (heard, calls) in _listener().departed.items():
             number, name = calls.get(self.key, (0, ""))
             if world in self.numbers and now > heard + SETTLE_S and self.misses(number):
                 rank = self.numbers[world]
@@ -96,13 +96,13 @@ class RankCalls(JointCalls):
         return None
 
     def _silent(self, now: float, rank: int) -> list[int]:
-        """The ranks that do not answer; `rank` is this one in COMM_WORLD."""
-        heard = {number: at for number, (at, _) in self._answered.items()}
-        others = (number for world, number in self.numbers.items() if world != rank)
-        return [number for number in others if now > heard.get(number, 0.0) + _SILENT_S]
+        """The ranks that do not answer. rank: this rank in COMM_WORLD."""
+        answered_at = {number: at for number, (at, _) in self._answered.items()}
+        numbers = (number for world, number in self.numbers.items() if world != rank)
+        return [number for number in numbers if now > answered_at.get(number, 0.0) + _SILENT_S]
 
     def _silence(self, now: float, waited: float, rank: int) -> Diagnostic | None:
-        """The error if ranks are stopped or dead, or did answer and have not for twelve times the bound."""
+        """The error if ranks are stopped or dead, or have not answered for `FIRST` times the bound."""
         if self.bound_s is None or waited < self.bound_s:
             return None
         states = {number: self.processes[number].state for number in self._silent(now, rank)}
@@ -122,34 +122,34 @@ class RankCalls(JointCalls):
         return Diagnostic("CP0834", message, None, tuple(map(Note, (*notes[: 2 * _SHOWN], waits))))
 
     def _notice(self, now: float, waited: float, rank: int) -> None:
-        """Name the ranks that do not compare yet, once."""
+        """Print once which ranks have not reached the comparison."""
         silent = self._silent(now, rank)
         late = [f"rank {n} {self.processes[n].silence(self.processes[n].state)}" for n in silent]
         late += self.awaited("rank", {n: r for n, (_, r) in self._answered.items() if n not in silent})
         if not late:
             return
-        self._is_said = True
+        self._is_reported = True
         text = f"commplan: the comparison of a step has waited for {waited:.0f} s: {'; '.join(late[:_SHOWN])}"
         print(f"{text}; {self.limit()}", file=sys.stderr, flush=True)
 
 
 class _Listener:
-    """Of this process. It ends before MPI does."""
+    """The thread of this process that answers other ranks. It ends before MPI does."""
 
     def __init__(self) -> None:
         self.calls: dict[Key, RankCalls] = {}
         self.answers: dict[Key, dict[int, JointReport]] = {}
-        # By rank of COMM_WORLD whose program has ended: when this arrived, and its last calls.
-        self.left: dict[int, tuple[float, Mapping[Key, tuple[int, str]]]] = {}
-        self.heard: set[int] = set()  # ranks of COMM_WORLD whose listeners run
+        # By rank of COMM_WORLD whose program has ended: the time of the message, and its last calls.
+        self.departed: dict[int, tuple[float, Mapping[Key, tuple[int, str]]]] = {}
+        self.heard: set[int] = set()  # The ranks of COMM_WORLD whose listeners run.
         self._sends: list[Any] = []
-        self._sending = threading.Lock()  # the main thread sends, and the listener
+        self._sending = threading.Lock()  # The main thread and the listener both send.
         self._ended = threading.Event()
         self._tag = highest_tag() - 1
         self._thread = threading.Thread(target=self._run, name="commplan-steps", daemon=True)
         self._thread.start()
         atexit.register(self._end)
-        # A program may call `MPI.Finalize` itself. It first deletes the attributes of COMM_SELF.
+        # A program may call MPI.Finalize itself. MPI first deletes the attributes of COMM_SELF.
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=self._end), None)
 
     def add(self, calls: RankCalls) -> Key:
@@ -168,8 +168,8 @@ class _Listener:
             calls = {key: (each.number, each.name) for key, each in self.calls.items()}
             ranks = {rank for each in self.calls.values() for rank in each.numbers}
             for rank in sorted(ranks - {int(MPI.COMM_WORLD.Get_rank())}):
-                with contextlib.suppress(MPI.Exception):  # it may have died
-                    self.send("left", next(iter(calls)), calls, [rank])
+                with contextlib.suppress(MPI.Exception):  # The rank may have died.
+                    self.send("departed", next(iter(calls)), calls, [rank])
         self._ended.set()
         self._thread.join(_END_S)
 
@@ -180,9 +180,9 @@ class _Listener:
                 source, (kind, key, content) = int(status.Get_source()), message.recv()
                 calls = self.calls.get(key)
                 self.heard.add(source)
-                if kind == "left":
+                if kind == "departed":
                     self.heard.discard(source)
-                    self.left[source] = time.monotonic(), content
+                    self.departed[source] = time.monotonic(), content
                 elif calls is None:
                     continue
                 elif kind == "ask":
@@ -195,7 +195,7 @@ class _Listener:
                     self._judge(calls)
 
     def _judge(self, calls: RankCalls) -> None:
-        """A rank that waits in a collective cannot go on. One that compares raises the error."""
+        """End the job if this rank waits in a collective. A rank that compares raises the error itself."""
         if calls.comparison is None and calls.verdict is not None:
             print(CommplanError(calls.verdict), file=sys.stderr, flush=True)
             self._ended.wait(SETTLE_S)

@@ -1,4 +1,4 @@
-"""The ranks of an `mpi4py` communicator as a machine: each has one device, and arrays of its own."""
+"""The ranks of an `mpi4py` communicator as a machine: each rank has one device and its own arrays."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ from commplan.runtime.machines.machine import (
     shortened,
 )
 from commplan.runtime.machines.rank_calls import RankCalls
-from commplan.runtime.machines.server import Serving
+from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe.abort_hook import alike, watch
 from commplan.runtime.observe.peers import Peer
 from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
 
 Array = Any
-_LOOK_S = 0.0005  # between two looks for messages
-_unread: list[Any] = []  # sends to ranks that did not come: what they send must stay
+_LOOK_S = 0.0005  # Seconds between two polls for messages.
+_unread: list[Any] = []  # Sends to ranks that have not arrived: their buffers must stay alive.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ranks:
-    """See `machine.Machine`.
+    """The machine of workers under MPI; see `machine.Machine`.
 
-    mesh: the communicator that the program was bound to. own: one of the same ranks without servers, for what
-    is said outside of compiled phases. processes: of its ranks. gathers: how often each set of ranks has
-    gathered. joints: by the same sets, the steps that they call together.
+    mesh: the communicator to which the user bound the program. comm: a duplicate of it without servers, for
+        messages outside compiled phases. processes: the processes of its ranks. gathers: the number of
+        exchanges of each set of ranks. joints: the joint calls of each set of ranks.
     """
 
     mesh: Any
-    own: Any
+    comm: Any
     backend: MpiBackend
     file: str = ""
     processes: Mapping[int, Peer] = dataclasses.field(default_factory=dict[int, Peer])
@@ -105,7 +105,7 @@ class Ranks:
         return jax.device_put(np.zeros(leaf.shape, jnp.dtype(leaf.dtype.numpy_name)))
 
     def process(self) -> tuple[int, int]:
-        return int(self.own.Get_rank()), int(self.own.Get_size())
+        return int(self.comm.Get_rank()), int(self.comm.Get_size())
 
     def participants(self) -> tuple[int, ...]:
         return self.backend.channel.groups.along(tuple(self.backend.sizes))
@@ -115,20 +115,20 @@ class Ranks:
         ranks = self.participants()
         if ranks not in self.joints:
             processes = [self.processes[rank] for rank in ranks]
-            self.joints[ranks] = RankCalls(self.own, processes, self.backend.channel.is_busy)
+            self.joints[ranks] = RankCalls(self.comm, processes, self.backend.channel.is_busy)
         return self.joints[ranks]
 
     def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
-        """Through the first rank. The others wait for it twice as long: it may come last, and wait itself."""
+        """Gather through the first rank. The others wait twice as long: it may arrive last and wait."""
         ranks = self.participants()
         self.gathers[ranks] += 1
-        tag = int.from_bytes(digest(f"{ranks} {self.gathers[ranks]}")[:2]) >> 1  # MPI has 2**15 of them
+        tag = int.from_bytes(digest(f"{ranks} {self.gathers[ranks]}")[:2]) >> 1  # MPI has 2**15 tags.
         with deaths(self.mesh, self.file):
-            if self.own.Get_rank() == ranks[0]:
+            if self.comm.Get_rank() == ranks[0]:
                 return self._collect(text, ranks, tag, timeout_s, look)
-            _unread.append(self.own.isend(text, ranks[0], tag))
+            _unread.append(self.comm.isend(text, ranks[0], tag))
             for _, ranks_of in self._messages(ranks[0], tag, 2 * timeout_s, look):
-                return {rank: answer for answer, own in ranks_of.items() for rank in own}
+                return {rank: answer for answer, senders in ranks_of.items() for rank in senders}
         return dict.fromkeys(ranks[1:], "")
 
     def _collect(
@@ -140,12 +140,12 @@ class Ranks:
                 answers[rank] = answer
                 if len(answers) == len(ranks):
                     break
-        ranks_of: dict[str, list[int]] = {}  # most say the same, and all are told all of it
+        ranks_of: dict[str, list[int]] = {}  # Most answers are equal, and every rank gets all of them.
         for rank, answer in answers.items():
             ranks_of.setdefault(answer, []).append(rank)
-        sends = [self.own.isend(ranks_of, rank, tag) for rank in list(answers)[1:]]
-        until = time.monotonic() + timeout_s
-        while not MPI.Request.Testall(sends) and time.monotonic() < until:
+        sends = [self.comm.isend(ranks_of, rank, tag) for rank in list(answers)[1:]]
+        deadline = time.monotonic() + timeout_s
+        while not MPI.Request.Testall(sends) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         _unread.extend(sends)
         return answers
@@ -153,22 +153,22 @@ class Ranks:
     def _messages(
         self, source: int, tag: int, timeout_s: float, look: Callable[[float], None]
     ) -> Generator[tuple[int, Any]]:
-        """The messages of this time, each with the rank that sent it."""
-        begun, status = time.monotonic(), MPI.Status()
-        while (waited := time.monotonic() - begun) < timeout_s:
+        """The messages that arrive within `timeout_s`, each with the rank that sent it."""
+        started, status = time.monotonic(), MPI.Status()
+        while (waited := time.monotonic() - started) < timeout_s:
             look(waited)
             _unread[:] = [request for request in _unread if not request.Test()]
-            message = self.own.improbe(source, tag, status)
+            message = self.comm.improbe(source, tag, status)
             if message is None:
                 time.sleep(_LOOK_S)
             else:
                 yield int(status.Get_source()), message.recv()
 
     def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
-        """Calls of engine and mpi4jax, in the order of the program; messages between two ranks are none."""
+        """The calls of the engine and of mpi4jax in program order, without messages between two ranks."""
         del compiled
-        own, listed = self.own.Get_group(), list(collectives_of(traced.jaxpr.jaxpr, self.backend.channel))
-        numbers = [entry.comm.Get_group().Translate_ranks(list(entry.ranks), own) for entry in listed]
+        group, listed = self.comm.Get_group(), list(collectives_of(traced.jaxpr.jaxpr, self.backend.channel))
+        numbers = [entry.comm.Get_group().Translate_ranks(list(entry.ranks), group) for entry in listed]
         return tuple(
             Issue(
                 entry.text if entry.planned else f"{entry.text} between ranks {shortened(str(ranks))}",
@@ -179,11 +179,11 @@ class Ranks:
         )
 
     def copies(self, leaf: Any, placement: Placement | None) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Of arguments that are declared: each rank has arrays of its own."""
+        """The copies of declared arguments; the ranks' other arrays may differ."""
         if placement is None:
             return []
-        cut = placement.split if np.ndim(leaf) else ()
-        differs = (*placement.per, *placement.partial, *cut)
+        split = placement.split if np.ndim(leaf) else ()
+        differs = (*placement.per, *placement.partial, *split)
         along = self.backend.channel.groups.along(
             tuple(axis for axis in self.backend.sizes if axis not in differs)
         )
@@ -202,44 +202,45 @@ class Ranks:
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
         hello = (digest(key), digest(host), place, secrets.token_hex(8))
-        meet = self._meet("share what they load", timeout)
-        seen: list[tuple[bytes, bytes, int, str]] = meet(self.own.allgather, hello)
-        return peers_of(self.own.Get_rank(), dict(enumerate(seen)))
+        meet = self._meet("share the data that they load", timeout)
+        hellos: list[tuple[bytes, bytes, int, str]] = meet(self.comm.allgather, hello)
+        return peers_of(self.comm.Get_rank(), dict(enumerate(hellos)))
 
     def _meet(self, purpose: str, timeout: float, ranks: Sequence[int] | None = None) -> Rendezvous:
         option = "run.batches(timeout=SECONDS)"
-        return Rendezvous(self.own, purpose, timeout, ranks=ranks, option=option, file=self.file)
+        return Rendezvous(self.comm, purpose, timeout, ranks=ranks, option=option, file=self.file)
 
     def carrier(
         self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
     ) -> MpiCarrier | None:
-        """On a communicator of its own, of exactly these processes."""
+        """A transport on a new communicator of exactly these processes."""
         if not division.moves():
             return None
-        meet = self._meet("exchange what they load", timeout, peers.ranks)
-        comm = meet(self.own.Create_group, self.own.Get_group().Incl(list(peers.ranks)))
+        meet = self._meet("exchange the data that they load", timeout, peers.ranks)
+        group = self.comm.Get_group().Incl(list(peers.ranks))
+        comm = meet(self.comm.Create_group, group)
         return MpiCarrier(comm, division, blame=blame, on_failure=on_failure, timeout=timeout)
 
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> Ranks:
-        """The ranks of this rank's own member. Raises CP0842 for another one."""
+        """The ranks of this rank's member; raises CP0842 for another member."""
         place_here = self.backend.place[axis]
         if place != place_here:
             fail(
                 "CP0842",
                 f"this rank belongs to member {place_here} of `{axis}`, not to member {place}",
-                f"under MPI a rank has the arrays of its own member alone: run.member({place_here})",
+                f"under MPI a rank has only the arrays of its member: call run.member({place_here})",
                 file=self.file,
             )
         sizes = schedule.mesh_sizes
         return dataclasses.replace(self, backend=dataclasses.replace(self.backend, sizes=sizes))
 
-    def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
-        """A rank's arrays are those of its member already."""
-        del name, placement, axis, own
+    def part(self, name: str, tree: Any, placement: Placement, axis: str, member: Machine) -> Any:
+        """The arrays of a rank are those of its member already."""
+        del name, placement, axis, member
         return tree
 
     def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
-        """Raises CP0842 for parts of other members."""
+        """Return this member's part; raises CP0842 for parts of other members."""
         del placement
         place = self.backend.place[axis]
         if list(parts) != [place]:
@@ -247,22 +248,27 @@ class Ranks:
             fail(
                 "CP0842",
                 f"this rank belongs to member {place} of `{axis}`, and got the parts of members {owners}",
-                f"under MPI a rank has the arrays of its own member alone: {{{place}: part}}",
+                f"under MPI a rank has only the arrays of its member: pass {{{place}: part}}",
                 file=self.file,
             )
         return parts[place]
 
 
-def ranks(binding: Binding, comm: Any) -> Ranks | Serving:
-    """The machine of `comm` for what is bound to it: of a worker, or of a server.
+def ranks(binding: Binding, comm: Any) -> Ranks | ServerMachine:
+    """The machine of `comm` for a program, of a worker or of a server.
 
-    All ranks of `comm` call this alike. The first ones, as many as the axes make, are workers, the others the
-    plan's servers in their order.
+    All ranks of `comm` call this. The first ranks, as many as the plan's axes need, are workers. The others
+    are the plan's servers in their order.
 
-    Raises CP0834 where a rank has died, CP0840 for another number of ranks than compiled for, CP0841 for a
-    program that was compiled for a mesh, CP0843 for a communicator that cannot be used, CP0844 where MPI
-    allows too few threads, CP0845 where another rank cannot bind or binds another program, CP0846
-    where arrays are made on another device than the CPU, CP0849 where a rank does not come.
+    Args:
+      binding: the program and its checks.
+      comm: an mpi4py communicator.
+
+    Raises:
+      CommplanError: CP0834 if a rank has died; CP0840 if `comm` has another number of ranks than the program;
+          CP0841 if the program was compiled for a mesh; CP0843 if the communicator cannot be used; CP0844 if
+          MPI allows too few threads; CP0845 if another rank cannot bind, or binds another program; CP0846 if
+          arrays are not on the CPU; CP0849 if a rank does not arrive.
     """
     schedule = binding.schedule
     check_communicator(comm, schedule.file)
@@ -277,62 +283,63 @@ def ranks(binding: Binding, comm: Any) -> Ranks | Serving:
 
 
 def check_backend(schedule: ir.Schedule) -> None:
-    """Raises CP0841 and CP0846, see `ranks`."""
+    """Raise CP0841 or CP0846; see `ranks`."""
     if schedule.backend != "mpi":
         fail(
             "CP0841",
-            f"program `{schedule.plan}` was compiled for a mesh of devices, and is bound to a communicator",
+            f"program `{schedule.plan}` was compiled for a mesh of devices, but bound to a communicator",
             'compile it with the communicator, plan.compile(comm), or with plan.compile(backend="mpi", ...)',
             file=schedule.file,
         )
     if jax.default_backend() != "cpu":
         fail(
             "CP0846",
-            f"arrays are made on `{jax.default_backend()}`, and ranks exchange those of the CPU",
+            f"JAX makes arrays on `{jax.default_backend()}`, but ranks exchange arrays of the CPU",
             "set JAX_PLATFORMS=cpu, or bind to a mesh of the devices",
             file=schedule.file,
         )
 
 
-def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
+def _bound(binding: Binding, comm: Any) -> Ranks | ServerMachine:
     schedule, bound_s = binding.schedule, binding.watchdog_s
     purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
     meet = Rendezvous(comm, purpose, binding.timeout_s, option=option, file=schedule.file)
-    own = meet(comm.Dup)
-    exchange = cast("Callable[[Any], list[Any]]", functools.partial(meet, own.allgather))
-    with alike("rank", int(own.Get_rank()), 0):
-        agree("rank", binding, lambda mine: dict(enumerate(exchange(mine))))
+    duplicate = meet(comm.Dup)
+    exchange = cast("Callable[[Any], list[Any]]", functools.partial(meet, duplicate.allgather))
+    with alike("rank", int(duplicate.Get_rank()), 0):
+        agree("rank", binding, lambda report: dict(enumerate(exchange(report))))
     roles = sites(schedule)
-    watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(own.Get_rank()) >= roles.workers > 0)
+    watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(duplicate.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        backend = backend_of(schedule, own, roles, watchdog_s=bound_s, meet=meet)
-        return _worker(comm, own, backend, schedule.file, bound_s, meet)
-    rank = int(own.Get_rank())
+        backend = backend_of(schedule, duplicate, roles, watchdog_s=bound_s, meet=meet)
+        return _worker(comm, duplicate, backend, schedule.file, bound_s, meet)
+    rank = int(duplicate.Get_rank())
     server = rank - roles.workers
-    part = meet(own.Split, int(server >= 0), rank)
-    requests = requests_of(own, bound_s, meet, schedule.plan, roles.workers)
+    part = meet(duplicate.Split, int(server >= 0), rank)
+    requests = requests_of(duplicate, bound_s, meet, schedule.plan, roles.workers)
     if server < 0:
         workers = meet.among(range(roles.workers))
-        backend = backend_of(schedule, part, roles, own, requests, bound_s, workers)
+        backend = backend_of(schedule, part, roles, duplicate, requests, bound_s, workers)
         return _worker(comm, part, backend, schedule.file, bound_s, workers)
-    expect_serving(own, roles)
+    expect_serving(duplicate, roles)
     name = server_names(schedule)[server]
-    return Serving(comm, own, roles, server, name, schedule.file, requests and requests.watch)
+    return ServerMachine(comm, duplicate, roles, server, name, schedule.file, requests and requests.watch)
 
 
 def _worker(
-    comm: Any, own: Any, backend: MpiBackend, file: str, bound_s: float | None, meet: Rendezvous
+    comm: Any, workers: Any, backend: MpiBackend, file: str, bound_s: float | None, meet: Rendezvous
 ) -> Ranks:
-    process = Peer(int(own.Get_rank()), "", 0, "", os.getpid(), socket.gethostname(), machine_name(), bound_s)
-    processes: list[Peer] = meet(own.allgather, process)
+    rank = int(workers.Get_rank())
+    process = Peer(rank, "", 0, "", os.getpid(), socket.gethostname(), machine_name(), bound_s)
+    processes: list[Peer] = meet(workers.allgather, process)
     if backend.channel.resources is not None:
-        backend.channel.resources.communicators.append(own)
-    return Ranks(comm, own, backend, file, dict(enumerate(processes)))
+        backend.channel.resources.communicators.append(workers)
+    return Ranks(comm, workers, backend, file, dict(enumerate(processes)))
 
 
 @contextlib.contextmanager
 def deaths(comm: Any, file: str = "") -> Generator[None]:
-    """Raises CP0834 where MPI finds that a rank of `comm` has died."""
+    """Raise CP0834 if MPI reports that a rank of `comm` has died."""
     try:
         yield
     except MPI.Exception as error:
@@ -343,17 +350,20 @@ def deaths(comm: Any, file: str = "") -> Generator[None]:
 
 
 def host_names(comm: Any, plan: str = "", timeout_s: float = TIMEOUT_S) -> list[str]:
-    """The name of the host of each rank. Warns where one name stands for several machines or networks: ranks
-    are then placed as if they were on one host. Raises CP0849 where a rank does not come."""
+    """The host name of each rank.
+
+    Warns if one name stands for several machines or networks, whose ranks then count as one host. Raises
+    CP0849 if a rank does not arrive.
+    """
     option = "plan.compile(comm, timeout=SECONDS)"
     meet = Rendezvous(comm, f"compile plan `{plan}`", timeout_s, option=option)
     answers: list[tuple[str, str]] = meet(comm.allgather, (socket.gethostname(), _network()))
-    machines = {name: {other for known, other in answers if known == name} for name, _ in answers}
-    for name, own in machines.items():
-        if len(own) > 1:
+    machines = {name: {network for host, network in answers if host == name} for name, _ in answers}
+    for name, networks in machines.items():
+        if len(networks) > 1:
             warnings.warn(
-                f"{len(own)} machines are called `{name}`: their ranks are placed on one host of the"
-                " topology; give each a host name of its own",
+                f"{len(networks)} machines have the host name `{name}`: the topology places their ranks on"
+                " one host; give each machine its own host name",
                 RuntimeWarning,
                 4,
             )
@@ -361,7 +371,7 @@ def host_names(comm: Any, plan: str = "", timeout_s: float = TIMEOUT_S) -> list[
 
 
 def _network() -> str:
-    """What tells this machine's network from others', of containers too."""
+    """An identity of this machine's network namespace, which differs between containers, too."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return boot + str(Path("/proc/self/ns/net").readlink())
@@ -369,24 +379,24 @@ def _network() -> str:
 
 
 def death(comm: Any, error: Any, file: str = "") -> Diagnostic | None:
-    """What is said of an error of MPI where that outlives its dead; None for other errors."""
+    """The diagnostic of an MPI error for ranks that died, if MPI survived; None for other errors."""
     if not goes_on() or not isinstance(error, MPI.Exception) or error.Get_error_class() not in LOSSES:
         return None
     failed = comm.Get_failed()
     dead: list[int] = failed.Translate_ranks(range(failed.Get_size()), comm.Get_group())
     who = " and ".join(f"rank {rank} of {comm.Get_size()}" for rank in sorted(dead)) or "another rank"
-    notes = (Note("all ranks of the communicator are needed"), Note(f"MPI says: {error}"))
+    notes = (Note("the program needs all ranks of the communicator"), Note(f"MPI says: {error}"))
     return Diagnostic("CP0834", f"{who} has died", None, notes, file=file)
 
 
 def check_communicator(comm: Any, file: str) -> None:
-    """Raises CP0843 for a communicator that is no more or has two sides, CP0844 for too few threads."""
+    """Raise CP0843 for a communicator that cannot be used, and CP0844 for too few MPI threads."""
     expected = "expected a communicator such as mpi4py.MPI.COMM_WORLD"
     if MPI.Is_finalized() or not MPI.Is_initialized():
         state = "has been finalized" if MPI.Is_finalized() else "is not initialized"
-        fail("CP0843", f"MPI {state}", "bind programs between MPI's beginning and its end", file=file)
+        fail("CP0843", f"MPI {state}", "bind programs after MPI_Init and before MPI_Finalize", file=file)
     if comm == MPI.COMM_NULL:
-        fail("CP0843", "the communicator is null: it was freed, or never made", expected, file=file)
+        fail("CP0843", "the communicator is null: it was freed, or never created", expected, file=file)
     if comm.Is_inter():
         fail("CP0843", "an inter-communicator has two groups of ranks", expected, file=file)
     level = MPI.Query_thread()
@@ -398,25 +408,25 @@ def check_communicator(comm: Any, file: str) -> None:
         }
         fail(
             "CP0844",
-            f"MPI was initialized for MPI_THREAD_{names[level]}: compiled phases call it from threads of JAX",
-            "MPI_THREAD_MULTIPLE is what mpi4py asks for unless told otherwise (mpi4py.rc.thread_level)",
+            f"MPI was initialized for MPI_THREAD_{names[level]}, but phases call it from JAX's threads",
+            "mpi4py requests MPI_THREAD_MULTIPLE by default: set mpi4py.rc.thread_level to `multiple`",
             file=file,
         )
 
 
 def check_size(schedule: ir.Schedule, comm: Any) -> None:
-    """Raises CP0840 where `comm` has another number of ranks than the plan's axes and servers make."""
+    """Raise CP0840 if `comm` has another number of ranks than the plan's axes and servers need."""
     sizes, actual = schedule.mesh_sizes, comm.Get_size()
     servers = {axis.name: axis.size for axis in schedule.axes if axis.kind is AxisKind.SERVER}
-    wanted = math.prod(sizes.values()) + sum(servers.values())
-    if wanted == actual:
+    expected = math.prod(sizes.values()) + sum(servers.values())
+    if expected == actual:
         return
     workers = str(math.prod(sizes.values()))
     fail(
         "CP0840",
-        f"the plan has {wanted} ranks, and the communicator {actual}",
+        f"the plan has {expected} ranks, but the communicator has {actual}",
         *_made_of(workers, sizes, servers, "no axes"),
-        f"start it with mpirun -n {wanted}, or split the communicator",
+        f"start it with mpirun -n {expected}, or split the communicator",
         file=schedule.file,
     )
 
@@ -424,52 +434,64 @@ def check_size(schedule: ir.Schedule, comm: Any) -> None:
 def _made_of(
     workers: str, sizes: Mapping[str, int], servers: Mapping[str, int], none: str
 ) -> tuple[str, ...]:
-    """Remarks that say of what the ranks of a plan are made."""
+    """Notes that list the ranks of a plan."""
     axes = " x ".join(f"{name} = {size}" for name, size in sizes.items()) or none
     if not servers:
         return (f"its axes: {axes}",)
     named = ", ".join(f"{name} = {size}" for name, size in servers.items())
-    after = f"and for its servers, after them: {sum(servers.values())} ({named})"
+    after = f"ranks for its servers, after the workers: {sum(servers.values())} ({named})"
     return f"ranks for its workers: {workers} ({axes})", after
 
 
-def sizes_of(plan: Plan, comm: Any, given: Mapping[str, int]) -> dict[str, int]:
-    """`given`, and the size of the one axis that is declared `?` and not given: the ranks that are left.
+def sizes_of(plan: Plan, comm: Any, passed: Mapping[str, int]) -> dict[str, int]:
+    """Add the size of the one axis that is declared `?` to the sizes of a plan.
 
-    Servers are ranks of their own, after all others. Raises CP0840 where the sizes do not make up the ranks
-    of `comm`, CP0843 and CP0844 for a communicator that cannot be used.
+    The axis gets the ranks that remain. Servers have their own ranks, after all others.
+
+    Args:
+      plan: the plan.
+      comm: an mpi4py communicator.
+      given: the sizes that the user passes.
+
+    Returns:
+      The sizes. If several are missing or wrong, they are as passed, and the compiler reports them.
+
+    Raises:
+      CommplanError: CP0840 if the sizes do not fit the ranks of `comm`; CP0843 or CP0844 if the communicator
+          cannot be used.
     """
     check_communicator(comm, plan.file)
     count = int(comm.Get_size())
-    sizes = dict(given)
-    known: dict[str, int] = {}
+    sizes = dict(passed)
+    fixed: dict[str, int] = {}
     unknown: list[str] = []
     servers: dict[str, int] = {}
     for axis in plan.axes:
         size = sizes.get(axis.name, axis.size)
         if axis.kind is AxisKind.SERVER:
-            servers[axis.name] = size if type(size) is int and size > 0 else 1  # else the compiler names it
+            # The compiler reports a wrong size.
+            servers[axis.name] = size if type(size) is int and size > 0 else 1
             continue
         if size is None:
             unknown.append(axis.name)
         else:
-            known[axis.name] = size
-    whole = all(type(size) is int and size > 0 for size in known.values())
+            fixed[axis.name] = size
+    whole = all(type(size) is int and size > 0 for size in fixed.values())
     if len(unknown) > 1 or not whole:
-        return sizes  # which the compiler names, axis by axis
-    product, serving = math.prod(known.values()), sum(servers.values())
+        return sizes  # The compiler reports each of them.
+    product, serving = math.prod(fixed.values()), sum(servers.values())
     workers = count - serving
     if unknown and workers > 0 and workers % product == 0:
         return sizes | {unknown[0]: workers // product}
     if product != workers or unknown:
         more = f" and {serving} for servers" if serving and unknown else ""
-        wanted = f"a multiple of {product}" if unknown else str(product + serving)
+        needed = f"a multiple of {product}" if unknown else str(product + serving)
         many = f"a multiple of {product}" if unknown else f"{product}"
         fail(
             "CP0840",
-            f"the plan needs {wanted} ranks{more}, and the communicator has {count}",
-            *_made_of(many, known, servers, "no axes of known size"),
-            f"start {wanted}{more}: mpirun -n {product + serving}; or split the communicator",
+            f"the plan needs {needed} ranks{more}, but the communicator has {count}",
+            *_made_of(many, fixed, servers, "no axes of fixed size"),
+            f"start {needed}{more}: mpirun -n {product + serving}; or split the communicator",
             file=plan.file,
         )
     return sizes

@@ -14,12 +14,13 @@ from commplan.protocol.sites import Sites
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Serving:
-    """The machine of a server's rank (see `machine.Machine`): it runs no phase, and says so.
+class ServerMachine:
+    """The machine of a server's rank (see `machine.Machine`): it runs no phase, and reports that as an error.
 
-    mesh: the communicator that the program was bound to. service: a duplicate of it, for what workers and
-    servers say to each other; workers are its first ranks.
-    number: which of them this is. name: what errors call it. watch: of what workers ask, if anybody watches.
+    mesh: the communicator to which the user bound the program. service: a duplicate of it for messages
+        between workers and servers; workers are its first ranks. sites: the sites of the plan's servers.
+        number: the number of this server. name: its name in errors. watch: the watchdog of workers' requests,
+        if there is one.
     """
 
     mesh: Any
@@ -29,14 +30,14 @@ class Serving:
     name: str
     file: str = ""
     watch: RequestWatch | None = None
-    calls: None = None  # nobody waits in a phase for a server
+    calls: None = None  # No phase waits for a server.
 
     def process(self) -> tuple[int, int]:
         return int(self.service.Get_rank()), int(self.service.Get_size())
 
     @property
-    def backend(self) -> Serving:
-        """Phases are bound on every rank; to run one is another matter."""
+    def backend(self) -> ServerMachine:
+        """Phases are bound on every rank, servers included; only calls are errors."""
         return self
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -44,15 +45,15 @@ class Serving:
             raise AttributeError(name)
         fail(
             "CP0853",
-            f"this rank is {self.name}: it runs no phase, and holds no arrays",
-            "call run.serve() on it, which returns when all workers have left, and nothing else",
-            "run.serve() is None on workers: `if run.serve(): raise SystemExit` does for all ranks",
+            f"this rank is {self.name}: it runs no phase and holds no arrays",
+            "call only run.serve() on it, which returns when all workers have left",
+            "run.serve() is None on workers: use `if run.serve(): raise SystemExit` on all ranks",
             file=self.file,
         )
 
 
 def check_servers(schedule: Schedule) -> None:
-    """Raises CP0851 for a plan whose states live on servers: a mesh of devices has none."""
+    """Raise CP0851 for a plan whose states live on servers: a mesh of devices has none."""
     roles = sites(schedule)
     if roles.all:
         refuse(roles.all[0].span, schedule.file)

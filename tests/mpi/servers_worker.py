@@ -132,7 +132,7 @@ def exchange(servers: int, output: str) -> None:
 
 
 def comm_of_workers(run: Any) -> Any:
-    return run.context.machine.own
+    return run.context.machine.comm
 
 
 def elastic(mode: str, servers: int, eta: str = "0.25", hints: str = "", late: bool = False) -> None:

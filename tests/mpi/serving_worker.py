@@ -95,7 +95,7 @@ def averaging(folder: Path, mode: str, how: str, steps: str = "6") -> None:
         time.sleep(float(wait.uniform(0, 4e-3)))
         out, state = run.step(state, params=w)
         w = w - np.asarray(out.pull) + np.float32(0.125) * values(RANK, step)
-    run.context.machine.own.Barrier()
+    run.context.machine.comm.Barrier()
     out, state = run.look(state)
     if RANK == 0:
         np.save(folder / f"{mode}-{how}.npy", np.asarray(out.center))

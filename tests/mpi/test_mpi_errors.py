@@ -24,9 +24,9 @@ def said() -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("what", "code", "words"),
     [
-        ("a size that does not fit", "CP0840", "needs 6 ranks, and the communicator has 2"),
-        ("an axis left over", "CP0840", "a multiple of 3 ranks, and the communicator has 2"),
-        ("a program for more ranks", "CP0840", "has 4 ranks, and the communicator 2"),
+        ("a size that does not fit", "CP0840", "needs 6 ranks, but the communicator has 2"),
+        ("an axis left over", "CP0840", "a multiple of 3 ranks, but the communicator has 2"),
+        ("a program for more ranks", "CP0840", "has 4 ranks, but the communicator has 2"),
         ("a program for a mesh", "CP0841", "was compiled for a mesh"),
         ("a mesh for ranks", "CP0841", "is bound to a mesh"),
         ("the wrong backend", "CP0841", "the backend `jax`"),
@@ -37,8 +37,8 @@ def said() -> dict[str, list[str]]:
         ("an unknown input", "CP0804", "needs `x`"),
         ("a derivative", "CP0847", "differentiated"),
         ("a batch", "CP0848", "batched by jax.vmap"),
-        ("other programs", "CP0845", "rank 1 another one than rank 0"),
-        ("other seeds", "CP0845", "same seed: rank 1 another one than rank 0"),
+        ("other programs", "CP0845", "rank 1 differs from rank 0"),
+        ("other seeds", "CP0845", "same seed: rank 1 differs from rank 0"),
         ("a freed communicator", "CP0843", "is null"),
         ("a freed communicator to bind", "CP0843", "is null"),
         ("two sides", "CP0843", "two groups"),
@@ -52,7 +52,9 @@ def test_every_rank_is_told(said: dict[str, list[str]], what: str, code: str, wo
 
 
 def test_one_name_of_two_machines_is_said(said: dict[str, list[str]]):
-    warning = f"2 machines are called `{socket.gethostname()}`: their ranks are placed on one host"
+    warning = (
+        f"2 machines have the host name `{socket.gethostname()}`: the topology places their ranks on one host"
+    )
     assert len(said["one host name"]) == 2
     assert all(answer.startswith(warning) for answer in said["one host name"])
 
@@ -67,7 +69,7 @@ def test_an_assumed_order_of_hosts_is_logged_once_by_rank_0(said: dict[str, list
 def test_who_alone_cannot_bind_tells_the_others():
     said = dict(line.split(": ", 1) for line in mpirun.run(2, SCRIPT, "alone").splitlines())
     for what, own in (
-        ("size", "CP0840 the plan has 3 ranks, and the communicator 2"),
+        ("size", "CP0840 the plan has 3 ranks, but the communicator has 2"),
         ("backend", "CP0841 program `p` was compiled for a mesh"),
         ("function", "CP0803 function `scale` is not bound"),
         ("unknown source", "CP0803 the plan has no source `s`"),
@@ -122,5 +124,5 @@ def test_machines_of_one_name_are_said():
     from commplan.runtime.machines.ranks import host_names  # noqa: PLC0415  MPI is there
 
     assert host_names(Elsewhere(["a", "a", "b"], ["1", "1", "2"])) == ["a", "a", "b"]
-    with pytest.warns(RuntimeWarning, match="2 machines are called `a`"):
+    with pytest.warns(RuntimeWarning, match="2 machines have the host name `a`"):
         assert host_names(Elsewhere(["a", "a", "b"], ["1", "2", "3"])) == ["a", "a", "b"]

@@ -18,7 +18,7 @@ PURPOSES = {
     "bind": "bind plan `p`",
     "inside": "bind plan `p`",
     "compile": "compile plan `p`",
-    "batches": "share what they load",
+    "batches": "share the data that they load",
     "calibrate": "be measured",
     "rehearse": "rehearse the plan",
 }

@@ -258,7 +258,7 @@ def test_an_array_that_jax_has_not_summed_is_not_the_same_everywhere():
             return state, 2 * w
 
         np.testing.assert_array_equal(step({}, weights)[1], 2 * params()["w"])  # what is reduced is the same
-        with pytest.raises(CommplanError, match=r"CP0813.*should be the same over data") as error:
+        with pytest.raises(CommplanError, match=r"CP0813.*is unreduced over data") as error:
             step({}, terms)
         assert "jax.reshard(x, jax.P(None, None))" in str(error.value)
         with pytest.raises(CommplanError, match=r"CP0806[\s\S]*unreduced over data"):

@@ -212,7 +212,7 @@ def test_of_three_the_one_that_differs_is_named(odd: int):
     plans = [preflight_steps.PLAN.replace("by mean", "by sum" if n == odd else "by mean") for n in range(3)]
     text = refused([commplan.loads(p).compile(backend="mpi", shapes={"grads": {}}) for p in plans])
     usual = 1 if odd == 0 else 0
-    assert f"process {odd} another one than process {usual}\n" in text
+    assert f"process {odd} differs from process {usual}\n" in text
     for number, name in ((odd, "sum"), (usual, "mean")):
         assert re.search(
             rf"process {number}: line 7 of the plan, in phase `step`: Reduce\(.*name='{name}'", text

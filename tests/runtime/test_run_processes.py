@@ -61,7 +61,7 @@ def test_all_processes_are_told_where_they_bind_different_programs(tmp_path: Pat
     said = [json.loads((tmp_path / f"{index}.json").read_text()) for index in range(2)]
     for one in said:
         assert (
-            "error[CP0845]: not every process binds the same program: process 1 another one than process 0"
+            "error[CP0845]: not every process binds the same program: process 1 differs from process 0"
             in (one["different"])
         )
         for index, name in enumerate(("sum", "mean")):
@@ -72,13 +72,15 @@ def test_all_processes_are_told_where_they_bind_different_programs(tmp_path: Pat
     assert "error[CP0845]: process 1 cannot bind the program" in said[0]["unknown"]
     assert "CP0803 the plan has no source `s`" in said[0]["unknown"]
     assert "error[CP0803]: the plan has no source `s`" in said[1]["unknown"]
-    assert "error[CP0849]: not all of processes 0, 1 bind `p`: one did not come" in said[0]["alone"]
+    assert "error[CP0849]: not all of processes 0, 1 bind `p`: one did not arrive" in said[0]["alone"]
 
 
 def test_a_process_that_does_not_open_shared_batches_is_missed(tmp_path: Path):
     played("opened", tmp_path)
     text = json.loads((tmp_path / "0.json").read_text())
-    assert "error[CP0849]: not all of processes 0, 1 come to share what they load: one did not come" in text
+    assert (
+        "error[CP0849]: not all of processes 0, 1 share the data that they load: one did not arrive" in text
+    )
     assert "run.batches(timeout=SECONDS) waits longer" in text
 
 
