@@ -1,4 +1,4 @@
-"""What a program is bound to: the machine that a mesh is, and the structures of its trees."""
+"""The machine and the pytree structures of a bound program."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 def machine_for(binding: Binding, mesh: Any) -> Machine:
-    """The machine that `mesh` is: devices, or the ranks of an `mpi4py` communicator.
+    """The machine of `mesh`: a mesh of devices, or the ranks of an `mpi4py` communicator.
 
-    Raises what is wrong with what is bound; CP0801, CP0802, CP0845 and CP0849 for a mesh that does not fit,
-    CP084x for a communicator.
+    Raises:
+      CommplanError: the errors of `binding`; CP0801, CP0802, CP0845 or CP0849 for a mesh that does not fit;
+          CP0840 to CP0849 for a communicator that does not fit.
     """
     if is_communicator(mesh):
-        from commplan.runtime.machines.ranks import ranks  # noqa: PLC0415  MPI is loaded only where it is used
+        from commplan.runtime.machines.ranks import ranks  # noqa: PLC0415  Only programs under MPI load MPI.
 
         return cast("Machine", ranks(binding, mesh))
     check_mesh(binding.schedule, mesh)
@@ -31,7 +32,7 @@ def machine_for(binding: Binding, mesh: Any) -> Machine:
 
 
 def known_structures(program: Program[Any]) -> dict[tuple[str, ...], Structure]:
-    """How to rebuild trees, by the paths of their leaves: from the pytrees that gave the shapes."""
+    """The pytree structures of the program's compile-time shapes, by the paths of their leaves."""
     structures: dict[tuple[str, ...], Structure] = {}
     for tree in program.structures.values():
         paths, flat = flatten(tree, _is_shape)

@@ -1,4 +1,4 @@
-"""What a bound program knows: its schedule on a machine with the user's functions."""
+"""The context of a bound program: its schedule, its machine, and the user's functions."""
 
 from __future__ import annotations
 
@@ -28,25 +28,28 @@ from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.machines.machine import Machine
 from commplan.runtime.unset_states import UnsetStates
 
-CALLS = "#calls"  # in the state: how often each phase with random device functions was called
+CALLS = "#calls"  # The key of the state that counts the calls of each phase with random device functions.
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """A schedule, the machine that it runs on, and the functions bound to it."""
+    """A schedule, its machine, and the functions bound to it.
+
+    For one member of an ensemble, `members` is the member's place and `whole` is the schedule of all members.
+    """
 
     schedule: ir.Schedule
     machine: Machine
     functions: Mapping[str, Callable[..., Any]]
     seed: int
     structures: Mapping[tuple[str, ...], Structure]
-    # For one member's part of an ensemble: the place of the axes that are left out, and the whole schedule.
+    # The place along the axes that a member's schedule lacks, and the schedule of all members.
     members: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     whole: ir.Schedule | None = None
 
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
-        """The axes of the mesh that the plan names, with their sizes; servers are no part of it."""
+        """The sizes of the mesh axes that the plan names, without servers."""
         return self.schedule.mesh_sizes
 
     @property
@@ -55,7 +58,7 @@ class Context:
 
     @functools.cached_property
     def compiler_options(self) -> dict[str, xla.Value]:
-        """The options with which XLA compiles the schedule for these devices, of those that it knows."""
+        """The schedule's XLA options for these devices, if the installed XLA knows them."""
         return xla.accepted(xla.as_installed(self._options))
 
     @property
@@ -63,15 +66,17 @@ class Context:
         on_gpus = isinstance(self.backend, LaxBackend) and self.backend.platform == "gpu"
         return xla.compiler_options(self.schedule, "gpu") if on_gpus else ()
 
-    def profile(self, given: ProfileSource, own: Mapping[str, xla.Value]) -> LatencyProfile | None:
-        """What `run.jit(.., pgle=given, compiler_options=own)` means here: see `latency_profile`."""
+    def profile(self, source: ProfileSource, user_options: Mapping[str, xla.Value]) -> LatencyProfile | None:
+        """The latency profile for `run.jit`'s `pgle=source` and `compiler_options=user_options`."""
         mesh, jax_devices = self.machine.mesh, isinstance(self.backend, LaxBackend)
-        profile = latency_profile(given, mesh.devices.flat if jax_devices else ())
-        off = {k: v for k, v in xla.without_pipelining(self.compiler_options).items() if k not in own}
+        profile = latency_profile(source, mesh.devices.flat if jax_devices else ())
+        off = {
+            k: v for k, v in xla.without_pipelining(self.compiler_options).items() if k not in user_options
+        }
         return profile and msgspec.structs.replace(profile, unpipelined=off)
 
-    def warn_of_flags(self) -> None:
-        """Warn of what XLA_FLAGS would undo of the schedule (CP0858)."""
+    def warn_about_flags(self) -> None:
+        """Warn about flags in XLA_FLAGS that override the schedule (CP0858)."""
         for problem in xla.overriding_flags(
             self._options, os.environ.get("XLA_FLAGS", ""), self.schedule.file
         ):
@@ -85,46 +90,46 @@ class Context:
         return Lowered(self.schedule, phase, self.functions, self.backend, self.structures)
 
     def entry(self, name: str) -> ir.Value:
-        """The input or state called `name`."""
+        """The input or state `name`."""
         return next(value for value in self.schedule.entry if name_of(value.id) == name)
 
     @functools.cached_property
     def states(self) -> dict[str, ir.Value]:
-        """The states that workers hold, by name: a phase neither takes nor gives those on servers."""
+        """The states of workers by name; phases neither take nor return states on servers."""
         states = {name_of(ref): self.entry(name_of(ref)) for ref in self.schedule.states}
         return {name: value for name, value in states.items() if value.placement.server is None}
 
     @functools.cached_property
     def unset(self) -> UnsetStates:
-        """What `init` made of the states that `at start` sets."""
+        """The initial values of states that `at start` sets."""
         return UnsetStates(self.schedule)
 
     @functools.cached_property
     def compiled(self) -> dict[str, Any]:
-        """By phase, what was compiled for its batches: once, however often they are asked for."""
+        """The compiled functions for the batches of each phase."""
         return {}
 
     @functools.cached_property
     def counted(self) -> tuple[str, ...]:
-        """The phases whose calls the state counts, because random functions run in them."""
+        """The phases with random functions, whose calls the state counts."""
         return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).is_random)
 
     def no_calls(self) -> dict[str, Any]:
-        """The counts of calls with which a run begins."""
+        """The initial counts of calls."""
         count = ir.Value("calls.0", "array", (ir.Leaf("", (), DType.I32),), SAME)
         return {name: self.machine.zeros(count, count.leaves[0]) for name in self.counted}
 
     def origin(self, name: str) -> str:
-        """Which value a name means, in words, where an input or state of that name lies otherwise."""
+        """A note that `name` means an output, if an entry of that name has another placement; else ""."""
         value = self.schedule.named.get(name)
         entry = next((each for each in self.schedule.entry if name_of(each.id) == name), value)
         if value is None or entry is None or entry.placement == value.placement:
             return ""
-        other = f"what goes in by that name, which is `{entry.placement}`"
-        return f"`{name}` is the output `{name}`, and not {other}"
+        other = f"the input or state `{name}`, whose placement is `{entry.placement}`"
+        return f"`{name}` means the output, not {other}"
 
     def named(self, name: str) -> ir.Value:
-        """See `Schedule.named`. Raises CP0811 where `name` means nothing."""
+        """See `Schedule.named`; raises CP0811 for an unknown name."""
         named = self.schedule.named
         if name not in named:
             message = f"the plan has no output, state or input `{name}`"
@@ -132,9 +137,9 @@ class Context:
         return named[name]
 
     def around(self, caller: str, span: Span | None = None) -> bool:
-        """Whether the code around us sees one rank's arrays: under MPI always, else in a shard_map.
+        """Whether the calling code sees one rank's arrays: always under MPI, else inside a shard_map.
 
-        Raises CP0814 where it has only some of them, or of other sizes.
+        Raises CP0814 if that shard_map lacks axes of the plan, or has other sizes.
         """
         manual = self.machine.manual()
         present = [axis for axis in self.sizes if axis in manual]
@@ -155,7 +160,7 @@ class Context:
         return True
 
     def placed(self, tree: Any, placement: Placement) -> Any:
-        """`tree` with its host arrays put onto the devices, explicitly: a transfer guard may be on."""
+        """Put host arrays of `tree` on the devices, explicitly because a transfer guard may be on."""
         mesh, lead = self.machine.mesh, len(placement.per)
 
         def sharding(x: Any) -> NamedSharding:
@@ -166,23 +171,23 @@ class Context:
         return jax.tree_util.tree_map(placed, tree)
 
     def lead(self, placement: Placement) -> int:
-        """How many leading dimensions an array outside has for `per` axes; under MPI none."""
+        """The number of leading dimensions of an outside array for its `per` axes; 0 under MPI."""
         return len(placement.per) if self.machine.layout == "global" else 0
 
     def strip(self, tree: Tree, placement: Placement) -> Tree:
-        """One rank's part without the leading dimensions, all 1 here, of its `per` axes."""
+        """One rank's part without its leading dimensions, all of size 1 here."""
         count = self.lead(placement)
         return tree.like([x.reshape(x.shape[count:]) for x in tree.leaves]) if count else tree
 
     def unstrip(self, tree: Tree, placement: Placement) -> Tree:
-        """The leading dimensions back again."""
+        """The inverse of `strip`."""
         count = self.lead(placement)
         return tree.like([x.reshape((1,) * count + x.shape) for x in tree.leaves]) if count else tree
 
 
 @dataclasses.dataclass
 class Carried:
-    """Trees on their way out of a shard_map: leaves with their specs; structures are learnt while tracing."""
+    """Trees that leave a shard_map as leaves with specs; their structures become known during tracing."""
 
     context: Context
     specs: dict[str, list[PartitionSpec]]
@@ -190,18 +195,18 @@ class Carried:
     structures: dict[str, Structure] = dataclasses.field(default_factory=dict[str, Any])
 
     @classmethod
-    def of(cls, context: Context, values: Mapping[str, ir.Value]) -> Carried:
+    def for_values(cls, context: Context, values: Mapping[str, ir.Value]) -> Carried:
         placements = {name: value.placement for name, value in values.items()}
         return cls(context, {name: leaf_specs(value) for name, value in values.items()}, placements)
 
     def leave(self, trees: Mapping[str, Tree]) -> dict[str, list[Any]]:
-        """Leaves by name, `per` dimensions added; structures are kept here."""
+        """The leaves of each tree with `per` dimensions; records the structures for `build`."""
         self.structures.update({name: tree.structure for name, tree in trees.items()})
         unstrip = self.context.unstrip
         return {name: list(unstrip(tree, self.placements[name]).leaves) for name, tree in trees.items()}
 
     def build(self, leaves: Mapping[str, list[Any]]) -> dict[str, Any]:
-        return {name: Tree(tuple(own), self.structures[name]).build() for name, own in leaves.items()}
+        return {name: Tree(tuple(parts), self.structures[name]).build() for name, parts in leaves.items()}
 
 
 def flat(tree: Any) -> Tree:

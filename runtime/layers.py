@@ -1,4 +1,4 @@
-"""`run.layers`: layers one after another, of whose weights each rank keeps a shard."""
+"""`run.layers`: a sequence of layers whose weights are sharded over ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Leaves = tuple[Leaf, ...]
 
 
 class ShardedWeights:
-    """What a run does with weights of which each rank keeps a shard."""
+    """The part of a run for weights that are sharded over ranks."""
 
     context: Context
 
@@ -36,31 +36,48 @@ class ShardedWeights:
     def _phase(self, name: str) -> Any:
         raise NotImplementedError
 
-    def layer(self, body: Callable[..., Any], shards: Any, *args: Any, shapes: Any = None, **how: Any) -> Any:
-        """`body(weights, *args)`, the weights gathered from `shards`: see `layers`."""
+    def layer(
+        self, body: Callable[..., Any], shards: Any, *args: Any, shapes: Any = None, **options: Any
+    ) -> Any:
+        """Call `body(weights, *args)` with the weights gathered from `shards`; see `layers`."""
         whole = None if shapes is None else [shapes]
-        return self.layers(lambda weights, given: body(weights, *given), [shards], args, shapes=whole, **how)
+        return self.layers(
+            lambda weights, inputs: body(weights, *inputs), [shards], args, shapes=whole, **options
+        )
 
     def layers(
         self, body: Body | Sequence[Body], shards: Sequence[Any], x: Any, *,
         shapes: Sequence[Any] | None = None, phase: str = "step",
         weights: str | None = None, grads: str | None = None,
     ) -> Any:  # fmt: skip
-        """What the last layer makes of `x`; a layer is `body(weights, x)`, of what the one before makes.
+        """Apply layers one after another: layer i returns `body(weights, x)` for the result of layer i - 1.
 
-        The weights of a layer are gathered from `shards` as phase `phase` gathers its split input, while the
-        layers before it compute (as many as that `gather` says with `{ prefetch = .. }`, else one), and
-        dropped after use. The backward pass gathers them again, in the other order, and scatters the gradient
-        as the phase scatters its partial input: the gradient of shards comes as shards, and is not passed to
-        the phase again. What else the backward pass needs is kept, unless `body` is `jax.checkpoint(body)`.
+        A layer's weights are gathered from `shards` as phase `phase` gathers its split input. This runs while
+        earlier layers compute: as many as the plan's `gather` has in `{ prefetch = .. }`, one by default. The
+        weights are dropped after use.
 
-        body: one function, or one for each layer. shards: of each layer a pytree of this rank's cuts, as
-        `slice` and `run.shards` make them, in any float type. shapes: of each layer a pytree of its whole
-        leaves, where the plan's weights do not tell. weights, grads: those inputs, where the phase has
-        several. Derivatives are those of the reverse mode, of the first order.
+        The backward pass gathers the weights again in reverse order. It scatters the gradient as the phase
+        scatters its partial input. The gradient of `shards` is therefore sharded already: do not pass it to
+        the phase again. The backward pass keeps all other residuals unless `body` is `jax.checkpoint(body)`.
 
-        Raises CP0816 outside of a shard_map, CP0826 for a phase that does not say both, CP0827 for shards
-        that do not fit.
+        Only first-order, reverse-mode derivatives are supported.
+
+        Args:
+          body: one function, or one per layer.
+          shards: for each layer a pytree of this rank's shards, as `slice` and `run.shards` make them, of any
+              float dtype.
+          x: the input of the first layer, a pytree.
+          shapes: for each layer a pytree of its whole leaves, if the plan's weights do not determine them.
+          phase: the phase that gathers and scatters.
+          weights: the split input of the phase, if it has several.
+          grads: the partial input of the phase, if it has several.
+
+        Returns:
+          The result of the last layer.
+
+        Raises:
+          CommplanError: CP0816 outside a shard_map; CP0826 if the phase does not gather the weights and
+              scatter their gradient; CP0827 for shards that do not fit.
         """
         self._inside("run.layers")
         stages = self._stages(phase, weights, grads)
@@ -71,30 +88,41 @@ class ShardedWeights:
                 f"{counts}, {len(shapes)} shapes" if shapes is not None else counts, "one each is needed"
             )
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
-        types, layers, given = _types(flat_x), list[Layer](), list[tuple[Any, ...]]()
-        known: dict[Any, LayerVjp] = {}
-        for number, (own, tree) in enumerate(zip(bodies, shards, strict=True)):
+        types, layers, weights_of_layers = _types(flat_x), list[Layer](), list[tuple[Any, ...]]()
+        vjps: dict[Any, LayerVjp] = {}
+        for number, (function, tree) in enumerate(zip(bodies, shards, strict=True)):
             flat, exchange = self._exchange(stages, tree, shapes and shapes[number], stacked=False)
             whole = tuple(_gathered(exchange, flat.leaves))
-            key = (id(own), whole, flat.structure, types, structure)
-            if key not in known:
-                known[key] = layer_vjp(own, flat.like(whole).build(), Tree(types, structure).build())
-            layers.append(Layer(known[key], exchange))
-            given.append(flat.leaves)
-            types, structure = known[key].types, known[key].structure
-        result = unrolled(layers, given, flat_x, stages.prefetch)
+            key = (id(function), whole, flat.structure, types, structure)
+            if key not in vjps:
+                vjps[key] = layer_vjp(function, flat.like(whole).build(), Tree(types, structure).build())
+            layers.append(Layer(vjps[key], exchange))
+            weights_of_layers.append(flat.leaves)
+            types, structure = vjps[key].types, vjps[key].structure
+        result = unrolled(layers, weights_of_layers, flat_x, stages.prefetch)
         return jax.tree_util.tree_unflatten(structure, result)
 
     def scan_layers(
         self, body: Body, shards: Any, x: Any, *, shapes: Any = None, phase: str = "step",
         weights: str | None = None, grads: str | None = None,
     ) -> Any:  # fmt: skip
-        """`layers` of layers that are all alike, under `lax.scan`.
+        """Apply equal layers under `lax.scan`; see `layers`.
 
-        body: what it makes of `x` has the structure, shapes and dtypes of `x`. shards: a pytree of this
-        rank's cuts of all layers, one behind the other along a leading dimension, as
-        `run.shards(.., stacked=True)` makes them. shapes: a pytree of one layer's whole leaves. Raises what
-        `layers` does.
+        Args:
+          body: a function whose result has the structure, shapes and dtypes of `x`.
+          shards: a pytree of this rank's shards of all layers, stacked along a leading dimension as
+              `run.shards(.., stacked=True)` makes them.
+          x: the input of the first layer, a pytree.
+          shapes: a pytree of the whole leaves of one layer.
+          phase: see `layers`.
+          weights: see `layers`.
+          grads: see `layers`.
+
+        Returns:
+          The result of the last layer.
+
+        Raises:
+          CommplanError: see `layers`.
         """
         self._inside("run.scan_layers")
         stages = self._stages(phase, weights, grads)
@@ -103,7 +131,9 @@ class ShardedWeights:
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
         while True:
             types = _types(flat_x)
-            vjp = layer_vjp(_kept_as(body, types), flat.like(whole).build(), Tree(types, structure).build())
+            vjp = layer_vjp(
+                _with_types(body, types), flat.like(whole).build(), Tree(types, structure).build()
+            )
             if vjp.structure != structure or [(t.shape, t.dtype) for t in vjp.types] != [
                 (t.shape, t.dtype) for t in types
             ]:
@@ -125,10 +155,18 @@ class ShardedWeights:
     def shards(
         self, tree: Any, *, stacked: bool = False, phase: str = "step", weights: str | None = None
     ) -> Any:
-        """This rank's cuts of whole weights, as the split input of phase `phase` lies.
+        """This rank's shards of whole weights, with the placement of the split input of phase `phase`.
 
-        A leaf is flattened, padded with zeros and cut; a scalar stays as it is. stacked: a leading dimension
-        of each leaf counts layers, each of which is cut. Raises CP0816 outside of a shard_map, CP0826.
+        A leaf is flattened, padded with zeros and cut; a scalar is not cut.
+
+        Args:
+          tree: a pytree of whole weights.
+          stacked: whether the leading dimension of each leaf counts layers, each of which is cut.
+          phase: the phase that gathers the weights.
+          weights: its split input, if it has several.
+
+        Raises:
+          CommplanError: CP0816 outside a shard_map; CP0826 if the phase does not gather the weights.
         """
         self._inside("run.shards")
         axes = self._stages(phase, weights, None).weights.placement.split
@@ -147,21 +185,23 @@ class ShardedWeights:
 
     @functools.cached_property
     def _exchanges(self) -> dict[Any, ShardedLayer]:
-        """What was compiled for layers, by what it was compiled for."""
+        """The compiled exchanges by their stages and leaves."""
         return {}
 
     def _exchange(
         self, stages: ShardedStages, tree: Any, shapes: Any, *, stacked: bool
     ) -> tuple[Tree, ShardedLayer]:
-        """The shards of a layer, typed as they lie, and how its weights travel."""
+        """The shards of a layer with their types, and the exchange of its weights."""
         backend = self.context.backend
         split, partial = stages.weights.placement.split, stages.gradients.placement.partial
         paths, flat = flatten(tree)
         flat = flat.like([jnp.asarray(leaf) for leaf in flat.leaves])
-        own = [
+        shard_leaves = [
             leaf_of(path, leaf[0] if stacked else leaf) for path, leaf in zip(paths, flat.leaves, strict=True)
         ]
-        leaves = self._whole(stages, own, shapes, flat.leaves[0].shape[0] if stacked and own else 0)
+        leaves = self._whole(
+            stages, shard_leaves, shapes, flat.leaves[0].shape[0] if stacked and shard_leaves else 0
+        )
         key = (stages.gathers, stages.scatters, leaves)
         if key not in self._exchanges:
 
@@ -173,63 +213,70 @@ class ShardedWeights:
             platform = getattr(backend, "platform", "")
             self._exchanges[key] = ShardedLayer(split, partial, backend, gathers, scatters, platform)
         typed = [
-            backend.varying(x, split) if leaf.shape else x for x, leaf in zip(flat.leaves, own, strict=True)
+            backend.varying(x, split) if leaf.shape else x
+            for x, leaf in zip(flat.leaves, shard_leaves, strict=True)
         ]
         return flat.like(typed), self._exchanges[key]
 
-    def _whole(self, stages: ShardedStages, own: Sequence[Leaf], shapes: Any, depth: int) -> Leaves:
-        """The whole leaves of the layer whose cuts are `own`, one of a stack of `depth` where that is not 0.
+    def _whole(self, stages: ShardedStages, shard_leaves: Sequence[Leaf], shapes: Any, depth: int) -> Leaves:
+        """The whole leaves of the layer with shards `shard_leaves`; raises CP0827 if they are ambiguous.
 
-        Raises CP0827."""
+        depth: the number of stacked layers, or 0.
+        """
         schedule = self.context.schedule
         split = stages.weights.placement.split
         ways = [schedule.size((axis,)) for axis in split]
         if shapes is not None:
             paths, flat = flatten(shapes)
             whole = leaves_of(zip(paths, flat.leaves, strict=True))
-            candidates = {whole} if _fits(own, whole, ways) else set[Leaves]()
+            candidates = {whole} if _fits(shard_leaves, whole, ways) else set[Leaves]()
             where = "in `shapes`"
         else:
             value = next(value for value in schedule.entry if value.id == stages.weights.id)
-            candidates, where = set(_layers_like(own, value.uncut, ways)), f"in `{name_of(value.id)}`"
-            if depth and not candidates:  # the plan may be compiled for the stack
+            candidates, where = (
+                set(_layers_like(shard_leaves, value.uncut, ways)),
+                f"in `{name_of(value.id)}`",
+            )
+            if depth and not candidates:  # The plan may be compiled for the stack.
                 rows = tuple(
                     Leaf(x.path, x.shape[1:], x.dtype) for x in value.uncut if x.shape[:1] == (depth,)
                 )
-                candidates = set(_layers_like(own, rows, ways))
+                candidates = set(_layers_like(shard_leaves, rows, ways))
         if len(candidates) != 1:
-            text = ", ".join(f"{leaf.path or 'x'} {list(leaf.shape)}" for leaf in own)
+            text = ", ".join(f"{leaf.path or 'x'} {list(leaf.shape)}" for leaf in shard_leaves)
             problem = "no layer" if not candidates else f"{len(candidates)} layers of different shapes"
             call = "run.layers(.., shapes=[..]), a pytree of each layer"
             if depth:
                 call = "run.scan_layers(.., shapes=..), a pytree of one layer"
             self._misfit(
-                f"there is {problem} {where} with the shards {text}", f"give the whole shapes: {call}"
+                f"there is {problem} {where} with the shards {text}", f"pass the whole shapes: {call}"
             )
         (whole,) = candidates
-        return tuple(Leaf(a.path, b.shape, a.dtype) for a, b in zip(own, whole, strict=True))
+        return tuple(Leaf(a.path, b.shape, a.dtype) for a, b in zip(shard_leaves, whole, strict=True))
 
     def _misfit(self, message: str, *notes: str) -> None:
         self.context.fail("CP0827", f"run.layers: {message}", *notes)
 
 
-def _fits(own: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> bool:
-    """Whether `own` are the cuts of `whole`."""
+def _fits(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> bool:
+    """Whether `shard_leaves` are the shards of `whole`."""
     cuts = cut_all("tree", whole, ways)
-    return [(leaf.path, leaf.shape) for leaf in own] == [(leaf.path, leaf.shape) for leaf in cuts]
+    return [(leaf.path, leaf.shape) for leaf in shard_leaves] == [(leaf.path, leaf.shape) for leaf in cuts]
 
 
-def _layers_like(own: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> list[Leaves]:
-    """The leaves, below any common path in `whole`, of which `own` can be the cuts."""
+def _layers_like(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> list[Leaves]:
+    """The layers in `whole`, each below a common path, whose shards can be `shard_leaves`."""
     shapes = {leaf.path: leaf for leaf in whole}
-    first = f"/{own[0].path}".rstrip("/") if own else ""
+    first = f"/{shard_leaves[0].path}".rstrip("/") if shard_leaves else ""
     roots = [path[: len(path) - len(first)] for path in shapes if f"/{path}".endswith(first)]
     candidates: list[Leaves] = []
     for root in roots:
-        paths = ["/".join(filter(None, (root.strip("/"), leaf.path))) for leaf in own]
+        paths = ["/".join(filter(None, (root.strip("/"), leaf.path))) for leaf in shard_leaves]
         if all(path in shapes for path in paths):
-            layer = tuple(Leaf(a.path, shapes[p].shape, a.dtype) for a, p in zip(own, paths, strict=True))
-            candidates += [layer] if _fits(own, layer, ways) else []
+            layer = tuple(
+                Leaf(a.path, shapes[p].shape, a.dtype) for a, p in zip(shard_leaves, paths, strict=True)
+            )
+            candidates += [layer] if _fits(shard_leaves, layer, ways) else []
     return candidates
 
 
@@ -239,18 +286,18 @@ def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _gathered(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:
-    """The types of the whole leaves."""
-    return traced(lambda *own: exchange.gather(own), *_types(shards)).types
+    """The types of the gathered leaves."""
+    return traced(lambda *leaves: exchange.gather(leaves), *_types(shards)).types
 
 
-def _kept_as(body: Body, types: Sequence[Any]) -> Body:
-    """`body`, what it makes typed as differing at least over what `types` differ over."""
+def _with_types(body: Body, types: Sequence[Any]) -> Body:
+    """`body` with results that vary at least over the axes of `types`."""
 
-    def kept(weights: Any, x: Any) -> Any:
+    def retyped(weights: Any, x: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten(body(weights, x))
         if len(leaves) == len(types):
             pairs = zip(leaves, types, strict=True)
             leaves = [_compat.as_varying(y, sorted(_compat.varying_in(kind))) for y, kind in pairs]
         return jax.tree_util.tree_unflatten(structure, leaves)
 
-    return kept
+    return retyped

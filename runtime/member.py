@@ -1,4 +1,4 @@
-"""`run.member(m)`: one member of an ensemble, and what of the plan belongs to it."""
+"""`run.member(m)`: the part of the plan that belongs to one member of an ensemble."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from commplan.ir.plan import AxisKind
 
 
 def ensemble(schedule: ir.Schedule, place: int) -> str:
-    """The plan's one ensemble. Raises CP0818 where there is none, there are several, or no such member."""
+    """The plan's only ensemble; raises CP0818 if there is none, several, or no member `place`."""
     names = [axis for axis in schedule.axes if axis.kind is AxisKind.ENSEMBLE]
     if len(names) != 1:
-        known = ", ".join(f"`{axis.name}`" for axis in names)
+        ensembles = ", ".join(f"`{axis.name}`" for axis in names)
         fail(
             "CP0818",
-            f"run.member needs a plan with one ensemble, and this one has {known or 'none'}",
+            f"run.member needs a plan with one ensemble, but this plan has {ensembles or 'none'}",
             file=schedule.file,
         )
     if not 0 <= place < names[0].size:
@@ -30,9 +30,9 @@ def ensemble(schedule: ir.Schedule, place: int) -> str:
 
 
 def without(schedule: ir.Schedule, axis: str) -> ir.Schedule:
-    """The schedule as one member sees it: no value differs along `axis`, and nothing crosses it.
+    """The schedule of one member: no value differs along `axis`, and no collective crosses it.
 
-    Phases with a collective over `axis` are left out: they belong to all members.
+    Phases with a collective over `axis` are omitted because they belong to all members.
     """
 
     def value(entry: ir.Value) -> ir.Value:

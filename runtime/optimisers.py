@@ -1,4 +1,4 @@
-"""Whether an optimiser works element by element: the whole of a small tree against the same in parts."""
+"""Check whether an optimiser works element by element, by comparing a small tree with its parts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 from commplan.lowering.jax.typing_shim import jax, jnp
 
 Tree = Any
-SHAPES = {"matrix": (130, 140), "vector": (10,), "small": (7, 3)}  # one large enough to be factored
+SHAPES = {"matrix": (130, 140), "vector": (10,), "small": (7, 3)}  # One is large enough to be factored.
 PARTS, STEPS = 3, 3
-SIZES = (1.0, 1e-4, 1e8)  # of gradients: some rules show only where a norm is large
-NEAR = 1e-4  # what updates of the same element may differ by, relative: kernels round differently by shape
+SIZES = (1.0, 1e-4, 1e8)  # Of gradients: some rules show only if a norm is large.
+# The relative difference that is allowed: kernels round differently for different shapes.
+NEAR = 1e-4
 
 
 class Difference(NamedTuple):
-    """An element that a part of the tree updates otherwise than the whole tree does.
+    """An element that is updated differently in a part of the tree than in the whole tree.
 
-    size: of the gradients, as their standard deviation; None where one of them is not a number.
+    size: the standard deviation of the gradients, or None if one of them is not a number.
     """
 
     leaf: str
@@ -29,11 +30,17 @@ class Difference(NamedTuple):
 
 
 def difference(init: Callable[[Tree], Tree], update: Callable[[Tree, Tree, Tree], Any]) -> Difference | None:
-    """An element that is updated differently in a part of the tree; None: the optimiser is elementwise.
+    """Find an element that is updated differently in a part of the tree.
 
-    init: weights -> state. update: (weights, state, gradients) -> (weights, state). What is tried is a tree
-    of three leaves in f32, whole and cut into three parts as owners get them, over three steps, with small,
-    usual and huge gradients and with one that is not a number.
+    The tree has three f32 leaves and is cut into three parts as owners get them. It is tried over three steps
+    with small, usual and huge gradients, and with a gradient that is not a number.
+
+    Args:
+      init: maps weights to a state.
+      update: maps (weights, state, gradients) to (weights, state).
+
+    Returns:
+      The element, or None if the optimiser is elementwise.
     """
     step = jax.jit(update)
     for size in (*SIZES, None):
@@ -84,7 +91,7 @@ def _unlike(before: Tree, whole: Tree, parts: list[Tree], size: float | None) ->
 
 
 def _part(tree: Tree, number: int) -> Tree:
-    """One of the parts that owners get: leaves flattened, zero-padded and cut."""
+    """One of the parts that owners get: leaves flattened, padded with zeros and cut."""
     cut: Tree = {}
     for key, leaf in tree.items():
         flat = leaf.reshape(-1)

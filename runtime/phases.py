@@ -252,8 +252,12 @@ class PhaseCall:
         held = self._held
         trees, states = self._checked(state, inputs, "global")
         every = lowered.values
-        results = Carried.of(context, {binding.name: every[binding.value] for binding in lowered.outputs})
-        updates = Carried.of(context, {binding.name: every[binding.value] for binding in self._phase.updates})
+        results = Carried.for_values(
+            context, {binding.name: every[binding.value] for binding in lowered.outputs}
+        )
+        updates = Carried.for_values(
+            context, {binding.name: every[binding.value] for binding in self._phase.updates}
+        )
 
         def body(given: dict[str, list[Any]], own: dict[str, list[Any]], calls: Any) -> Any:
             local = {

@@ -374,7 +374,7 @@ class TypedRun(Bound):
             known_structures(program),
         )
         super().__init__(context, sources or {})
-        context.warn_of_flags()
+        context.warn_about_flags()
 
     def __repr__(self) -> str:
         return f"<Run {self.program.schedule.plan}: {', '.join(self.phases)}>"

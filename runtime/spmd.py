@@ -241,7 +241,7 @@ class _Step:
         trees = {name: flat(tree) for name, tree in arguments.items()}
         for name, placement in self.placements.items():
             self._check(name, placement, arguments[name])
-        new = Carried.of(context, context.states)
+        new = Carried.for_values(context, context.states)
         self._check_states(states, new)
         results = list(self.placements.values()) if self.listed is None else self.listed
         structures: list[Any] = []

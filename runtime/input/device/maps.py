@@ -61,7 +61,7 @@ class DeviceMaps:
     ) -> dict[Ref, Array]:
         context = self._context
         lowered = context.lower(self._phase)
-        carried = Carried.of(context, {ref: self._values[ref] for ref in self._wanted})
+        carried = Carried.for_values(context, {ref: self._values[ref] for ref in self._wanted})
         placements = {ref: self._values[ref].placement for ref in (*given, *records)}
 
         def stripped(ref: Ref, x: Array) -> Tree:
