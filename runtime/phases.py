@@ -1,4 +1,4 @@
-"""A phase as a callable: `(state, **inputs) -> (outputs, state)`, inside a shard_map and outside of one."""
+"""A phase as a callable, `(state, **inputs) -> (outputs, state)`, inside and outside a shard_map."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from commplan.tracebacks import public_face
 
 @jax.tree_util.register_pytree_with_keys_class
 class Outputs:
-    """What a phase returns besides the state, by name: `out.grads` or `out["grads"]`. A pytree."""
+    """The outputs of a phase by name: `out.grads` or `out["grads"]`. A pytree."""
 
     __slots__ = ("_names", "_values")
 
@@ -39,8 +39,8 @@ class Outputs:
     def __getitem__(self, name: str) -> Any:
         names: tuple[str, ...] = object.__getattribute__(self, "_names")
         if name not in names:
-            known = "; ".join((*near_note(name, names), f"its outputs: {listed(names) or 'none'}"))
-            raise KeyError(f"the phase has no output `{name}`; {known}")
+            note = "; ".join((*near_note(name, names), f"its outputs: {listed(names) or 'none'}"))
+            raise KeyError(f"the phase has no output `{name}`; {note}")
         return object.__getattribute__(self, "_values")[names.index(name)]
 
     def __getattr__(self, name: str) -> Any:
@@ -79,18 +79,19 @@ class Outputs:
 class PhaseCall:
     """One phase of a bound program.
 
-    Call it as `outputs, state = phase(state, **inputs)`. Inside a `jax.shard_map` over the plan's axes
-    (that of `run.spmd`, or your own) arrays are one rank's own: `per` values without the leading
-    dimension of their axes, `split` values this rank's cut. Outside they are global arrays: one leading
-    dimension per `per` axis, `split` leaves whole; the call then wraps itself in shard_map and jit.
+    Call it as `outputs, state = phase(state, **inputs)`. Inside a `jax.shard_map` over the plan's axes (that
+    of `run.spmd`, or your own) arrays are those of one rank: `per` values lack the leading dimension of their
+    axes, and `split` values are this rank's shard. Outside they are global arrays: one leading dimension per
+    `per` axis, and whole `split` leaves. The call then wraps itself in shard_map and jit.
 
-    state: the states that the phase reads, by name; others may stand beside them, and come back as they are
-    with those that the phase sets.
+    The state contains the states that the phase reads, by name. Other states pass through, and states that
+    the phase sets are replaced or added.
 
-    Raises `CommplanError`: CP0804 missing or unknown inputs, CP0805 structure, shape or dtype, CP0806
-    `partial` inputs outside a shard_map, CP0807 gradients that JAX has already summed, CP0808 stages
-    that JAX does not run, CP0812 a state that lacks what the phase reads, CP0813 values that should be
-    the same, CP0814 a shard_map over other axes.
+    Raises:
+      CommplanError: CP0804 for missing or unknown inputs; CP0805 for a wrong structure, shape or dtype;
+          CP0806 for `partial` inputs outside a shard_map; CP0807 for gradients that JAX has already summed;
+          CP0808 for stages that JAX does not run; CP0812 for a state without an entry that the phase reads;
+          CP0813 for values that should be the same; CP0814 in a shard_map over other axes.
     """
 
     def __init__(self, context: Context, phase: ir.Phase) -> None:
@@ -118,7 +119,7 @@ class PhaseCall:
             names = [name for name in arguments if name not in inputs] or ["name"]
             by_name = ", ".join(f"{name}=.." for name in names)
             message = (
-                f"phase `{self.name}` takes its inputs by name, and was passed {1 + len(positional)} values"
+                f"phase `{self.name}` takes its inputs by name, but was passed {1 + len(positional)} values"
             )
             self._fail("CP0804", message, f"write (state, {by_name})")
         self._check_names(arguments, inputs)
@@ -126,29 +127,32 @@ class PhaseCall:
             self.context, state, f"phase `{self.name}` was given", self._needed, self._phase.span
         )
         self.context.unset.check(self._phase, checked)
-        given = {name: check.numbers(arguments[name], value) for name, value in inputs.items()}
+        with_arrays = {name: check.numbers(arguments[name], value) for name, value in inputs.items()}
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
-            return self._inside(checked, inputs, given)
+            return self._inside(checked, inputs, with_arrays)
         partial = [name for name, value in arguments.items() if value.placement.partial]
         partial = [name for name in partial if not unreduced_over(inputs[name], self._terms(name))]
         if partial:
             self._fail(
                 "CP0806",
-                f"phase `{self.name}` takes `{partial[0]}`, which is partial, and is called"
-                " outside of a shard_map",
-                f"a partial value is another term on each rank ({arguments[partial[0]].placement}),"
-                " and a global array has no place for that",
-                "call the phase in a function decorated with @run.spmd(...), where it is this rank's"
-                " own term; or, on Explicit axes, with arrays whose type is unreduced over"
-                f" {', '.join(self._terms(partial[0]))}, such as jax.grad gives for run.varying(params)",
+                f"phase `{self.name}` takes `{partial[0]}`, which is partial, but is called"
+                " outside a shard_map",
+                f"a partial value is a different term on each rank ({arguments[partial[0]].placement}),"
+                " which a global array cannot represent",
+                "call the phase in a function decorated with @run.spmd(...), where the value is this rank's"
+                " term; or, on Explicit axes, with arrays whose type is unreduced over"
+                f" {', '.join(self._terms(partial[0]))}, as jax.grad returns for run.varying(params)",
             )
         with self.context.machine.context():
             if not _compat.tracing():
-                checked, given = self._placed(checked, self._held), self._placed(given, arguments)
-            return self._jitted(self._outside, "global", checked, given)
+                checked, with_arrays = (
+                    self._placed(checked, self._reads),
+                    self._placed(with_arrays, arguments),
+                )
+            return self._jitted(self._outside, "global", checked, with_arrays)
 
-    def _inside(self, state: dict[str, Any], inputs: Mapping[str, Any], given: dict[str, Any]) -> Any:
-        """Call it with one rank's arrays. given: `inputs`, with numbers as arrays."""
+    def _inside(self, state: dict[str, Any], inputs: Mapping[str, Any], with_arrays: dict[str, Any]) -> Any:
+        """Call the phase with one rank's arrays. with_arrays: `inputs` with numbers as arrays."""
         axes = [axis for axis, size in self.context.sizes.items() if size > 1]
         file, values = self.context.schedule.file, self.lowered.values
         typed = self.context.backend.typed
@@ -158,14 +162,17 @@ class PhaseCall:
             outputs, new = self._inline(state, inputs)
         else:
             with as_diagnostics(self._spans, file):
-                state, given = self._placed(state, self._held), self._placed(given, self.lowered.arguments)
-                outputs, new = self._jitted(self._alone, "local", state, given)
+                state, with_arrays = (
+                    self._placed(state, self._reads),
+                    self._placed(with_arrays, self.lowered.arguments),
+                )
+                outputs, new = self._jitted(self._alone, "local", state, with_arrays)
         for binding in () if typed else self.lowered.outputs:
-            reduced_values.remember(values[binding.value], outputs[binding.name], axes, self._phase)
+            reduced_values.record(values[binding.value], outputs[binding.name], axes, self._phase)
         return outputs, new
 
     def _placed(self, trees: Mapping[str, Any], values: Mapping[str, ir.Value]) -> dict[str, Any]:
-        """`trees`, those that stand for `values` as arrays of devices: see `Context.placed`."""
+        """Put the trees of `values` on the devices; see `Context.placed`."""
         return {
             name: self.context.placed(tree, values[name].placement) if name in values else tree
             for name, tree in trees.items()
@@ -181,11 +188,11 @@ class PhaseCall:
 
     def _jitted(self, call: Any, layout: check.Layout, state: dict[str, Any], inputs: dict[str, Any]) -> Any:
         if check.has_numbers(jax.tree_util.tree_leaves(inputs)):
-            # One that does not fit; jit would make an array of it.
+            # A number that does not fit, of which jit would make an array.
             self._checked(state, inputs, layout)
         try:
             return call(state, inputs)
-        except TypeError:  # something that JAX cannot take: say which leaf it is, if that is all
+        except TypeError:  # JAX cannot take one of the values: report its leaf if that is the reason.
             self._checked(state, inputs, layout)
             raise
 
@@ -193,18 +200,18 @@ class PhaseCall:
         self.context.fail(code, message, *notes, span=self._phase.span)
 
     def _check_names(self, arguments: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        takes = f"it takes: {', '.join(arguments) or 'nothing besides the state'}"
+        takes = f"it takes: {', '.join(arguments) or 'only the state'}"
         missing = [name for name in arguments if name not in inputs]
         unknown = [name for name in inputs if name not in arguments]
         near = [note for name in unknown for note in near_note(name, missing or arguments)]
         if missing:
-            passed = f", and was passed {_named(unknown)}" if unknown else ""
+            passed = f", but was passed {_named(unknown)}" if unknown else ""
             self._fail("CP0804", f"phase `{self.name}` needs {_named(missing)}{passed}", *near, takes)
         if unknown:
             self._fail("CP0804", f"phase `{self.name}` does not take {_named(unknown)}", *near, takes)
 
     def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
-        """One rank's arrays in, one rank's arrays out."""
+        """Run the phase on one rank's arrays."""
         span, backend = self._phase.span, self.context.backend
         trees, states = self._checked(state, inputs, "local")
         arguments, entry = self.lowered.arguments, self.context.entry
@@ -228,28 +235,28 @@ class PhaseCall:
     def _checked(
         self, state: Mapping[str, Any], inputs: Mapping[str, Any], layout: check.Layout
     ) -> tuple[dict[str, Tree], dict[str, Tree]]:
-        """Inputs and states, checked in a layout."""
-        known = check.Check(layout, self.context.sizes, self._phase.span, self.context.schedule.file)
-        arguments, held = self.lowered.arguments.items(), self._held.items()
-        trees = {name: known.value(f"input `{name}`", value, inputs[name]) for name, value in arguments}
-        return trees, {name: known.value(f"state `{name}`", value, state[name]) for name, value in held}
+        """The inputs and states after their checks in a layout."""
+        checker = check.Check(layout, self.context.sizes, self._phase.span, self.context.schedule.file)
+        arguments, states = self.lowered.arguments.items(), self._reads.items()
+        trees = {name: checker.value(f"input `{name}`", value, inputs[name]) for name, value in arguments}
+        return trees, {name: checker.value(f"state `{name}`", value, state[name]) for name, value in states}
 
     @functools.cached_property
     def _needed(self) -> tuple[str, ...]:
-        """What of the state it reads, and the count of its calls where it draws random numbers."""
-        return (*self._held, *([CALLS] if self.lowered.is_random else []))
+        """The names of the states that the phase reads, and the count of calls if it is random."""
+        return (*self._reads, *([CALLS] if self.lowered.is_random else []))
 
     @functools.cached_property
-    def _held(self) -> dict[str, ir.Value]:
-        """The states that the phase reads, but for those on servers."""
-        known = self.context.states
-        return {name: known[name] for name in map(name_of, self._phase.states) if name in known}
+    def _reads(self) -> dict[str, ir.Value]:
+        """The states that the phase reads, without those on servers."""
+        states = self.context.states
+        return {name: states[name] for name in map(name_of, self._phase.states) if name in states}
 
     def _wrapped(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[Outputs, dict[str, Any]]:
-        """Global arrays in and out: the phase in a shard_map, with specs from the plan."""
+        """Run the phase on global arrays, in a shard_map with specs from the plan."""
         lowered, context = self.lowered, self.context
         values = lowered.arguments
-        held = self._held
+        reads = self._reads
         trees, states = self._checked(state, inputs, "global")
         every = lowered.values
         results = Carried.for_values(
@@ -259,20 +266,21 @@ class PhaseCall:
             context, {binding.name: every[binding.value] for binding in self._phase.updates}
         )
 
-        def body(given: dict[str, list[Any]], own: dict[str, list[Any]], calls: Any) -> Any:
+        def body(input_leaves: dict[str, list[Any]], state_leaves: dict[str, list[Any]], calls: Any) -> Any:
             local = {
                 name: context.strip(trees[name].like(_terms(x, values[name])), values[name].placement)
-                for name, x in given.items()
+                for name, x in input_leaves.items()
             }
-            mine = {
-                name: context.strip(states[name].like(x), held[name].placement) for name, x in own.items()
+            local_states = {
+                name: context.strip(states[name].like(x), reads[name].placement)
+                for name, x in state_leaves.items()
             }
-            out, new, count = self._run(local, mine, calls)
+            out, new, count = self._run(local, local_states, calls)
             return results.leave(out), updates.leave(new), count
 
         counts = {CALLS: PartitionSpec()} if lowered.is_random else {}
         call = context.machine.spread(
-            body, (_specs(values), _specs(held), PartitionSpec()), (results.specs, updates.specs, counts)
+            body, (_specs(values), _specs(reads), PartitionSpec()), (results.specs, updates.specs, counts)
         )
         leaves = (
             {n: list(t.leaves) for n, t in trees.items()},
@@ -291,8 +299,8 @@ class Every(Mapping[int, PhaseCall]):
 
     def __getitem__(self, period: int) -> PhaseCall:
         if not isinstance(period, Hashable) or period not in self._phases:  # pyright: ignore[reportUnnecessaryIsInstance]
-            known = ", ".join(f"every {n} steps" for n in self._phases) or "none"
-            fail("CP0817", f"the plan has no phase `every {period} steps`", f"it has: {known}")
+            periods = ", ".join(f"every {n} steps" for n in self._phases) or "none"
+            fail("CP0817", f"the plan has no phase `every {period} steps`", f"it has: {periods}")
         return self._phases[period]
 
     def _ipython_key_completions_(self) -> list[int]:
@@ -310,7 +318,7 @@ def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:
 
 
 def _terms(leaves: list[Any], value: ir.Value) -> list[Any]:
-    """A partial value's leaves, which came as unreduced arrays, as this rank's terms."""
+    """The leaves of a partial value as this rank's terms, also if they are unreduced arrays."""
     return [terms(x, value.placement.partial) for x in leaves]
 
 
@@ -321,19 +329,29 @@ def _named(names: list[str]) -> str:
 def check_state(
     context: Context, state: Any, subject: str, needed: Collection[str] = (), span: Span | None = None
 ) -> dict[str, Any]:
-    """`state` as a dict of states of the plan, `needed` among them. Raises CP0812, which begins with
-    `subject`, such as "phase `step` was given"."""
-    begin = "begin with state = run.init(), and pass on the state that each phase returns"
-    known = [*context.states, *([CALLS] if context.counted else [])]
+    """Check `state` and return it as a dict.
+
+    Args:
+      context: the context of the run.
+      state: the state that the user passed or returned.
+      subject: the beginning of the message, such as "phase `step` was given".
+      needed: the names that the state must have.
+      span: the place of the phase in the plan.
+
+    Raises:
+      CommplanError: CP0812 for a state that is not a mapping, lacks names, or has unknown names.
+    """
+    begin = "start with state = run.init(), and pass on the state that each phase returns"
+    names = [*context.states, *([CALLS] if context.counted else [])]
     if not isinstance(state, Mapping):
-        message = f"{subject} a {type(state).__name__} where the plan's state comes first"
+        message = f"{subject} a {type(state).__name__}: expected the plan's state as the first argument"
         context.fail("CP0812", message, begin, span=span)
     entries = dict(cast("Mapping[str, Any]", state))
     missing = [name for name in needed if name not in entries]
-    unknown = [name for name in entries if name not in known]
+    unknown = [name for name in entries if name not in names]
     if missing or unknown:
-        wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, no state of the plan"
-        states = f"the plan's states: {_named(known) or 'none, so the state is {}'}"
+        wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, not a state of the plan"
+        states = f"the plan's states: {_named(names) or 'none, so the state is {}'}"
         uses = f"it uses {_named([*needed])}" if missing else states
         context.fail("CP0812", f"{subject} a state that {wrong}", uses, begin, span=span)
     return entries

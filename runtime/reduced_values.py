@@ -1,7 +1,7 @@
 """Values that phases have returned as reduced, for machines whose types do not say so.
 
 Inside a shard_map JAX types values by the axes over which they vary. Ranks of a communicator, and a shard_map
-with `check_vma=False`, have no such types: there the arrays and tracers themselves are remembered.
+with `check_vma=False`, have no such types. There the arrays and tracers themselves are recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from commplan.lowering.jax.pytree import flatten
 
 
 class _Mark(NamedTuple):
-    """A value that is the same over `axes`, and the reduction that made it so."""
+    """A value that is the same over `axes`, and the reduction that produced it."""
 
     value: weakref.ref[Any]
     axes: frozenset[str]
@@ -34,8 +34,8 @@ def _mark(x: Any) -> _Mark | None:
     return mark if mark is not None and mark.value() is x else None
 
 
-def remember(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -> None:
-    """`tree` is what `phase` has made for `value`, over the plan's `axes` of more than one rank."""
+def record(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -> None:
+    """Record that `phase` returned `tree` for `value`. axes: the plan's axes of more than one rank."""
     line = next((op.span.line for op in phase.ops if value.id in ir.results(op)), phase.span.line)
     for leaf, x in zip(value.leaves, flatten(tree)[1].leaves, strict=True):
         same = frozenset(axes).difference(varying(value, leaf))
@@ -48,7 +48,7 @@ def remember(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -
 def check_terms(
     inputs: Mapping[str, Any], values: Mapping[str, ir.Value], axes: Sequence[str], span: Span, file: str
 ) -> None:
-    """Raise CP0807 if a partial input is made of nothing but values that phases have reduced."""
+    """Raise CP0807 for a partial input that consists only of values that phases have reduced."""
     for name, value in values.items():
         over = [axis for axis in value.placement.partial if axis in axes]
         if not over or not _marks:

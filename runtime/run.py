@@ -1,4 +1,4 @@
-"""A program bound to a mesh, functions and data: what training code holds."""
+"""A program that is bound to a mesh, functions and data."""
 
 from __future__ import annotations
 
@@ -51,25 +51,25 @@ if TYPE_CHECKING:
 
 
 class UnknownPhaseError(CommplanError, AttributeError):
-    """The plan has no phase so called."""
+    """The plan has no phase of this name."""
 
 
 @public_face
 class Bound(ShardedWeights):
-    """Phases on a mesh: what a whole run and one member of an ensemble have in common."""
+    """The phases of a machine: the common part of a whole run and of one member of an ensemble."""
 
     every: Any
 
     def __init__(self, context: Context, sources: Mapping[str, Any]) -> None:
         schedule = context.schedule
         self.context, self.mesh, self.sources = context, context.machine.mesh, dict(sources)
-        self.ledger = Ledger()  # what the batches of this run cost
+        self.ledger = Ledger()  # The costs of this run's batches.
         self.clocks, self.restarts = ClockedPhases(), Restarts()
-        self._checked = False  # whether collectives were tried
+        self._is_checked = False  # Whether the collectives were tried.
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
 
-    if not TYPE_CHECKING:  # the faces of plans that `commplan stubs` writes have no phases but their own
+    if not TYPE_CHECKING:  # Plan classes that `commplan stubs` writes have no other phases than their own.
 
         def __getattr__(self, name: str) -> PhaseCall:
             return self._phase_called(name)
@@ -86,7 +86,11 @@ class Bound(ShardedWeights):
         return sorted({*super().__dir__(), *self.phases})
 
     def init(self) -> dict[str, Any]:
-        """The plan's states before `at start`: zeros, as global arrays; `{}` for a plan without states."""
+        """The plan's states before `at start`.
+
+        Returns:
+          Zeros as global arrays, by state; `{}` for a plan without states.
+        """
         self.restarts.clear()
         context, state = self.context, dict[str, Any]()
         for name, value in context.states.items():
@@ -102,20 +106,30 @@ class Bound(ShardedWeights):
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorate a step: `jax.shard_map` over the plan's axes, with specs from the plan.
 
-        The first parameter of the function is the state; each other one is named here with the value
-        of the plan that it lies like: the last output so called, else the state, else the input, else the
-        source value that a phase takes; or with a placement ("per member, data"). Arguments may be any
-        pytrees (an optimiser's state lies like its parameters). The function sees one rank's arrays, `per`
-        dimensions stripped, and returns the state, then its named arguments in order or the first few of
-        them; `returns` lists other results: each one after the state by the value of the plan or the argument
-        that it lies like, or by a placement: `returns=("params", "opt", "loss")`. The state may hold those
-        states alone that phases inside use.
-        check_vma: as of `jax.shard_map`; False for steps whose types JAX cannot tell (Pallas kernels). Then
-        nobody notices gradients that are reduced already (CP0807) and results that differ though they should
-        be the same (CP0813).
+        The first parameter of the function is the state. Each other parameter is named here with a value of
+        the plan, whose placement it gets: the last output of that name, else the state, else the input, else
+        the source value that a phase takes. A placement can be written out instead ("per member, data").
 
-        Raises CP0806 for partial values, CP0810 when called inside a shard_map, CP0811 for names and
-        results that do not agree, CP0805 and CP0812 for arguments that do not fit.
+        The function sees one rank's arrays without `per` dimensions. It returns the state, then its named
+        arguments in order, or the first few of them. Arguments may be any pytrees: an optimiser's state has
+        the placement of its parameters. The state may contain only states that phases inside the function
+        use.
+
+        Args:
+          *values: not allowed: values need parameter names.
+          returns: the results after the state. Each is named by a value of the plan, by an argument with the
+              same placement, or by a placement: `returns=("params", "opt", "loss")`.
+          check_vma: see `jax.shard_map`. False is for steps whose types JAX cannot infer (Pallas kernels).
+              Gradients that are reduced already (CP0807) and results that differ (CP0813) are then not
+              detected.
+          **names: the value or placement of each parameter.
+
+        Returns:
+          The decorator.
+
+        Raises:
+          CommplanError: CP0806 for partial values; CP0810 if called inside a shard_map; CP0811 for unknown
+              names and for results that do not fit `returns`; CP0805 or CP0812 for arguments that do not fit.
         """
         if values:
             spmd.refuse_unnamed(self.context, values)
@@ -131,22 +145,36 @@ class Bound(ShardedWeights):
         pgle: bool | str | Path | Rates = False,
         **options: Any,
     ) -> Any:
-        """`jax.jit(function, **options)` of a step that all ranks compare before they run it.
+        """`jax.jit(function, **options)` for a step that all ranks compare before they run it.
 
-        Before the first call for new shapes, types or shardings all ranks of this run, which therefore call
-        alike, compare its arguments and collectives, compile it, and compare the compiled collectives. Before
-        the first step of the run they try the plan's collectives, see `check_collectives`, for about
-        `check_s` seconds; 0: not at all. check_same: also compare, once, checksums of the arguments that
-        several processes or devices hold alike: under MPI those that `run.spmd` places so, on a mesh all that
-        are replicated. Later calls cost what those of `jax.jit` do. On GPUs XLA gets the options of
-        `program.compiler_options`, except those that `compiler_options` sets. timeout: seconds to wait for a
-        rank, which may still compile. pgle: compile for GPUs once more with a profile of instructions:
-        estimated for `"h100:4x8"`, a `lowering.audit.Machine`, or the devices at hand (True), and used if by
-        the same estimate it makes the step faster, also compiled without pipelined all-reduces unless
-        `compiler_options` sets them; or the path of a measured one. Without `function` a decorator.
-        Calls raise on all ranks CP0854 if steps do not fit together, CP0855 if a rank does not come, CP0856
-        if a collective gives a wrong result, CP0861 if an argument differs that should be the same. Raises
-        CP0857 for invalid times, and CP0859 and CP1150 for `pgle`; warns if that has no effect (CP0860).
+        Before the first call for new shapes, dtypes or shardings, all ranks of this run compare the step's
+        arguments and collectives. They compile it and then compare the compiled collectives. All ranks must
+        therefore make the same calls. Later calls cost as much as those of `jax.jit`. Before the first step
+        of the run they also try the plan's collectives; see `check_collectives`.
+
+        On GPUs XLA gets the options of `program.compiler_options`, except those in `compiler_options`.
+
+        Args:
+          function: the step; without it, a decorator is returned.
+          timeout: seconds to wait for a rank, which may still compile.
+          check_s: seconds for trying the plan's collectives; 0 skips them.
+          check_same: whether to compare once the checksums of arguments that several processes or devices
+              hold. Under MPI these are the arguments whose placement in `run.spmd` says so; on a mesh, all
+              replicated arguments.
+          pgle: a latency profile with which GPUs compile the step once more. It is estimated for
+              `"h100:4x8"`, for a `lowering.audit.Machine`, or for the devices of this process (True), and
+              used if the estimate is faster. The step is also compiled without pipelined all-reduces unless
+              `compiler_options` sets them. A path names a measured profile instead.
+          **options: the options of `jax.jit`.
+
+        Returns:
+          The compiled step. Its calls raise on all ranks CP0854 if steps do not fit together, CP0855 if a
+          rank does not arrive, CP0856 if a collective has a wrong result, and CP0861 if an argument differs
+          that should be the same.
+
+        Raises:
+          CommplanError: CP0857 for invalid times; CP0859 or CP1150 for `pgle`. Warns if `pgle` has no effect
+              (CP0860).
         """
         self._check_times(check_s=check_s, timeout=timeout)
         if function is None:
@@ -155,24 +183,32 @@ class Bound(ShardedWeights):
             )
 
         def check() -> preflight.Check | None:
-            return None if self._checked or not check_s else functools.partial(self._check, check_s)
+            return None if self._is_checked or not check_s else functools.partial(self._check, check_s)
 
-        own: dict[str, Any] = options.pop("compiler_options", None) or {}
-        options["compiler_options"] = {**self.context.compiler_options, **own}
-        profile = self.context.profile(pgle, own)
+        user_options: dict[str, Any] = options.pop("compiler_options", None) or {}
+        options["compiler_options"] = {**self.context.compiler_options, **user_options}
+        profile = self.context.profile(pgle, user_options)
         machine, file = self.context.machine, self._file
         return preflight.jit(machine, function, file, timeout, options, check, profile, check_same=check_same)
 
     def check_collectives(
         self, seconds: float = BUDGET_S, timeout: float = preflight.TIMEOUT_S
     ) -> list[Checked]:
-        """Carry out each distinct collective of the plan at its real size on data whose result is known.
+        """Run each distinct collective of the plan at its real size on data with a known result.
 
-        The largest come first; none is begun once `seconds` have passed, on any rank. All ranks call this
-        alike. Returns what was tried: `text` and `place` of a collective and the `seconds` that it took.
-        Raises CP0856 on all ranks where one of them gets something else than the plan asks for, CP0854 where
-        some are about to run a step instead, CP0855 where one does not come within `timeout` seconds, CP0857
-        for times that are none and inside a function that JAX traces.
+        The largest come first. No rank starts another one after `seconds`. All ranks call this.
+
+        Args:
+          seconds: the budget.
+          timeout: seconds to wait for a rank.
+
+        Returns:
+          The collectives that were tried: `text`, `place`, and the `seconds` that each took.
+
+        Raises:
+          CommplanError: CP0856 on all ranks if one of them gets a wrong result; CP0854 if some ranks are
+              about to run a step instead; CP0855 if a rank does not arrive; CP0857 for invalid times, and
+              inside a function that JAX traces.
         """
         self._check_times(seconds=seconds, timeout=timeout)
         if _compat.tracing():
@@ -188,16 +224,18 @@ class Bound(ShardedWeights):
         return check_collectives(self.context, seconds, comparison)
 
     def _check_times(self, *, timeout: float, **budget: float) -> None:
-        """Raises CP0857 for a time that is no number of seconds; of a budget 0 is one, too."""
+        """Raise CP0857 for an invalid number of seconds; a budget may be 0."""
         for name, value in {"timeout": timeout, **budget}.items():
             check_seconds("CP0857", name, value, file=self._file, also_allowed=(0,) if name in budget else ())
 
     def varying(self, tree: Any) -> Any:
-        """`tree`, typed by JAX as varying over all of the plan's axes: no communication.
+        """Type `tree` as varying over all of the plan's axes; nothing is communicated.
 
-        Differentiate with respect to this, and gradients are each rank's own term. Outside of a shard_map
-        arrays on Explicit axes become `reduced`, whose gradients are terms, too: of the whole sum, so the
-        plan reduces them `by sum`. Raises CP0816 outside of a shard_map over other axes.
+        Gradients with respect to the result are each rank's term. Outside a shard_map arrays on Explicit axes
+        become `reduced`. Their gradients are terms, too, but of the whole sum, so the plan reduces them `by
+        sum`.
+
+        Raises CP0816 outside a shard_map on other axes.
         """
         axes, backend, mesh = tuple(self.context.sizes), self.context.backend, self.context.machine.mesh
         if has_reduced(mesh, axes) and not self.context.around("run.varying is called"):
@@ -211,28 +249,38 @@ class Bound(ShardedWeights):
         return jax.tree_util.tree_map(vary, tree)
 
     def sharding(self, name: str) -> Any:
-        """The `NamedSharding` of the arrays of a value on this mesh; of a tree a tree of them.
+        """The `NamedSharding` of a value on this mesh, or a tree of them for a tree.
 
-        name: of an output, else a state, else an input, as in `run.spmd`. `jax.device_put` and
-        `jax.jit(in_shardings=..)` take it. Raises CP0811 for an unknown name, CP0806 for a partial value,
-        CP0874 for a run on the ranks of a communicator.
+        Args:
+          name: an output, else a state, else an input, as in `run.spmd`.
+
+        Returns:
+          A sharding for `jax.device_put` and `jax.jit(in_shardings=..)`.
+
+        Raises:
+          CommplanError: CP0811 for an unknown name; CP0806 for a partial value; CP0874 for a run on the ranks
+              of a communicator.
         """
         return sharding(self.context, name)
 
     save_anything_except_tapped = staticmethod(tap.save_anything_except_tapped)
 
     def tap(self, tree: Any, *, like: str | None = None, phase: str = "step") -> Any:
-        """`tree` itself, but its gradient is reduced where the backward pass makes it.
+        """Return `tree`, and reduce its gradient where the backward pass computes it.
 
-        For parameters of layers under `lax.scan`, in the body of the scan: there the reduction runs under
-        the layers that are still to come. The gradient is reduced as phase `phase` reduces its input
-        `like` (by default its only partial input), so it must not be passed to the phase again. Scan
-        `jax.checkpoint(body, policy=run.save_anything_except_tapped, prevent_cse=False)`, or the backward
-        pass has a copy of all layers.
+        Use it for parameters of layers under `lax.scan`, in the body of the scan: the reduction then overlaps
+        the layers that follow. The gradient is reduced as phase `phase` reduces its input `like`, so do not
+        pass it to the phase again. Scan `jax.checkpoint(body, policy=run.save_anything_except_tapped,
+        prevent_cse=False)`; otherwise the backward pass has a copy of all layers.
 
-        tree: parameters as they are, not `run.varying(...)` of them, in dtypes that `like` was compiled
-        for. Raises CP0815 where the plan's reduction cannot run inside the backward pass, CP0816 outside
-        of a shard_map.
+        Args:
+          tree: parameters, not `run.varying(...)` of them, in dtypes for which `like` was compiled.
+          like: a partial input of the phase, by default its only one.
+          phase: the phase that reduces the gradients.
+
+        Raises:
+          CommplanError: CP0815 if the plan's reduction cannot run inside the backward pass; CP0816 outside a
+              shard_map.
         """
         self._inside("run.tap")
         call = self._phase(phase)
@@ -246,20 +294,20 @@ class Bound(ShardedWeights):
                 'name one: run.tap(layer, like="grads")',
             )
         paths, flat = flatten(tree)
-        how = tap.recipe(call.lowered, names[0], flat.leaves)
+        recipe = tap.recipe(call.lowered, names[0], flat.leaves)
         for path, leaf in zip(paths, flat.leaves, strict=True):
-            again = [axis for axis in how.axes if axis in _compat.varying_axes(leaf)]
+            again = [axis for axis in recipe.axes if axis in _compat.varying_axes(leaf)]
             if again and any(self.context.sizes[axis] > 1 for axis in again):
                 where = f" at `{path}`" if path else ""
                 self.context.fail(
                     "CP0815",
-                    f"run.tap is given parameters{where} that vary over {', '.join(again)} already",
-                    "tap the parameters as they are: run.tap makes them varying itself",
+                    f"run.tap was given parameters{where} that vary over {', '.join(again)} already",
+                    "tap the parameters before run.varying: run.tap makes them varying itself",
                 )
-        return tap.tap(how, tree)
+        return tap.tap(recipe, tree)
 
     def member(self, place: int) -> Member:
-        """Member `place` of the plan's ensemble: its devices and what belongs to it. Raises CP0818."""
+        """Member `place` of the plan's ensemble, with its devices and its part of the plan; raises CP0818."""
         return Member(self, place)
 
     def batches(
@@ -272,31 +320,38 @@ class Bound(ShardedWeights):
         timeout: float | None = None,
         workers: str = "threads",
     ) -> Batches:
-        """What depends on sources alone in `phase`, as sharded arrays: see `runtime.batches.Batches`.
+        """The batches of `phase`, its values that depend only on sources, as sharded arrays; see `Batches`.
 
-        member: only that member's part, on its own part of the mesh; members that share what they load take
-        it from one stream, and every process of a job asks for its own members' batches alike. state: what
-        `.state()` of earlier batches returned. group: the processes of this host that share loaded values
-        (CP0927 where there are none to share); found by asking all processes if not given. timeout: seconds
-        to wait for one of them that lives but is silent, compilation and start-up included; by default as
-        `group` says, and 1800 for one that is found.
-        workers: "threads", or "processes" for host functions that hold the interpreter lock; as many as
-        `cores` says. Raises CP0803 where a source is not bound, CP0817 for an unknown phase, CP0818 for an
-        unknown member, and CP09xx.
+        Args:
+          phase: the name of a phase.
+          member: if set, only this member's part, on its part of the mesh. Members that share data read it
+              from one stream. Every process of a job requests the batches of its own members.
+          state: the result of `.state()` of earlier batches.
+          group: the processes of this host that share loaded values. If None, all processes are asked.
+          timeout: seconds to wait for a process of the group that is alive but does not answer, compilation
+              and start-up included. By default that of `group`, or 1800 for a group that is found.
+          workers: "threads", or "processes" for host functions that hold the interpreter's lock. Their number
+              is that of `cores` in the plan.
+
+        Raises:
+          CommplanError: CP0803 for a source that is not bound; CP0817 for an unknown phase; CP0818 for an
+              unknown member; CP0927 for a group without values to share; and others from CP0900 to CP0999.
         """
         if member is not None:
             part = self.member(member)
             return part.batches(phase, state=state, group=group, timeout=timeout, workers=workers)
-        own = self.context.schedule.phase(phase)
-        missing = [op.source for op in own.ops if isinstance(op, ir.Read) and op.source not in self.sources]
+        plan_phase = self.context.schedule.phase(phase)
+        missing = [
+            op.source for op in plan_phase.ops if isinstance(op, ir.Read) and op.source not in self.sources
+        ]
         if missing:
             note = f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})"
             self.context.fail("CP0803", f"source `{missing[0]}` is not bound", note)
         clock = None
-        if self.context.members and taken_apart(self.context.whole or self.context.schedule, own):
-            clock = self.clocks.member(self.context, own, self.sources, state, group, timeout, workers)
+        if self.context.members and taken_apart(self.context.whole or self.context.schedule, plan_phase):
+            clock = self.clocks.member(self.context, plan_phase, self.sources, state, group, timeout, workers)
         batches = Batches(
-            self.context, own, self.sources,
+            self.context, plan_phase, self.sources,
             state=state, among=group, timeout=timeout, clocked=clock, workers=workers, restarts=self.restarts,
         )  # fmt: skip
         self.ledger.add(batches, batches.meters)
@@ -307,14 +362,13 @@ class Bound(ShardedWeights):
 
     def _inside(self, caller: str) -> None:
         if self.context.sizes and not self.context.around(f"{caller} is called"):
-            note = "it belongs into run.spmd, or into a shard_map of your own over the plan's axes"
-            self.context.fail("CP0816", f"{caller} is called outside of a shard_map", note)
+            note = "call it in run.spmd, or in your own shard_map over the plan's axes"
+            self.context.fail("CP0816", f"{caller} is called outside a shard_map", note)
 
     def failure(self, error: BaseException) -> CommplanError | None:
-        """What JAX raised where a phase of this run could not be carried out over MPI, as CP0834 with the
-        plan's line; None for other errors.
+        """The error CP0834 of a phase that failed over MPI, with the plan's line; None for other errors.
 
-        error: a `RuntimeError` or `ValueError` from a compiled function, or from asking for its results.
+        error: a `RuntimeError` or `ValueError` from a compiled function or from waiting for its results.
         """
         spans = [op.span for phase in self.context.schedule.phases for op in phase.ops]
         diagnostic = reason(error, spans, self._file)
@@ -322,9 +376,9 @@ class Bound(ShardedWeights):
 
     @property
     def place(self) -> dict[str, int]:
-        """Under MPI this rank's index along each axis and ensemble; `{}` for a mesh of devices."""
+        """This rank's index along each axis and ensemble under MPI; `{}` for a mesh of devices."""
         local = self.context.machine.local() if self.context.machine.layout == "local" else {}
-        return {axis: held[0] for axis, held in local.items()}
+        return {axis: indices[0] for axis, indices in local.items()}
 
     @property
     def init_names(self) -> tuple[str, ...]:
@@ -338,12 +392,14 @@ class Bound(ShardedWeights):
 
 @public_face
 class TypedRun(Bound):
-    """A program on a mesh, as it is known of every plan: what faces of plans add their phases to.
+    """A program on a mesh, with the methods that all plans share; plan classes add their phases to it.
 
-    Phases are attributes: `run.start`, `run.step`, `run.every[4]`, and those with names of their own
-    (`run.evaluate`). Raises `CommplanError`: CP0801 and CP0802 for a mesh that does not fit, CP0803 for
-    functions and sources that are missing or unknown, CP0901 to CP0903 for sources that cannot be read in any
-    order, CP0908 for host functions that take other arguments.
+    Phases are attributes: `run.start`, `run.step`, `run.every[4]`, and phases with names (`run.evaluate`).
+
+    Raises:
+      CommplanError: CP0801 or CP0802 for a mesh that does not fit; CP0803 for missing or unknown functions
+          and sources; CP0901 to CP0903 for sources without random access; CP0908 for host functions with
+          other parameters.
     """
 
     def __init__(
@@ -381,35 +437,39 @@ class TypedRun(Bound):
 
     @property
     def role(self) -> Literal["worker", "server"]:
-        """What this process is: under MPI the ranks after the workers' are the plan's servers."""
+        """The role of this process: under MPI the ranks after the workers are the plan's servers."""
         return "server" if isinstance(self.context.machine, ServerMachine) else "worker"
 
-    def serve(self, **how: Any) -> Any:
-        """On a server: serve until every worker has left, and tell what was served. On a worker: None.
+    def serve(self, **options: Any) -> Any:
+        """Serve on a server until every worker has left; return None on a worker.
 
-        how: see `commplan.runtime.param_server.serve.serve`.
+        options: see `commplan.runtime.param_server.serve.serve`, whose result this returns.
         """
         machine = self.context.machine
         if not isinstance(machine, ServerMachine):
             return None
         from commplan.runtime.param_server.serve import serve  # noqa: PLC0415  only where there are servers
 
-        return serve(self.context, machine, **how)
+        return serve(self.context, machine, **options)
 
     def close(self, why: str = "") -> None:
-        """Tell the plan's servers that this worker is done, and why if that is a failure.
+        """Tell the plan's servers that this worker is done.
 
-        Without servers nothing happens. What was begun is waited for. Phases that ask servers fail from now
-        on (CP0832). It happens by itself at the interpreter's exit, and when nothing refers to the run.
+        It waits for pending requests. Phases that send requests to servers fail afterwards (CP0832). A run
+        without servers does nothing. The run is also closed at the interpreter's exit and when it is
+        collected.
+
+        why: the reason if the worker fails, or "".
         """
         if self.role == "worker" and self.context.backend.service is not None:
             self.context.backend.service.close(why)
 
     @contextlib.contextmanager
     def late(self) -> Generator[None]:
-        """While this runs, the others' watchdogs expect this process to come late: it evaluates, or writes.
+        """Announce that this process will be late, for example because it evaluates or writes.
 
-        Without it, those that wait for this one longer than `watchdog_s` of `Program.bind` end with CP0834.
+        The watchdogs of other processes wait for it while the block runs. Without this they end the job with
+        CP0834 after `watchdog_s` of `Program.bind`.
         """
         with mpi_watchdog.expected_late(), watchdog.expected_late():
             yield
@@ -418,35 +478,39 @@ class TypedRun(Bound):
         self, path: str | os.PathLike[str] | None = None, *, period_s: float = PERIOD_S,
         address: str | None = None,
     ) -> Metrics:  # fmt: skip
-        """Say what the input of this run costs, in the text format of Prometheus: in a file, at an address
-        that is scraped, or both.
+        """Export the costs of this run's input in Prometheus text format, to a file, over HTTP, or both.
 
-        It covers all batches that this process asks the run for, members' ones included. The file is written
-        now, every `period_s` seconds and at the end: by `close` of what is returned (a `with` block will do),
-        when the run is collected, and at the interpreter's exit. Samples carry the labels `plan`, `phase`,
-        `line`, `stage` and `rank` (this process's number).
+        The metrics cover all batches that this process requests from the run, those of members included.
+        Samples have the labels `plan`, `phase`, `line`, `stage` and `rank`, the number of this process. The
+        file is written now, every `period_s` seconds, and at the end. The end is `close` of the result (which
+        is a context manager), the collection of the run, or the interpreter's exit.
 
-        path: a file in a folder that exists; where a job has several processes and no `{rank}` stands in the
-        path, `costs.prom` becomes `costs.rank3.prom`. address: `9464`, on the loopback interface, or
-        `host:9464`; rank r answers at port 9464 + r. Raises CP0960 where that cannot be written or listened
-        at, CP0961 for a period that is none, CP0962 without prometheus-client, CP0963 for what is no address.
+        Args:
+          path: a file in an existing folder. In a job with several processes `costs.prom` becomes
+              `costs.rank3.prom` unless the path contains `{rank}`.
+          period_s: seconds between two writes.
+          address: `9464` on the loopback interface, or `host:9464`; rank r serves port 9464 + r.
+
+        Raises:
+          CommplanError: CP0960 if the file or port cannot be used; CP0961 for an invalid period; CP0962
+              without prometheus-client; CP0963 for an invalid address.
         """
         metrics = kept(self.ledger.summaries, self.context.machine.process(), path, period_s, address)
         weakref.finalize(self, close_quietly, metrics)
         return metrics
 
     def join(self, name: str, parts: Mapping[int, Any]) -> Any:
-        """Global arrays of the value `name`, from the parts of members (see `Member.take`).
+        """Global arrays of the value `name` from the parts of members; see `Member.take`.
 
-        parts: by member, for every member whose devices this process holds. Raises CP0811 for an unknown
-        name, CP0818 where the value does not differ between members.
+        parts: by member, for every member with devices of this process. Raises CP0811 for an unknown name,
+            and CP0818 if the value does not differ between members.
         """
         axis = members.ensemble(self.program.schedule, next(iter(parts), 0))
         return self.context.machine.join(parts, placed(self, name, axis), axis)
 
 
 class AnyPhases:
-    """To type checkers: whatever is no other attribute is a phase."""
+    """For type checkers: every other attribute is a phase."""
 
     if TYPE_CHECKING:
         every: Every
@@ -456,17 +520,19 @@ class AnyPhases:
 
 @public_face
 class Run(AnyPhases, TypedRun):
-    """A program on a mesh. Made by `Program.bind`; see `TypedRun`."""
+    """A program on a mesh, made by `Program.bind`; see `TypedRun`."""
 
 
 @public_face
 class Member(AnyPhases, Bound):
-    """One member of an ensemble, made by `run.member(m)`: a mesh of its own devices, and on it the phases
-    that cross no members, as callables; `spmd`, `varying`, `tap`, `batches` and `init` as on the run.
+    """One member of an ensemble, made by `run.member(m)`, with a mesh of its devices.
 
-    Values have no dimension for the member. Members may have different architectures: compile the plan
-    once for the shapes of each and take every member from its own run; their programs may run different
-    numbers of times. `mesh`: the member's devices. `index`: its place.
+    Its attributes are the phases without communication between members. `spmd`, `varying`, `tap`, `batches`
+    and `init` work as on the run. Values have no dimension for the member.
+
+    Members may have different architectures: compile the plan once for the shapes of each, and take every
+    member from its own run. Their programs may run different numbers of steps. `mesh` contains the member's
+    devices, and `index` is its place.
     """
 
     def __init__(self, run: Bound, place: int) -> None:
@@ -487,13 +553,13 @@ class Member(AnyPhases, Bound):
         return f"<Member {self.index} of {self.axis}: {', '.join(self.phases)}>"
 
     def take(self, name: str, tree: Any) -> Any:
-        """This member's part of global arrays that lie like the value `name`; nothing moves."""
+        """This member's part of global arrays with the placement of the value `name`; nothing is sent."""
         placement = placed(self.run, name)
         return self.run.context.machine.part(name, tree, placement, self.axis, self.context.machine)
 
 
 def placed(run: Bound, name: str, axis: str | None = None) -> Placement:
-    """The placement of the value called `name`. Raises CP0811, and CP0818 where it is not per `axis`."""
+    """The placement of the value `name`; raises CP0811, and CP0818 if it is not per `axis`."""
     value, file = run.context.named(name), run.context.schedule.file
     if axis is not None and axis not in value.placement.per:
         fail("CP0818", f"`{name}` is the same for all members: it is {value.placement}", file=file)

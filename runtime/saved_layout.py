@@ -1,8 +1,8 @@
-"""How values lie in a checkpoint, and how they are cut again for another number of ranks.
+"""The layout of values in a checkpoint, and their redistribution for another number of ranks.
 
-A checkpoint holds global arrays, padding included, as they lay on the mesh of the run that wrote them
-(`lowering.jax.layout`), and beside them this record. A leaf that lies otherwise now is put together, which
-drops the padding, and cut anew.
+A checkpoint contains global arrays, padding included, with the layout of the mesh that wrote them
+(`lowering.jax.layout`), and this record. If a leaf has another layout now, it is joined, which removes the
+padding, and cut again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Host = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 
-class Layout(msgspec.Struct, frozen=True):
-    """How all leaves of a value lie: axis name -> size for each axis with a dimension of its own, and for
-    those along which the leading dimension behind these is cut, major first.
+class SavedLayout(msgspec.Struct, frozen=True):
+    """The layout of all leaves of a value.
 
-    owners: the places along the `per` axes, counted first major, that have the rows of each leaf; what the
-    others hold is of no worth.
+    per: the sizes of the axes with a leading dimension. split: the sizes of the axes along which the next
+        dimension is cut, in major order. owners: the places along the `per` axes, in row-major order, that
+        own each leaf's rows; the rows of other places are not used.
     """
 
     per: dict[str, int] = {}
@@ -36,7 +36,9 @@ class Layout(msgspec.Struct, frozen=True):
     owners: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, placement: Placement, sizes: Mapping[str, int], owners: Sequence[int] = ()) -> Layout:
+    def of_placement(
+        cls, placement: Placement, sizes: Mapping[str, int], owners: Sequence[int] = ()
+    ) -> SavedLayout:
         per, split = ({axis: sizes[axis] for axis in names} for names in (placement.per, placement.split))
         return cls(per, split, tuple(owners))
 
@@ -52,8 +54,11 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class SavedLeaf(msgspec.Struct, frozen=True):
-    """A leaf of a checkpoint. shape: of the global array. whole: its shape on one rank before any cut, where
-    that is known."""
+    """A leaf of a checkpoint.
+
+    shape: the shape of the global array. whole: the shape on one rank before any cut, or None if it is
+        unknown.
+    """
 
     path: str
     shape: Shape
@@ -62,41 +67,41 @@ class SavedLeaf(msgspec.Struct, frozen=True):
 
 
 class SavedValue(msgspec.Struct, frozen=True):
-    """A value of a checkpoint, or what one should be."""
+    """A value of a checkpoint, or the value that a run expects."""
 
-    layout: Layout
+    layout: SavedLayout
     leaves: tuple[SavedLeaf, ...]
 
 
-def check(name: str, saved: SavedValue, wanted: SavedValue, file: str) -> None:
-    """Refuse a value of other leaves than wanted (CP0870), and one that cannot be cut again (CP0871)."""
-    before, now = ({leaf.path: leaf for leaf in value.leaves} for value in (saved, wanted))
+def check(name: str, saved: SavedValue, expected: SavedValue, file: str) -> None:
+    """Raise CP0870 for a value with other leaves, and CP0871 for one that cannot be redistributed."""
+    before, now = ({leaf.path: leaf for leaf in value.leaves} for value in (saved, expected))
     missing, extra = ([path for path in a if path not in b] for a, b in ((now, before), (before, now)))
     if missing or extra:
         notes = [f"it lacks {_paths(missing)}"] if missing else []
-        notes += [f"it has {_paths(extra)}, which this run has not"] if extra else []
+        notes += [f"it has {_paths(extra)}, which this run does not have"] if extra else []
         fail(
             "CP0870", f"`{name}` of the checkpoint has other leaves than that of this run", *notes, file=file
         )
     for path, leaf in now.items():
-        _check_leaf(_at(name, path), before[path], leaf, saved.layout, wanted.layout, file)
+        _check_leaf(_at(name, path), before[path], leaf, saved.layout, expected.layout, file)
 
 
-def is_as_saved(saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout) -> bool:
-    """Whether a leaf lies as it lay: every element at its place, padding included."""
+def is_as_saved(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout) -> bool:
+    """Whether a leaf has its layout of the checkpoint: every element at its place, padding included."""
     is_scalar = len(saved.shape) == len(before.per) and before.per == now.per and not before.owners
     return saved.shape == leaf.shape and (before == now or (is_scalar and not now.owners))
 
 
-def is_resized(saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout) -> bool:
-    """Whether a leaf differs in the padding at its end alone: both are cut along one axis."""
+def is_resized(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout) -> bool:
+    """Whether a leaf differs only in its padding at the end: both are cut along one axis."""
     alike = before.per == now.per and not (before.owners or now.owners)
     cut_once = len(before.split) == len(now.split) == 1
     return alike and cut_once and len(saved.shape) == len(leaf.shape) > len(now.per)
 
 
-def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout) -> Host:
-    """The global array as it lies now, of that as it lay; `check` has passed."""
+def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout) -> Host:
+    """Redistribute a global array from layout `before` to layout `now`, after `check`."""
     whole = saved.whole if saved.whole is not None else leaf.whole
     assert whole is not None
     lead = () if before.owners else tuple(before.per.values())
@@ -105,7 +110,7 @@ def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: Layout, no
     pieces = array.reshape((math.prod(lead), *array.shape[len(lead) :]))
     ways = [len(before.owners)] if before.owners else list(before.split.values())
     if whole and ways:
-        flat = pieces.ndim == 2  # one dimension of its own: leaves of trees are flattened before they are cut
+        flat = pieces.ndim == 2  # Leaves of trees are flattened before they are cut.
         rows = math.prod(whole) if flat else whole[0]
         pieces = np.stack([_joined(piece, rows, ways) for piece in pieces])
     pieces = pieces.reshape((math.prod(lead), *whole))
@@ -120,11 +125,11 @@ def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: Layout, no
 
 
 def _check_leaf(
-    subject: str, saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout, file: str
+    subject: str, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout, file: str
 ) -> None:
     if saved.dtype != leaf.dtype:
         message = f"{subject} is {saved.dtype} in the checkpoint, and {leaf.dtype} in this run"
-        fail("CP0870", message, "restore it as it was, and cast it then", file=file)
+        fail("CP0870", message, "restore it with the saved dtype, then cast it", file=file)
     if saved.whole is not None and leaf.whole is not None and saved.whole != leaf.whole:
         message = (
             f"{subject} has the shape {list(saved.whole)} in the checkpoint, and {list(leaf.whole)} here"
@@ -132,12 +137,12 @@ def _check_leaf(
         fail("CP0870", message, "the shapes that the plan was compiled for differ", file=file)
     if is_as_saved(saved, leaf, before, now):
         return
-    lay = f"it lay {before}, and would lie {now}"
-    lead, lead_now = ([] if own.owners else list(own.per.items()) for own in (before, now))
+    lay = f"its layout was `{before}`, and is `{now}` now"
+    lead, lead_now = ([] if layout.owners else list(layout.per.items()) for layout in (before, now))
     if lead != lead_now:
-        remedy = "nothing says what more or fewer ranks, or members, should begin with: make it the same in a"
-        remedy += " phase of the plan before it is saved (reduce, broadcast), or restore onto as many"
-        message = f"{subject} is another one on each rank, and the ranks are others now"
+        remedy = "make it the same in a phase of the plan before it is saved (reduce, broadcast), or restore"
+        remedy += " onto as many ranks and members"
+        message = f"{subject} differs on each rank, and this run has other ranks"
         fail("CP0871", message, lay, remedy, file=file)
     whole = saved.whole if saved.whole is not None else leaf.whole
     if whole is not None:
@@ -145,28 +150,28 @@ def _check_leaf(
             message = (
                 f"{subject} has the shape {list(saved.shape)} in the checkpoint, and {list(leaf.shape)} here"
             )
-            fail("CP0870", message, f"{lay}: of the shape {list(whole)} are not both", file=file)
+            fail("CP0870", message, f"{lay}: they do not both fit the whole shape {list(whole)}", file=file)
         return
     if not is_resized(saved, leaf, before, now):
-        remedy = "compile the plan with its shapes, or name a value of the plan that it lies like"
+        remedy = "compile the plan with its shapes, or name a value of the plan with the same placement"
         fail("CP0871", f"the shape of {subject} before it was cut is not known", lay, remedy, file=file)
     at = len(now.per)
-    ways, ways_now = (math.prod(own.split.values()) for own in (before, now))
+    ways, ways_now = (math.prod(layout.split.values()) for layout in (before, now))
     fits = _overlap((saved.shape[at], ways), (leaf.shape[at], ways_now))
     if not fits or saved.shape[at + 1 :] != leaf.shape[at + 1 :]:
         message = (
             f"{subject} has the shape {list(saved.shape)} in the checkpoint, and {list(leaf.shape)} here"
         )
-        fail("CP0870", message, f"{lay}: no leaf is cut into both", file=file)
+        fail("CP0870", message, f"{lay}: no leaf can be cut into both", file=file)
 
 
-def _shape(whole: Shape, shape: Shape, layout: Layout) -> Shape:
-    """The shape of the global array of a leaf that is `whole` before it is cut; `shape`: what it might be."""
+def _shape(whole: Shape, shape: Shape, layout: SavedLayout) -> Shape:
+    """The shape of a leaf's global array. whole: its shape before the cut. shape: the candidate."""
     lead = tuple(layout.per.values())
     ways = [len(layout.owners)] if layout.owners else list(layout.split.values())
     if not whole or not ways:
         return (*lead, *whole)
-    flat = len(shape) - len(lead) == 1  # leaves of trees are flattened before they are cut
+    flat = len(shape) - len(lead) == 1  # Leaves of trees are flattened before they are cut.
     rows, tail = (math.prod(whole), ()) if flat else (whole[0], whole[1:])
     for parts in ways:
         rows = -(-rows // parts)
@@ -174,13 +179,13 @@ def _shape(whole: Shape, shape: Shape, layout: Layout) -> Shape:
 
 
 def _overlap(*rows: tuple[int, int]) -> bool:
-    """Whether one number of rows is padded to each of these: (rows, number of parts)."""
+    """Whether one number of rows can be padded to each of `rows`: pairs of rows and numbers of parts."""
     least, most = max(n - ways for n, ways in rows) + 1, min(n for n, _ in rows)
     return least <= most and all(n % ways == 0 for n, ways in rows)
 
 
 def _joined(piece: Host, rows: int, ways: Sequence[int]) -> Host:
-    """The first `rows` of what was cut `ways` after one another, the padding of each cut dropped."""
+    """The first `rows` of a piece that was cut repeatedly into `ways` parts, without the paddings."""
     if not ways:
         return piece[:rows]
     each = -(-rows // ways[0])
@@ -189,7 +194,7 @@ def _joined(piece: Host, rows: int, ways: Sequence[int]) -> Host:
 
 
 def _cut(piece: Host, ways: Sequence[int]) -> Host:
-    """`piece` cut `ways` after one another, each part padded with zeros; the way back from `_joined`."""
+    """Cut `piece` repeatedly into `ways` parts padded with zeros, the inverse of `_joined`."""
     if not ways:
         return piece
     each = -(-piece.shape[0] // ways[0])
@@ -198,16 +203,16 @@ def _cut(piece: Host, ways: Sequence[int]) -> Host:
     return np.concatenate([_cut(part, ways[1:]) for part in parts])
 
 
-def _owned(array: Host, layout: Layout) -> Host:
-    """The rows of the owners one after another; of a leaf without dimensions that of the first."""
+def _owned(array: Host, layout: SavedLayout) -> Host:
+    """The owners' rows in order; for a leaf without dimensions, that of the first owner."""
     lead = len(layout.per)
     flat = array.reshape(-1, *array.shape[lead:])
     rows = flat[list(layout.owners)]
     return rows[0] if rows.ndim == 1 else rows.reshape(-1, *rows.shape[2:])
 
 
-def _among_owners(rows: Host, shape: Shape, layout: Layout) -> Host:
-    """Each owner's rows at its place, zeros elsewhere; a leaf without dimensions is everyone's."""
+def _among_owners(rows: Host, shape: Shape, layout: SavedLayout) -> Host:
+    """Each owner's rows at its place and zeros elsewhere; a scalar is copied to all places."""
     lead = tuple(layout.per.values())
     if not rows.ndim:
         return np.broadcast_to(rows, lead).copy()

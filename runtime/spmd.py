@@ -27,7 +27,7 @@ _WORDS = {"same", "per", "split", "partial"}
 def decorate(
     context: Context, names: Mapping[str, str], returns: Sequence[str] | None, *, check_vma: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The decorator of `run.spmd(...)`: see there."""
+    """The decorator of `run.spmd(...)`."""
     _check_texts(context, names, returns)
     placements = {name: placement_of(context, text, f"argument `{name}`") for name, text in names.items()}
     results, texts = None, None
@@ -38,67 +38,67 @@ def decorate(
     @ends_at_caller
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         first, order = _parameters(context, function, placements)
-        own = {name: placements[name] for name in order}
+        ordered = {name: placements[name] for name in order}
         named = [names[name] for name in order] if texts is None else texts
-        step = _Step(context, function, own, results, named, check_vma)
+        step = _Step(context, function, ordered, results, named, check_vma)
         signature = inspect.signature(function)
 
         @ends_at_caller
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                given = dict(signature.bind(*args, **kwargs).arguments)
+                arguments = dict(signature.bind(*args, **kwargs).arguments)
             except TypeError as error:
                 step.refuse(f"is called with the wrong arguments: {error}")
-            state = given.pop(first)
-            if list(given) != order:  # every named parameter, and none that run.spmd was not told of
-                step.refuse(f"is called with {', '.join(given) or 'nothing'} after the state")
-            return step(state, given)
+            state = arguments.pop(first)
+            if list(arguments) != order:  # All declared parameters and no others are required.
+                step.refuse(f"is called with {', '.join(arguments) or 'nothing'} after the state")
+            return step(state, arguments)
 
         states = {name: value.placement for name, value in context.states.items()}
-        setattr(call, "declared", Declared(signature, first, own, states))  # noqa: B010  of a function
+        setattr(call, "declared", Declared(signature, first, ordered, states))  # noqa: B010  of a function
         return call
 
     return wrap
 
 
 def refuse_unnamed(context: Context, values: Sequence[object]) -> NoReturn:
-    """Refuse `@run.spmd` without parentheses, and values that say no parameter's name (CP0811)."""
+    """Raise CP0811 for `@run.spmd` without parentheses, and for values without a parameter's name."""
     if callable(values[0]):
         message = "run.spmd is written without parentheses"
     else:
-        message = f"run.spmd is given {values[0]!r} without the name of a parameter"
+        message = f"run.spmd was given {values[0]!r} without the name of a parameter"
     notes = (
-        "each parameter after the state is named with the value that it lies like",
-        'such as @run.spmd(params="params", batch="batch"); @run.spmd() where there is only the state',
+        "declare each parameter after the state with a value of the plan that has its placement",
+        'such as @run.spmd(params="params", batch="batch"); @run.spmd() if the state is the only parameter',
     )
     context.fail("CP0811", message, *notes)
 
 
 def _check_texts(context: Context, names: Mapping[str, object], returns: object) -> None:
-    """Refuse what is no text where values and placements are named (CP0811)."""
+    """Raise CP0811 for values and placements that are not strings."""
     file = context.schedule.file
-    for name, given in names.items():
-        if not isinstance(given, str):
-            message = f"argument `{name}` is named with a {type(given).__name__}: a text was expected"
+    for name, value in names.items():
+        if not isinstance(value, str):
+            message = f"argument `{name}` is declared with a {type(value).__name__}: expected a string"
             fail("CP0811", message, f'such as @run.spmd({name}="params") or {name}="per data"', file=file)
     many = isinstance(returns, list | tuple)
     texts = list(cast("Sequence[object]", returns)) if many else [] if returns is None else [returns]
     wrong = [type(text).__name__ for text in texts if not isinstance(text, str)]
     if wrong:
-        message = f"`returns` has a {wrong[0]}: a text, or a list of texts, was expected"
+        message = f"`returns` has a {wrong[0]}: expected a string or a list of strings"
         fail("CP0811", message, 'such as returns=["loss", "same"]', file=file)
 
 
 def placement_of(context: Context, text: str, subject: str, arguments: Collection[str] = ()) -> Placement:
-    """The placement that `text` means: that of the value so called, or written out.
+    """The placement of the value `text`, or the placement that `text` spells out.
 
-    arguments: of a result, the arguments that it might have been named after, too.
+    arguments: the arguments after which a result may be named, for the error.
     """
     value = context.schedule.named.get(text)
     placement = value.placement if value else parse(context, text)
     if placement is None:
-        also = [f"arguments that results may be named after: {listed(arguments)}"] if arguments else []
+        also = [f"results may also have the name of an argument: {listed(arguments)}"] if arguments else []
         context.fail(
             "CP0811",
             f"{subject}: the plan has no output, state or input `{text}`",
@@ -111,8 +111,8 @@ def placement_of(context: Context, text: str, subject: str, arguments: Collectio
     if placement.partial and context.machine.layout == "global":
         context.fail(
             "CP0806",
-            f"{subject}: `{text}` is {placement}, which cannot cross the edge of run.spmd",
-            "compute them inside the function, and reduce them by calling the phase there",
+            f"{subject}: `{text}` is {placement}, which cannot cross the boundary of run.spmd",
+            "compute it inside the function, and reduce it by calling the phase there",
         )
     return placement
 
@@ -120,14 +120,14 @@ def placement_of(context: Context, text: str, subject: str, arguments: Collectio
 def _result(
     context: Context, text: str, subject: str, names: Mapping[str, str], placements: Mapping[str, Placement]
 ) -> Placement:
-    """The placement of a result: that of the value so called, else of the argument, else written out."""
+    """The placement of a result: of the value `text`, else of the argument, else as written."""
     if text in placements and text not in context.schedule.named:
         return placements[text]
     return placement_of(context, text, subject, names)
 
 
 def _near_words(context: Context, text: str) -> list[str]:
-    """Notes on the words of a written placement that are no axes of the plan."""
+    """Notes on words of a written placement that are not axes of the plan."""
     words = re.findall(r"\w+", text)
     if not words or words[0] not in _WORDS:
         return []
@@ -138,7 +138,7 @@ def _near_words(context: Context, text: str) -> list[str]:
 
 
 def parse(context: Context, text: str) -> Placement | None:
-    """A written placement ("per member split data"), or None where it is none."""
+    """A written placement ("per member split data"), or None if `text` is not a placement."""
     clauses: dict[str, list[str]] = {}
     word = ""
     for token in re.findall(r"\w+", text):
@@ -162,22 +162,22 @@ def parse(context: Context, text: str) -> Placement | None:
 def _parameters(
     context: Context, function: Callable[..., Any], placements: Mapping[str, Placement]
 ) -> tuple[str, list[str]]:
-    """The function's first parameter, the state, and the named ones after it, in its order.
+    """The name of the state parameter, and the names of the declared parameters in their order.
 
-    Parameters that are not named keep their defaults. Raises CP0811 where the two do not agree.
+    Parameters that are not declared keep their defaults. Raises CP0811 if function and declaration disagree.
     """
     name = getattr(function, "__name__", "function")
     parameters = list(inspect.signature(function).parameters.values())
-    others = parameters[1:]
-    order = [p.name for p in others if p.name in placements]
+    rest_parameters = parameters[1:]
+    order = [p.name for p in rest_parameters if p.name in placements]
     wrong = [] if parameters else ["the first parameter is the state"]
     wrong += [
-        f"run.spmd does not say where `{p.name}` lies"
-        for p in others
+        f"run.spmd does not declare the placement of `{p.name}`"
+        for p in rest_parameters
         if p.name not in placements and p.default is p.empty
     ]
     for argument in (argument for argument in placements if argument not in order):
-        near = near_note(argument, (p.name for p in others))
+        near = near_note(argument, (p.name for p in rest_parameters))
         wrong.append("; ".join((f"`{name}` has no parameter `{argument}`", *near)))
     if wrong:
         context.fail("CP0811", f"run.spmd and the parameters of `{name}` do not agree", *wrong)
@@ -185,7 +185,7 @@ def _parameters(
 
 
 class _Step:
-    """A function of the user's, wrapped: global arrays outside, one rank's arrays inside."""
+    """A user's function on global arrays outside and on one rank's arrays inside."""
 
     def __init__(
         self,
@@ -201,11 +201,12 @@ class _Step:
         self.name = getattr(function, "__name__", "function")
         self.outside = context.machine.layout == "global"
         self._jitted = _jit.jit(self._traced, context.compiler_options)
-        self._used: dict[str, str] = {}  # states used as they come in, and by which phase
-        self._unset: set[str] = set()  # those of this call that `at start` has not set
+        # The states that are used before the function sets them, and the first phase that uses each.
+        self._used: dict[str, str] = {}
+        self._unset: set[str] = set()  # States of this call that `at start` has not set.
 
     def __call__(self, state: Any, arguments: Mapping[str, Any]) -> Any:
-        """Compiled once for all arguments alike, wherever it is called from."""
+        """Compile once for equal argument types, and call."""
         self._unset = self.context.unset.among(state)
         for name in sorted(self._unset.intersection(self._used)):
             self.context.unset.refuse(name, self._used[name])
@@ -214,10 +215,10 @@ class _Step:
         context = self.context
         placed = {name: context.placed(tree, self.placements[name]) for name, tree in arguments.items()}
         with context.machine.context():
-            return self._jitted(self._held(state), placed)
+            return self._jitted(self._placed_state(state), placed)
 
-    def _held(self, state: Any) -> Any:
-        """`state`, its arrays on devices."""
+    def _placed_state(self, state: Any) -> Any:
+        """`state` with its arrays on the devices."""
         states, context = self.context.states, self.context
         if not isinstance(state, Mapping):
             return state
@@ -232,12 +233,12 @@ class _Step:
         if around and self.outside:
             context.fail(
                 "CP0810",
-                f"`{self.name}` is decorated with run.spmd and called inside a shard_map over"
-                f" {', '.join(around)} already",
-                "call it from outside; inside a shard_map of your own call the phases directly",
+                f"`{self.name}` is decorated with run.spmd, but called inside a shard_map over"
+                f" {', '.join(around)}",
+                "call it outside the shard_map; inside your own shard_map call the phases directly",
             )
-        own = check_state(context, state, f"`{self.name}` was given")
-        states = {name: flat(tree) for name, tree in own.items() if name != CALLS}
+        entries = check_state(context, state, f"`{self.name}` was given")
+        states = {name: flat(tree) for name, tree in entries.items() if name != CALLS}
         trees = {name: flat(tree) for name, tree in arguments.items()}
         for name, placement in self.placements.items():
             self._check(name, placement, arguments[name])
@@ -246,21 +247,26 @@ class _Step:
         results = list(self.placements.values()) if self.listed is None else self.listed
         structures: list[Any] = []
 
-        def body(held: dict[str, list[Any]], calls: Any, given: dict[str, list[Any]]) -> Any:
-            mine = {
+        def body(
+            state_leaves: dict[str, list[Any]], calls: Any, argument_leaves: dict[str, list[Any]]
+        ) -> Any:
+            local_state = {
                 n: context.strip(states[n].like(x), context.states[n].placement).build()
-                for n, x in held.items()
+                for n, x in state_leaves.items()
             }
-            mine |= {CALLS: calls} if CALLS in own else {}
-            local = {n: context.strip(trees[n].like(x), self.placements[n]).build() for n, x in given.items()}
-            with context.unset.entered(mine, self._unset, self._used):
-                answer = self.function(mine, **local)
-            state_out, values = self._answer(answer, len(results), tuple(own))
+            local_state |= {CALLS: calls} if CALLS in entries else {}
+            local = {
+                n: context.strip(trees[n].like(x), self.placements[n]).build()
+                for n, x in argument_leaves.items()
+            }
+            with context.unset.entered(local_state, self._unset, self._used):
+                answer = self.function(local_state, **local)
+            state_out, values = self._answer(answer, len(results), tuple(entries))
             after = {name: flat(tree) for name, tree in state_out.items() if name != CALLS}
             for name in after:
                 self._check_same(f"state `{name}`", state_out[name], context.states[name].placement)
             structures.extend(
-                (own.structure, [jnp.ndim(x) == 0 for x in own.leaves]) for own in map(flat, values)
+                (tree.structure, [jnp.ndim(x) == 0 for x in tree.leaves]) for tree in map(flat, values)
             )
             out: list[Any] = []
             for i, result in enumerate(results):
@@ -268,9 +274,9 @@ class _Step:
                     self._check_same(f"result {i + 1}", values[i], result, context.origin(self.named[i]))
                     tree = context.unstrip(flat(values[i]), result)
                     out.append(tree.build() if not result.split else _by_cut(tree.leaves, result))
-                else:  # a named argument that is not among the results
+                else:  # The function did not return this argument.
                     out.append(None if not result.split else ([], []))
-            absent = {name: [None] * len(own) for name, own in new.specs.items() if name not in after}
+            absent = {name: [None] * len(specs) for name, specs in new.specs.items() if name not in after}
             return new.leave(after) | absent, state_out.get(CALLS, {}), out
 
         out_specs = [spec(r) if not r.split else (spec(r), spec(r, scalar=True)) for r in results]
@@ -285,9 +291,11 @@ class _Step:
             check_vma=self.check_vma,
         )
         leaves = {n: list(t.leaves) for n, t in trees.items()}
-        held, calls, out = call({n: list(t.leaves) for n, t in states.items()}, own.get(CALLS, {}), leaves)
-        after = {name: leaves for name, leaves in held.items() if name in new.structures}
-        answer = new.build(after) | ({CALLS: calls} if CALLS in own else {})
+        state_leaves, calls, out = call(
+            {n: list(t.leaves) for n, t in states.items()}, entries.get(CALLS, {}), leaves
+        )
+        after = {name: leaves for name, leaves in state_leaves.items() if name in new.structures}
+        answer = new.build(after) | ({CALLS: calls} if CALLS in entries else {})
         if not structures and not self.listed:
             return answer
         values = [
@@ -297,9 +305,10 @@ class _Step:
         return (answer, *values)
 
     def _check_same(self, subject: str, tree: Any, placement: Placement, origin: str = "") -> None:
-        """What should be the same along an axis is typed so by JAX. Raises CP0813.
+        """Raise CP0813 for leaves that vary over an axis along which the placement is the same.
 
-        origin: a note on where the placement comes from."""
+        origin: a note about the source of the placement.
+        """
         sizes = self.context.sizes
         for path, leaf in zip(*_leaves(tree), strict=True):
             may = placement.per + (placement.split if jnp.ndim(leaf) else ())
@@ -308,12 +317,14 @@ class _Step:
                 continue
             over, where = ", ".join(odd), f" at `{path}`" if path else ""
             which = f"{subject} of `{self.name}`{where}"
-            message = f"{which} should be the same over {over}, and JAX types it as varying"
-            note = f"it is placed `{placement}`"
-            if set(odd) <= set(placement.split):  # a scalar, which is not cut
-                message = f"{which} is one number, another on each rank over {over}, and cannot be cut"
-                note = f"it is placed `{placement}`, of which a leaf without dimensions is whole on all ranks"
-            remedy = f'reduce it in a phase of the plan, or say that it differs: returns=("per {over}", ...)'
+            message = f"{which} should be the same over {over}, but JAX types it as varying"
+            note = f"its placement is `{placement}`"
+            if set(odd) <= set(placement.split):  # A scalar is not cut.
+                message = f"{which} is a scalar that differs over {over}, and a scalar cannot be cut"
+                note = f"its placement is `{placement}`: a leaf without dimensions is the same on all ranks"
+            remedy = (
+                f'reduce it in a phase of the plan, or declare that it differs: returns=("per {over}", ...)'
+            )
             self.context.fail("CP0813", message, note, *([origin] if origin else []), remedy)
 
     def refuse(self, message: str) -> NoReturn:
@@ -325,8 +336,8 @@ class _Step:
         )
 
     def _check(self, name: str, placement: Placement, tree: Any) -> None:
-        """The leading dimensions that the placement asks for are there. Raises CP0805."""
-        if not self.outside:  # one rank's own arrays: the phases that take them look at their shapes
+        """Raise CP0805 if an argument lacks the leading dimensions of its placement."""
+        if not self.outside:  # Phases check the shapes of one rank's arrays.
             return
         sizes = self.context.sizes
         lead = tuple(sizes[axis] for axis in placement.per)
@@ -337,9 +348,9 @@ class _Step:
             if shape[: len(lead)] != lead:
                 self.context.fail(
                     "CP0805",
-                    f"argument `{name}` of `{self.name}`{where} has the shape {list(shape)}, and"
+                    f"argument `{name}` of `{self.name}`{where} has the shape {list(shape)}, which"
                     f" should begin with {list(lead)}",
-                    f"it is placed `{placement}`: one leading dimension per axis that it differs on",
+                    f"its placement is `{placement}`: one leading dimension per axis over which it differs",
                 )
             ways = self.context.schedule.size(placement.split)
             if len(shape) > len(lead) and shape[len(lead)] % ways:
@@ -347,40 +358,43 @@ class _Step:
                     "CP0805",
                     f"argument `{name}` of `{self.name}`{where} has {shape[len(lead)]} rows, which"
                     f" cannot be cut into {ways} equal parts",
-                    f"it is placed `{placement}`",
+                    f"its placement is `{placement}`",
                 )
 
     def _check_states(self, states: Mapping[str, Tree], carried: Carried) -> None:
         for name, tree in states.items():
-            wanted = len(carried.specs[name])
-            if len(tree.leaves) != wanted:
+            expected = len(carried.specs[name])
+            if len(tree.leaves) != expected:
                 self.context.fail(
-                    "CP0805", f"state `{name}` has {len(tree.leaves)} leaves, expected {wanted}"
+                    "CP0805", f"state `{name}` has {len(tree.leaves)} leaves, expected {expected}"
                 )
 
-    def _answer(self, answer: Any, wanted: int, given: Sequence[str]) -> tuple[dict[str, Any], list[Any]]:
-        """The state and the other results of the user's function, called with states `given`.
+    def _answer(
+        self, answer: Any, expected_count: int, names: Sequence[str]
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Split the result of the user's function into the state and the other results.
 
-        Raises CP0811, CP0812.
+        names: the states of the call. Raises CP0811 or CP0812.
         """
         state: Any = answer
         values: list[Any] = []
         if isinstance(answer, tuple) and answer:
             state, *values = cast("tuple[Any, ...]", answer)
-        checked = check_state(self.context, state, f"`{self.name}` returned first", given)
+        checked = check_state(self.context, state, f"`{self.name}` returned first", names)
         expected = "the state, then its named arguments in order (or fewer of them)"
-        if self.listed is not None and len(values) != wanted:
+        if self.listed is not None and len(values) != expected_count:
             self.context.fail(
                 "CP0811",
-                f"`{self.name}` returned {len(values)} values after the state, and returns= lists {wanted}",
+                f"`{self.name}` returned {len(values)} values after the state, but returns= lists"
+                f" {expected_count}",
             )
-        if len(values) > wanted:
+        if len(values) > expected_count:
             self.context.fail(
                 "CP0811",
-                f"`{self.name}` returned {len(values)} values after the state, and has {wanted}"
+                f"`{self.name}` returned {len(values)} values after the state, but has {expected_count}"
                 " named arguments",
                 f"without returns= it returns {expected}",
-                'say where the others lie: run.spmd(..., returns=("params", "per member, data"))',
+                'declare the placements of the others: run.spmd(..., returns=("params", "per member, data"))',
             )
         for name, tree in checked.items():
             if name != CALLS and len(flat(tree).leaves) != len(self.context.states[name].leaves):
@@ -395,18 +409,18 @@ def _leaf_specs(tree: Tree, placement: Placement) -> list[PartitionSpec]:
 
 
 def _leaves(tree: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    paths, own = flatten(tree)
-    return paths, own.leaves
+    paths, tree_ = flatten(tree)
+    return paths, tree_.leaves
 
 
 def _by_cut(leaves: Sequence[Any], placement: Placement) -> tuple[list[Any], list[Any]]:
-    """The leaves of a split tree that are cut, and those without dimensions of their own, which are not."""
+    """The leaves of a split tree that are cut, and its scalars, which are not."""
     lead = len(placement.per)
     cut = [leaf for leaf in leaves if jnp.ndim(leaf) > lead]
     return cut, [leaf for leaf in leaves if jnp.ndim(leaf) == lead]
 
 
 def _together(parts: tuple[Sequence[Any], Sequence[Any]], structure: Any, scalars: Sequence[bool]) -> Any:
-    """The tree that `_by_cut` took apart."""
+    """The inverse of `_by_cut`."""
     cut, same = map(iter, parts)
     return Tree(tuple(next(same if scalar else cut) for scalar in scalars), structure).build()

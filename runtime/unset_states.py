@@ -1,4 +1,4 @@
-"""States that `at start` sets and nothing has set yet: what `run.init()` made of them is not for use."""
+"""Track states that only `run.init()` has set: their zeros must not be used before `at start`."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ from commplan.lowering.jax.typing_shim import jax
 
 
 class UnsetStates:
-    """The zeros that `run.init()` made for states that `at start` sets, told by who they are.
+    """The initial zeros of states that `at start` sets, identified as objects.
 
-    A state that was read from a checkpoint is another array, so that it is never taken for one of them. In a
-    step that JAX traces, the arrays that it was called with stand for its arguments (`entered`).
+    A state from a checkpoint is another array, so it is never mistaken for one of them. While JAX traces a
+    step, the arrays of the call stand for its arguments (`entered`).
     """
 
     def __init__(self, schedule: ir.Schedule) -> None:
         starts = [phase for phase in schedule.phases if phase.kind == "start"]
         self._file = schedule.file
         self._set = {binding.name for phase in starts for binding in phase.updates}
-        self._made: dict[int, weakref.ref[Any]] = {}
+        self._initial: dict[int, weakref.ref[Any]] = {}
         self._entered = threading.local()
 
     def add(self, name: str, leaves: Sequence[Any]) -> None:
-        """`leaves` are what state `name` begins with."""
+        """Record `leaves` as the initial value of state `name`."""
         if name in self._set:
             for leaf in leaves:
                 key = id(leaf)
-                self._made[key] = weakref.ref(leaf, lambda _, key=key: self._made.pop(key, None))
+                self._initial[key] = weakref.ref(leaf, lambda _, key=key: self._initial.pop(key, None))
 
     def among(self, state: object) -> set[str]:
         """The names of states in `state` that nothing has set."""
-        if not self._made or not isinstance(state, Mapping):
+        if not self._initial or not isinstance(state, Mapping):
             return set()
-        held = cast("Mapping[str, Any]", state)
+        states = cast("Mapping[str, Any]", state)
         return {
             name
-            for name in self._set.intersection(held)
-            if any(self._is_made(leaf) for leaf in _leaves(held[name]))
+            for name in self._set.intersection(states)
+            if any(self._is_initial(leaf) for leaf in _leaves(states[name]))
         }
 
-    def _is_made(self, leaf: Any) -> bool:
-        known = self._made.get(id(leaf))
-        return known is not None and known() is leaf
+    def _is_initial(self, leaf: Any) -> bool:
+        initial = self._initial.get(id(leaf))
+        return initial is not None and initial() is leaf
 
     @contextmanager
     def entered(self, state: Mapping[str, Any], unset: set[str], used: dict[str, str]) -> Generator[None]:
-        """While a step is traced, `state` is what it was called with, of which `unset` are not set.
+        """Track the states of a step while it is traced.
 
-        used: is told the first phase that uses a state as it came in, by the state's name.
+        state: the state of the call. unset: its names that nothing has set. used: receives the first phase
+            that uses each state before the step sets it.
         """
         before = getattr(self._entered, "step", None)
         leaves = {id(leaf): name for name in self._set.intersection(state) for leaf in _leaves(state[name])}
@@ -65,7 +66,7 @@ class UnsetStates:
             self._entered.step = before
 
     def check(self, phase: ir.Phase, state: Mapping[str, Any]) -> None:
-        """Raise CP0824 where `phase` uses a state of `state` that nothing has set."""
+        """Raise CP0824 if `phase` uses a state that nothing has set."""
         if phase.kind == "start" or not self._set:
             return
         reads = self._set.intersection(map(name_of, phase.states))
@@ -85,10 +86,10 @@ class UnsetStates:
         """Raise CP0824: `phase` uses state `name`."""
         fail(
             "CP0824",
-            f"phase `{phase}` uses state `{name}` before `at start` has set it: it is still the zeros of"
+            f"phase `{phase}` uses state `{name}` before `at start` has set it: it still has the zeros of"
             " run.init()",
-            "call run.start(state, ...) first, and go on with the state that it returns, or with one that was"
-            " saved",
+            "call run.start(state, ...) first and continue with the state that it returns, or restore a saved"
+            " state",
             file=self._file,
         )
 

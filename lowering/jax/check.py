@@ -111,7 +111,7 @@ class Check:
             )
         if self.layout == "global" and placement.per and shape == leaf.shape:
             lead = ", ".join(f"{axis} = {self.sizes[axis]}" for axis in placement.per)
-            notes.append(f"outside of run.spmd it has one leading dimension for each `per` axis: {lead}")
+            notes.append(f"outside run.spmd it has one leading dimension for each `per` axis: {lead}")
         return notes
 
     def _fail(self, message: str, *notes: str) -> NoReturn:

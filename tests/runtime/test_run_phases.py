@@ -183,7 +183,7 @@ def test_inputs_are_checked_by_name():
         (lambda p: {**p, "c": p["b"]}, "it has unexpected leaves: `c`"),
         (lambda p: p["w"], "a bare array"),
         (lambda p: {**p, "w": p["w"][:, :2]}, "at `w` has the shape [4, 2, 5], expected [4, 3, 5]"),
-        (lambda p: {**p, "w": p["w"][0]}, "one leading dimension per axis that it differs on: worker = 4"),
+        (lambda p: {**p, "w": p["w"][0]}, "one leading dimension for each `per` axis: worker = 4"),
         (lambda p: {**p, "w": p["w"].astype(np.float16)}, "has the dtype float16, expected float32"),
         (lambda p: {**p, "w": "text"}, "is a str, not an array"),
     ],
@@ -245,7 +245,7 @@ def test_misspelt_names_say_what_was_meant():
     for name, meant in (("strat", "start"), ("batchs", "batches"), ("evry", "every")):
         assert f"did you mean `{meant}`?" in refused(lambda name=name: getattr(run, name))[1]
     text = refused(lambda: run.start({}, parms=params))[1]
-    assert "needs `params`, and was passed `parms`" in text and "did you mean `params`?" in text
+    assert "needs `params`, but was passed `parms`" in text and "did you mean `params`?" in text
     assert "did you mean `center`?" in refused(lambda: run.sharding("centre"))[1]
     assert "did you mean `start`?" in refused(lambda: run.batches("strat"))[1]
     for given in ({"functions": {"decod": len}}, {"sources": {"image": []}}):

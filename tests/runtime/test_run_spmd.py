@@ -281,7 +281,7 @@ def test_what_a_result_may_be_named_after():
     code, text = refused(lambda: run.spmd(params="params", opt="params", returns=("params", "loss")))
     assert code == "CP0811"
     assert "returns[1]: the plan has no output, state or input `loss`" in text
-    assert "arguments that results may be named after: `params` and `opt`" in text
+    assert "results may also have the name of an argument: `params` and `opt`" in text
 
     @run.spmd(grads="per member, data", returns=("grads",))
     def both(state, grads):
@@ -301,7 +301,7 @@ def test_a_number_has_nothing_to_cut():
 
     code, text = refused(lambda: step({}, np.zeros(8, np.float32)))
     assert code == "CP0813"
-    assert "result 1 of `step` is one number, another on each rank over data, and cannot be cut" in text
+    assert "result 1 of `step` is a scalar that differs over data, and a scalar cannot be cut" in text
     assert "should be the same" not in text
     assert 'returns=("per data", ...)' in text
 
@@ -339,7 +339,7 @@ def test_a_result_named_like_an_output_and_an_input_says_which_it_is():
 
     code, text = refused(lambda: local(state, params, np.zeros((2, 2, 3), np.float32)))
     assert code == "CP0813"
-    note = "`params` is the output `params`, and not what goes in by that name, which is `per member, data`"
+    note = "`params` means the output, not the input or state `params`, whose placement is `per member, data`"
     assert note in text
 
 
